@@ -15,6 +15,8 @@ class Claim(NamedTuple):
     says: str  # ">", "<", ">=" (the same or better), "<=", or "" for a control
     number: str = ""  # in published.toml
     source: str = ""  # of a claim without a number
+    words: str = ""  # the claim as a sentence, shared by its cases; "" for a control
+    case: str = ""  # where it is claimed
 
 
 class Section(NamedTuple):
@@ -75,6 +77,7 @@ SECTIONS = {
 }
 
 PAI = "2009.08576, abstract"
+SHUFFLES = "A mask shuffled within its layers is as good as the mask chosen before training"
 LEVELS = ("1", "2", "3", "5", "10")
 SHOWN = {  # how arms of LeNet are named in a difference
     "scaled start": "scaled {}",
@@ -86,51 +89,84 @@ SHOWN = {  # how arms of LeNet are named in a difference
 }
 
 
-def _pair(section: str, text: str, a: Side, b: Side, says: str, number: str = "", source: str = "") -> Claim:
-    return Claim(section, text, (a,), (b,), says, number, source)
+def _pair(
+    section: str,
+    text: str,
+    a: Side,
+    b: Side,
+    says: str,
+    number: str = "",
+    source: str = "",
+    words: str = "",
+    case: str = "",
+) -> Claim:
+    return Claim(section, text, (a,), (b,), says, number, source, words, case)
 
 
 def _lenet() -> list[Claim]:
-    def two(a: str, b: str, k: str, says: str, number: str = "", source: str = "", section: str = "methods") -> Claim:
+    def two(
+        a: str,
+        b: str,
+        k: str,
+        says: str,
+        number: str = "",
+        source: str = "",
+        section: str = "methods",
+        words: str = "",
+        case: str = "",
+    ) -> Claim:
         names = [SHOWN.get(name.split(", ")[-1], "{}").format(name.split(", ")[0]) for name in (a, b)]
         text = f"{' - '.join(names)}, {k} %"
-        return _pair(section, text, ("lenet", a, k), ("lenet", b, k), says, number, source)
+        sides = ("lenet", a, k), ("lenet", b, k)
+        return _pair(section, text, *sides, says, number, source, words, case or f"{k} %")
 
     numbered = {("gmp", "10"), ("gmp", "5")}
     found = []
     for k in LEVELS:
-        found.append(two("SNFS", "SET", k, ">", f"snfs-set-{k}"))
+        found.append(two("SNFS", "SET", k, ">", f"snfs-set-{k}", words="SNFS beats SET"))
     for k in LEVELS:
-        found.append(two("RigL", "SET", k, ">", source="1911.11134"))
+        found.append(two("RigL", "SET", k, ">", source="1911.11134", words="RigL beats SET"))
     for k in LEVELS:
         number = f"gmp-rigl-{k}" if ("gmp", k) in numbered else ""
-        found.append(two("GMP", "RigL", k, ">", number, "" if number else "1911.11134, at 5 % and 10 %"))
-    found += [two("DSR", "SET", k, ">", f"dsr-set-{k}") for k in LEVELS]
-    found += [two("DeepR", "SET", k, says, f"deepr-set-{k}") for k, says in zip(LEVELS[1:], ">><<", strict=True)]
+        source = "" if number else "1911.11134, at 5 % and 10 %"
+        found.append(two("GMP", "RigL", k, ">", number, source, words="Gradual pruning (GMP) beats RigL"))
+    for k in LEVELS:
+        found.append(two("DSR", "SET", k, ">", f"dsr-set-{k}", words="DSR beats SET"))
+    for k, says in zip(LEVELS[1:], ">><<", strict=True):
+        words = "DeepR beats SET" if says == ">" else "SET beats DeepR"
+        found.append(two("DeepR", "SET", k, says, f"deepr-set-{k}", words=words))
     for k in LEVELS:
         number = f"rigl-static-{k}" if k in ("5", "10") else ""
-        found.append(two("RigL", "static", k, ">", number, "" if number else "1911.11134", "start"))
+        source = "" if number else "1911.11134"
+        found.append(two("RigL", "static", k, ">", number, source, "start", "RigL beats a random mask that stays"))
     grown = tuple(("lenet", arm, k) for arm, k in (("RigL", "1"), ("static", "10")))
     lost = tuple(("lenet", arm, k) for arm, k in (("static", "1"), ("RigL", "10")))
     text = "(RigL - static at 1 %) - (at 10 %)"
-    found.append(Claim("start", text, grown, lost, ">", "rigl-static-growth"))
+    words = "RigL leads a random mask that stays by more, the fewer weights are kept"
+    found.append(Claim("start", text, grown, lost, ">", "rigl-static-growth", words=words, case="1 % against 10 %"))
     scaled = "static, scaled start"
     for k in LEVELS:
         found.append(two(scaled, "static", k, "", section="start"))
         found.append(two("RigL", scaled, k, "", section="start"))
         found.append(two("RigL, scaled start", scaled, k, "", section="start"))
     for name in ("SNIP", "GraSP", "SynFlow"):
-        found.append(two(f"{name}, shuffled", name, "3", ">=", source=PAI, section="before"))
+        shuffled = {"words": SHUFFLES, "case": f"{name}, 3 %"}
+        tickets = {"words": "Lottery tickets (IMP) beat masks chosen before training", "case": f"{name}, 3 %"}
+        found.append(two(f"{name}, shuffled", name, "3", ">=", source=PAI, section="before", **shuffled))
         found.append(two(f"{name}, shuffled within inputs", name, "3", "", section="before"))
-        found.append(two("IMP", name, "3", ">", source=PAI, section="before"))
+        found.append(two("IMP", name, "3", ">", source=PAI, section="before", **tickets))
     found.append(two("GraSP", "GraSP, temperature 1", "3", "", section="before"))
     source = "1803.03635, abstract"
-    for how in ("other weights", "shuffled mask"):
-        found.append(two("IMP", f"ticket, {how}", "3", ">", source=source, section="tickets"))
+    lacks = {"other weights": "A ticket needs its initial weights", "shuffled mask": "A ticket needs its mask"}
+    for how, words in lacks.items():
+        found.append(two("IMP", f"ticket, {how}", "3", ">", source=source, section="tickets", words=words))
+    words = "A ticket is as good as the dense network"
     for k in LEVELS:
         a, b = ("lenet", "IMP", k), ("lenet", "dense", "100")
-        says, where = (">=", f"{source}: at 10-20 % and above") if k == "10" else ("", "")
-        found.append(_pair("tickets", f"IMP, {k} % - dense", a, b, says, source=where))
+        claimed = {"says": ">=", "source": f"{source}: at 10-20 % and above", "words": words, "case": "10 %"}
+        if k != "10":
+            claimed = {"says": ""}
+        found.append(_pair("tickets", f"IMP, {k} % - dense", a, b, **claimed))
     return found
 
 
@@ -139,23 +175,30 @@ def _conv() -> list[Claim]:
     for name in ("SNIP", "SynFlow"):
         for k in ("20", "5"):
             a, b = ("conv", f"{name}, shuffled", k), ("conv", name, k)
-            found.append(_pair("before", f"shuffled {name} - {name}, {k} %, convnet", a, b, ">=", source=PAI))
+            text, case = f"shuffled {name} - {name}, {k} %, convnet", f"{name}, convnet, {k} %"
+            found.append(_pair("before", text, a, b, ">=", source=PAI, words=SHUFFLES, case=case))
     for method in ("RigL", "static"):
         for k in ("20", "10"):
             uniform = ("conv", f"{method}, uniform", k)
             equal = ("conv", f"{method}, ERK", k)
             flops = ("conv", f"{method}, ERK of equal FLOPs", k)
             number = f"erk-uniform-{k}" if method == "RigL" else ""
-            other = "erk-uniform-flops" if (method, k) == ("RigL", "20") else ""
-            says = "<" if other else ""
             source = "" if number else "1911.11134, with RigL"
-            found.append(_pair("layout", f"ERK - uniform, {k} %, {method}", equal, uniform, ">", number, source))
-            found.append(_pair("layout", f"ERK - uniform, equal FLOPs, {k} %, {method}", flops, uniform, says, other))
+            text, case = f"ERK - uniform, {k} %, {method}", f"{method}, {k} %"
+            words = "ERK beats uniform shares, with as many weights"
+            found.append(_pair("layout", text, equal, uniform, ">", number, source, words, case))
+            text = f"ERK - uniform, equal FLOPs, {k} %, {method}"
+            if (method, k) == ("RigL", "20"):
+                words = "Uniform shares beat ERK, with as many FLOPs"
+                found.append(_pair("layout", text, flops, uniform, "<", "erk-uniform-flops", words=words, case=case))
+            else:
+                found.append(_pair("layout", text, flops, uniform, ""))
     pruned = ("conv", "filters pruned", "half")
     source = "1810.05270, abstract"
-    for arm, text in (("narrow", "as many steps"), ("narrow, as long", "as much time")):
-        text = f"half pruned - born narrow, {text}"
-        found.append(_pair("filters", text, pruned, ("conv", arm, "half"), "<=", source=source))
+    words = "A network born narrow is as good as one whose filters are pruned"
+    for arm, case in (("narrow", "as many steps"), ("narrow, as long", "as much time")):
+        text, narrow = f"half pruned - born narrow, {case}", ("conv", arm, "half")
+        found.append(_pair("filters", text, pruned, narrow, "<=", source=source, words=words, case=case))
     found.append(_pair("filters", "half pruned - dense", pruned, ("conv", "dense", "100"), ""))
     return found
 
@@ -165,28 +208,34 @@ def _small() -> list[Claim]:
         return ("small", arm, level)
 
     found = []
+    words = "Three times the steps lower the error"
     for method, number in (("RigL", "rigl-longer"), ("static", "static-longer"), ("GMP", "")):
         source = "" if number else "1911.11134, figure 4"
-        text = f"{method}: 3x as long - 1x"
-        found.append(_pair("longer", text, side(method, "3x"), side(method, "1x"), ">", number, source))
+        text, long, short = f"{method}: 3x as long - 1x", side(method, "3x"), side(method, "1x")
+        found.append(_pair("longer", text, long, short, ">", number, source, words, method))
     text, source = "RigL, 3x as long - GMP, 1x", "1911.11134, at 5x"
-    found.append(_pair("longer", text, side("RigL", "3x"), side("GMP", "1x"), ">", source=source))
+    words = "RigL with more steps beats gradual pruning"
+    a, b = side("RigL", "3x"), side("GMP", "1x")
+    found.append(_pair("longer", text, a, b, ">", source=source, words=words, case="3x the steps"))
     for k in ("1x", "3x"):
         found.append(_pair("longer", f"GMP - RigL, {k}", side("GMP", k), side("RigL", k), ""))
         found.append(_pair("longer", f"RigL - static, {k}", side("RigL", k), side("static", k), ""))
+    words = "Masks that change more often end with a lower error"
     for method, number in (("RigL", "itop-rigl"), ("SET", "")):
         source = "" if number else "2102.02887"
-        often, seldom = side(method, "a 60th"), side(method, "a 4th")
-        text = f"{method}: every 60th - every 4th"
-        found.append(_pair("itop", text, often, seldom, ">", number, source))
+        text, often, seldom = f"{method}: every 60th - every 4th", side(method, "a 60th"), side(method, "a 4th")
+        found.append(_pair("itop", text, often, seldom, ">", number, source, words, method))
     for shape in ("2:4", "1:8"):
         for other in ("STE", "ASP", "ASP, twice as long"):
             text, source = f"SR-STE - {other}, {shape}", "2102.04010, abstract"
             source = source if other == "STE" else "2102.04010"
-            found.append(_pair("nm", text, side("SR-STE", shape), side(other, shape), ">", source=source))
+            words, sides = f"SR-STE beats {other}", (side("SR-STE", shape), side(other, shape))
+            found.append(_pair("nm", text, *sides, ">", source=source, words=words, case=shape))
+    words = "Sparse networks, averaged, beat one dense network with as many weights"
     for members in ("4", "16"):
         text, source = f"{members} RigL networks at 1/{members} - dense", "2106.14568, abstract"
-        found.append(_pair("ensembles", text, side("ensemble", members), side("dense", "100"), ">", source=source))
+        sides, case = (side("ensemble", members), side("dense", "100")), f"{members} networks"
+        found.append(_pair("ensembles", text, *sides, ">", source=source, words=words, case=case))
     return found
 
 
@@ -199,29 +248,32 @@ def _text() -> list[Claim]:
         shown = level if ":" in level else f"{level} % pruned"
         for a, b in (("SparseGPT", "magnitude"), ("Wanda", "magnitude"), ("SparseGPT", "Wanda")):
             number = f"{a.lower()}-{b.lower()}-{key}" if key else ""
-            says = "<" if (b, key) == ("Wanda", "50") else ">"
             source = "" if key else "2306.11695, at 50 % and 2:4"
-            if not key and b == "Wanda":
-                says = source = ""
-            found.append(_pair("data", f"{a} - {b}, {shown}", side(a, level), side(b, level), says, number, source))
-    keeps = side("low rank, keeps zeros", "70")
-    for other, says in (("masked at the end", ">"), ("kept weights", "")):
-        text = f"keeps zeros - {other}"
-        arm = f"low rank, {other}" if says else other
-        source = "the recipe of this library" if says else ""
-        found.append(_pair("low rank", text, keeps, side(arm, "70"), says, source=source))
+            says, words = ">", f"{a} beats {b}"
+            if (b, key) == ("Wanda", "50"):
+                says, words = "<", "Wanda beats SparseGPT"
+            text, sides = f"{a} - {b}, {shown}", (side(a, level), side(b, level))
+            if key or b != "Wanda":
+                found.append(_pair("data", text, *sides, says, number, source, words, shown))
+            else:
+                found.append(_pair("data", text, *sides, ""))
+    keeps, source = side("low rank, keeps zeros", "70"), "the recipe of this library"
+    text, other = "keeps zeros - masked at the end", side("low rank, masked at the end", "70")
+    words = "Low-rank updates that keep the zeros beat a mask after tuning"
+    found.append(_pair("low rank", text, keeps, other, ">", source=source, words=words, case="70 % pruned"))
+    found.append(_pair("low rank", "keeps zeros - kept weights", keeps, side("kept weights", "70"), ""))
     found.append(_pair("low rank", "keeps zeros - not tuned", keeps, side("SparseGPT", "70"), ""))
     return found
 
 
 def _collapse() -> list[Claim]:
-    ours = ("collapse", "SynFlow", "reach")
-    others = ("random", "magnitude", "SNIP", "GraSP")
-    source = "2006.05467, abstract"
-    return [
-        _pair("collapse", f"SynFlow - {other}", ours, ("collapse", other, "reach"), ">", source=source)
-        for other in others
-    ]
+    ours, source = ("collapse", "SynFlow", "reach"), "2006.05467, abstract"
+    words = "SynFlow keeps a path from input to output at higher compression"
+    found = []
+    for name in ("random", "magnitude", "SNIP", "GraSP"):
+        text, other = f"SynFlow - {name}", ("collapse", name, "reach")
+        found.append(_pair("collapse", text, ours, other, ">", source=source, words=words, case=f"than {name}"))
+    return found
 
 
 CLAIMS = [*_lenet(), *_conv(), *_small(), *_text(), *_collapse()]

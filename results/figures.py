@@ -1,4 +1,4 @@
-"""Two figures of the page, from the summary alone: error by the share that is kept, and a forest of the claims."""
+"""Two figures of the page, from the summary alone: error by the share of weights kept, and a forest of the claims."""
 
 import math
 from pathlib import Path
@@ -11,26 +11,14 @@ from matplotlib.lines import Line2D
 from results.claims import SECTIONS
 from results.summary import CONTROL, FAILS, HOLDS, OPEN
 
-# Families share a colour that all kinds of colour vision tell apart; markers and lines tell their methods.
-FAMILIES = {
-    "pruned while or after it trains dense": "#0072B2",
-    "sparse all along, masks move": "#D55E00",
-    "masks before training, by gradients": "#009E73",
-    "masks at random": "#777777",
-}
+# The arms that the first figure shows: their names on it, and colours that all kinds of colour vision tell apart.
 METHODS = {
-    "IMP": (0, "s", "-"),
-    "GMP": (0, "o", "-"),
-    "RigL": (1, "o", "-"),
-    "SNFS": (1, "s", "--"),
-    "SET": (1, "^", "-."),
-    "DSR": (1, "D", ":"),
-    "DeepR": (1, "v", "--"),
-    "SynFlow": (2, "o", "-"),
-    "GraSP": (2, "s", "--"),
-    "SNIP": (2, "^", "-."),
-    "static": (3, "o", "-"),
-    "static, scaled start": (3, "s", "--"),
+    "IMP": ("lottery tickets", "#0072B2"),
+    "GMP": ("gradual pruning", "#56B4E9"),
+    "RigL": ("RigL", "#D55E00"),
+    "SNIP": ("SNIP", "#009E73"),
+    "SET": ("SET", "#E69F00"),
+    "static": ("random mask", "#777777"),
 }
 VERDICTS = {HOLDS: "#0072B2", OPEN: "#777777", FAILS: "#D55E00"}
 PUBLISHED = "#111111"
@@ -55,57 +43,41 @@ def spread(wanted: list[float], gap: float, low: float, high: float) -> list[flo
 
 
 def methods(summary: dict[str, Any]) -> Figure:
-    """Test error on a logarithmic axis, so that methods near the dense network stay apart."""
-    figure = Figure(figsize=(6.4, 7.4), layout="constrained")
+    """Test error by the weights kept; the axes are logarithmic, so that methods near the dense network stay apart."""
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes: Axes = figure.subplots()
     rows = {(row["arm"], float(row["level"])): row for row in summary["errors"]["lenet"]}
-    ends = []
-    for i, (name, (family, marker, line)) in enumerate(METHODS.items()):
-        colour = list(FAMILIES.values())[family]
-        levels = sorted(level for arm, level in rows if arm == name)
-        if not levels:
-            continue
-        mine = [rows[name, level] for level in levels]
-        x = [level * 1.012 ** (i - len(METHODS) / 2) for level in levels]
-        y = [row["mean"] for row in mine]
-        below = [row["mean"] - max(row["low"], 0.2) if row["low"] is not None else 0 for row in mine]
-        above = [row["high"] - row["mean"] if row["high"] is not None else 0 for row in mine]
-        axes.errorbar(x, y, [below, above], color=colour, marker=marker, linestyle=line, ms=4, lw=1.3, elinewidth=0.8)
-        ends.append((name, x[0], y[0], colour))
-    axes.set_yscale("log")
+    left = []
+    for arm, (name, colour) in METHODS.items():
+        levels = sorted(level for other, level in rows if other == arm)
+        medians = [rows[arm, level]["median"] for level in levels]
+        axes.plot(levels, medians, color=colour, marker="o", ms=5, lw=2)
+        if levels:
+            left.append((name, levels[0], medians[0], colour))
+    shown = [row["median"] for (arm, _), row in rows.items() if arm in (*METHODS, "dense")]
+    low, high = 0.85 * min(shown, default=5), 1.15 * max(shown, default=50)
+    places = spread([math.log(y) for _, _, y, _ in left], 0.055 * math.log(high / low), math.log(low), math.log(high))
+    for (name, x, y, colour), place in zip(left, places, strict=True):
+        arrow = {"arrowstyle": "-", "color": colour, "lw": 0.8, "shrinkA": 0, "shrinkB": 4}
+        at = (0.87, math.exp(place))
+        axes.annotate(name, (x, y), at, color=colour, ha="right", va="center", fontsize=11, arrowprops=arrow)
+    if ("dense", 100.0) in rows:
+        dense = rows["dense", 100.0]["median"]
+        axes.axhline(dense, color="black", lw=1.2)
+        axes.text(1.01, dense, "dense", va="center", fontsize=11, transform=axes.get_yaxis_transform())
     axes.set_xscale("log")
-    means = [row["mean"] for (name, _), row in rows.items() if name in (*METHODS, "dense")]
-    low, high = math.log(0.8 * min(means, default=5)), math.log(1.25 * max(means, default=50))
-    gap = 0.05 * (high - low)
-    middle = (low + high) / 2
-    room = (len(ends) - 1) * gap / 2  # labels stay inside: those at the edges push the others inwards
-    bounds = min(low + gap / 2, middle - room), max(high - gap / 2, middle + room)
-    places = spread([math.log(y) for _, _, y, _ in ends], gap, *bounds)
-    for (name, x, y, colour), place in zip(ends, places, strict=True):
-        arrow = {"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 2}
-        at = (0.8, math.exp(place))
-        axes.annotate(name, (x, y), at, color=colour, ha="right", va="center", fontsize=10, arrowprops=arrow)
-    for row in summary["errors"]["lenet"]:
-        if row["arm"] == "dense":
-            axes.axhline(row["mean"], color="black", lw=0.9)
-            axes.text(1.01, row["mean"], "dense", va="center", fontsize=10, transform=axes.get_yaxis_transform())
-    axes.set_ylim(math.exp(low), math.exp(high))
-    ticks = [t for t in (4, 5, 6, 8, 10, 12, 15, 20, 30, 40, 60, 80) if low < math.log(t) < high]
-    axes.set_yticks(ticks, [f"{t} %" for t in ticks], fontsize=10)
+    axes.set_yscale("log")
+    axes.set_xlim(0.38, 11.5)
+    axes.set_ylim(low, high)
+    ticks = [tick for tick in (4, 5, 6, 8, 10, 12, 15, 20, 30, 40, 60, 80) if low < tick < high]
+    axes.set_yticks(ticks, [f"{tick} %" for tick in ticks], fontsize=10)
     axes.set_xticks([1, 2, 3, 5, 10], ["1 %", "2 %", "3 %", "5 %", "10 %"], fontsize=10)
     axes.minorticks_off()
-    axes.set_xlim(0.3, 12.5)
-    axes.set_xlabel("weights kept", fontsize=10)
+    axes.set_xlabel("weights kept", fontsize=11)
     axes.grid(axis="y", color="#EEEEEE")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    counts = sorted({row["n"] for row in rows.values()}) or [0]
-    counted = f"seeds: {counts[0]} to {counts[-1]}" if len(counts) > 1 else f"seeds: {counts[0]}"
-    axes.set_title(
-        f"Test error, LeNet-300-100 on MNIST-5k\n{counted}, 95 % intervals", loc="left", fontsize=11, linespacing=1.4
-    )
-    marks = [Line2D([], [], color=colour, lw=2) for colour in FAMILIES.values()]
-    figure.legend(marks, list(FAMILIES), frameon=False, fontsize=10, loc="outside lower center", ncols=1)
+    axes.set_title("Test error: lower is better", loc="left", fontsize=12)
     return figure
 
 
@@ -125,7 +97,7 @@ def claims(summary: dict[str, Any]) -> Figure:
         forest(axes, part, unit)
     marks = [Line2D([], [], color=VERDICTS[name], marker="o", ms=5) for name in (HOLDS, OPEN, FAILS)]
     marks.append(Line2D([], [], color=PUBLISHED, marker="D", mfc="none", ls="", ms=5))
-    names = ["holds", "open: contains 0", "does not hold", "published, another network"]
+    names = ["holds", "open", "does not hold", "published, another network"]
     figure.legend(marks, names, frameon=False, fontsize=9, loc="outside upper center", ncols=2)
     return figure
 
@@ -144,7 +116,7 @@ def forest(axes: Axes, rows: list[dict[str, Any]], unit: str) -> None:
             colour = VERDICTS[row["verdict"]]
             if row["low"] is not None:
                 axes.plot([row["low"], row["high"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
-            axes.plot(row["mean"], y, "o", color=colour, ms=4.5)
+            axes.plot(row["median"], y, "o", color=colour, ms=4.5)
             if row["published"] is not None:
                 axes.plot(row["published"], y, "D", mfc="none", color=PUBLISHED, ms=5, mew=1)
             axes.text(1.01, y, f"{row['better']}/{row['n']}", fontsize=8, **at)
