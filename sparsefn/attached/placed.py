@@ -69,8 +69,9 @@ class Placed:
     def begin_step(self) -> Collection[str]:
         """Take over what somebody has written, as far as it reaches a step; names of weights that were not masked.
 
-        torch tells of writes, but hides those through `.data`. What these leave at pruned entries reaches nothing before
-        `moved` zeroes it, where the state has no values of its own there and the gradients are those of masked weights.
+        torch tells of writes, but hides those through `.data`. What these leave at pruned entries reaches nothing
+        before `moved` zeroes it, where the state has no values of its own there and the gradients are those of masked
+        weights.
         """
         if written := [record for record in self.weights.values() if record.is_written()]:
             check_kinds("before_step", self.state, written)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.files import arguments_of
@@ -196,8 +195,8 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
         if differs:
             what = "its mask follows" if record.follows == "scores" else "its values follow"
             raise RuntimeError(
-                f"{call}: somebody wrote to {record.name!r}, but {what} from {record.follows}, which the write does not "
-                f"reach: call detach(), write, and attach again, or load the state_dict() of what attach returned, "
+                f"{call}: somebody wrote to {record.name!r}, but {what} from {record.follows}, which the write does "
+                "not reach: call detach(), write, and attach again, or load the state_dict() of what attach returned, "
                 f"which has the {record.follows}"
             )
 

@@ -41,7 +41,7 @@ def linear_pair(x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor |
     if torch.compiler.is_compiling():
         back = linear(x, w_backward.detach())
         return linear(x.detach(), w_forward, bias) + (back - back.detach())
-    y: Tensor = _LinearPair.apply(x, w_forward, w_backward, bias)  # type: ignore[no-untyped-call]
+    y: Tensor = _LinearPair.apply(x, w_forward, w_backward, bias)
     return y
 
 

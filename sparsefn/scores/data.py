@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn.engine.checks import described, number
 from sparsefn.engine.numbers import Real, as_matrix
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import Units, units_of_leaf
+from sparsefn.patterns.units import Units, units_of_leaves
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import OfInputs, OfUnits
 from sparsefn.scores.units import of_tied_units
@@ -131,7 +131,8 @@ def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) 
 
 def _check_rows(name: str, pattern: Pattern, path: str, leaf: Tensor, stats: Mapping[str, Tensor]) -> None:
     # Weights of several outputs may compete in all of the leaf, but not in parts of it that are no outputs.
-    units, shape = units_of_leaf(pattern, path, leaf), tuple(leaf.shape)
+    units = units_of_leaves(pattern, {path: leaf})[path]
+    shape = tuple(leaf.shape)
     outputs = _output_axes(shape, stats)
     crosses = any(units.group[axis] > 1 for axis in outputs)
     if not units.single or pattern.members or units.group == shape or not crosses:

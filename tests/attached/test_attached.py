@@ -1074,7 +1074,7 @@ def test_masks_are_not_applied_between_the_two_calls():
 
 def test_a_graph_that_is_used_again_after_the_step_is_not_broken_by_masks():
     """Zeros that are written over zeros are no change that autograd has to know."""
-    model, optimizer, sparse = trio()
+    model, _, sparse = trio()
     loss = cross_entropy(model(X), Y)
     loss.backward(retain_graph=True)
     sparse.before_step()  # a scaler leaves the step out

@@ -1,11 +1,7 @@
 """gpt-oss: experts stored as [experts, in, out], gate and up column by column; and a gated delta net."""
 
-from functools import partial
-
-import pytest
 import torch
 import transformers as hf
-from transformers.models.qwen3_next import modeling_qwen3_next
 
 import sparsefn as sf
 from tests.shrinking.mixtures import IDS, seeded

@@ -94,7 +94,7 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def layout_of(x: Tensor, sums: bool = False) -> Layout:
-    """How the processes have cut a DTensor. Raises the errors of `extent_of`; for partial `sums` only if they are cut."""
+    """How the processes have cut a DTensor. Raises as `extent_of` does; for partial `sums` only if they are cut."""
     mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
     ranks = mesh.get_coordinate()
     if ranks is None:
