@@ -65,15 +65,24 @@ def bake(
     new = {"parameters": tensors_for(module, "parameters", state, partial)}
     check_not_sharded("sf.modules.bake", module)
     new["buffers"] = {} if buffers is None else tensors_for(module, "buffers", buffers)
-    # A tensor that a hook has computed, such as weight_norm's, is part of a graph, which deepcopy refuses.
-    attributes = [value for part in module.modules() for value in vars(part).values()]
-    memo: dict[int, object] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
-    baked = copy.deepcopy(module, memo)
+    baked = deep_copy(module)
     for kind, tensors in new.items():
         own = own_tensors(baked, kind)
         for name, (_, tensor) in tensors.items():
             own[name][1].data = tensor.detach().clone()
     return baked
+
+
+def deep_copy(module: nn.Module) -> nn.Module:
+    """A deep copy of a module, also of one in which a hook has left a weight that it has computed.
+
+    >>> deep_copy(torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    # Such a tensor is part of a graph, which deepcopy refuses.
+    attributes = [value for part in module.modules() for value in vars(part).values()]
+    memo: dict[int, object] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
+    return copy.deepcopy(module, memo)
 
 
 def to_sparse(

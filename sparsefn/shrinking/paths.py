@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import optree
 from torch import Tensor, nn
 
 from sparsefn.modules.calls import Example, as_call
+from sparsefn.modules.params import deep_copy
 from sparsefn.shrinking.traced import run_once, where_it_lies
 from sparsefn.tree import check_globs, glob_match
 
@@ -75,7 +75,7 @@ def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[
 
     Raises ValueError for a submodule that is not called, and for arguments that have no name beside others that have.
     """
-    own = copy.deepcopy(module)
+    own = deep_copy(module)
     made: dict[str, Any] = {}
     for path in paths:
 

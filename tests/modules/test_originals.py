@@ -273,6 +273,37 @@ def test_groups_leave_computed_weights_whole():
     assert len(sf.shrinking.groups(made, x)) == 3
 
 
+@pytest.mark.parametrize("name", ["old weight norm", "old spectral norm", "pruned"])
+def test_groups_of_submodules_beside_a_weight_that_a_hook_has_computed(name):
+    torch.manual_seed(0)
+    layers = [KINDS[name][0](nn.Linear(6, 8)), nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2))]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 6)
+    model(x).sum().backward()  # the hook's weight is part of a graph now
+    groups = sf.shrinking.groups(model, x, only="1")
+    assert [group.size for group in groups] == [5]
+    params = sf.modules.params_of(model)
+    masks = {path: torch.tensor(True) for path in params} | groups.masks({0: [0, 3]})
+    state = sf.State(params, masks)
+    small = sf.shrink(model, state, x, only="1")
+    assert small[1][0].out_features == 3
+    torch.testing.assert_close(small(x), sf.modules.call(model, state, x))
+
+
+@pytest.mark.parametrize("make", [parametrizations.weight_norm, nn.utils.weight_norm])
+def test_a_unit_that_nothing_reads_goes_from_a_computed_weight_too(make):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(make(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 2)).eval(), torch.randn(2, 6)
+    params = sf.modules.params_of(model)
+    masks = {path: torch.tensor(True) for path in params}
+    masks["2.weight"] = torch.ones(2, 8, dtype=torch.bool)
+    masks["2.weight"][:, [1, 4]] = False
+    state = sf.State(params, masks)
+    small = sf.shrink(model, state, x)
+    assert small[2].in_features == 6
+    assert all(p.shape[0] == 6 for path, p in small.named_parameters() if path.startswith("0."))
+    torch.testing.assert_close(small(x), sf.modules.call(model, state, x))
+
+
 def test_names_that_only_look_like_it():
     layer = nn.Linear(4, 4)
     layer.weight_orig, layer.weight_v = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
