@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.files import arguments_of
@@ -196,25 +195,23 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
         if differs:
             what = "its mask follows" if record.follows == "scores" else "its values follow"
             raise RuntimeError(
-                f"{call}: somebody wrote to {record.name!r}, but {what} from {record.follows}, which the write does not "
-                f"reach: call detach(), write, and attach again, or load the state_dict() of what attach returned, "
+                f"{call}: somebody wrote to {record.name!r}, but {what} from {record.follows}, which the write does "
+                "not reach: call detach(), write, and attach again, or load the state_dict() of what attach returned, "
                 f"which has the {record.follows}"
             )
 
 
 def gradient_of_others(stained: Collection[str]) -> str:
-    """A warning of a gradient that may be that of weights without masks; "" where no weight was written.
+    """A warning of a gradient that may be the one of weights without masks.
 
-    >>> gradient_of_others([])
-    ''
+    >>> gradient_of_others(["w"])[:61]
+    "before_step: somebody wrote to pruned entries of 'w' between "
     """
-    for name in stained:
-        return (
-            f"before_step: somebody wrote to pruned entries of {name!r} between the steps. They are masked now, but if "
-            "the loss was computed after the write, its gradient is the one of unmasked weights: after a write call "
-            "apply_masks(), then compute the loss"
-        )
-    return ""
+    return (
+        f"before_step: somebody wrote to pruned entries of {next(iter(stained))!r} between the steps. They are masked "
+        "now, but if the loss was computed after the write, its gradient is the one of unmasked weights: after a write "
+        "call apply_masks(), then compute the loss"
+    )
 
 
 def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:

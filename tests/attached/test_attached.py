@@ -1023,9 +1023,7 @@ def test_weights_that_follow_from_latents_are_not_written():
     backward(model)
     with torch.no_grad():
         model[0].weight.mul_(2.0)
-    with pytest.raises(
-        RuntimeError, match="before_step: somebody wrote to '0.weight', but its values follow from lat"
-    ):
+    with pytest.raises(RuntimeError, match="before_step: somebody wrote to '0.weight', but its values follow from lat"):
         sparse.before_step()
     model.load_state_dict(saved)
     train(sparse, model, optimizer, range(1, 3))
@@ -1076,7 +1074,7 @@ def test_masks_are_not_applied_between_the_two_calls():
 
 def test_a_graph_that_is_used_again_after_the_step_is_not_broken_by_masks():
     """Zeros that are written over zeros are no change that autograd has to know."""
-    model, optimizer, sparse = trio()
+    model, _, sparse = trio()
     loss = cross_entropy(model(X), Y)
     loss.backward(retain_graph=True)
     sparse.before_step()  # a scaler leaves the step out

@@ -88,7 +88,10 @@ def test_of_hidden_leaves_what_differs_from_the_module_is_taken_over():
 
 @pytest.mark.parametrize(
     ("follows", "text"),
-    [("latents", "its values follow from latents, .* the latents"), ("scores", "its mask follows from scores, .* scores")],
+    [
+        ("latents", "its values follow from latents, .* the latents"),
+        ("scores", "its mask follows from scores, .* scores"),
+    ],
 )
 def test_weights_that_follow_are_not_written(follows, text):
     own = record([1.0, 2.0, 0.0, 0.0], hidden=True, follows=follows)
