@@ -72,7 +72,8 @@ class Attached:
             self._known |= {id(parameter) for parameter in new}
             self._tell("dense", writes.left_dense(placed.algorithm, self._model, new))
         dense = gradients.dense_gradients(records)
-        self._tell("gradient", writes.gradient_of_others(placed.begin_step()))
+        if stained := placed.begin_step():
+            self._tell("gradient", writes.gradient_of_others(stained))
         skipped = bool(self._skip(now))
         seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
@@ -97,7 +98,7 @@ class Attached:
             self._tell("order", writes.check_order(placed.weights.values(), dense))
         if step > self._last + 1:
             self._tell("steps", order.left_out(placed.algorithm, self._last, step))
-        stepped = placed.moved(self._stepped)
+        stepped = placed.moved()
         self._dense, self._stepped, self._last = None, [], step
         for record in placed.trained:
             record.given = None
@@ -168,7 +169,7 @@ class Attached:
     def _reopen(self) -> None:
         # Back to before `before_step`, with the weights as they are now, and effective ones in the module.
         if self._dense is not None:
-            moved, self._dense = self._placed.moved(()), None
+            moved, self._dense = self._placed.moved(), None
             self._placed.show(moved)
         else:
             self._placed.take_over("step")

@@ -47,6 +47,7 @@ class Placed:
             if is_sparse(state.masks[record.name], record.parameter):
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
+        self._mixes = False  # an optimizer steps that may let pruned entries reach others
 
     @property
     def hidden(self) -> list[Record]:
@@ -69,19 +70,21 @@ class Placed:
     def begin_step(self) -> Collection[str]:
         """Take over what somebody has written, as far as it reaches a step; names of weights that were not masked.
 
-        torch tells of writes, but hides those through `.data`. What these leave at pruned entries reaches nothing
-        before `moved` zeroes it, where the state has no values of its own there and the gradients are those of masked
-        weights.
+        torch tells of most writes, and hides those through `.data`. What these leave at pruned entries waits for
+        `moved`, unless the state has values of its own there, or a view reads weights: until then it reaches nothing.
         """
-        if written := [record for record in self.weights.values() if record.is_written()]:
+        records = self.weights.values()
+        written = [record for record in records if record.is_written()]
+        if written:
             check_kinds("before_step", self.state, written)
             stained = stains(self.state, written)
             self.take_over("before_step")
             return stained
-        if not self.shows(hidden := self.hidden):
+        hidden = [record for record in records if record.hidden]
+        if hidden and not self.shows(hidden):
             self.state = taken_over("before_step", self.state, hidden)
         if self.algorithm.view is not masked_view:
-            self.zero_pruned(self.weights.values())
+            self.zero_pruned(records)
         return ()
 
     def shows(self, records: Sequence[Record]) -> bool:
@@ -110,21 +113,24 @@ class Placed:
             return zeroed([record.support for record in self.trained], list(dense.values()))
         return leaves_of(view.grads(self.state, dict(dense), step))
 
-    def moved(self, stepped: Sequence[Optimizer]) -> State:
+    def moved(self) -> State:
         """The state with what optimizers, and whoever else, made of the parameters since `settle`.
 
         The state itself where the parameters are its leaves, and their moments are known to be masked.
         """
+        mixes, self._mixes = self._mixes, False
         state, view, records = self.state, self.algorithm.view, self.weights.values()
         written = [record for record in records if record.written or record.is_written()]
-        check_kinds("after_step", state, written)
-        if not self.shows(follow := [record for record in records if record.follows]):
+        if written:
+            check_kinds("after_step", state, written)
+        follow = [record for record in records if record.follows]
+        if follow and not self.shows(follow):
             check_followers("after_step", state, follow)
-        state = taken_over("after_step", state, [r for r in written if not r.trains])
         self.zero_pruned(records)
         is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
-        if is_plain and not written and all(zeros_stay(one, self._dtypes) for one in stepped):
-            return self.state
+        if is_plain and not written and not mixes:
+            return state
+        state = taken_over("after_step", state, [record for record in written if not record.trains])
         own = {r.name: r.parameter.detach() for r in records if r.trains and not r.hidden}
         state = state._replace(params=state.params | own)
         if not is_plain:
@@ -196,12 +202,13 @@ class Placed:
         records = [record for record in self.trained if record.optimizer is optimizer]
         trusts = zeros_stay(optimizer, self._dtypes)
         if not trusts:
+            self._mixes = True
             self.zero_pruned(records)
         new = with_other_states(records)
         check_moments(optimizer, new)
         for record in records:
             support, grad = record.support, record.parameter.grad
-            is_masked = is_sparse(support, record.parameter)
+            is_masked = support.ndim > 0
             if skipped:
                 record.give(None)
             elif is_masked and grad is not None and not (trusts and record.has_given()):

@@ -73,11 +73,13 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     Autograd does not see it: it is for leaves that are zero there, unless somebody wrote past autograd.
     """
     for mask, leaf in zip(masks, leaves, strict=True):
-        if not is_sparse(mask, leaf):
+        if not mask.ndim:
             continue
-        memory = here(leaf.data)
+        memory = leaf.data
+        if type(memory) is not Tensor:
+            memory, mask = here(memory), here(mask)
         if type(memory) is Tensor:
-            memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(here(mask))
+            memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(mask)
         else:
             memory.copy_(lists.where(mask, memory))
 
