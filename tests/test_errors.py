@@ -176,7 +176,7 @@ TABLE = {
     "n:m of another sparsity": (
         lambda: init(sf.gmp(0.9, pattern=sf.patterns.nm(2, 4))),
         ValueError,
-        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9 at 'w'",
+        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9 at 'w'; give None in the place of the sparsity",
     ),
     "block of more dimensions": (
         lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((1, 2, 2)))),

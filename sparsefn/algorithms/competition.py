@@ -110,7 +110,7 @@ def fixed_count(path: str, units: Units, sparsity: Real | None) -> Count:
         if sparsity is not None and not isinstance(count, Tensor):
             check_fixed(sparsity, count / width if width else 1.0, str(units.pattern))
     except ValueError as error:
-        raise ValueError(f"{error} at {path!r}") from None
+        raise ValueError(f"{error} at {path!r}; give None in the place of the sparsity") from None
     return count
 
 

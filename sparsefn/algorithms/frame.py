@@ -136,8 +136,7 @@ def fired(when: Trigger, change: Callable[[State], State], state: State, step: S
 
 def own_params(params: Tree) -> Tree:
     """Copies of params, checked."""
-    if not is_compiling():
-        warn_without_names(params)
+    warn_without_names(params)
     for path, leaf in float_leaves(params).items():
         check_shards(path, leaf)
     return copied(params)

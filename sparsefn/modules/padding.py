@@ -55,8 +55,12 @@ def _padding_ids(model: Any) -> tuple[str, list[int]]:
     text = getattr(config, "get_text_config", None)
     for one in (config, text() if callable(text) else None):
         for name in ("pad_token_id", "eos_token_id"):
-            found = getattr(one, name, None)
-            known = [i for i in (found if isinstance(found, list | tuple) else [found]) if isinstance(i, int)]
+            known = _as_ids(getattr(one, name, None))
             if known:
                 return name, known
     return "pad_token_id", []
+
+
+def _as_ids(found: object) -> list[int]:
+    several = found if isinstance(found, list | tuple) else [found]
+    return [one for one in several if isinstance(one, int) and one >= 0]  # some configs have -1 for none

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
@@ -61,7 +62,7 @@ def warn_without_names(params: object) -> None:
 
     >>> warn_without_names(dict(torch.nn.Linear(1, 1).named_parameters()))
     """
-    if not isinstance(params, list | tuple) or not params or hasattr(params, "_fields"):
+    if is_compiling() or not isinstance(params, list | tuple) or not params or hasattr(params, "_fields"):
         return
     if all(isinstance(leaf, nn.Parameter) for leaf in params):
         warnings.warn(
