@@ -78,8 +78,9 @@ def _chain(
     )
     _check_order(stats, chosen)
     for path in at:
-        if (times := order.count(path)) > 1:
-            raise CalledAgainError(path, times)
+        times = order.count(path)
+        if times > 1:
+            raise CalledAgainError(f"{path!r} is called {times} times")
         why = why if times else f"{path!r} is called 0 times"
     if why:
         raise BrokenChainError(why)

@@ -242,7 +242,7 @@ def collector(
         for path, own in plain.items():
             if path not in stats and _is_seen(module, at[own], weights[own]):
                 unreached = _unreached(layer_of(module, at[own]), weights[own])
-                stats[path] = {name: unreached[name] for name in names}
+                stats[path] = {name: x for name, x in unreached.items() if name == "count" or name in names}
         return stats, out
 
     return collect

@@ -26,9 +26,6 @@ class BrokenChainError(Exception):
 class CalledAgainError(BrokenChainError):
     """The model runs one of its parts several times, with the same weights."""
 
-    def __init__(self, path: str, times: int) -> None:
-        super().__init__(f"{path!r} is called {times} times: the statistics of its weights are the sums over all calls")
-
 
 class Touched(BaseException):
     """Something was done with a `Marker`; no model catches it."""

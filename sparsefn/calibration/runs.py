@@ -19,15 +19,7 @@ from sparsefn.calibration.caught import intercepted
 from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collector, without_fusion
-from sparsefn.calibration.kept import (
-    BrokenChainError,
-    CalledAgainError,
-    KeptTensor,
-    OutputForm,
-    Stowed,
-    form_of,
-    own_call,
-)
+from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of, own_call
 from sparsefn.calibration.paused import Chain, Paused, lent_calls
 from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
@@ -151,10 +143,8 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
         quiet_call(plan.model, plan.outside(device))(own_call(call))
     for path in plan.order:
-        if (times := called.count(path)) > 1:
-            raise CalledAgainError(path, times)
-        if not times:
-            raise BrokenChainError(f"{path!r} is called 0 times")
+        if (times := called.count(path)) != 1:
+            raise BrokenChainError(f"{path!r} is called {times} times")
     for path, other in zip(called, plan.order, strict=True):
         if path != other:
             raise BrokenChainError(f"{path!r} is called before {other!r}")

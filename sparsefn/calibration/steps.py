@@ -84,6 +84,7 @@ def steps_of(
                     run.done(number, out)
         except BrokenChainError as error:
             why, again = str(error), isinstance(error, CalledAgainError)
+            why += ": the statistics of its weights are the sums over all calls" if again else ""
     if len(left) > 1 or (left and again):
         warnings.warn(f"in_order: the whole model runs once for each block, as {why}", UserWarning, stacklevel=3)
     own_names = {name: name for name in params}

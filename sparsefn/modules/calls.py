@@ -150,7 +150,7 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
     >>> norm.running_mean
     tensor([0.])
     """
-    written = [*module.buffers(), *_limited(module)]
+    written = [x for x in (*module.buffers(), *_limited(module)) if not x.is_inference()]
     before = [x.detach().clone() for x in written]
     try:
         yield

@@ -128,10 +128,7 @@ def bad(**changes):
         ({"other": bad()["weight"]}, "no data for the leaf 'weight', but for 1 others"),
         (bad(count=torch.tensor(0), square=torch.zeros(())), "no data for the leaf 'weight': no input of the calib"),
         (bad(count=torch.tensor([3, 0])), "no data for some outputs of the leaf 'weight'"),
-        (
-            bad(count=torch.tensor(1)),
-            "expected more than one calibration input at 'weight', got 1: give more data, leave",
-        ),
+        (bad(count=torch.tensor(1)), "expected more than one calibration input at 'weight', got 1: give more"),
         (bad(square=torch.tensor([1.0, float("nan"), 1.0])), "expected finite statistics at 'weight', got NaN"),
         (
             bad(square=torch.ones(4)),

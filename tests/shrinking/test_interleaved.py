@@ -1,7 +1,10 @@
 """gpt-oss: experts stored as [experts, in, out], gate and up column by column; and a gated delta net."""
 
+from functools import partial
+
 import torch
 import transformers as hf
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 import sparsefn as sf
 from tests.shrinking.mixtures import IDS, seeded
@@ -56,3 +59,30 @@ def test_wanda_and_2_to_4_take_the_axis_of_the_inputs():
     masks = solved.update(solved.init(params), params, 0).masks
     for path in (UP, DOWN):
         assert (masks[path].mT.unflatten(-1, (-1, 4)).sum(-1) == 2).all()
+
+
+def test_the_gated_delta_net_of_qwen3_next(monkeypatch):
+    # Of two tokens a chunk instead of 64, as torch exports each step of one.
+    name = "torch_chunk_gated_delta_rule"
+    monkeypatch.setattr(modeling_qwen3_next, name, partial(getattr(modeling_qwen3_next, name), chunk_size=2))
+    sizes = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 64, "pad_token_id": 0}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    linear = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    kinds = {"layer_types": ["linear_attention"], "mlp_only_layers": [0]}
+    model = seeded(hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**sizes, **heads, **linear, **kinds)))
+    example = {"input_ids": torch.tensor([[3, 9], [17, 40]]), "use_cache": False}
+    groups = sf.shrinking.groups(model, example)
+    attention = "model.layers.0.linear_attn"
+    dims = [{(member.leaf, member.dim) for member in group.members} for group in groups]
+    # Keys and queries lose entries of a head; values and gates stay, as the norm takes their mean.
+    assert {(f"{attention}.conv1d.weight", 0), (f"{attention}.in_proj_qkvz.weight", 0)} in dims and len(dims) == 2
+    assert groups.stays[f"{attention}.norm.weight", 0].startswith("joined with what stays")
+    assert groups.stays[f"{attention}.out_proj.weight", 1].startswith("joined with what stays")
+    algorithm = sf.one_shot(0.25, pattern=groups.pattern())
+    params = sf.modules.params_of(model)
+    state = algorithm.update(algorithm.init(params), params, 0)
+    made = sf.shrinking.smaller(model, state, example, form="program")
+    assert made.module.get_parameter(f"{attention}.conv1d.weight").shape == (28, 1, 4)
+    small, masked = made.module(**example).logits, sf.modules.bake(model, state)(**example).logits
+    torch.testing.assert_close(small, masked, rtol=1e-4, atol=1e-4)
