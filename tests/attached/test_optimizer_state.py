@@ -491,6 +491,7 @@ def two_ranks(folder: Path) -> Cases:
     for bucket in (False, True):
         yield f"bucket={bucket}", lambda bucket=bucket: train_in_shards(bucket)
     yield "supermask", scores_in_shards
+    yield "overlap", steps_in_hooks_of_ddp
 
 
 def train_in_shards(bucket):
@@ -515,6 +516,15 @@ def scores_in_shards():
     train(model, optimizer, algorithm=algorithm, extra_group={})
     train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), algorithm=algorithm)
     assert torch.equal(weights_of(model), weights_of(plain))
+
+
+def steps_in_hooks_of_ddp():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, overlap_with_ddp=True, lr=1e-2)
+    with pytest.raises(ValueError, match="attach: ZeroRedundancyOptimizer moves weights during backward, before masks"):
+        sf.attach(rigl(), model, optimizer)
 
 
 def test_sharded_moments_are_those_of_one_process(tmp_path):
