@@ -38,6 +38,11 @@ def rigl():
     return sf.rigl(0.75, when=sf.every(2), steps=100)
 
 
+def churns():
+    """Weights that are dropped grow again soon, where moments that were left would show."""
+    return sf.set(0.5, when=sf.every(2), drop_fraction=0.5)
+
+
 def train(model, optimizer, steps=7, algorithm=None, **options):
     """Steps in a loop; what attach returned."""
     sparse = sf.attach(algorithm or rigl(), model, optimizer, **options)
@@ -56,7 +61,7 @@ def weights_of(model):
 
 def plain_adamw():
     model = net()
-    train(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), steps=12, algorithm=churns())
     return weights_of(model)
 
 
@@ -269,10 +274,9 @@ def numbers_of(state, shape):
 @pytest.mark.parametrize("make", [StandIn, Nested, Flat])
 def test_moments_are_cleared_wherever_they_are(make):
     model, plain = net(), net()
-    sparse = train(model, make(model.parameters()))
-    other = train(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
-    same = all(torch.equal(sparse.masks[name], other.masks[name]) for name in sparse.masks)
-    assert same
+    sparse = train(model, make(model.parameters()), steps=12, algorithm=churns())
+    other = train(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), steps=12, algorithm=churns())
+    assert all(torch.equal(sparse.masks[name], other.masks[name]) for name in sparse.masks)
     assert torch.allclose(weights_of(model), weights_of(plain), atol=1e-6)
 
 
@@ -372,7 +376,7 @@ def test_what_schedule_free_ships_is_as_sparse_as_what_it_trains():
 
 
 def rewinds():
-    return sf.rewinding(sf.static(0.5, init="magnitude"), to=sf.at([0]), when=sf.at([4]))
+    return sf.rewinding(sf.static(0.5, init="magnitude"), to=sf.never(), when=sf.at([4]))
 
 
 class PureScheduleFree:
@@ -389,6 +393,16 @@ class PureScheduleFree:
             updates[name] = new - y
             z[name] = state["z"][name] - 0.1 * grads[name]
         return updates, {"z": z, "k": state["k"] + 1}
+
+
+def test_an_iterate_starts_where_a_kept_weight_is_set():
+    model = net()
+    optimizer = SGDScheduleFree(model.parameters())
+    sparse = train(model, optimizer, steps=5, algorithm=rewinds())  # back to the first weights in the last step
+    weight, mask = model[0].weight, sparse.masks["0.weight"]
+    assert weight[mask].any() and torch.equal(optimizer.state[weight]["z"], weight)
+    optimizer.eval()
+    assert torch.allclose(weight, net()[0].weight.where(mask, 0.0), atol=1e-7)
 
 
 @pytest.mark.parametrize("make", [rigl, rewinds])
@@ -441,7 +455,7 @@ def test_moments_of_the_optimizer_inside_a_wrapper_are_cleared(nested):
     optimizer = Wrapper(model.parameters(), torch.optim.AdamW(model.parameters(), lr=1e-2))
     if nested:
         optimizer = Wrapper(model.parameters(), optimizer)
-    train(model, optimizer)
+    train(model, optimizer, steps=12, algorithm=churns())
     assert torch.equal(weights_of(model), plain_adamw())
 
 
@@ -469,7 +483,7 @@ def test_a_wrapper_without_step_hooks_is_taken_off():
     model = net()
     optimizer = Redirecting(torch.optim.AdamW(model.parameters(), lr=1e-2))
     assert without_wrapper(optimizer) is optimizer._optimizer
-    train(model, optimizer)
+    train(model, optimizer, steps=12, algorithm=churns())
     assert torch.equal(weights_of(model), plain_adamw())
 
 
@@ -477,6 +491,7 @@ def two_ranks(folder: Path) -> Cases:
     for bucket in (False, True):
         yield f"bucket={bucket}", lambda bucket=bucket: train_in_shards(bucket)
     yield "supermask", scores_in_shards
+    yield "overlap", steps_in_hooks_of_ddp
 
 
 def train_in_shards(bucket):
@@ -486,7 +501,7 @@ def train_in_shards(bucket):
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.AdamW, lr=1e-2, parameters_as_bucket_view=bucket
     )
-    train(model, optimizer)
+    train(model, optimizer, steps=12, algorithm=churns())
     assert torch.equal(weights_of(model), plain_adamw())
 
 
@@ -501,6 +516,15 @@ def scores_in_shards():
     train(model, optimizer, algorithm=algorithm, extra_group={})
     train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), algorithm=algorithm)
     assert torch.equal(weights_of(model), weights_of(plain))
+
+
+def steps_in_hooks_of_ddp():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, overlap_with_ddp=True, lr=1e-2)
+    with pytest.raises(ValueError, match="attach: ZeroRedundancyOptimizer moves weights during backward, before masks"):
+        sf.attach(rigl(), model, optimizer)
 
 
 def test_sharded_moments_are_those_of_one_process(tmp_path):
