@@ -109,7 +109,8 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
             return _of_structure("init", algorithm.init(params), params=params)
         (given,) = flat
         state = _pure("init", lambda: algorithm.init(params), params=given)
-        after = _flat_state(_of_structure("init", state, params=params))
+        masked = len(leaves_of(_of_structure("init", state, params=params).masks))
+        after = _Flat(state, *optree.tree_flatten(state), masked=masked)  # type: ignore[arg-type]
         _check_memory("init", after, [], {"params": given.leaves})
         _check_zeros("init", promise, after, None, 0)
         if promise.first:
@@ -121,13 +122,14 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
             return algorithm.update(state, grads, step)
         if (flat := _read(state, grads)) is None:
             return _of_structure("update", algorithm.update(state, grads, step), state)
-        given, before = flat[1], flat[0]._replace(masked=len(leaves_of(state.masks)))
+        before, given = flat
+        before = before._replace(masked=len(leaves_of(state.masks)) if isinstance(state, State) else 0)
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
         fires = None if number is None or promise.when is None else bool(promise.when(step))
         made, all_ = partial(algorithm.update, state, grads, step), fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
-        after = _flat_state(new)
+        after = _Flat(new, *optree.tree_flatten(new), masked=before.masked)  # type: ignore[arg-type]
         if after.form != before.form or not all(map(_alike, after.leaves, before.leaves)):
             _of_structure(what, new, state)
         if all_:
@@ -167,10 +169,6 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
 
 
 # ---- structure and purity --------------------------------------------------------------------------
-
-
-def _flat_state(state: State) -> _Flat:
-    return _Flat(state, *optree.tree_flatten(state), masked=len(leaves_of(state.masks)))  # type: ignore[arg-type]
 
 
 def _read(*trees: Tree) -> list[_Flat] | None:

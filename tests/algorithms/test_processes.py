@@ -49,6 +49,7 @@ ALGORITHMS: dict[str, Callable[..., sf.Algorithm]] = {
 
 # ---- faults: of the gradients and the step of one process ----------------------------------------
 
+
 def torn(x: DTensor) -> DTensor:
     """A DTensor whose part on this process has a row too many."""
     local = x.to_local()
