@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import sparsefn.methods
@@ -17,7 +18,7 @@ BEGIN = "<!-- cards: made by `python tests/methods_page.py` -->"
 END = "<!-- end of the cards -->"
 PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
-LONGEST = 150  # characters of an expression; a longer one keeps some of its variables
+LONGEST = 190  # characters of an expression; a longer one keeps some of its variables
 AUTHORS = re.compile(r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)")  # three or more
 SAME = ("The authors' code does the same", "The paper published no code")
 
@@ -119,7 +120,9 @@ class Inlined(ast.NodeTransformer):
 
 
 def public_name(name: str, value: Any) -> str:
-    """The name after `sf.` of what a module calls `name`, if it has one."""
+    """The name, with `sf.`, of what a module calls `name`, if it has one."""
+    if isinstance(value, ModuleType) and getattr(sparsefn, name, None) is value:
+        return f"sf.{name}"
     own = getattr(value, "__module__", "") or ""
     if not callable(value) or not own.startswith("sparsefn."):
         return name
@@ -129,7 +132,7 @@ def public_name(name: str, value: Any) -> str:
         for part in path:
             place = getattr(place, part, None)
         if getattr(place, called, None) is value:
-            return ".".join([*path, called])
+            return ".".join(["sf", *path, called])
     return called
 
 

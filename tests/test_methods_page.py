@@ -1,9 +1,12 @@
 """The cards of docs/methods.md are those of the module, and their parts are read as they are meant."""
 
+import ast
+import builtins
+import inspect
 from pathlib import Path
 
 import pytest
-from methods_page import PAGE, card, expression, method, named, page, without_brackets
+from methods_page import PAGE, card, expression, is_handed_on, method, named, page, without_brackets
 from pages import split
 
 import sparsefn as sf
@@ -42,14 +45,15 @@ def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
         return one_shot(sparsity, score, distribution=distributions.global_(), where=where, key=key)
 
     assert expression(made) == (
-        "one_shot(sparsity, scores.saliency if sparsity else scores.wanda(stats), distribution=distributions.global_())"
+        "sf.one_shot(sparsity, sf.scores.saliency if sparsity else sf.scores.wanda(stats), "
+        "distribution=distributions.global_())"
     )
 
     def passed(sparsity, where):  # type: ignore[no-untyped-def]
         return set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)
 
     assert expression(passed) == (
-        "set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)"
+        "sf.set(sparsity, drop_fraction=sf.counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)"
     )
 
 
@@ -59,7 +63,18 @@ def test_a_long_expression_keeps_its_variables() -> None:
         scores = [score, score, score]
         return one_shot(sparsity, scores)
 
-    assert expression(made) == "one_shot(sparsity, [score, score, score])"
+    assert expression(made) == "sf.one_shot(sparsity, [score, score, score])"
+
+
+@pytest.mark.parametrize("name", [name for name, make in named().items() if not is_handed_on(make)])
+def test_an_expression_needs_sf_torch_and_what_the_function_has(name: str) -> None:
+    function = inspect.unwrap(named()[name])
+    nodes = list(ast.walk(ast.parse(expression(function))))
+    bound = {arg.arg for node in nodes if isinstance(node, ast.Lambda) for arg in node.args.args}
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
+    helpers = {helper for helper in used if callable(function.__globals__.get(helper))}
+    assert used - bound - own - helpers - {*vars(builtins)} <= {"sf", "torch"}
 
 
 def test_what_a_docstring_says_is_taken_apart() -> None:
@@ -83,7 +98,7 @@ def test_what_a_docstring_says_is_taken_apart() -> None:
     assert row == (
         "snip",
         "SNIP: the weights stay.",
-        "`one_shot(sparsity, scores.saliency)`",
+        "`sf.one_shot(sparsity, sf.scores.saliency)`",
         "Lee et al. 2019, arXiv 1810.02340",
         "recordings, and laws",
     )

@@ -14,13 +14,13 @@ from torch.compiler import is_compiling
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
-from sparsefn.algorithms.processes import Start, Stepping, begun, laid_like_params, shared
+from sparsefn.algorithms.processes import Start, Stepping, begun, change_together, laid_like_params, shared
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
 from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
-from sparsefn.engine.processes import agreed, any_sharded, check_bare, check_shards
+from sparsefn.engine.processes import any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed
 from sparsefn.scores.units import scored_units
 from sparsefn.state import (
@@ -125,8 +125,7 @@ def fired(when: Trigger, change: Callable[[State], State], state: State, step: S
     """The changed state where the trigger fires; processes that share the state fail together."""
 
     def changed(now: State) -> State:
-        leaves = {"params": flatten(now.params)[0], "masks": flatten(now.masks)[0]}
-        return agreed({"call": "to change masks", "step": step}, leaves, lambda: change(now))
+        return change_together(change, now, step) if any_sharded(leaves_of(now.params)) else change(now)
 
     return choose(when(step), changed, state)  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from sparsefn.engine.processes import (
     agreed,
     agreement,
     any_sharded,
-    check_part,
+    check_local_size,
     check_plain,
     groups_of,
     here,
@@ -70,6 +70,12 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     raise fault
 
 
+def change_together(change: Callable[[State], State], state: State, step: Step) -> State:
+    """The changed state of DTensors: processes compare what they see first, and fail together."""
+    leaves = {"params": flatten(state.params)[0], "masks": flatten(state.masks)[0]}
+    return agreed({"call": "to change masks", "step": step}, leaves, lambda: change(state))
+
+
 def laid_like_params(grads: Tree, params: Tree) -> Tree:
     """Gradients laid out as params: they may be laid out otherwise, or be sums yet to be added."""
     if grads is None:
@@ -117,8 +123,8 @@ def _fault(grads: Tree, params: Tree) -> Exception | None:
         check_grads(grads, params, layout=False)
         for path, (grad, param) in _pairs(grads, params).items():
             if not is_spread(grad, param) and here(grad).shape != here(param).shape:
-                check_part(path, grad, "grads: ")
-                check_part(path, param, "params: ")
+                check_local_size(path, grad, "grads: ")
+                check_local_size(path, param, "params: ")
     except Exception as error:
         return error
     return None

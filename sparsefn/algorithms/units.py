@@ -217,8 +217,9 @@ class Field(NamedTuple):
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
             own = brought(random.leaf_key(key, path), device)
-            chances, extent = chance.expand(units.rows), layout.unit_extent(units)
-            flags.append(flips(own, chances, extent, math.prod(units.rows)).reshape(units.rows))
+            places = layout.unit_extent(units)
+            row = flips(own, chance.expand(units.rows), places, math.prod(units.rows))
+            flags.append(row.reshape(units.rows))
         return flags
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:

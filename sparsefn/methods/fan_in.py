@@ -119,7 +119,7 @@ def srigl(
     neurons = gmp(
         Counted(alive),
         score=per_row,
-        pattern=channel(0, norm=math.inf),
+        pattern=channel(0, norm=torch.inf),
         when=when,
         where=ablate,
         pruned="keep",

@@ -37,6 +37,17 @@ class _Flat(NamedTuple):
     tree: Tree
     leaves: list[Tensor]
     form: object
+    masked: int = 0  # of a state, the leaves of its params, and of its masks, which come first
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The leaves of the params of a state."""
+        return self.leaves[: self.masked]
+
+    @property
+    def masks(self) -> list[Tensor]:
+        """The leaves of the masks of a state."""
+        return self.leaves[self.masked : 2 * self.masked]
 
 
 class _Promise(NamedTuple):
@@ -98,7 +109,8 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
             return _of_structure("init", algorithm.init(params), params=params)
         (given,) = flat
         state = _pure("init", lambda: algorithm.init(params), params=given)
-        after = _Flat(_of_structure("init", state, params=params), *optree.tree_flatten(state))  # type: ignore[arg-type]
+        masked = len(leaves_of(_of_structure("init", state, params=params).masks))
+        after = _Flat(state, *optree.tree_flatten(state), masked=masked)  # type: ignore[arg-type]
         _check_memory("init", after, [], {"params": given.leaves})
         _check_zeros("init", promise, after, None, 0)
         if promise.first:
@@ -111,12 +123,13 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
         if (flat := _read(state, grads)) is None:
             return _of_structure("update", algorithm.update(state, grads, step), state)
         before, given = flat
+        before = before._replace(masked=len(leaves_of(state.masks)) if isinstance(state, State) else 0)
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
         fires = None if number is None or promise.when is None else bool(promise.when(step))
         made, all_ = partial(algorithm.update, state, grads, step), fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
-        after = _Flat(new, *optree.tree_flatten(new))  # type: ignore[arg-type]
+        after = _Flat(new, *optree.tree_flatten(new), masked=before.masked)  # type: ignore[arg-type]
         if after.form != before.form or not all(map(_alike, after.leaves, before.leaves)):
             _of_structure(what, new, state)
         if all_:
@@ -156,12 +169,6 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
 
 
 # ---- structure and purity --------------------------------------------------------------------------
-
-
-def _halves(state: _Flat) -> tuple[list[Tensor], list[Tensor]]:
-    # The leaves of params, and of masks, which come first in a state.
-    n = len(leaves_of(state.tree.masks))
-    return state.leaves[:n], state.leaves[n : 2 * n]
 
 
 def _read(*trees: Tree) -> list[_Flat] | None:
@@ -246,7 +253,7 @@ def _check_memory(what: str, new: _Flat, state: list[Tensor], foreign: dict[str,
 
 
 def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
-    for i, (mask, before) in enumerate(zip(_halves(new)[1], _halves(old)[1], strict=True)):
+    for i, (mask, before) in enumerate(zip(new.masks, old.masks, strict=True)):
         if mask is not before and not torch.equal(mask, before):
             raise Broken(f"passive: {what} changes the mask at {paths(new.tree.masks)[i]!r}, where no trigger fires")
 
@@ -254,12 +261,13 @@ def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
 def _check_zeros(what: str, promise: _Promise, new: _Flat, old: _Flat | None, number: int) -> None:
     if not promise.zero:
         return
-    weights, masks = _halves(new)
-    olds: Sequence[Tensor | None] = [None] * len(masks) if old is None else _halves(old)[1]
+    weights, masks = new.params, new.masks
+    olds: Sequence[Tensor | None] = [None] * len(masks) if old is None else old.masks
     whole = [i for i, (mask, before) in enumerate(zip(masks, olds, strict=True)) if mask.ndim and mask is not before]
     chosen = [(i, slice(None)) for i in whole] or _turn(masks, number)
     for i, part in chosen:
-        bits = weights[i].detach().contiguous().view(INTEGERS[weights[i].element_size()]).view(-1)[part]
+        weight = weights[i].detach().reshape(-1)[part]
+        bits = weight.view(INTEGERS[weight.element_size()])
         if bool(bits.masked_fill(masks[i].reshape(-1)[part], 0).any()):
             hint = 'declare Meta(pruned="keep") or Meta(pruned="train") if they may differ'
             raise Broken(f"passive: {what}: weights off the mask at {paths(new.tree.params)[i]!r} are not +0.0; {hint}")

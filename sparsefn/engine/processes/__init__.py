@@ -11,7 +11,7 @@ from sparsefn.engine.processes.shards import (
     agreed,
     any_sharded,
     check_bare,
-    check_part,
+    check_local_size,
     check_plain,
     check_shards,
     extent_of,

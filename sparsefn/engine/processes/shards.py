@@ -94,7 +94,7 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def layout_of(x: Tensor, sums: bool = False) -> Layout:
-    """How the processes have cut a DTensor. Raises as `extent_of` does; for partial `sums` only if they are cut."""
+    """How the processes have cut a DTensor. Raises the errors of `extent_of`; with `sums` not those of partial ones."""
     mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
     ranks = mesh.get_coordinate()
     if ranks is None:
@@ -188,14 +188,14 @@ def check_bare(path: str, x: Tensor) -> None:
 def check_shards(path: str, x: Tensor) -> None:
     """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`; or inside a transform."""
     check_bare(path, x)
-    check_part(path, x)
+    check_local_size(path, x)
 
 
-def check_part(path: str, x: Tensor, what: str = "", sums: bool = False) -> None:
+def check_local_size(path: str, x: Tensor, what: str = "", sums: bool = False) -> None:
     """Raise ValueError, naming path and sizes, for a DTensor whose part here has another size: see `extent_of`.
 
-    >>> from sparsefn.engine.processes.shards import check_part
-    >>> check_part("w", torch.ones(2))
+    >>> from sparsefn.engine.processes.shards import check_local_size
+    >>> check_local_size("w", torch.ones(2))
 
     `what` says what it is. With `sums` it may be a partial sum.
     """
@@ -236,7 +236,7 @@ def _compare(call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]]
     seen = {(name, ""): str(read(value)) for name, value in call.items()}
     for what, tree in leaves.items():
         for path, leaf in tree.items():
-            check_part(path, leaf, f"{what}: ", sums=True)
+            check_local_size(path, leaf, f"{what}: ", sums=True)
             seen[what, path] = told_of(leaf)
     agree((), seen=seen)
 

@@ -147,7 +147,8 @@ def check_meshes() -> None:
         ),
         (
             laid(torch.ones(3, 2), [Replicate(), Shard(0)]),
-            r"expected a DTensor cut as torch.chunk cuts, here a part of shape \(2, 2\), got a part of shape \(3, 2\)",
+            r"expected a DTensor cut as torch.chunk cuts, on rank \d a part of shape \(2, 2\), got a part of shape "
+            r"\(3, 2\)",
         ),
     ]
     for x, text in refused:
