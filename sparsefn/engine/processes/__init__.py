@@ -5,7 +5,7 @@ from sparsefn.engine.processes.agreements import agree, agreement, is_open, scop
 from sparsefn.engine.processes.alignment import Alignment, alignment_of, check_grid, realigned
 from sparsefn.engine.processes.collectives import Exchange, Gather, Sum, alone, in_step
 from sparsefn.engine.processes.extent import Extent
-from sparsefn.engine.processes.lines import Groups, group_of, is_first
+from sparsefn.engine.processes.lines import Groups, is_first
 from sparsefn.engine.processes.rows import check_alike, dealing, dealt, gathered, own
 from sparsefn.engine.processes.shards import (
     agreed,
