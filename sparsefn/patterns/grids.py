@@ -49,8 +49,12 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
         return made
     made = units_of_leaves(pattern, leaves)
     for path, leaf in leaves.items():
-        if type(leaf) is not Tensor:
+        if type(leaf) is Tensor:
+            continue
+        try:
             made[path] = with_alignment(made[path], leaf)
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
     return made
 
 
