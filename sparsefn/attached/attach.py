@@ -71,8 +71,9 @@ def attach(
     `with_optimizer`. With `steps`, the length of the run, a warning says what of the algorithm's schedules and triggers
     lies after its end. Warnings also name a leaf of which the mask keeps nothing, and a model of which nearly all
     weights are frozen, as with adapters. Both at once, where the leaf is all zeros as a new adapter is, are an error.
-    Later warnings, each once: steps that leave out where a trigger fires, gradients for which no optimizer stepped, and
-    a weight that is added to an optimizer or unfrozen after `attach` and so stays dense.
+    Later warnings, each once: steps that leave out where a trigger fires, gradients for which no optimizer stepped,
+    pruned weights that somebody wrote between the steps, and a weight that is added to an optimizer or unfrozen after
+    `attach` and so stays dense.
 
     With `hooks` the optimizer's step calls both methods itself, and counts the steps, for frameworks that call `step()`
     themselves. Gradients are then clipped before they are masked. An optimizer that accelerate or Lightning has

@@ -60,8 +60,9 @@ class Attached:
         The dense gradients are kept for `after_step`. A parameter without a gradient stays without one; the algorithm
         sees zeros. `step` is the one that `after_step` will get, if it is not the next; only `skip` and terms that
         change with the step read it. Raises RuntimeError where no parameter has a new gradient, for a second call
-        without `after_step` between, and for parameters that were replaced. Weights that somebody wrote since
-        `after_step` are taken over and masked. An optimizer that is given a closure calls it after the closure.
+        without `after_step` between, for parameters that were replaced, and for weights that somebody wrote though they
+        follow from latents or scores. Other weights that somebody wrote since `after_step` are taken over and masked.
+        An optimizer that is given a closure calls it after the closure.
         """
         self._check_attached()
         self._check_between("before_step")
@@ -83,9 +84,10 @@ class Attached:
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module; call after the optimizer's step.
 
-        Steps only rise. Weights and moments are written where masks changed. A step whose gradients are not finite,
-        such as one that a GradScaler skips, changes no mask. Raises RuntimeError without `before_step`, and where
-        weights moved though the optimizer did not step.
+        Steps only rise. Pruned weights are zeroed, whoever wrote them; others, and moments, are written where masks
+        changed. A step whose gradients are not finite, such as one that a GradScaler skips, changes no mask. Raises
+        RuntimeError without `before_step`, where weights moved though the optimizer did not step, and where somebody
+        wrote to weights that follow from latents or scores.
         """
         self._check_attached()
         if self._dense is None:
