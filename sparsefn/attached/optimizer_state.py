@@ -114,17 +114,30 @@ def note_states(records: Iterable[Record]) -> None:
     []
     """
     for record in records:
-        record.moments = [state for _, state in optimizer_states(record)]
+        record.moments = [(state, _size(state)) for _, state in optimizer_states(record)]
 
 
-def with_other_states(records: Iterable[Record]) -> list[Record]:
-    """The parameters of which optimizers have other states than were noted, as after `load_state_dict`."""
+def with_other_states(records: Iterable[Record], grown: bool = False) -> list[Record]:
+    """The parameters of which optimizers have other states than were noted, as after `load_state_dict`.
+
+    With `grown` also those of which a state has got new entries.
+    """
     found = []
     for record in records:
-        states = [id(state) for _, state in optimizer_states(record)]
-        if record.moments is None or states != [id(state) for state in record.moments]:
+        states = [state for _, state in optimizer_states(record)]
+        known = record.moments
+        if known is None or len(known) != len(states):
             found.append(record)
+            continue
+        for state, (old, size) in zip(states, known, strict=True):
+            if state is not old or (grown and _size(state) != size):
+                found.append(record)
+                break
     return found
+
+
+def _size(state: Mapping[str, Any]) -> int:
+    return sum(value is not None for value in state.values())
 
 
 def joins(optimizer: Optimizer) -> bool:

@@ -223,8 +223,9 @@ class Placed:
         moved = [record for record in self.records if record.optimizer is optimizer]
         for record in moved:
             record.note()
-        note_states(moved)
-        check_moments(optimizer, self.trained)
+        if with_other_states(moved, grown=True):
+            check_moments(optimizer, self.trained)
+            note_states(moved)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""

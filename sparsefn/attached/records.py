@@ -43,7 +43,7 @@ class Record:
     written: bool = False  # somebody wrote to it between before_step and the optimizer's step
     given: Tensor | None = None  # the gradient that the optimizer was given
     given_version: int = -1
-    moments: list[Any] | None = None  # the optimizer's states of it, when they were last known to fit the masks
+    moments: list[tuple[Any, int]] | None = None  # the optimizer's states of it that fit the masks, and their sizes
     clear: Callable[[dict[str, Tensor], Tensor], object] | None = None  # the user's way to clear moments
     factors: frozenset[str] = frozenset()  # where the optimizer's states have factors, and no moments
     optimizers: Sequence[Optimizer] = ()  # the optimizer, and those inside it
