@@ -3,6 +3,7 @@
 import importlib
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ import optree
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _redistribute
+from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _redistribute, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
@@ -167,6 +168,28 @@ def check_share(make: Callable[[], sf.Algorithm], lay: Layout, most: float) -> N
     assert 0 < share < most, f"{share:.4f} of the bytes of the weights are sent"
 
 
+def check_gathers() -> None:
+    """What leaves share out their regrowth by takes one exchange, and no DTensor is made whole for it."""
+    lay, whole, seen = layouts(2)["S0"], DTensor.full_tensor, []
+
+    def counting(x: DTensor) -> torch.Tensor:
+        seen.append(x)
+        return whole(x)
+
+    params, grads = lay(values(SHAPES)), lay(values(SHAPES, seed=1))
+    for make, times in (
+        (lambda: sf.snfs(0.5, **SWAP), 0),
+        (lambda: sf.set(0.5, redistribute=sf.redistribute.survivors, **SWAP), 1),
+        (lambda: sf.set(0.5, redistribute=sf.redistribute.lost, **SWAP), 1),
+    ):
+        algorithm = make()
+        state = algorithm.init(params)
+        seen.clear()
+        with mock.patch.object(DTensor, "full_tensor", counting):
+            algorithm.update(state, grads, 0)
+        assert len(seen) == times, (repr(algorithm), len(seen))
+
+
 def check_simulation() -> None:
     """The benchmark's simulated processes take what real ones do."""
     folder = Path(__file__).parents[2] / "benchmarks"
@@ -276,6 +299,7 @@ def cases() -> Cases:
             yield f"messages of {name} on {layout}", partial(check_messages, make, places[layout])
             most = 0.02 if name == "gmp global" else 0.25
             yield f"share of {name} on {layout}", partial(check_share, make, places[layout], most)
+    yield "gathers", check_gathers
     yield "simulated processes", check_simulation
     yield "refused tensors", check_refusals
     yield "partial gradients", check_partial_grads
@@ -287,3 +311,30 @@ def cases() -> Cases:
 
 def test_messages_on_two_ranks() -> None:
     on_ranks(2, cases)
+
+
+def alone() -> Cases:
+    """On one rank, as tracemalloc crashes a process in which gloo's threads take the GIL."""
+
+    def peak(params: Any) -> float:
+        algorithm = sf.static(0.5, init="bernoulli", key=KEY)
+        algorithm.init(params)  # imports what it needs
+        tracemalloc.start()
+        try:
+            algorithm.init(params)
+            return tracemalloc.get_traced_memory()[1] / (1 << 20)
+        finally:
+            tracemalloc.stop()
+
+    def draws() -> None:
+        params = {"w": torch.zeros(1 << 10, 1 << 10)}
+        plain = peak(params)
+        for dim in (0, 1):
+            part = peak({"w": distribute_tensor(params["w"], mesh(1), [Shard(dim)])})
+            assert part < 1.1 * plain, (part, plain)
+
+    yield "draws that keep by chance", draws
+
+
+def test_draws_of_a_shard_take_the_memory_of_a_leaf() -> None:
+    on_ranks(1, alone)

@@ -102,3 +102,11 @@ def test_itop_refuses():
         itop({"w": torch.ones(2)})
     with pytest.raises(ValueError, match=r"expected a mask of shape \(3,\) or \(\) at 'w', got \(1,\)"):
         itop({"w": torch.tensor([True])}, {"w": torch.ones(3)})
+
+
+def test_dead_units_of_rows_entries_and_empty_leaves():
+    masks = {"w": torch.tensor([[True, False], [False, False]]), "v": torch.tensor([True, False, False])}
+    masks["none"] = torch.ones(5, 0, dtype=torch.bool)
+    found = sf.report.scalars(sf.State({path: torch.ones(mask.shape) for path, mask in masks.items()}, masks))
+    assert {path: found[f"dead_units/{path}"] for path in masks} == {"w": 1.0, "v": 2.0, "none": 5.0}
+    assert found["dead_units"] == 8.0

@@ -193,7 +193,7 @@ def _as_text(seen: Seen) -> bytes:
 def _digest(text: bytes) -> Array:
     # Of all but the rank, and never zeros.
     seen = text.partition(b",")[2]
-    return np.frombuffer(b"\1" + hashlib.sha256(seen).digest()[: _DIGEST - 1], np.uint8)
+    return np.array([1, *hashlib.sha256(seen).digest()[: _DIGEST - 1]], np.uint8)
 
 
 def _difference(texts: Sequence[bytes]) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsefn.engine.leaves import lists
 from sparsefn.engine.sums import exact_sums
-from sparsefn.engine.sums.exact_sums import sums, total
+from sparsefn.engine.sums.exact_sums import means, sums, total
 from sparsefn.testing.launches import counted
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -239,3 +239,11 @@ def test_arguments_are_not_changed_and_gradients_do_not_flow():
     for (found,) in (sums([x], [mask]), exact_sums._laid([x], [mask])):
         assert found == 2.0 and not found.requires_grad
     assert x.tolist() == [1.0, 1.0, 1.0] and mask.tolist() == [True, False, True]
+
+
+def test_means_are_sums_over_counts():
+    x = torch.tensor([1.0, 2.0, 4.0, math.nan])
+    masks = [torch.tensor(flags) > 0 for flags in ([1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1])]
+    found = means([x] * 4, masks)
+    assert [y.dtype for y in found] == [torch.float64] * 4
+    assert [str(float(y)) for y in found] == ["1.5", "4.0", "nan", "nan"]
