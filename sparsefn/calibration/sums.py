@@ -116,8 +116,8 @@ def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
     Experts that no token is routed to have no statistics of their own, and scores and solvers that read data refuse
     them. Here outputs that fewer than two inputs reached, or zeros alone, get two: of one size in all entries, that of
     the other outputs of the leaf (1 where there are none), and independent of each other, so that "gram" is a multiple
-    of the identity. Then Wanda and SparseGPT rank the weights of an output as magnitude does, and change none; RIA ranks
-    them by their shares in rows and columns alone.
+    of the identity. Then Wanda and SparseGPT rank the weights of an output as magnitude does, and change none; RIA
+    ranks them by their shares in rows and columns alone.
 
     Args:
         stats: Those of `sf.calibration.inputs`, of all batches: add them before.
