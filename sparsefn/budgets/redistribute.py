@@ -96,7 +96,8 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
     """
     del after
-    values, masks = [scores[path] for path in before], list(before.values())
+    values = [scores[path] for path in before]
+    masks = list(before.values())
     if any_sharded(masks):
         return dict(zip(before, means(values, masks), strict=True))
     return _each(operator.truediv, before, sums(values, masks), _counts(masks))

@@ -57,7 +57,8 @@ def agree(groups: Groups, error: BaseException | None = None, seen: Seen | None 
     """
     scope = _scope.get()
     groups, error = _joined(scope.groups, groups), error or scope.error
-    line, text = Line(groups), _as_text(seen or {})
+    line = Line(groups)
+    text = _as_text(seen or {})
     told = line.blocks(np.zeros(_DIGEST, np.uint8) if error is not None else _digest(text))
     if not told.any(1).all():
         words = line.blocks(_words(error))
@@ -204,12 +205,12 @@ def _difference(texts: Sequence[bytes]) -> str:
     key = next(key for key in keys if len({seen.get(key) for seen in told.values()}) > 1)
     other = next(rank for rank in sorted(told) if told[rank].get(key) != told[first].get(key))
     what, path = key
-    where, there, nothing = (f"not at {path!r}: ", " there", "no leaf") if path else ("", "", "none")
+    nothing = "no leaf" if path else "none"
     has, other_has = (told[rank].get(key, nothing) for rank in (first, other))
-    return (
-        f"expected the same {what} on every rank, but {where}rank {first} has {has}{there}, and rank {other} has "
-        f"{other_has}{there}"
-    )
+    same = f"expected the same {what} on every rank, but "
+    if not path:
+        return f"{same}rank {first} has {has}, and rank {other} has {other_has}"
+    return f"{same}not at {path!r}: rank {first} has {has} there, and rank {other} has {other_has} there"
 
 
 def _words(error: BaseException | None) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
