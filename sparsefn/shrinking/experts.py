@@ -21,7 +21,8 @@ from sparsefn.patterns.tied import over_units, tied_sets
 from sparsefn.patterns.units import Units
 from sparsefn.shrinking.cut import taken
 from sparsefn.shrinking.guesses import TRIES, Guess
-from sparsefn.shrinking.proof import differs
+from sparsefn.shrinking.progress import Progress
+from sparsefn.shrinking.proof import Proof
 from sparsefn.shrinking.routers import Seen, never_routed
 from sparsefn.shrinking.same_class import with_configs
 from sparsefn.shrinking.search import Tried, search
@@ -71,10 +72,11 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
     routers = [(place, ~experts.flags(place)) for experts in sets.values() for place in experts.routers if experts.lost]
     reference, seen = never_routed(masked, routers)
     small, before, why = _cut(masked, sets), dict(masked.named_parameters()), ""
+    proof = Proof(reference, example, Progress("without_experts"))
 
     def works(some: nn.Module) -> bool:
         nonlocal why
-        why = differs(reference, some, example)
+        why = proof.differs(some)
         return not why
 
     numbers = _numbers(small, sets)

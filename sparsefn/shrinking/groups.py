@@ -26,7 +26,7 @@ from sparsefn.shrinking.members import Member
 from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.traced import Trace, shapes_of, traced
 
 
 class Group(NamedTuple):
@@ -59,6 +59,7 @@ class Groups:
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
     atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
+    trace: Trace | None = dataclasses.field(default=None, repr=False)  # none where they are those of submodules
 
     def __getitem__(self, i: int) -> Group:
         return self.groups[i]
@@ -184,7 +185,7 @@ def groups(
     `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. A group
     is a set of units that compete; each lies along dimensions of several tensors and goes from all of them at once, and
     then the outputs are those of the model with these entries at 0. `Groups.pattern()` is the pattern for algorithms,
-    and `sf.shrink` removes what they prune.
+    and `sf.shrink` removes what they prune: sooner with `groups=`, as the model is then traced once.
 
     With `counted`, norms and means may lose entries that are 0, and go on dividing by the old number, so that residual
     widths can be pruned. Without `equal_parts` the parts of a chunk, and the groups of channels that a shuffle mixes,
@@ -207,9 +208,10 @@ def groups(
         own, example = Parts(own, paths), tuple([calls[path] for path in paths])
     graph = traced(own, example, dynamic=False)
     shuffled = not equal_parts and has_shuffles(graph)
-    graphs = [without_shuffles(traced(own, example, dynamic=False)), graph] if shuffled else [graph]
+    graphs = [without_shuffles(graph), graph] if shuffled else [graph]
     found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
-    return groups_in(min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0])
+    made = groups_in(min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0])
+    return made if only is not None else dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
 
 
 def groups_in(analysis: Analysis) -> Groups:

@@ -1,4 +1,4 @@
-"""Whether a smaller model gives the outputs of the masked one: both run in float64, on several inputs."""
+"""Whether a smaller model gives the outputs of the masked one: both run in float64."""
 
 from __future__ import annotations
 
@@ -17,78 +17,133 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.shrinking.progress import Progress
 from sparsefn.shrinking.traced import first_line
 from sparsefn.shrinking.values import module_of
 
-TOLERANCE = 1e-10  # of the largest value of an output
+TOLERANCE = 1e-10  # of the largest value of an output, in float64
+_NEAR = 1e-4  # in float32
+_ON_OTHERS = " on other inputs of the example's shapes"
 _WIDER = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
     **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
 }
 
 
-def differs(
-    masked: nn.Module, small: nn.Module, example: Example, *, draws: int = 3, exact: Mapping[str, Tensor] | None = None
-) -> str:
-    """How the outputs of a smaller model differ from those of the masked one; nothing where they do not.
+class Proof:
+    """The outputs that the smaller models of a masked one have to give.
 
-    >>> differs(torch.nn.ReLU(), torch.nn.ReLU(), torch.ones(1))
+    >>> proof = Proof(torch.nn.ReLU(), torch.ones(1))
+    >>> proof.differs(torch.nn.ReLU())
     ''
-    >>> differs(torch.nn.ReLU(), torch.nn.Tanh(), torch.ones(1))
+    >>> proof.differs(torch.nn.Tanh())
     'gives another output than the masked one, by 24 % of its largest value, first in the module itself'
 
-    Copies of both run in eval mode, without gradients and in float64, in which even what the code casts to float32
-    stays: on the example, and `draws` times on other inputs of its shapes and like values. Floating-point outputs may
-    differ by 1e-10 of the largest, but not in where they are infinite or NaN, and others not at all. Outputs lie in
-    tuples, lists, mappings, dataclasses and all that torch's pytrees know. The first module is named whose own
-    outputs differ. `exact` has parameters of the smaller model in float64, by name, of which it holds the rounded ones.
+    A smaller model runs three times, each time as a copy in eval mode and without gradients:
+
+    - in its own dtype on the example, where it must not fail;
+    - in float64 on the example, in which even what the code casts to float32 stays. This finds every bug that
+      `property_tests/mutants_shrinking.py` plants in the analysis;
+    - on another input of the example's shapes and like values, which finds code for which the example is special. In
+      float32, and where that is no proof in float64.
+
+    The masked model runs once for each of the last two, whatever the number of smaller models.
+
+    Floating-point outputs may differ by 1e-10 of the largest in float64, and by 1e-4 in float32, but not in where they
+    are infinite or NaN, and others not at all. Outputs lie in tuples, lists, mappings, dataclasses and all that torch's
+    pytrees know.
 
     Raises TypeError for an example of another type, and ValueError for models on the meta device, and for a masked
     model that does not run on the example or gives no floating-point tensors.
     """
-    call = as_call(example)
-    if any(x.is_meta for model in (masked, small) for x in (*model.parameters(), *model.buffers())):
-        raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
-    if reason := _fails(masked, small, call):
-        return reason + _first(masked, small, call)
-    small = _double(small)
-    for name, x in (exact or {}).items():
-        small.get_parameter(name).data = x
-    draw, one, two = torch.Generator().manual_seed(0), _double(masked), _double(small)
-    for number in range(draws + 1):
-        inputs = pytree.tree_map(lambda x: _like(x, draw), call) if number else call
+
+    def __init__(self, masked: nn.Module, example: Example, tell: Progress | None = None) -> None:
+        self.masked = masked
+        self.tell = tell or Progress("shrink")
+        self.example = as_call(example)
+        draw = torch.Generator().manual_seed(0)
+        self._other: Call = pytree.tree_map(lambda x: _like(x, draw), self.example)
+        self._wanted: dict[tuple[bool, bool], dict[str, Any] | None] = {}
+
+    def differs(self, small: nn.Module, exact: Mapping[str, Tensor] | None = None) -> str:
+        """How the outputs of a smaller model differ, and in which module first; nothing where they do not.
+
+        `exact` has parameters of the smaller model in float64, by name, of which it holds the rounded ones.
+        """
+        reason = self.reason(small, exact)
+        if not reason:
+            return ""
+        call = self._other if reason.endswith(_ON_OTHERS) else self.example
+        return reason + _first(self.masked, _exactly(small, exact), call)
+
+    def reason(self, small: nn.Module, exact: Mapping[str, Tensor] | None = None) -> str:
+        """How the outputs of a smaller model differ, without the module."""
+        if any(x.is_meta for model in (self.masked, small) for x in (*model.parameters(), *model.buffers())):
+            raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
+        self.tell("runs a smaller model")
+        own = copy.deepcopy(small).eval()
+        if reason := _fails(self.masked, own, self.example):
+            return reason
+        if reason := self._compared(_exactly(small, exact), self.example):
+            return reason
+        narrow = any(p.dtype == torch.float32 for p in small.parameters())
+        if narrow and not self._compared(own, self._other, wide=False):
+            return ""
+        reason = self._compared(_exactly(small, exact), self._other)
+        return reason and reason + _ON_OTHERS
+
+    def _compared(self, copied: nn.Module, call: Call, wide: bool = True) -> str:
+        wanted = self._outputs(call, wide)
+        if wanted is None:
+            return ""
         try:
-            wanted = _run(one, inputs)
+            got = _run(copied, call, wide)
         except Exception as error:  # the model's own code fails in any way
-            if number:  # not any input is one that it takes
-                one, two = _double(masked), _double(small)
-                continue
-            text = f"expected an example that the {type(masked).__name__} can be called with, got {first_line(error)}"
+            on = " on the example" if call is self.example else ""
+            return f"fails{on}: {first_line(error)}"
+        return _difference(wanted, got, TOLERANCE if wide else _NEAR)
+
+    def _outputs(self, call: Call, wide: bool) -> dict[str, Any] | None:
+        # What the masked model gives, from one run; None where it does not take the other input.
+        key = call is self.example, wide
+        if key in self._wanted:
+            return self._wanted[key]
+        kind = type(self.masked).__name__
+        self.tell(f"runs the masked model{' in float64' if wide else ''}")
+        try:
+            made = _run(_double(self.masked) if wide else copy.deepcopy(self.masked).eval(), call, wide)
+        except Exception as error:  # the model's own code fails in any way
+            if call is not self.example:
+                self._wanted[key] = None
+                return None
+            text = f"expected an example that the {kind} can be called with, got {first_line(error)}"
             raise ValueError(text) from error
-        if not number and not any(isinstance(x, Tensor) and x.is_floating_point() for x in wanted.values()):
+        if not any(isinstance(x, Tensor) and x.is_floating_point() for x in made.values()):
             raise ValueError(
-                f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, "
-                "mappings or dataclasses, by which to compare it"
+                f"expected the {kind} to return floating-point tensors on the example, in tuples, mappings or "
+                "dataclasses, by which to compare it"
             )
-        try:
-            got = _run(two, inputs)
-        except Exception as error:  # the model's own code fails in any way
-            return f"fails on the example: {first_line(error)}" + _first(masked, small, inputs)
-        if reason := _difference(wanted, got):
-            others = " on other inputs of the example's shapes" if number else ""
-            return reason + others + _first(masked, small, inputs)
-    return ""
+        self._wanted[key] = made
+        return made
 
 
-def _fails(masked: nn.Module, small: nn.Module, call: Call) -> str:
+def _fails(masked: nn.Module, copied: nn.Module, call: Call) -> str:
     # In its own dtype, in which the masked model may fail as well.
     try:
-        _run(copy.deepcopy(small).eval(), call, contextlib.nullcontext())
+        _run(copied, call, wide=False)
     except Exception as error:  # the model's own code fails in any way
         with contextlib.suppress(Exception):
-            _run(copy.deepcopy(masked).eval(), call, contextlib.nullcontext())
+            _run(copy.deepcopy(masked).eval(), call, wide=False)
             return f"fails on the example: {first_line(error)}"
     return ""
+
+
+def _exactly(small: nn.Module, exact: Mapping[str, Tensor] | None) -> nn.Module:
+    # In float64, with the parameters that it holds rounded as they are.
+    made = _double(small)
+    for name, x in (exact or {}).items():
+        made.get_parameter(name).data = x
+    return made
 
 
 def _double(model: nn.Module) -> nn.Module:
@@ -151,9 +206,10 @@ def _own(x: Any, wide: bool = True) -> Any:
     return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
 
 
-def _run(model: Callable[..., Any], call: Call, mode: Any = None) -> dict[str, Any]:
-    args, kwargs = pytree.tree_map(lambda x: _own(x, mode is None), call)
-    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():  # type: ignore[no-untyped-call]
+def _run(model: Callable[..., Any], call: Call, wide: bool = True) -> dict[str, Any]:
+    args, kwargs = pytree.tree_map(lambda x: _own(x, wide), call)
+    mode = _Wide() if wide else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode:
         torch.manual_seed(0)
         return dict(_leaves("", model(*args, **kwargs)))
 
@@ -176,7 +232,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{path}.{name}".lstrip("."), part)
 
 
-def _difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str:
+def _difference(wanted: Mapping[str, Any], got: Mapping[str, Any], tolerance: float = TOLERANCE) -> str:
     if list(wanted) != list(got):
         return f"gives outputs {list(got)}, where the masked one gives {list(wanted)}"
     for path, a in wanted.items():
@@ -187,7 +243,7 @@ def _difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str:
         elif (a.shape, a.dtype) != (b.shape, b.dtype):
             kinds = [f"{tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}" for x in (b, a)]
             return f"gives an {name} of {kinds[0]}, not {kinds[1]} as the masked one"
-        elif (size := _distance(a, b)) > TOLERANCE:
+        elif (size := _distance(a, b)) > tolerance:
             return f"gives another {name} than the masked one, by {100 * size:.2g} % of its largest value"
     return ""
 

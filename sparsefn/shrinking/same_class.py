@@ -14,7 +14,7 @@ from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import NormFold, fold_norms
 from sparsefn.shrinking.guesses import Guess, Pairs, give_back, guesses, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
-from sparsefn.shrinking.values import module_of, named_module, opname
+from sparsefn.shrinking.values import module_of, named_module, named_tensors, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
@@ -54,8 +54,11 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
             exact[name] = made
         return made.to(x.dtype)
 
+    answers: list[bool] = []
+
     def proven(some: nn.Module) -> bool:
-        return works(some, exact)
+        answers.append(works(some, exact))
+        return answers[-1]
 
     small = _with(model, cut, taken)
     if why := resize(small, cut):
@@ -69,13 +72,18 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
             what = f"takes a {opname(average.node)} of entries that go in code of its own"
             return SameClass(None, f"{named_module(small, path)} {what}")
     nodes = node_sizes(cut)
+    sizes = [pair for pairs in nodes.values() for pair in pairs]
     unknown = guesses(small, nodes)
-    if not proven(small):
+    notes: tuple[str, ...] = ()
+    if not unknown:  # one proof is enough, of the model with its configs
+        notes = with_configs(small, model, sizes, unknown, proven)
+    if not any(answers) and not proven(small):
         wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
         if why := settle(small, unknown, proven, wanted, cut):
             return SameClass(None, why)
-    sizes = [pair for pairs in nodes.values() for pair in pairs]
-    return SameClass(small, "", folds, with_configs(small, model, sizes, unknown, proven))
+    if unknown:
+        notes = with_configs(small, model, sizes, unknown, proven)
+    return SameClass(small, "", folds, notes)
 
 
 def with_configs(
@@ -94,7 +102,7 @@ def with_configs(
 
 def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> nn.Module:
     # A copy with other tensors in place of those of the program, shared ones shared.
-    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    held = named_tensors(model)
     made: dict[int, Any] = {}
     for name in cut.analysis.leaves:
         try:

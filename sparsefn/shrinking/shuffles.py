@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from sparsefn.shrinking.traced import with_tensors
 from sparsefn.shrinking.values import hint, opname
 
 _VIEWS = ["view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose"]
@@ -16,11 +17,12 @@ _STEPS = frozenset([*_VIEWS, "clone", "contiguous", "channel_shuffle"])
 
 
 def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
-    """The program, changed in place: views and transposes that permute one dimension become one `index_select`.
+    """A copy of the program in which views and transposes that permute one dimension are one `index_select`.
 
     Of a view in groups every group would have to lose the same channels, of a permutation any may go; but grouped
     convolutions may be better off with the views.
     """
+    program = with_tensors(program)
     graph = program.graph
     for first in list(graph.nodes):
         for chain in _chains(first):

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from sparsefn.modules.calls import Example
 from sparsefn.modules.params import bake
@@ -17,9 +17,11 @@ from sparsefn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, folded_biases, free
+from sparsefn.shrinking.groups import Groups
 from sparsefn.shrinking.paths import calls_of, matched
 from sparsefn.shrinking.program import program
-from sparsefn.shrinking.proof import differs
+from sparsefn.shrinking.progress import Progress
+from sparsefn.shrinking.proof import Proof
 from sparsefn.shrinking.same_class import same_class
 from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
 from sparsefn.shrinking.traced import traced
@@ -60,6 +62,7 @@ def shrink(
     only: str | Sequence[str] | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     form: Form | None = None,
+    groups: Groups | None = None,
 ) -> nn.Module:
     """A smaller copy of the module with the outputs of the masked one.
 
@@ -67,7 +70,7 @@ def shrink(
     >>> x = torch.ones(2, 3)
     >>> groups = sf.shrinking.groups(net, x)
     >>> state = sf.static(0.5, pattern=groups.pattern()).init(sf.modules.params_of(net))
-    >>> small = sf.shrink(net, state, x)
+    >>> small = sf.shrink(net, state, x, groups=groups)
     >>> small
     Sequential(
       (0): Linear(in_features=3, out_features=2, bias=True)
@@ -82,20 +85,24 @@ def shrink(
     are constant where a bias can take in what they give. A unit that the masks prune only in part stays, and so does
     one of every dimension. What is pruned and has to stay is named by a UserWarning, with the reason.
 
-    The smaller module is of the same class where running it proves that its outputs are equal: in eval mode and in
-    float64, on the example and on other inputs of its shapes, to 1e-10. Else, or with form="program", it is the traced
+    The smaller module is of the same class where running it proves that its outputs are equal, in eval mode: in
+    float64 on the example, to 1e-10, and on another input of its shapes. Else, or with form="program", it is the traced
     program with sizes made anew (`torch.fx.GraphModule`), whose parameters have their old names, and which takes other
     batch sizes and lengths where it need not keep more for that; with form="class" it is an error. It never returns a
     module that differs.
+
+    `groups` are the module's, as `sf.shrinking.groups` made them on this example, whatever has been trained since:
+    with them the module is not traced again. Where it takes more than 10 seconds a line on stderr says what it does.
 
     With `only`, globs of submodules, each of these is made smaller by itself, as it is called on the example.
     `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
     default. `sf.shrinking.smaller` returns more: what was kept, for `sf.shrinking.carry`.
 
     Raises TypeError for anything but a State, and ValueError for a module that does not run on the example or that
-    `torch.export` cannot trace, for one in train mode, and for masks and buffers as `sf.modules.bake` does.
+    `torch.export` cannot trace, for one in train mode, for groups of another module or example, and for masks
+    and buffers as `sf.modules.bake` does.
     """
-    made = smaller(module, state, example, only=only, buffers=buffers, form=form)
+    made = smaller(module, state, example, only=only, buffers=buffers, form=form, groups=groups)
     if made.stays:
         warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(made.stays), stacklevel=2)
     return made.module
@@ -109,6 +116,7 @@ def smaller(
     only: str | Sequence[str] | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     form: Form | None = None,
+    groups: Groups | None = None,
 ) -> Smaller:
     """What `sf.shrink` makes, with what is kept of every parameter and buffer, and notes in place of a warning.
 
@@ -125,9 +133,14 @@ def smaller(
         )
     if form not in (None, "class", "program"):
         raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
+    if groups is not None and (only is not None or groups.trace is None):
+        raise ValueError(
+            "shrink: expected groups of the whole module, without only=, got those of submodules; leave groups= out"
+        )
+    tell = Progress("shrink")
     masked, masks = inner_module(bake(module, state, buffers=buffers)), dict(flatten(state.masks)[0])
     if only is None:
-        return _smaller(masked, masks, example, form)[0]
+        return _smaller(masked, masks, example, form, tell, groups)[0]
     exact: dict[str, Tensor] = {}
     kept: dict[str, Any] = {}
     forms, stays, notes = [], [], []
@@ -136,7 +149,7 @@ def smaller(
     calls = calls_of(masked, paths, example)
     for path in paths:
         inside = {name.removeprefix(f"{path}."): mask for name, mask in masks.items() if name.startswith(f"{path}.")}
-        made, precise = _smaller(masked.get_submodule(path), inside, calls[path], form)
+        made, precise = _smaller(masked.get_submodule(path), inside, calls[path], form, tell)
         exact |= {f"{path}.{name}": x for name, x in precise.items()}
         kept |= {f"{path}.{name}": some for name, some in made.kept.items()}
         stays += [f"in {path!r}: {line}" for line in made.stays]
@@ -144,22 +157,30 @@ def smaller(
         forms.append(made.form)
         small = copy.deepcopy(small)
         small.set_submodule(path, made.module)
-    if reason := differs(masked, small, example, exact=exact):
+    if reason := Proof(masked, example, tell).differs(small, exact):
         raise ValueError(f"shrink: the {type(module).__name__} with smaller {', '.join(map(repr, paths))} {reason}")
     return Smaller(small, kept, "program" if "program" in forms else "class", tuple(stays), tuple(notes))
 
 
 def _smaller(
-    masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None
+    masked: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Example,
+    form: Form | None,
+    tell: Progress,
+    groups: Groups | None = None,
 ) -> tuple[Smaller, dict[str, Tensor]]:
     # With the parameters in float64 that it holds rounded.
-    why, exact, before = "", dict[str, Tensor](), dict(masked.named_parameters(remove_duplicate=False))
+    why = ""
+    exact: dict[str, Tensor] = {}
+    before = dict(masked.named_parameters(remove_duplicate=False))
+    proof = Proof(masked, example, tell)
 
     def works(small: nn.Module, precise: Mapping[str, Tensor]) -> bool:
         exact.update(precise)
-        return not differs(masked, small, example, exact=precise)
+        return not proof.reason(small, precise)
 
-    still = traced(masked, example, dynamic=False)
+    still = _traced(masked, example, groups, tell)
     if form != "program":
         cut = free(analyse(still, masks, counted=True))
         made = same_class(masked, cut, works, folded_biases(cut, before))
@@ -168,15 +189,27 @@ def _smaller(
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
+    tell("traces the model with sizes that may change")
     graphs = [traced(masked, example), still]
-    graphs += [without_shuffles(traced(masked, example))] * has_shuffles(still)
+    if has_shuffles(still):
+        graphs.append(without_shuffles(graphs[0]))
     cuts = [free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs]
     cut = min(cuts, key=cost)  # sizes that may change hide what some operations do, and entries then stay
     small = program(cut, folded_biases(cut, before))
     exact = {name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64}
-    if reason := differs(masked, _as_before(small, before), example, exact=exact):
+    if reason := proof.differs(_as_before(small, before), exact):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
     return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ()), exact
+
+
+def _traced(masked: nn.Module, example: Example, groups: Groups | None, tell: Progress) -> fx.GraphModule:
+    # The program of the groups, if there are any; whether a module in train mode computes otherwise a trace shows.
+    if groups is not None and groups.trace is not None:
+        made = groups.trace.of(masked, example)
+        if not any(part.training for part in masked.modules()):
+            return made
+    tell("traces the model")
+    return traced(masked, example, dynamic=False)
 
 
 def _as_before(small: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import operator
 import re
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +18,9 @@ from torch.utils import _pytree as pytree
 
 from sparsefn.engine.surroundings import guards_by_name
 from sparsefn.modules.calls import Call, Example, as_call
-from sparsefn.shrinking.values import bind, module_of, named_module, opname
+from sparsefn.shrinking.values import bind, module_of, named_module, named_tensors, opname
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True) -> fx.GraphModule:
@@ -50,6 +53,58 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     return program
 
 
+class Trace(NamedTuple):
+    """A model's program, and the shapes of what it was called with."""
+
+    program: fx.GraphModule
+    shapes: Any
+
+    def of(self, model: nn.Module, example: Example) -> fx.GraphModule:
+        """The program with the tensors of a model of the same class and sizes.
+
+        Raises ValueError for another model, and for an example of other shapes.
+        """
+        if (shapes := shapes_of(example)) != self.shapes:
+            raise ValueError(
+                f"expected the groups of an example of these shapes, {shapes}, got those of {self.shapes}: make them "
+                "of the example that shrink is given"
+            )
+        new: dict[str, Tensor] = {}
+        for name, x in named_tensors(self.program).items():
+            other = _held(model, name)
+            if other is None and not isinstance(x, nn.Parameter):  # a constant that the trace made
+                continue
+            if other is None or _kind_of(other) != _kind_of(x):
+                got = "no such tensor" if other is None else _kind_of(other)
+                raise ValueError(
+                    f"expected the groups of this model, whose {name!r} is {got}, got those of one where it is "
+                    f"{_kind_of(x)}: make them of the model as it is"
+                )
+            new[name] = other
+        return with_tensors(self.program, new)
+
+
+def _held(model: nn.Module, name: str) -> Tensor | None:
+    try:
+        held = operator.attrgetter(name)(model)
+    except AttributeError:
+        return None
+    return held if isinstance(held, Tensor) else None
+
+
+def shapes_of(example: Example) -> Any:
+    """What a model is called with, shapes and dtypes in place of tensors.
+
+    >>> shapes_of(torch.ones(2, 3))
+    ((('float32', (2, 3)),), {})
+    """
+    return pytree.tree_map(lambda x: _kind_of(x)[:2] if isinstance(x, Tensor) else x, as_call(example))
+
+
+def _kind_of(x: Tensor) -> tuple[str, tuple[int, ...], str]:
+    return str(x.dtype).removeprefix("torch."), tuple(x.shape), str(x.device)
+
+
 def where_it_lies(model: nn.Module, call: Call) -> Call:
     """The arguments of a call, on the meta device for a model that is there.
 
@@ -69,7 +124,7 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
     errors: list[Exception] = []
     # How many dimensions of a tensor may have another size: all, the first, none.
     for most in (None, 1, 0) if dynamic else (0,):
-        own = _own(model)
+        own = with_tensors(model)  # in its attributes tracing may leave things
         call = _mapped(Tensor.detach, call)  # export notes on tensors which sizes may change
         if not train:
             own.eval()
@@ -86,11 +141,20 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
     raise _failed(model, call, errors[-1]) from errors[-1]
 
 
-def _own(model: nn.Module) -> nn.Module:
-    # A copy of the modules, in whose attributes tracing may leave things, that holds the same tensors.
+def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> Module:
+    """A copy of the modules of a model, with these parameters and buffers in place of its own, which it else shares.
+
+    >>> layer, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> made = with_tensors(layer, {"weight": other.weight})
+    >>> made is layer, made.weight is other.weight, made.bias is layer.bias
+    (False, True, True)
+    """
     parts = [(vars(part), part._parameters, part._buffers) for part in model.modules()]
     held = [x for some in parts for names in some for x in names.values() if isinstance(x, Tensor)]
-    return copy.deepcopy(model, {id(x): x for x in held})
+    memo: dict[int, Any] = {id(x): x for x in held}
+    for name, x in named_tensors(model).items():
+        memo[id(x)] = (tensors or {}).get(name, x)
+    return copy.deepcopy(model, memo)
 
 
 def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
@@ -165,7 +229,7 @@ def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
 
 def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     try:
-        out = run_once(model, _own(model).eval(), call)
+        out = run_once(model, with_tensors(model).eval(), call)
     except ValueError as own:
         return own
     place = _PLACE.findall(str(error))

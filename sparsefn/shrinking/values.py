@@ -48,8 +48,12 @@ def blank(val: Any) -> Any:
 def hint(x: Any) -> Any:
     """The number that a symbolic size had in the trace."""
     if isinstance(x, torch.SymInt):
-        return int(x.node.hint)
-    return float(x.node.hint) if isinstance(x, torch.SymFloat) else x
+        hinted: Any = x.node.hint
+        return int(hinted)
+    if isinstance(x, torch.SymFloat):
+        hinted = x.node.hint
+        return float(hinted)
+    return x
 
 
 def values_in(tree: Any) -> list[Value]:
@@ -125,9 +129,18 @@ def named_module(model: nn.Module, path: str) -> str:
     return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model, under all of their names.
+
+    >>> list(named_tensors(nn.Linear(1, 1)))
+    ['weight', 'bias']
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return parameters | dict(model.named_buffers(remove_duplicate=False))
+
+
 def tensors_of(graph: fx.GraphModule) -> dict[str, Any]:
     """The parameters and buffers of a program by name, and what else its nodes read."""
-    made: dict[str, Any] = dict(graph.named_parameters(remove_duplicate=False))
-    made |= dict(graph.named_buffers(remove_duplicate=False))
+    made: dict[str, Any] = {**named_tensors(graph)}
     others = [name for node in graph.graph.find_nodes(op="get_attr") if (name := str(node.target)) not in made]
     return made | {name: operator.attrgetter(name)(graph) for name in others}

@@ -3,8 +3,8 @@
 import torch
 
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.same_class import same_class
+from tests.shrinking.compare import differs
 from tests.shrinking.cuts import masked
 
 

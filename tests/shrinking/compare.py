@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparsefn as sf
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.program import program
+from sparsefn.shrinking.proof import Proof
 
 TOLERANCE = 1e-9
 NARROW = torch.float32, torch.float16, torch.bfloat16
@@ -43,6 +44,11 @@ def outputs(model, example, params=None):
     with torch.no_grad(), InDouble():
         out = model(*args, **kwargs) if params is None else torch.func.functional_call(model, params, args, kwargs)
     return [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
+
+
+def differs(masked, small, example, exact=None):
+    """How the outputs of a smaller model differ from those of the masked one."""
+    return Proof(masked, example).differs(small, exact)
 
 
 def check_outputs(wanted, small, example, what):

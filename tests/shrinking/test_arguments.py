@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparsefn.shrinking.arguments import RULES, padded_grouped_mm
-from sparsefn.shrinking.proof import differs
+from tests.shrinking.compare import differs
 from tests.shrinking.cuts import both, size
 from tests.shrinking.test_indices import check
 

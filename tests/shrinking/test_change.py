@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from sparsefn.shrinking.change import refused, scale
-from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.traced import traced
+from tests.shrinking.compare import differs
 from tests.shrinking.cuts import both
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sparsefn.shrinking.program import program, same_input
-from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.traced import traced
+from tests.shrinking.compare import differs
 from tests.shrinking.cuts import both, masked, random_cut, size
 
 

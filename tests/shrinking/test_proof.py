@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.proof import differs
+from sparsefn.shrinking.proof import Proof
+from tests.shrinking.compare import differs
 from tests.shrinking.cuts import both
 
 
@@ -182,11 +183,44 @@ def test_inputs_are_of_the_kind_of_the_example():
 
     ids, mask = torch.tensor([3, 9, 5]), torch.tensor([[True, True], [True, False], [False, True]])
     assert not differs(*pair(forward), {"x": X.abs() * 100, "ids": ids, "mask": mask, "scale": 2.0})
-    draws = seen[2::2]
-    assert len(draws) == 4 and not draws[1][0].equal(draws[2][0])
-    for x, numbers, kept, scale in draws:
-        assert x.dtype == torch.float64 and (x >= 0).all() and 10 < x.std() < 300 and scale == 2.0
+    given = X.abs() * 100
+    assert [x[0].dtype for x in seen] == [torch.float32, *[torch.float64] * 2, *[torch.float32] * 2]
+    assert [bool(x[0].double().equal(given.double())) for x in seen] == [True] * 3 + [False] * 2
+    for x, numbers, kept, scale in seen:
+        assert (x >= 0).all() and 10 < x.std() < 300 and scale == 2.0
         assert numbers.min() >= 3 and numbers.max() <= 9 and kept.sum() == 4 and kept.any(1).all()
+
+
+def test_runs_of_the_masked_model_are_shared():
+    runs = []
+
+    def forward(self, x):
+        runs.append((width(self), x.dtype))
+        return self.net(x) + self.shift
+
+    whole, small = pair(forward)
+    whole.shift = small.shift = 0.0
+    other = copy.deepcopy(small)
+    other.shift = 1.0
+    proof = Proof(whole, X)
+    assert not proof.differs(small) and proof.reason(other) and not proof.differs(small)
+    assert [dtype for n, dtype in runs if n == 6] == [torch.float64, torch.float32]
+    assert len(runs) == 2 + 3 + 2 + 3  # a wrong model is left at the first output that differs
+
+
+def test_what_float32_cannot_tell_on_other_inputs_float64_does():
+    seen = []
+
+    def rounded(self, x):
+        seen.append(x.dtype)
+        return self.net(x) + (self.noise if x.dtype == torch.float32 else 0)
+
+    whole, small = pair(rounded)
+    whole.noise, small.noise = 0.0, 0.1
+    assert not differs(whole, small, X)
+    assert seen.count(torch.float64) == 4 and seen[-1] == torch.float64
+    whole, small = (model.bfloat16() for model in pair(on_others))
+    assert differs(whole, small, X.bfloat16())
 
 
 def test_an_input_that_the_model_does_not_take_is_left_out():

@@ -7,11 +7,10 @@ from torch.nn import functional as F
 
 import sparsefn as sf
 from sparsefn.shrinking.atoms import Atoms
-from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.shuffles import without_shuffles
 from sparsefn.shrinking.traced import traced
 from sparsefn.shrinking.values import opname
-from tests.shrinking.compare import check
+from tests.shrinking.compare import check, differs
 
 
 def by_views(x):
@@ -41,7 +40,10 @@ WAYS = {"views": by_views, "reshapes": by_reshapes, "channel_shuffle": lambda x:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_shuffle_is_one_lookup_of_known_places(way, dynamic):
     model, x = Shuffled(WAYS[way]).eval().double(), torch.randn(2, 3, 4, 5).double()
-    program = without_shuffles(traced(model, x, dynamic=dynamic))
+    whole = traced(model, x, dynamic=dynamic)
+    before = whole.code
+    program = without_shuffles(whole)
+    assert whole.code == before and program.a.weight is whole.a.weight
     names = [opname(node) for node in program.graph.nodes if node.op == "call_function"]
     assert [name for name in names if not name.startswith("sym_")] == ["conv2d", "index_select", "relu", "conv2d"]
     assert program(x).equal(model(x))

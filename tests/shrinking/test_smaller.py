@@ -201,6 +201,41 @@ def test_parts_of_a_model():
     assert shapes(checked(net, state, X, only=["1", "2"])) == [(3, 3), (5, 3), (4, 5), (1, 4), (3, 1)]
 
 
+class Tabled(nn.Module):
+    """A network with a buffer, a tensor that is none, and one that only its trace knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+        self.table = torch.linspace(0, 1, 2)
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)).relu()) * self.table + torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize("form", ["class", "program"])
+def test_groups_that_were_made_before_spare_a_trace(form, monkeypatch):
+    net, exports = Tabled().eval(), []
+    groups = sf.shrinking.groups(net, X)
+
+    def export(*args, real=torch.export.export, **kwargs):
+        exports.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", export)
+    with torch.no_grad():  # trained since
+        for x in (*net.parameters(), net.norm.running_mean, net.table):
+            x.add_(torch.rand(x.shape))
+    net.table = net.table * 2
+    state = sf.State(sf.modules.params_of(net), groups.masks({0: [1, 4]}))
+    small = checked(net, state, X, form=form, groups=groups)
+    assert len(exports) == (form == "program")  # with sizes that may change
+    assert shapes(small) == [(4, 3), (4,), (2, 4)]
+    other = checked(net, state, X, form=form)
+    assert all(a.equal(b) for a, b in zip(small.parameters(), other.parameters(), strict=True))
+    assert len(exports) == (1 if form == "class" else 3)
+
+
 def test_buffers_of_the_copy_may_be_given():
     net = drawn(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))).float()
     state, buffers = pruned(net, p0__weight=[1]), {name: b + 1 for name, b in net.named_buffers()}

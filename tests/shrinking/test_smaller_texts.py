@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 import sparsefn as sf
+from sparsefn.shrinking import progress
 from tests.shrinking.small import Of
 from tests.shrinking.test_smaller import X, checked, mlp, pruned, seeded, shapes  # noqa: F401
 
@@ -102,6 +103,35 @@ def test_bad_arguments():
     refused(f"{globs} [3]", only=[3], error=TypeError)
     refused(f"{globs} none", only=[])
     refused("only: no path matches '7'; the paths are '0', '1', '2', '3', '4'", only="7")
+
+
+def test_groups_of_others():
+    net = mlp()
+    groups = sf.shrinking.groups(net, X)
+    text = r"expected the groups of an example of these shapes, .*\(2, 3\).*, got those of .*\(4, 3\).*: make them of"
+    refused(text, net, groups=sf.shrinking.groups(net, torch.ones(4, 3)))
+    text = (
+        "expected the groups of this model, whose '0.weight' is .*6, 3.*, got those of one where it is .*5, 3.*: make"
+    )
+    other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
+    refused(text, net, groups=sf.shrinking.groups(other, X))
+    refused("whose '2.weight' is no such tensor, got", nn.Sequential(nn.Linear(3, 6)).eval(), groups=groups)
+    refused("expected groups of the whole module, without only=, got", net, groups=groups, only="0")
+    refused("expected groups of the whole", net, groups=sf.shrinking.groups(net, X, only="0"))
+    dropped = nn.Sequential(*net, nn.Dropout(0.5)).eval()
+    groups = sf.shrinking.groups(dropped, X)
+    refused("expected a model in eval mode", dropped.train(), groups=groups)
+
+
+def test_what_takes_long_is_told(capsys, monkeypatch):
+    checked(mlp(), pruned(mlp(), p0__weight=[0]), X)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    sf.shrink(mlp(), pruned(mlp(), p0__weight=[0]), X)
+    told = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("shrink: 0 s so far, ") for line in told)
+    doing = [line.partition(", ")[2] for line in told]
+    assert doing[:3] == ["traces the model", "runs a smaller model", "runs the masked model in float64"]
 
 
 def test_states_of_other_models():
