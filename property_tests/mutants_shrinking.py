@@ -15,14 +15,17 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, fx, nn
 
+import sparsefn as sf
 from sparsefn.shrinking import analysis, arguments, moves, norms, tried
 from sparsefn.shrinking.atoms import Atoms
 from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
 from sparsefn.shrinking.cut import Cut
+from sparsefn.shrinking.program import program
+from sparsefn.shrinking.proof import Proof
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.traced import traced
 from sparsefn.shrinking.values import values_in
-from tests.shrinking.compare import check
+from tests.shrinking.compare import check, masked_weights, random_units
 from tests.shrinking.networks import networks
 
 GROUPS = import_module("sparsefn.shrinking.groups")  # the package has a function of that name
@@ -77,6 +80,16 @@ def fault(case: Case, places: tuple[Place, ...], number: int) -> str:
         except Exception as error:  # a bug may do anything
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def proof_says(mutant: ShrinkingMutant, number: int) -> str:
+    """What the proof of `sf.shrink` says of the smaller program of a random network under the changes of a mutant."""
+    case = cases(mutant.steps)[number]
+    with planted((*mutant.places, (GROUPS, "traced", lambda *given, **how: case.graph))):
+        found = GROUPS.groups(case.model, case.example, counted=number % 2 == 0)
+        gone = random_units(found, number)
+        masked = sf.modules.bake(case.model, sf.State(*masked_weights(case.model, found, gone)))
+        return Proof(masked, case.example).reason(program(found.cut(gone)))
 
 
 def noticed(mutant: ShrinkingMutant) -> str:

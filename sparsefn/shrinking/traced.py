@@ -96,13 +96,17 @@ def shapes_of(example: Example) -> Any:
     """What a model is called with, shapes and dtypes in place of tensors.
 
     >>> shapes_of(torch.ones(2, 3))
-    ((('float32', (2, 3)),), {})
+    (('float32 (2, 3)',), {})
     """
-    return pytree.tree_map(lambda x: _kind_of(x)[:2] if isinstance(x, Tensor) else x, as_call(example))
+    return pytree.tree_map(lambda x: _shape_of(x) if isinstance(x, Tensor) else x, as_call(example))
 
 
-def _kind_of(x: Tensor) -> tuple[str, tuple[int, ...], str]:
-    return str(x.dtype).removeprefix("torch."), tuple(x.shape), str(x.device)
+def _shape_of(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+def _kind_of(x: Tensor) -> str:
+    return f"{_shape_of(x)} on {x.device}"
 
 
 def where_it_lies(model: nn.Module, call: Call) -> Call:

@@ -38,6 +38,13 @@ def random_units(found, seed):
     return {i: units for i, units in gone.items() if units}
 
 
+def masked_weights(model, found, gone):
+    """The parameters of a model, and the masks of all of them without these units."""
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    dense = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in params.items()}
+    return params, dense | found.masks(gone)
+
+
 def outputs(model, example, params=None):
     """The tensors that a model gives on the example, with the weights given."""
     args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
@@ -73,9 +80,7 @@ def check(model, example, *, seed=0, counted=False, forms=(None,), found=None):
     """
     found = found or groups(model, example, counted=counted)
     gone = random_units(found, seed)
-    masks = found.masks(gone)
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    masks |= {name: torch.ones(p.shape, dtype=torch.bool) for name, p in params.items() if name not in masks}
+    params, masks = masked_weights(model, found, gone)
     wanted = outputs(model, example, {name: p * masks[name] for name, p in params.items()})
     small = program(found.cut(gone))
     check_outputs(wanted, small, example, "the program")
