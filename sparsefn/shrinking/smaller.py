@@ -24,7 +24,7 @@ from sparsefn.shrinking.progress import Progress
 from sparsefn.shrinking.proof import Proof
 from sparsefn.shrinking.same_class import same_class
 from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.traced import may_resize, traced
 from sparsefn.state import State
 from sparsefn.tree import flatten
 
@@ -189,8 +189,10 @@ def _smaller(
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
-    tell("traces the model with sizes that may change")
-    graphs = [traced(masked, example), still]
+    graphs = [still]
+    if may_resize(example):
+        tell("traces the model with sizes that may change")
+        graphs.insert(0, traced(masked, example))
     if has_shuffles(still):
         graphs.append(without_shuffles(graphs[0]))
     cuts = [free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs]

@@ -126,8 +126,7 @@ def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
 
 def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.GraphModule:
     errors: list[Exception] = []
-    # How many dimensions of a tensor may have another size: all, the first, none.
-    for most in (None, 1, 0) if dynamic else (0,):
+    for most in _choices(call) if dynamic else [0]:
         own = with_tensors(model)  # in its attributes tracing may leave things
         call = _mapped(Tensor.detach, call)  # export notes on tensors which sizes may change
         if not train:
@@ -161,12 +160,38 @@ def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> 
     return copy.deepcopy(model, memo)
 
 
+def _choices(call: Call) -> list[int | None]:
+    # How many dimensions of a tensor may have another size: all, the first, none; each as far as it is another choice.
+    made: dict[Any, int | None] = {}
+    for most in (None, 1, 0):
+        made.setdefault(str([_open(x, most) for x in _tensors(call)]), most)
+    return list(made.values())
+
+
+def may_resize(example: Example) -> bool:
+    """Whether a program of this example may take other sizes: the example has a dimension whose size is not 1.
+
+    >>> may_resize(torch.ones(2, 3)), may_resize(torch.ones(1, 3, 8, 8))
+    (True, False)
+    """
+    return any(_open(x, None) for x in _tensors(as_call(example)))
+
+
+def _tensors(call: Call) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
+
+
+def _open(x: Tensor, most: int | None) -> list[int]:
+    # The dimensions whose sizes may change. With symbols for the sides of images some traces take minutes.
+    few = most if x.ndim < 4 or most == 0 else 1
+    return [d for d, n in enumerate(x.shape[:few]) if n > 1]
+
+
 def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]
-    found = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
+    found = _tensors(call)
     for x in found:
-        few = most if x.ndim < 4 or most == 0 else 1  # with symbols for the sides of images some traces take minutes
-        shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:few]) if n > 1}
+        shapes[x] = dict.fromkeys(_open(x, most), Dim.AUTO)
     return shapes if found and most != 0 else None
 
 

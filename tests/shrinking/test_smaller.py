@@ -236,6 +236,22 @@ def test_groups_that_were_made_before_spare_a_trace(form, monkeypatch):
     assert len(exports) == (1 if form == "class" else 3)
 
 
+def test_an_example_of_one_size_is_traced_once(monkeypatch):
+    exports = []
+
+    def export(*args, real=torch.export.export, **kwargs):
+        exports.append(kwargs["dynamic_shapes"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", export)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(4, 2, 3)).eval()
+    state = pruned(net, p0__weight=[0, 1], p0__bias=[0, 1])
+    small = checked(net, state, IMAGE[:1], form="program")
+    assert len(exports) == 1 and small.get_parameter("0.weight").shape == (2, 3, 3, 3)
+    checked(net, state, IMAGE, form="program")
+    assert len(exports) == 3
+
+
 def test_buffers_of_the_copy_may_be_given():
     net = drawn(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))).float()
     state, buffers = pruned(net, p0__weight=[1]), {name: b + 1 for name, b in net.named_buffers()}
