@@ -98,7 +98,7 @@ def shrink(
     `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
     default. `sf.shrinking.smaller` returns more: what was kept, for `sf.shrinking.carry`.
 
-    Raises TypeError for anything but a State, and ValueError for a module that does not run on the example or that
+    Raises TypeError for anything but a State, and for other groups, and ValueError for a module that does not run on the example or that
     `torch.export` cannot trace, for one in train mode, for groups of another module or example, and for masks
     and buffers as `sf.modules.bake` does.
     """
@@ -133,6 +133,8 @@ def smaller(
         )
     if form not in (None, "class", "program"):
         raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
+    if not isinstance(groups, Groups | None):
+        raise TypeError(f"shrink: expected groups as sf.shrinking.groups makes them, got {type(groups).__name__}")
     if groups is not None and (only is not None or groups.trace is None):
         raise ValueError(
             "shrink: expected groups of the whole module, without only=, got those of submodules; leave groups= out"

@@ -122,6 +122,11 @@ def test_configs_of_ones_own():
     assert small.config == Config(6, 4) and isinstance(Own(small.config)(torch.randn(2, 6)), torch.Tensor)
 
 
+def test_a_config_and_its_model_are_proven_at_once():
+    made, _, runs = same(drawn(Own(Config())), torch.randn(2, 6))
+    assert made.model.config == Config(6, 4) and not made.notes and len(runs) == 1
+
+
 class Reads(Own):
     """Its forward computes with its config."""
 

@@ -121,6 +121,8 @@ def test_groups_of_others():
     refused("whose '2.weight' is no such tensor, got", nn.Sequential(nn.Linear(3, 6)).eval(), groups=groups)
     refused("expected groups of the whole module, without only=, got", net, groups=groups, only="0")
     refused("expected groups of the whole", net, groups=sf.shrinking.groups(net, X, only="0"))
+    text = "shrink: expected groups as sf.shrinking.groups makes them, got Pattern"
+    refused(text, net, groups=groups.pattern(), error=TypeError)
     dropped = nn.Sequential(*net, nn.Dropout(0.5)).eval()
     groups = sf.shrinking.groups(dropped, X)
     refused("expected a model in eval mode", dropped.train(), groups=groups)
