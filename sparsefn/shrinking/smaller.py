@@ -98,9 +98,9 @@ def shrink(
     `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
     default. `sf.shrinking.smaller` returns more: what was kept, for `sf.shrinking.carry`.
 
-    Raises TypeError for anything but a State, and for other groups, and ValueError for a module that does not run on the example or that
-    `torch.export` cannot trace, for one in train mode, for groups of another module or example, and for masks
-    and buffers as `sf.modules.bake` does.
+    Raises TypeError for anything but a State, and for other groups, and ValueError for a module that does not run on
+    the example or that `torch.export` cannot trace, for one in train mode, for groups of another module or example,
+    and for masks and buffers as `sf.modules.bake` does.
     """
     made = smaller(module, state, example, only=only, buffers=buffers, form=form, groups=groups)
     if made.stays:
