@@ -218,7 +218,7 @@ def test_the_first_line_is_short_and_the_rest_stands_below():
     assert report.failures == [first] and f"\n\n{whole}\n" in str(report)
 
 
-@pytest.mark.parametrize("made", [None, sf.rigl, (sf.rigl, sf.rigl), sf.optimizers.sgd(0.1), sf.Algorithm], ids=str)
+@pytest.mark.parametrize("made", [None, sf.rigl, (sf.rigl, sf.rigl), sf.optimizers.sgd(0.1), sf.Algorithm])
 def test_a_function_that_makes_no_algorithm_is_refused(made):
     with pytest.raises(
         TypeError, match="expected <lambda> to return an Algorithm, got .*; a pair of functions is sf.Alg"
