@@ -163,6 +163,11 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/attached/test_optimizer_state.py": {
         "test_sharded_moments_are_those_of_one_process": (),
     },
+    "tests/attached/test_who_writes.py": {
+        "test_weights_between_the_steps": ("*static*",),
+        "test_weights_between_the_two_calls": ("*static*",),
+        "test_weights_that_follow": (),
+    },
     "tests/budgets/test_counts.py": {
         "test_compiled_code_counts_scores_that_are_rounded": (),
     },
