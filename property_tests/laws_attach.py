@@ -159,8 +159,9 @@ class Reference:
     def step(self, owner: int, closure: Callable[[], Tensor] | None = None) -> None:
         """One of the optimizers steps."""
         view = self.algorithm.view
-        self._tidy(list(leaves(view.support(self.state)).values()))
-        for slot, leaf in zip(self.slots, leaves(view.get(self.state)).values(), strict=True):
+        values = list(leaves(view.get(self.state)).values())
+        self._tidy(list(leaves(view.support(self.state)).values()), values)
+        for slot, leaf in zip(self.slots, values, strict=True):
             slot.parameter.copy_(leaf)
         self.optimizers[owner].step(closure)  # type: ignore[call-overload]
         self._put(owner)
@@ -195,14 +196,15 @@ class Reference:
         if not all(bool(x.isfinite().all()) for x in self.dense.values()):
             new = old
         rows = zip(*(leaves(f(x)).values() for f in (view.support, view.get) for x in (new, old)), strict=True)
-        self._tidy([now & was & same(x, y) if now.ndim or was.ndim else now for now, was, x, y in rows])
+        live = [now & was & same(x, y) if now.ndim or was.ndim else now for now, was, x, y in rows]
+        self._tidy(live, list(leaves(view.get(new)).values()))
         self.state = new
         if self.reset(step):
             for slot in self.slots:
                 self.optimizers[slot.owner].state.pop(slot.parameter, None)
 
-    def _tidy(self, live: Sequence[Tensor]) -> None:
-        for slot, keep in zip(self.slots, live, strict=True):
+    def _tidy(self, live: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        for slot, keep, value in zip(self.slots, live, values, strict=True):
             optimizer = self.optimizers[slot.owner]
             group = next(g for g in optimizer.param_groups if any(p is slot.parameter for p in g["params"]))
             first = {(torch.optim.Rprop, "step_size"): "lr", (torch.optim.Adagrad, "sum"): "initial_accumulator_value"}
@@ -211,6 +213,9 @@ class Reference:
             for name, moment in optimizer.state.get(slot.parameter, {}).items():
                 if isinstance(moment, Tensor) and moment.shape == keep.shape:
                     option = first.get((type(optimizer), name))
+                    if (type(optimizer), name) == (torch.optim.ASGD, "ax"):  # an average of the weights
+                        moment.copy_(torch.where(keep, moment, value))
+                        continue
                     moment.masked_fill_(~keep, 0 if option is None else float(group[option]))
 
     # ---- the optimizers ---------------------------------------------------------------------------

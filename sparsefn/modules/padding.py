@@ -43,7 +43,7 @@ def _are_rows(ids: object) -> TypeGuard[Tensor]:
 
 
 def _padded(ids: Tensor, known: list[int]) -> int:
-    pads = torch.isin(ids, torch.tensor(known, dtype=ids.dtype, device=ids.device)).long()
+    pads = torch.stack([ids == pad for pad in known]).any(0).long()
     first = pads.cumprod(1).sum(1)
     last = pads.flip(1).cumprod(1).sum(1) * (first < ids.shape[1])  # a row of padding alone counts once
     runs = torch.cat([first, last])

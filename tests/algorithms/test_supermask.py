@@ -431,7 +431,8 @@ def given(**leaves):
         (
             lambda: sf.supermask(0.5, pattern=sf.patterns.nm(2, 4)).init(one(1.0, 2.0)),
             ValueError,
-            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (1, 2) at 'w'",
+            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (1, 2) at 'w'; leave it out with "
+            "where=lambda path, leaf: sf.default_where(path, leaf) and path not in ['w']",
         ),
         (
             lambda: sf.supermask(0.5).update(sf.supermask(0.5).init(one(1.0, 2.0)), one(1.0), 0),

@@ -65,7 +65,7 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     """Write +0.0 off its mask into each leaf; a leaf whose mask is 0-d stays as it is.
 
     >>> from sparsefn.engine.leaves import leafwise
-    >>> leaf = torch.tensor([1.0, math.nan])
+    >>> leaf = torch.tensor([1.0, torch.nan])
     >>> leafwise.zero_([torch.tensor([True, False])], [leaf])
     >>> leaf
     tensor([1., 0.])

@@ -193,7 +193,7 @@ def _as_text(seen: Seen) -> bytes:
 
 def _digest(text: bytes) -> Array:
     # Of all but the rank, and never zeros.
-    seen = text.partition(b",")[2]
+    seen = text.split(b",", 1)[1]
     return np.array([1, *hashlib.sha256(seen).digest()[: _DIGEST - 1]], np.uint8)
 
 

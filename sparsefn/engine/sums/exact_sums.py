@@ -66,7 +66,8 @@ def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     parts = [(here(values[i]), here(masks[i])) for i in shared]
     exchanges: list[Exchange[float]] = [total(*part) for part in parts] + [_count(mask) for _, mask in parts]
     told = in_step(list(zip([*groups, *groups], exchanges, strict=True))) if shared else []
-    made = {i: torch.tensor(told[at]) / told[at + len(shared)] for at, i in enumerate(shared)}
+    added_up = torch.tensor(told, dtype=torch.float64, device="cpu")
+    made = {i: added_up[at] / added_up[at + len(shared)] for at, i in enumerate(shared)}
     left = [i for i in range(len(values)) if i not in made]
     added = sums([values[i] for i in left], [masks[i] for i in left])
     made |= {i: one / masks[i].sum() for i, one in zip(left, added, strict=True)}

@@ -55,6 +55,8 @@ ELSEWHERE = {
         (f"shrinking/{name}.py" for name in ("analysis", "arguments", "change", "folded_norms", "guesses")),
         "the arguments of a traced operation, and the attributes of a module",
     ),
+    "engine/checks/factories.py": "a number of any type, to be written as code",
+    "modules/weights.py": "an attribute of a module of transformers",
     "testing/written.py": "a value of any type, to be written as code",
     "config/shorthand.py": "a sparsity that was checked, and is a float or a tensor",
 }

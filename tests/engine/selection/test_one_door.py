@@ -23,6 +23,7 @@ OTHER_ORDERS = {
     *((f"shrinking/{name}.py", "partition") for name in ("contractions", "groups", "products")),
     *(("shrinking/priced.py", "sort"), ("shrinking/tried.py", "sort")),
     *((f"testing/{name}.py", "partition") for name in ("paste", "written")),
+    ("tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties
     ("shrinking/routers.py", "topk"),  # that of a model, which is recognised
 }
