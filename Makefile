@@ -89,7 +89,7 @@ dist: $(VENV)/.installed-dev  ## build the source archive and the wheel into dis
 	cd dist/source && $(abspath $(py)) -c "from setuptools import build_meta; build_meta.build_wheel('..')"
 	rm -rf dist/source
 
-results: $(VENV)/.installed-results $(VENV)/.installed-data  ## measure published claims, an hour on two idle cores; goes on where it was killed
+results: $(VENV)/.installed-results $(VENV)/.installed-data  ## measure published claims, an hour on two idle cores; resumes after an interruption
 	OMP_NUM_THREADS=1 $(py) -m results $(ARGS)
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
