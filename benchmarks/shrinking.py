@@ -128,7 +128,7 @@ def weakest(groups: Groups, params: dict[str, Tensor]) -> dict[int, list[int]]:
 
 def smaller(graph: fx.GraphModule, params: dict[str, Tensor]) -> tuple[Groups, dict[int, list[int]], nn.Module]:
     """The groups of a traced model, which of their units go, and the program without them."""
-    groups = groups_in(analyse(graph, counted=True, equal_parts=False))
+    groups = groups_in(analyse(graph, counted=True, equal_parts=False), {})
     gone = weakest(groups, params)
     return groups, gone, program(groups.cut(gone))
 
@@ -203,7 +203,7 @@ def language_model(options: argparse.Namespace) -> list[Row]:
         moments[:] = [time.perf_counter()]
         graph = traced(model, tokens)
         moments.append(time.perf_counter())
-        made = groups_in(analyse(graph))
+        made = groups_in(analyse(graph), {})
         moments.append(time.perf_counter())
         return made
 

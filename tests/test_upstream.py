@@ -27,6 +27,9 @@ VECTORS = pytest.mark.skipif(
 )
 
 
+BEFORE_2_14 = torch.__version__ < "2.14"
+
+
 def refused(kind, text):
     return pytest.raises(kind, match=text)
 
@@ -127,6 +130,7 @@ def step_of(optimizer, params=P):
     return lambda grads: optimizer.update(grads, state, params=params, inplace=False)[0]
 
 
+@pytest.mark.skipif(not BEFORE_2_14, reason="torch 2.14 compiles it")
 def test_torchopts_adam_does_not_compile_whole():
     with refused(torch._dynamo.exc.Unsupported, "Failed to trace builtin operator"):
         compiled(step_of(torchopt.adam(0.1)))(P)
@@ -376,7 +380,7 @@ def test_a_compiled_gradient_has():
 
 
 def test_a_compiled_batch_of_second_derivatives_is_refused():
-    assert alone(compiled_curvatures) == "TorchRuntimeError"
+    assert alone(compiled_curvatures) == ("TorchRuntimeError" if BEFORE_2_14 else "Unsupported")
 
 
 def test_a_batch_of_them_and_a_compiled_one_are_right():
@@ -433,8 +437,9 @@ def test_a_compiled_number_is_symbolic_where_shapes_are_dynamic():
     dynamic = partial(compiled, dynamic=True)
     with refused(torch._dynamo.exc.Unsupported, "non-Tensor"):
         dynamic(lambda x: (x, math.isinf(x.shape[0] * 0.5)))(torch.ones(5))
-    with refused(torch._dynamo.exc.Unsupported, "max"):
-        dynamic(lambda x: (x, max(x.shape, default=1)))(torch.ones(5, 6))
+    if BEFORE_2_14:
+        with refused(torch._dynamo.exc.Unsupported, "max"):
+            dynamic(lambda x: (x, max(x.shape, default=1)))(torch.ones(5, 6))
 
     def known(x):
         sf.tree.fix_sizes(x)

@@ -104,9 +104,9 @@ def changes_once(made: object, steps: int, words: str) -> list[str]:
 def _of_default(made: object, call: Call, given: Mapping[str, Any], run: _Run) -> Iterator[str]:
     # Of a trigger that repeats, and fires once in the run, though nobody chose it.
     when, untimed = given.get("when"), given.get("steps", 0) is None
+    chosen = when is not None and any(when is one for one in (*call.args, *call.kwargs.values()))
     if when is None and untimed and "drop_fraction" in given:
         when = UNTIMED
-    chosen = call.kwargs.get("when") is not None
     if chosen or not isinstance(when, Every) or (once := _only_firing(when, run)) is None:
         return
     by_length = untimed and not run.first

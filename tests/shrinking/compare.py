@@ -67,8 +67,9 @@ def check_outputs(wanted, small, example, what):
 
 
 def check_sizes(small, masks, what, exact=True):
-    """Each parameter holds as many entries as its mask keeps, or fewer."""
-    pairs = {name: (p.numel(), int(masks[name].sum())) for name, p in small.named_parameters()}
+    """Each parameter that has a mask holds as many entries as the mask keeps, or fewer."""
+    masked = [(name, p) for name, p in small.named_parameters() if masks[name].ndim]
+    pairs = {name: (p.numel(), int(masks[name].sum())) for name, p in masked}
     wrong = {name: (n, m) for name, (n, m) in pairs.items() if n > m or (exact and n < m)}
     assert not wrong, f"{what}: entries that are there, and that were counted: {wrong}"
 

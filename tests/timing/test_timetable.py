@@ -152,6 +152,11 @@ def test_masks_that_change_once_are_told(made):
     assert not any("once" in told for steps in (1, 101) for told in unfinished(made, steps))
 
 
+def test_a_trigger_that_is_given_by_position_was_chosen():
+    algorithm = sf.methods.dsr(0.9, when=sf.every(2))
+    assert changes_once(algorithm, 2, "the run of 2 steps") == []
+
+
 def test_the_length_of_the_run_is_the_mend():
     assert unfinished(sf.rigl(0.9, steps=50), 50) == []
 
