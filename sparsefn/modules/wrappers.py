@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.tree import check_not_lazy
 
 # The child that holds the wrapped module, and the classes that hold one so. Classes are told by name, as importing
@@ -136,9 +137,14 @@ def sharded_parts(module: nn.Module) -> list[tuple[str, Any]]:
     """
     # Importing the module takes a second; without it nothing is sharded, and what is has a class of its own.
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not fsdp.FSDPModule.__subclasses__():
+    if fsdp is None or not _has_subclasses(fsdp.FSDPModule):
         return []
     return [(path, part) for path, part in module.named_modules() if isinstance(part, fsdp.FSDPModule)]
+
+
+@at_compile_time
+def _has_subclasses(cls: type) -> bool:
+    return bool(cls.__subclasses__())  # which the compiler of torch 2.11 does not know
 
 
 def check_not_sharded(what: str, module: nn.Module) -> None:
