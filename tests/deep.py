@@ -59,6 +59,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_enough_cases_have_each_trait": ("exact",),
     },
     "property_tests/test_devices.py": {
+        "test_an_update_of_54_leaves_stays_in_its_budget": (),
         "test_updates_wait_for_nothing": (
             "gmp-a tensor there",
             "rigl-a tensor there",
@@ -251,8 +252,14 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_compiled_code_gives_the_same_bits": (),
         "test_slopes_are_right_backwards_forwards_batched_and_compiled": ("exp",),
     },
+    "tests/engine/numbers/test_numbers.py": {
+        "test_sixteen_bits_are_rounded_before_they_are_widened": (),
+    },
     "tests/engine/processes/test_agreements.py": {
         "test_who_does_not_come_is_told": (),
+    },
+    "tests/engine/selection/test_bracket.py": {
+        "test_memory_beyond_the_mask_is_bounded": (),
     },
     "tests/engine/selection/test_groups.py": {
         "test_compiled_winners": (),
@@ -261,6 +268,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tests/engine/selection/test_joined.py": {
         "test_contests_have_the_winners_of_each_competition": (),
+    },
+    "tests/engine/sums/test_folds.py": {
+        "test_every_layout_is_folded_as_a_tensor_is": (),
     },
     "tests/engine/sums/test_pooling.py": {
         "test_memory_operator_and_reference_have_the_same_bits": ("(8,*-torch.float32",),
@@ -295,6 +305,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/modules/test_sparse_linear.py": {
         "test_a_fresh_process_hears_nothing_of_torchs_beta": (),
         "test_inference_mode_and_compile": (),
+    },
+    "tests/optimizers/test_adam.py": {
+        "test_the_pass_over_memory_has_the_bits_of_torch": (),
     },
     "tests/optimizers/test_base.py": {
         "test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code": (),
@@ -421,6 +434,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tests/test_examples.py": {},
     "tests/test_examples_llm.py": {},
+    "tests/test_golden_torch_ao.py": {
+        "test_a_rule_of_ones_own": (),
+    },
     "tests/test_imports.py": {
         "test_a_fresh_process_does_not_load_them": (),
     },
@@ -495,7 +511,14 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_distinct_failures_have_a_line_each": (),
     },
     "tests/timing/test_schedules.py": {
+        "test_one_graph_serves_every_step": (),
         "test_compiled_vmap_gives_the_same_bits": ("aot_eager",),
+    },
+    "tests/tree/test_leaves.py": {
+        "test_compiled_code_goes_through_empty_containers": (),
+    },
+    "tests/tree/test_originals.py": {
+        "test_compiled_and_batched": (),
     },
 }
 # These start processes: deep, but for one.
