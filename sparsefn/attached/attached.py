@@ -230,14 +230,8 @@ class Attached:
         """
         self._check_attached()
         self._check_between("check")
-        for row in () if average is None else dropped_of(average, self.masks).rows:
-            if row.weights:
-                raise RuntimeError(
-                    f"check: {row.weights} pruned entries of {row.path!r} are not zero in the average, {row.norm:.2%} "
-                    "of its norm: masks have changed since it began; sf.modules.mask_average(average, sparse.masks) "
-                    "makes it sparse"
-                )
         if average is not None:
+            self._check_average(average)
             return
         for name, count in writes.stains(self._placed.state, self._placed.weights.values()).items():
             raise RuntimeError(
@@ -258,6 +252,15 @@ class Attached:
         """
         steps = self._last + 1
         return unfinished(self._placed.algorithm, steps, "the {} steps so far") if steps else []
+
+    def _check_average(self, average: nn.Module | Mapping[str, Tensor]) -> None:
+        for row in dropped_of(average, self.masks).rows:
+            if row.weights:
+                raise RuntimeError(
+                    f"check: {row.weights} pruned entries of {row.path!r} are not zero in the average, {row.norm:.2%} "
+                    "of its norm: masks have changed since it began; sf.modules.mask_average(average, sparse.masks) "
+                    "makes it sparse"
+                )
 
     def in_module(self) -> State:
         """A snapshot of what the module holds: its weights, and masks of the entries that are kept or not zero.
