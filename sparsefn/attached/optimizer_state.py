@@ -92,7 +92,7 @@ def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
     >>> [state for _, state in optimizer_states(Record("w", weight, optimizer))]
     [{'momentum_buffer': None}]
 
-    The state of LBFGS, which joins all parameters, is that of each.
+    LBFGS has one state for all parameters: it is the state of each.
     """
     found = {}
     for one in record.optimizers:
@@ -206,7 +206,7 @@ def factors_in(optimizer: Optimizer) -> frozenset[str]:
     >>> factors_in(optimizer)
     frozenset({'L_'})
 
-    Those of a square weight look like moments, those of other weights do not.
+    Factors of a square weight look like moments; factors of other weights do not.
     """
     found = set()
     for one in (optimizer, *inner_optimizers(optimizer)):
@@ -222,7 +222,7 @@ def _without_digits(path: str) -> str:
 
 
 def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> list[StateTensor]:
-    """The tensors of a parameter's state that have its entries, and those of which nobody can tell.
+    """The tensors of a parameter's state that have its entries, or may have them.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
