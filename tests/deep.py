@@ -165,8 +165,8 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_sharded_moments_are_those_of_one_process": (),
     },
     "tests/attached/test_who_writes.py": {
-        "test_weights_between_the_steps": ("*static*",),
-        "test_weights_between_the_two_calls": ("*static*",),
+        "test_weights_between_the_steps": ("*-AdamW",),
+        "test_weights_between_the_two_calls": ("*-AdamW-*",),
         "test_weights_that_follow": (),
     },
     "tests/budgets/test_counts.py": {

@@ -126,6 +126,7 @@ class Attached:
         """Check the order of the calls, and, unless a closure will, that gradients and moments are masked."""
         if any(one is optimizer for one in self._stepped):
             raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
+        self._placed.moving = None
         if closes:
             return
         if self._dense is None and self._hooks:
@@ -154,6 +155,8 @@ class Attached:
         One that returns None after `before_step` and leaves all gradients alone, as Lightning's wrapper has it, does
         nothing.
         """
+        if self._placed.moving is optimizer:  # it has moved the weights since the last time
+            self._placed.leave(optimizer)
         dense = self._dense
         before = None if dense is None else gradients.gradients_of(self._model)
         self._reopen()

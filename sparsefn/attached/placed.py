@@ -48,6 +48,7 @@ class Placed:
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
         self._mixes = False  # an optimizer steps that may let pruned entries reach others
+        self.moving: Optimizer | None = None  # the optimizer that steps now
 
     @property
     def hidden(self) -> list[Record]:
@@ -58,10 +59,15 @@ class Placed:
         """Let state and module have what somebody has written since `show`, masked; `call` begins the errors."""
         self.show(taken_over(call, self.state, self.weights.values()), self.state)
 
+    @property
+    def following(self) -> list[Record]:
+        """The weights that follow from what trains in their place."""
+        return [record for record in self.weights.values() if record.follows]
+
     @torch.no_grad()
     def drop_writes(self) -> None:
-        """Show again the weights that follow from something, whatever somebody wrote to them."""
-        follow = [record for record in self.weights.values() if record.follows]
+        """Show again the weights that follow from something, whatever was written to them."""
+        follow = self.following
         masks = [self.state.masks[record.name] for record in follow]
         shows = zeroed(masks, [self.state.params[record.name] for record in follow])
         for record, leaf in zip(follow, shows, strict=True):
@@ -86,6 +92,12 @@ class Placed:
         if self.algorithm.view is not masked_view:
             self.zero_pruned(records)
         return ()
+
+    def check_following(self, call: str) -> None:
+        """Raise RuntimeError where somebody wrote to weights that follow from something."""
+        follow = self.following
+        if follow and not self.shows(follow):
+            check_followers(call, self.state, follow)
 
     def shows(self, records: Sequence[Record]) -> bool:
         """Whether the module surely has the effective weights: nothing is read from a device, or other processes."""
@@ -123,9 +135,7 @@ class Placed:
         written = [record for record in records if record.written or record.is_written()]
         if written:
             check_kinds("after_step", state, written)
-        follow = [record for record in records if record.follows]
-        if follow and not self.shows(follow):
-            check_followers("after_step", state, follow)
+        self.check_following("after_step")
         self.zero_pruned(records)
         is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
         if is_plain and not written and not mixes:
@@ -203,6 +213,7 @@ class Placed:
         trusts = zeros_stay(optimizer, self._dtypes)
         if not trusts:
             self._mixes = True
+            self.check_following("step")
             self.zero_pruned(records)
         new = with_other_states(records)
         check_moments(optimizer, new)
@@ -217,9 +228,16 @@ class Placed:
         for record in new:
             if is_sparse(record.support, record.parameter):
                 clear_moments(record, record.support)
+        self.moving = optimizer
 
     def leave(self, optimizer: Optimizer) -> None:
-        """Note what an optimizer has written in its step."""
+        """Note what an optimizer has written in its step.
+
+        LBFGS moves all parameters along one vector: where that is not finite, also those that got no gradient.
+        """
+        self.moving = None
+        if self._mixes:
+            self.drop_writes()
         moved = [record for record in self.records if record.optimizer is optimizer]
         for record in moved:
             record.note()

@@ -929,6 +929,51 @@ def test_scores_leave_lbfgs_and_join_it_again():
         assert len(optimizer._params) == 4
 
 
+@pytest.mark.parametrize("hooks", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 6e4])  # in half precision a curvature is 0 / 0, or infinite
+def test_lbfgs_that_diverges_leaves_weights_that_do_not_train(scale, hooks):
+    model = net().half()
+    found = model[0].weight.detach().clone()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1.0, max_iter=4)
+    sparse = sf.attach(sf.supermask(0.5), model, optimizer, hooks=hooks)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(X.half()), Y) * scale
+        loss.backward()
+        return loss
+
+    for step in range(3):
+        optimizer.step(closure)
+        if not hooks:
+            sparse.after_step(step)
+        sparse.check()
+        assert torch.equal(model[0].weight, found.where(sparse.masks["0.weight"], 0.0))
+
+
+@pytest.mark.parametrize("when", ["before the step", "after the step"])
+def test_lbfgs_does_not_hide_writes_to_weights_that_do_not_train(when):
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    sparse = sf.attach(sf.supermask(0.5), model, optimizer)
+    step = closure_of(model, optimizer)
+
+    def write():
+        model[0].weight.data.fill_(1.0)
+
+    def closure():
+        loss = step()
+        sparse.before_step()
+        if when == "before the step":
+            write()
+        return loss
+
+    with pytest.raises(RuntimeError, match="somebody wrote to '0.weight', but its mask follows from scores"):
+        optimizer.step(closure)
+        write()
+        sparse.after_step(0)
+
+
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("algorithm", [sf.ste(0.75), sf.static(0.75, init="magnitude")], ids=["ste", "static"])
 def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
