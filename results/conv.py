@@ -14,7 +14,7 @@ import sparsefn as sf
 from results.jobs import Job, Plan, Rates, Row, Task, each
 from results.lenet import SCORED, images, loop, masks_at_start, measured, moving_options, sgd, train
 
-VERSION = 1
+VERSION = 2
 WIDTHS = (16, 32, 64)
 LAYOUT_LEVELS = (20, 10)  # per cent kept by the uniform network
 SHUFFLE_LEVELS = (20, 5)
@@ -23,8 +23,9 @@ AT_START = ("SNIP", "SynFlow")
 BEGUN, PRUNED, SHRUNK = 0.1, 0.55, 0.6  # of all steps: filters begin to go, have gone, and the network gets smaller
 LONG = 1.35  # runs of the narrow network that take as long as one that is pruned, on one thread; rows have both times
 SERVED = 100  # images in a batch that is timed
-RATES = (0.4, 0.8, 0.2, 1.6)
-TUNED = {"dense": "100", "static, ERK": "20", "RigL, ERK": "20", "narrow": "half"}
+RATES = (0.8, 0.4, 1.6)
+ENDS = tuple(map(str, LAYOUT_LEVELS))
+TUNED = {"dense": ("100",), "static, ERK": ENDS, "RigL, ERK": ENDS, "narrow": ("half",)}
 FILTERS = ("filters pruned", "narrow", "narrow, as long")
 
 
@@ -168,7 +169,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 def tasks() -> list[Task]:
     """Learning rates to choose."""
-    return [Task("conv", method, level, RATES) for method, level in TUNED.items()]
+    return [Task("conv", method, levels, RATES) for method, levels in TUNED.items()]
 
 
 def trained(arm: str, level: str, seed: int, plan: Plan, rate: float, tuning: bool = False) -> Row:
@@ -196,6 +197,9 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     return [{"arm": arm, "level": level, **trained(arm, level, seed, plan, rates[f"conv {name}"])}]
 
 
-def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[float]:
-    """The error of each seed on what is held for tuning."""
-    return [trained(task.method, task.level, seed, plan, rate, tuning=True)["error"] for seed in seeds]
+def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[dict[str, float]]:
+    """The error of each seed at each level of the task, on the data for tuning."""
+    return [
+        {level: trained(task.method, level, seed, plan, rate, tuning=True)["error"] for level in task.levels}
+        for seed in seeds
+    ]

@@ -6,7 +6,6 @@ Runs of a seed share images, batches and initial weights. A job is one run, but 
 import copy
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +15,9 @@ from torch.nn import functional
 
 import sparsefn as sf
 from results import data
-from results.jobs import Job, Plan, Rates, Row, Task, each
+from results.jobs import Job, Plan, Rates, Row, Task, each, learning_rate
 
-VERSION = 1
+VERSION = 2
 SIZES = (784, 300, 100, 10)
 BATCH, MOMENTUM, DECAY = 100, 0.9, 1e-4
 LEVELS = (1, 2, 3, 5, 10)  # per cent kept
@@ -31,8 +30,9 @@ AT_START = ("SNIP", "GraSP", "SynFlow")
 METHODS = ("static", "SET", "RigL", "SNFS", "DSR", "DeepR", "GMP", *AT_START)
 SCALED = ("static, scaled start", "RigL, scaled start")
 TUNED = ("dense", *METHODS, "IMP")
-RATES = (0.2, 0.4, 0.1, 0.8)
-WITHOUT_MOMENTUM = (4.0, 8.0, 2.0, 1.0)  # DeepR's noise and signs are those of plain SGD
+ENDS = (str(LEVELS[0]), str(LEVELS[-1]))
+RATES = (0.4, 0.2, 0.8)
+WITHOUT_MOMENTUM = (2.0, 1.0, 4.0)  # DeepR's noise and signs are those of plain SGD
 
 
 # ---- networks and algorithms ---------------------------------------------------------------------
@@ -141,10 +141,11 @@ def batches(n: int, steps: int, seed: int) -> Tensor:
 def loop(
     net: nn.Module, optimizer: Any, split: data.Split, seed: int, span: range, total: int, rate: float
 ) -> Iterator[int]:
-    """A span of a run of `total` steps, with half a cosine: the caller moves the weights where it yields."""
+    """A span of a run of `total` steps: the caller moves the weights where it yields."""
+    schedule = learning_rate(rate, total)
     for step, index in zip(span, batches(len(split.y), total, seed)[span.start : span.stop], strict=True):
         for group in optimizer.param_groups:
-            group["lr"] = rate * (1 + math.cos(math.pi * step / total)) / 2
+            group["lr"] = schedule(step)
         functional.cross_entropy(net(split.x[index]), split.y[index]).backward()
         yield step
         optimizer.zero_grad()
@@ -223,7 +224,7 @@ def one(method: str, level: str, seed: int, plan: Plan, rate: float, tuning: boo
 # ---- tickets -------------------------------------------------------------------------------------
 
 
-def tickets(seed: int, plan: Plan, rate: float, rounds: tuple[int, ...] = ROUNDS, tuning: bool = False) -> list[Row]:
+def tickets(seed: int, plan: Plan, rate: float, tuning: bool = False) -> list[Row]:
     """Rounds of training, global magnitude pruning, and the weights of an early step; then two controls."""
     split, net, rows = images(seed, tuning), network(seed), []
     early: dict[str, Tensor] = {}
@@ -239,7 +240,7 @@ def tickets(seed: int, plan: Plan, rate: float, rounds: tuple[int, ...] = ROUNDS
         return again
 
     train(net, sf.dense(), split, seed, plan.steps, rate, at=keep)
-    for kept in rounds:
+    for kept in ROUNDS:
         cut = sf.one_shot(1 - kept / 100, distribution=sf.budgets.global_())
         params = sf.modules.params_of(net)
         masks = cut.update(cut.init(params), params, 0).masks
@@ -271,9 +272,9 @@ def jobs(plan: Plan) -> list[Job]:
 
 def tasks() -> list[Task]:
     """Learning rates to choose."""
-    levels = {"dense": "100"}
+    levels = {"dense": ("100",)}
     rates = {"DeepR": WITHOUT_MOMENTUM}
-    return [Task("lenet", name, levels.get(name, str(SHOWN)), rates.get(name, RATES)) for name in TUNED]
+    return [Task("lenet", name, levels.get(name, ENDS), rates.get(name, RATES)) for name in TUNED]
 
 
 def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
@@ -286,9 +287,12 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     return [{"arm": arm, "level": level, **one(arm, level, seed, plan, rate)}]
 
 
-def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[float]:
-    """The error of each seed on what is held for tuning."""
+def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[dict[str, float]]:
+    """The error of each seed at each level of the task, on the data for tuning."""
     if task.method == "IMP":
-        rounds = tuple(kept for kept in ROUNDS if kept >= SHOWN)
-        return [tickets(seed, plan, rate, rounds, tuning=True)[-1]["error"] for seed in seeds]
-    return [one(task.method, task.level, seed, plan, rate, tuning=True)["error"] for seed in seeds]
+        rows = [{row["level"]: row["error"] for row in tickets(seed, plan, rate, tuning=True)} for seed in seeds]
+        return [{level: errors[level] for level in task.levels} for errors in rows]
+    return [
+        {level: one(task.method, level, seed, plan, rate, tuning=True)["error"] for level in task.levels}
+        for seed in seeds
+    ]

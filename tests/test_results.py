@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from results import data, figures, page, runner, store, summary, tuning
+from results import data, figures, lenet, page, runner, store, summary, tuning
 from results.claims import CLAIMS, SECTIONS, Claim
-from results.jobs import TINY, Job, Key, Plan, Row
+from results.jobs import TINY, WARMUP, Job, Key, Plan, Row, Task, learning_rate
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "results" / "numbers"
@@ -167,19 +167,64 @@ def test_rates_are_tried_until_the_best_one_is_inside(best: float) -> None:
     plan = Plan()
     rows: dict[Key, Row] = {}
     while missing := {key for job in tuning.jobs(plan, rows) for key in job.makes()} - rows.keys():
-        rows |= {key: row(*key, error=abs(math.log(float(key[2]) / best)) + 0.1 * key[3]) for key in missing}
+        away = {key: abs(math.log(float(key[2]) / best)) for key in missing}
+        rows |= {key: row(*key, errors={"1": 0.1 * key[3] + far, "10": 1 + far}) for key, far in away.items()}
     assert rows.keys() == {key for job in tuning.jobs(plan, rows) for key in job.makes()}
     for name, task in tuning.tasks(plan).items():
         chosen, tried = tuning.chosen(rows, plan)[name], tuning.tried(task, rows)
         assert best / 1.5 < chosen < best * 1.5 and tried[0] < chosen < tried[-1]
+        assert chosen == min(tried, key=lambda rate: abs(math.log(rate / best)))
         assert {*task.rates} <= {*tried} and all(b == 2 * a for a, b in itertools.pairwise(tried))
 
 
 def test_equal_errors_choose_the_least_rate() -> None:
     plan = Plan()
-    rows = {key: row(*key, error=1.0) for job in tuning.jobs(plan, {}) for key in job.makes()}
+    rows = {key: row(*key, errors={"1": 1.0}) for job in tuning.jobs(plan, {}) for key in job.makes()}
     (task, *_) = tuning.tasks(plan).values()
-    assert tuning.tried(task, rows)[:2] == [0.05, 0.1]  # which is tried next
+    assert tuning.tried(task, rows) == [0.1, 0.2, 0.4, 0.8]  # the first is tried next
+
+
+def test_one_diverged_run_in_tuning_rules_a_rate_out_and_nan_never_wins() -> None:
+    task = Task("lenet", "SET", ("1", "10"), (0.4, 0.2, 0.8))
+    errors = {0.2: (14.0, 7.0), 0.4: (13.0, 6.5), 0.8: (12.0, 6.0)}
+    rows = {
+        ("tuning", task.name, str(rate), seed): {"errors": {"1": sparse, "10": less}}
+        for rate, (sparse, less) in errors.items()
+        for seed in tuning.SEEDS
+    }
+    assert tuning.best_rate(task, [*errors], rows) == 0.8
+    for lost in (90.0, math.nan):
+        rows["tuning", task.name, "0.8", 102] = {"errors": {"1": 12.0, "10": lost}}
+        assert tuning.best_rate(task, [*errors], rows) == 0.4
+    assert tuning.best_rate(task, [0.2, 0.4, 1.6], rows) is None  # not all are run
+
+
+def test_a_rate_is_chosen_over_the_levels_that_it_serves() -> None:
+    served: dict[str, set[str]] = {}
+    for job in runner.all_jobs(Plan()):
+        if job.group == "lenet" and job.name != "tickets":
+            served.setdefault(job.name.split(", ")[0], set()).add(job.arms[0][1])
+    for method, levels in served.items():
+        task = tuning.tasks(Plan())[f"lenet {method}"]
+        assert {float(min(levels, key=float)), float(max(levels, key=float))} == {*map(float, task.levels)}
+    assert len(tuning.SEEDS) >= 3 and min(tuning.SEEDS) >= Plan().seeds  # no seed of a result
+
+
+def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
+    rates = [learning_rate(0.8, 600)(step) for step in range(601)]
+    rise = round(WARMUP * 600)
+    assert rates[0] == pytest.approx(0.8 / rise) and rates[600] == pytest.approx(0)
+    assert all(a < b for a, b in itertools.pairwise(rates[:rise]))
+    assert all(a > b for a, b in itertools.pairwise(rates[rise:]))
+    assert rates[300] == pytest.approx(0.4)
+    assert learning_rate(0.8, 600)(torch.tensor(300)).item() == pytest.approx(0.4)  # a step in a vmapped run
+
+
+@needs_data
+def test_a_run_of_grasp_at_ten_per_cent_learns() -> None:
+    # Without a rise of the rate it ended at 11 % after 600 steps, as units died in the first ones.
+    found = lenet.one("GraSP", "10", 0, Plan(), 0.2)
+    assert found["error"] < 9
 
 
 @needs_data
