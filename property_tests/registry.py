@@ -720,3 +720,40 @@ ROWS = [
 ]
 # What the calls say is not said again, and a planted bug is held against what the healthy call says.
 ROWS = [completed(row) for row in ROWS]
+
+# One or more of a kind: with these `make test` runs the laws.
+QUICK_ROWS = [
+    "chain",
+    "drop_grow current",
+    "faded nm",
+    "from_masks",
+    "gmp",
+    "gmp channel",
+    "gmp erk",
+    "gmp global floor",
+    "gmp nm",
+    "gmp tied",
+    "hard_concrete",
+    "iterative",
+    "low_rank",
+    "one_shot",
+    "one_shot fisher",
+    "one_shot random",
+    "partition",
+    "phases to rigl",
+    "rewinding iterative",
+    "rewrite",
+    "rigl",
+    "rigl block",
+    "rigl nm",
+    "sequence",
+    "set",
+    "sgd ste",
+    "snfs",
+    "soft_threshold",
+    "static",
+    "static erk",
+    "ste",
+    "supermask",
+    "with_terms",
+]

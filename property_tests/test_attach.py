@@ -12,6 +12,7 @@ from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
 from property_tests.attach_rules import MISUSES, WRITES, Machine, misuse, pickled, settled, step
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
+from property_tests.registry import QUICK_ROWS
 from sparsefn.attached import Attached, attached, files, gradients, moments, placed, writes
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.testing.harness import assert_same, leaves
@@ -28,6 +29,7 @@ TestMachine.settings = settings(
 )
 
 
+@pytest.mark.deep(but=[row for row in QUICK_ROWS if row in ROWS])
 @pytest.mark.parametrize("name", ROWS)
 def test_the_reference_is_with_optimizer(name: str) -> None:
     case = large(ROWS[name].meta.layout.form, 24)
@@ -43,6 +45,20 @@ def test_the_reference_is_with_optimizer(name: str) -> None:
         assert_same(f"step {i}", step_of_reference(reference, grads, i), state._replace(opt=()))
 
 
+@pytest.mark.deep(
+    but=[
+        "chain",
+        "gmp nm",
+        "low_rank",
+        "partition",
+        "rigl",
+        "sequence",
+        "soft_threshold",
+        "ste",
+        "supermask",
+        "with_terms",
+    ]
+)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_script(name: str) -> None:
     """What the machine does by chance, once in order for each row; rows take turns with the optimizers."""
@@ -108,6 +124,7 @@ def script(loop: Loop) -> None:
     step(loop, 4)
 
 
+@pytest.mark.deep(but=["rigl"])
 @pytest.mark.parametrize("name", ["rigl", "ste", "supermask"])
 def test_a_compiled_module(name: str) -> None:
     loop = Loop(settled(Setup(name, compiled=True)))
@@ -225,6 +242,7 @@ def zero_gradients(records: Any) -> Any:
     return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_law_notices_the_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, where, name, plant = BUGS[bug]

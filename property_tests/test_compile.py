@@ -13,6 +13,7 @@ from sparsefn.testing.strategies import large
 COMPILED = ("gmp erk", "adam rigl")  # tests/algorithms/test_frame.py compiles the others
 
 
+@pytest.mark.deep(but=["gmp erk"])
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name in COMPILED], ids=lambda row: row.name)
 def test_compiled_updates_are_eager_ones(row: Row) -> None:
     compiling_changes_nothing(row, large(row.meta.layout.form))
@@ -29,6 +30,7 @@ def model(row: Row, size: int, seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("dynamic", "sizes"), [(None, (4, 6)), (True, (4,))])
 @pytest.mark.parametrize("name", SHAPED)
 def test_one_compiled_update_serves_models_of_other_shapes(name: str, dynamic: bool | None, sizes: tuple[int]) -> None:

@@ -36,6 +36,7 @@ def short(strategy: SearchStrategy[Case], n: int = CASES) -> set[str]:
     return below(found)
 
 
+@pytest.mark.deep(but=["exact"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_enough_cases_have_each_trait(name: str) -> None:
     assert short(STRATEGIES[name]) == LACKS.get(name, set())
@@ -49,6 +50,7 @@ def test_a_run_of_all_rows_has_each_trait() -> None:
     assert below(found) == set()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("poor", "lacks"),
     [

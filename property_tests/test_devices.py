@@ -44,6 +44,17 @@ def places(state: sf.State) -> dict[str, set[str]]:
     return {name: {x.device.type for x in found.values()} - {"meta"} for name, found in fields.items()}
 
 
+@pytest.mark.deep(
+    but=[
+        "gmp-a tensor there",
+        "rigl-a tensor there",
+        "ste-a tensor there",
+        "supermask-a tensor there",
+        "gmp nm-a tensor there",
+        "one_shot-a tensor there",
+        "partition-a tensor there",
+    ]
+)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_updates_wait_for_nothing(row: Row, step: str) -> None:
@@ -97,6 +108,7 @@ def counted_update(algorithm: sf.Algorithm, step: Any) -> tuple[int, float]:
     return counted.launches, counted.bytes / sum(x.numel() for x in params.values())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", BUDGETS)
 def test_an_update_of_54_leaves_stays_in_its_budget(name: str) -> None:
     algorithm, step, launches, size = BUDGETS[name]
@@ -135,6 +147,7 @@ DRAWING: dict[str, sf.Algorithm] = {
 }
 
 
+@pytest.mark.deep(but=["set-*", "chts-*"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", DRAWING)
 def test_keys_and_numbers_on_the_cpu_are_written_and_not_copied(name: str, step: str) -> None:

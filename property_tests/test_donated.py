@@ -29,6 +29,7 @@ def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists, "_MOST_ON_CPU", 100)  # a part is a leaf
 
 
+@pytest.mark.deep(but=["gmp-adamw", "rigl-adamw", "ste-adamw", "supermask-adamw", "rigl block-adamw", "set-adamw"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("row", [row for row in ROWS if first_state(row).opt == ()], ids=lambda row: row.name)
 def test_donated_has_the_bits_of_the_pure_update(row: Row, optimizer: str) -> None:

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from property_tests import method_rows, registry
 from property_tests.effort import seed, tries
-from property_tests.registry import ROWS
+from property_tests.registry import QUICK_ROWS, ROWS
 from sparsefn import algorithms
 from sparsefn.testing import LAWS, Check, Law, Row, check_row, parametrize_laws
 from sparsefn.testing.derived import run_of, takes_tensor
@@ -20,6 +22,7 @@ from sparsefn.testing.strategies import large
 CHECKS = [(law, check) for law in LAWS if law is not COMPILE for check in law.checks]
 
 
+@pytest.mark.deep(but=["nothing_moves_off_the_support-*", *(f"*-{row}" for row in QUICK_ROWS)])
 @parametrize_laws(ROWS, laws=[law for law in LAWS if law is not COMPILE])
 def test_laws_hold(law: Law, check: Check, row: Row) -> None:
     check_row(law, check, row, max_examples=tries(), seed=seed())
@@ -54,6 +57,7 @@ def digests() -> dict[str, str]:
     }
 
 
+@pytest.mark.deep
 def test_another_process_gives_the_same_bits() -> None:
     script = "import json; from property_tests.test_laws import digests; print(json.dumps(digests()))"
     env = {**os.environ, "PYTHONHASHSEED": "1234", "OMP_NUM_THREADS": "1"}

@@ -76,6 +76,7 @@ def test_there_is_work_of_every_kind() -> None:
     assert million.order(found, 1) != million.order(found, 2)
 
 
+@pytest.mark.deep
 def test_a_tree_is_drawn_and_compiled() -> None:
     work = next(work for work in works() if work.key == "one_compiled_update_serves_two_models gmp")
     line = tried(work, 2)
@@ -105,6 +106,7 @@ def test_a_tie_that_goes_to_the_last_is_seen(name: str, monkeypatch: pytest.Monk
         fuzzers.rows_of_scores(5, Counter())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", fuzzers.NETWORKS)
 def test_a_network_of_other_outputs_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real, seen = compare.check_outputs, []

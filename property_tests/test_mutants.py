@@ -13,6 +13,7 @@ CHECKS = {check.name: check for law in LAWS for check in law.checks}
 PRIMITIVE_LAWS = {law.name: law for law in laws_primitives.LAWS}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.law}-{mutant.bug}")
 def test_the_law_notices_the_bug(mutant: Mutant) -> None:
     check = CHECKS[mutant.law]
@@ -22,6 +23,7 @@ def test_the_law_notices_the_bug(mutant: Mutant) -> None:
     assert notices(check, mutant.row, mutant.bug, mutant.raises), f"{check.name} does not notice: {mutant.bug}"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mutant", PRIMITIVES, ids=lambda mutant: f"{mutant.law}-{mutant.bug}")
 def test_the_law_of_a_primitive_notices_the_bug(mutant: PrimitiveMutant) -> None:
     assert primitive_notices(PRIMITIVE_LAWS[mutant.law], mutant), f"{mutant.law} does not notice: {mutant.bug}"

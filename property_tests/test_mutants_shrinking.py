@@ -4,6 +4,8 @@ import pytest
 
 from property_tests.mutants_shrinking import SHRINKING, ShrinkingMutant, noticed, proof_says
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.mark.parametrize("mutant", SHRINKING, ids=lambda mutant: mutant.bug)
 def test_the_networks_notice_the_bug(mutant: ShrinkingMutant) -> None:

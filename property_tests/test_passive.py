@@ -13,6 +13,18 @@ from sparsefn.testing.harness import algorithm_of, assert_same, hold, trained_of
 from sparsefn.testing.laws import drawn
 
 
+@pytest.mark.deep(
+    but=[
+        "gmp-trained",
+        "rigl-trained",
+        "ste-trained",
+        "supermask-trained",
+        "gmp nm-trained",
+        "one_shot-trained",
+        "partition-trained",
+        "set-trained",
+    ]
+)
 @pytest.mark.parametrize("make", [algorithm_of, trained_of], ids=["alone", "trained"])
 @pytest.mark.parametrize("row", [*ROWS, *test_methods.ROWS], ids=lambda row: row.name)
 def test_passive_watches_every_row(row: Row, make: Callable[[Row, Case], sf.Algorithm]) -> None:

@@ -44,6 +44,7 @@ def test_any_order_has_the_bits_of_eager_updates() -> None:
     run(Machine, 2 * tries())
 
 
+@pytest.mark.deep
 def test_so_has_compiled_code() -> None:
     run(type("Compiling", (Machine,), {"names": ("rigl", "sgd ste"), "ways": (compiled, eager)}), 4, 10)
 
@@ -227,6 +228,7 @@ BUGS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_the_machine_alone_notices_the_bug(bug: Bug) -> None:
     with bug.planted() as row:
@@ -241,6 +243,7 @@ def test_the_machine_alone_notices_the_bug(bug: Bug) -> None:
     assert "before step" in str(raised.value) or "a donated algorithm has updated the state" in str(raised.value)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("row", sorted({bug.row for bug in BUGS.values()}))
 def test_without_a_bug_it_notices_nothing_there(row: str) -> None:
     run(type("Healthy", (Machine,), {"names": (row,)}), 10, 10)

@@ -18,21 +18,25 @@ NAMED = {row.name: row for row in ROWS}
 CHEAP = ("jvp", "functorch")  # the latter is grad, too, by its old name
 
 
+@pytest.mark.deep(but=["gmp-jvp", "rigl-jvp", "ste-jvp", "supermask-jvp", "low_rank-jvp", "gmp nm-jvp"])
 @pytest.mark.parametrize("column", CHEAP)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_row_differentiates_and_takes_the_old_names(row: Row, column: str) -> None:
     COLUMNS[column](row, case_of(row))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["adam rigl"])
 def test_batched_updates_compile_whole(name: str) -> None:
     assert transforms.compiled_vmap(NAMED[name], case_of(NAMED[name]), backend="eager") == "="
 
 
+@pytest.mark.deep
 def test_inductor_gives_the_same_bits() -> None:
     assert transforms.compiled(NAMED["gmp"], case_of(NAMED["gmp"]), backend="inductor") == "="
 
 
+@pytest.mark.deep(but=["gmp regrow keep"])
 @pytest.mark.parametrize("name", ["gmp regrow keep", "snfs", "supermask bernoulli", "torchopt gmp"])
 def test_updates_are_exported(name: str) -> None:
     assert transforms.exported(NAMED[name], case_of(NAMED[name])) == "="
@@ -146,6 +150,7 @@ def final_loss(make: object, value: torch.Tensor) -> torch.Tensor:
     return transforms.later_loss(make(value), CASE, CASE.params)[0]
 
 
+@pytest.mark.deep(but=["learning rate*", "power of a polynomial rate", "a piece", "l1"])
 @pytest.mark.parametrize("name", IN)
 def test_a_later_loss_differentiates_in_what_the_run_was_made_of(name: str) -> None:
     value, loss = torch.tensor(0.2, dtype=torch.float64), partial(final_loss, IN[name])
@@ -244,12 +249,14 @@ def sample() -> list[tuple[str, str]]:
     return chosen.sample([x for x in good if x[1] not in slow], 6) + chosen.sample([x for x in good if x[1] in slow], 2)
 
 
+@pytest.mark.deep(but=["*-vmap", "*-functorch", "*step"])
 @pytest.mark.parametrize(("name", "column"), sample(), ids=str)
 def test_a_fresh_run_says_the_same(name: str, column: str) -> None:
     cells = dict(zip(COLUMNS, CELLS[name], strict=True))
     assert transforms.cell(NAMED[name], column) == cells[column]
 
 
+@pytest.mark.deep
 def test_every_row_and_method_has_the_bits_of_one_process_on_two() -> None:
     methods = [row.name for row in transforms.METHODS]
     found = transforms.shards_of([*CELLS, *methods])

@@ -14,6 +14,8 @@ import torch
 
 from sparsefn.engine.surroundings.backends import BACKENDS, has_backend
 
+pytestmark = pytest.mark.deep
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TARGETS = tomllib.loads((BENCHMARKS / "targets.toml").read_text(encoding="utf-8"))["target"]
 PEERS = {

@@ -85,6 +85,7 @@ def test_a_page_has_one_table_and_all_of_it_is_read() -> None:
     assert {page: lines for page, lines in wrong.items() if lines} == {}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("page", PAGES, ids=stem)
 def test_the_code_of_every_row_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -58,6 +58,7 @@ def test_every_no_has_a_short_reproduction_and_nothing_else_has_one() -> None:
     assert [file.name for file in files if length(file) > 5] == []
 
 
+@pytest.mark.deep
 def test_our_own_row_keeps_every_law(found: Callable[[str], Any]) -> None:
     subject = found("in_torch").subject(found("adapters.sparsefn_attach"))
     cells = found("laws").check(subject)

@@ -1,55 +1,65 @@
-"""The table of deep tests names tests that are there."""
+"""What `make test` leaves to `make test-all`: markers beside the tests, read by tests/conftest.py."""
 
-import ast
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from tests.deep import DEEP, ONE, is_deep, starts_processes
+CONFTEST = Path(__file__).with_name("conftest.py")
+PROBE = """
+import pytest
 
-ROOT = Path(__file__).parents[1]
+def on_ranks(): ...
+
+@pytest.mark.deep
+def test_slow(): ...
+
+@pytest.mark.deep(but=["a-*", "b-2"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("letter", ["a", "b"])
+def test_rows(letter, number): ...
+
+@pytest.mark.deep
+class TestAll:
+    def test_of_a_class(self): ...
+
+def test_ranks(): on_ranks()
+
+@pytest.mark.quick
+def test_quick_ranks(): on_ranks()
+
+def test_plain(): ...
+"""
 
 
-def named_in(source: str) -> set[str]:
-    """The tests of a file, as pytest names them."""
-    found = set()
-    for node in ast.parse(source).body:
-        found.add(getattr(node, "name", ""))
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
-    return found
+@pytest.mark.deep
+@pytest.mark.parametrize(("chosen", "outcome"), [("not deep", "5 passed, 4 deselected"), ("deep", "4 passed, 5 desel")])
+def test_a_mark_leaves_the_parameters_that_it_names(chosen: str, outcome: str, tmp_path: Path) -> None:
+    shutil.copy(CONFTEST, tmp_path)
+    (tmp_path / "test_probe.py").write_text(PROBE, encoding="utf-8")
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "-m", chosen, "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    assert outcome in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_what_is_deep_exists() -> None:
-    assert [file for file in DEEP if not (ROOT / file).is_file()] == []
-    sources = {file: (ROOT / file).read_text(encoding="utf-8") for file in DEEP}
-    gone = [f"{file}::{test}" for file, tests in DEEP.items() for test in tests if test not in named_in(sources[file])]
+def test_parameters_that_stay_exist(request: pytest.FixtureRequest) -> None:
+    """Where all rows of a test are collected, each pattern is that of some."""
+    marked: dict[str, set[str]] = {}
+    names: dict[str, list[str]] = {}
+    for item in request.session.items:
+        test, _, name = item.nodeid.partition("[")
+        marks = getattr(getattr(item, "function", None), "pytestmark", ())
+        rows = [row for mark in marks if mark.name == "deep" for row in mark.kwargs.get("but", ())]
+        if rows:
+            marked[test] = set(rows)
+            names.setdefault(test, []).append(name.removesuffix("]"))
+    gone = [
+        (test, row)
+        for test, rows in marked.items()
+        for row in rows
+        if len(names[test]) > 1 and not any(fnmatchcase(name, row) for name in names[test])
+    ]
     assert gone == []
-
-
-def test_what_stays_is_among_the_parameters(request: pytest.FixtureRequest) -> None:
-    items = [item.nodeid for item in request.session.items]
-    gone = []
-    for name, stay in {f"{file}::{test}": stay for file, tests in DEEP.items() for test, stay in tests.items()}.items():
-        found = [item for item in items if item.startswith(f"{name}[")]
-        kept = [item for item in found if not is_deep(item)]
-        if stay and len(found) > 1 and not kept:
-            gone.append(name)
-    assert gone == []
-
-
-def test_one_of_those_that_start_processes_stays(request: pytest.FixtureRequest) -> None:
-    starting = [item for item in request.session.items if starts_processes(item)]
-    deep = {item.nodeid for item in starting if item.get_closest_marker("deep")}
-    assert {item.nodeid for item in starting} - deep <= {ONE}
-    file, test = ONE.split("::")
-    assert test in named_in((ROOT / file).read_text(encoding="utf-8"))
-
-
-def test_a_test_is_found_by_its_file_or_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DEEP, "tests/whole.py", {})
-    monkeypatch.setitem(DEEP, "tests/some.py", {"test_it": ("*-1",), "Test::test_all": ()})
-    deep = ["tests/whole.py::test_x", "tests/whole.py::Test::test_x[b]", "tests/some.py::test_it[b]"]
-    deep += ["tests/some.py::Test::test_all[a]", "tests/some.py::Test::test_all"]
-    stay = ["tests/some.py::test_it[a-1]", "tests/some.py::test_it_too", "tests/other.py::test_it[a]"]
-    assert [name for name in deep + stay if is_deep(name)] == deep

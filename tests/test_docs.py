@@ -38,6 +38,7 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.deep(but=["README.md"])
 @pytest.mark.parametrize("page", RUN_HERE, ids=named)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -222,6 +223,7 @@ def of_the_user(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dic
     }
 
 
+@pytest.mark.deep(but=["`sf.gmp*200)`", "`sf.one_shot*"])
 @pytest.mark.parametrize("row", rows_of_the_table(TEXTS[PAGES[0]]))
 def test_every_row_of_the_readme_works_in_its_loop(row: str) -> None:
     (loop,) = [block.code for block in runnable(TEXTS[PAGES[0]]) if "sf.attach(" in block.code]

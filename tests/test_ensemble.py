@@ -61,6 +61,7 @@ def test_a_stack_of_stacks_and_any_tree():
     )
 
 
+@pytest.mark.deep
 def test_inside_compile():
     states = [make_state(seed) for seed in range(2)]
     compiled = torch.compile(lambda states: E.member(E.stack(states), 1), fullgraph=True, backend="eager")
@@ -237,6 +238,9 @@ def assert_members(stack, states):
         assert tree_equal(mine, alone), f"member {i} is not run {i}"
 
 
+@pytest.mark.deep(
+    but=["seed", "sparsity*", "drop fraction", "period", "steps of a schedule", "reset steps", "skipped steps"]
+)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_member_is_a_run_bit_for_bit(name):
     make, rows = MEMBERS[name]
@@ -326,6 +330,7 @@ def test_frozen_members_keep_their_bits():
             assert bits(E.member(mixed, i)) == bits(E.member(old if kept else new, i))
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(OLD, reason="the compiler of torch 2.11 calls no trigger that it has made")
 def test_members_frozen_early_end_as_they_were():
     rows = [(KEYS[0], 1, 2), (KEYS[1], 3, 1), (KEYS[2], 2, 3)]

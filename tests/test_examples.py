@@ -16,6 +16,8 @@ import torch
 
 import sparsefn as sf
 
+pytestmark = pytest.mark.deep
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SEEDS, STEPS, SPARSITY = 2, 24, 0.95
 LAYERS = (300 * 64, 100 * 300, 10 * 100)

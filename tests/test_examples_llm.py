@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 import sparsefn as sf
 
+pytestmark = pytest.mark.deep
+
 transformers.utils.logging.disable_progress_bar()
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -232,6 +232,7 @@ def threshold(tau):
     return sf.Algorithm(sf.static(0.0).init, update)
 
 
+@pytest.mark.deep
 def test_a_rule_of_ones_own():
     params = {"w": torch.tensor([[0.5, -0.2, 0.1], [-0.7, 0.3, 0.0]]), "b": torch.tensor([0.1])}
     algorithm = sf.with_optimizer(threshold(0.25), sf.optimizers.sgd(1.0))

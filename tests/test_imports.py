@@ -165,6 +165,7 @@ def test_modules_do_not_import_what_only_tests_need() -> None:
 SLOW = ["torch._dynamo", "torch._inductor", *(f"torch.distributed.{name}" for name in ("tensor", "fsdp", "checkpoint"))]
 
 
+@pytest.mark.deep
 def test_a_fresh_process_does_not_load_them() -> None:
     script = "import sys, sparsefn; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

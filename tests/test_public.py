@@ -247,6 +247,7 @@ def test_the_runner_reports_a_wrong_example_of_a_constant() -> None:
     assert "Expected:\n    tensor([2.])\nGot:\n    tensor([1.])" in run(examples_of(constant, "constant"))
 
 
+@pytest.mark.deep
 def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
     tree = ast.parse(Path(str(sf.__file__)).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
@@ -267,6 +268,7 @@ def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
     assert told | {"testing"} == set(done.stdout.split())
 
 
+@pytest.mark.deep
 def test_listing_and_star_import_hide_nothing_and_need_no_hypothesis() -> None:
     script = """
         import builtins, inspect, pydoc, sys
@@ -288,6 +290,7 @@ def test_listing_and_star_import_hide_nothing_and_need_no_hypothesis() -> None:
     assert {*dir(sf)} == {*sf.__all__, "set", "testing", "__version__"} and sf.__all__ == sorted(sf.__all__)
 
 
+@pytest.mark.deep
 def test_compiled_code_may_ask_for_what_is_loaded_later() -> None:
     script = """
         import torch, sparsefn as sf

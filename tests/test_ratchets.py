@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparsefn"
 
@@ -94,6 +96,7 @@ def check(found: dict[str, int], most: dict[str, int]) -> None:
     assert {name: n for name, n in found.items() if n > most[name]} == {}
 
 
+@pytest.mark.deep
 def test_updates_walk_no_further() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "walks.py"), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -103,6 +106,7 @@ def test_updates_walk_no_further() -> None:
         check(numbers, WALKS[name])
 
 
+@pytest.mark.deep
 def test_code_does_not_grow_by_much_nor_get_denser() -> None:
     found = lines = 0
     for source in SOURCES.values():

@@ -59,6 +59,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
     return Archives(source, build("wheel", unpacked / f"sparsefn-{VERSION}", out))
 
 
+@pytest.mark.deep
 def test_the_wheel_holds_the_package_and_nothing_else(archives: Archives) -> None:
     files = [file for file in tree(ROOT / "sparsefn") if file.suffix in (".py", ".typed")]
     package = {file.relative_to(ROOT).as_posix() for file in files}
@@ -69,6 +70,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(archives: Archives) -> Non
         assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 
+@pytest.mark.deep
 def test_the_wheel_says_what_the_project_says(archives: Archives) -> None:
     with zipfile.ZipFile(archives.wheel) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
@@ -110,6 +112,7 @@ def test_workflows_run_commands_that_are_there() -> None:
     assert {"lint", "test", "test-all", "compat", "dist"} <= made <= targets
 
 
+@pytest.mark.deep
 def test_an_empty_environment_runs_the_readme(archives: Archives, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"

@@ -32,6 +32,7 @@ def started(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.deep
 @needs_data
 def test_a_tiny_run_of_everything_is_killed_and_goes_on(tmp_path: Path) -> None:
     options = ("--tiny", "--numbers", tmp_path / "numbers", "--docs", tmp_path / "docs")
@@ -97,6 +98,7 @@ def test_the_first_seeds_of_all_claims_come_first() -> None:
     assert {key[3] for key in keys} == set(range(10))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -131,6 +133,7 @@ def test_other_data_is_refused() -> None:
         data.same("name", torch.zeros(3).numpy(), "no")
 
 
+@pytest.mark.deep
 def test_the_text_of_a_seed_is_not_in_what_it_trains_on() -> None:
     text, other = data.text(0), data.text(1)
     assert len(text.test) == data.HELD and not torch.equal(text.test, other.test)
@@ -162,6 +165,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.deep(but=["0.03"])
 @pytest.mark.parametrize("best", [0.003, 0.03, 0.3, 3.0, 30.0])
 def test_rates_are_tried_until_the_best_one_is_inside(best: float) -> None:
     plan = Plan()
@@ -220,6 +224,7 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
     assert learning_rate(0.8, 600)(torch.tensor(300)).item() == pytest.approx(0.4)  # a step in a vmapped run
 
 
+@pytest.mark.deep
 @needs_data
 def test_a_run_of_grasp_at_ten_per_cent_learns() -> None:
     # Without a rise of the rate it ended at 11 % after 600 steps, as units died in the first ones.

@@ -77,6 +77,7 @@ def resume(folder):
     torch.save(ends, folder / "ends.pt")
 
 
+@pytest.mark.deep
 def test_every_split_point_resumes_in_a_new_process(tmp_path):
     finals = {}
     for name, make in RUNS.items():

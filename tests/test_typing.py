@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_public import public
 
 import sparsefn as sf
@@ -29,6 +30,7 @@ def expected(file: Path) -> set[tuple[str, int, str]]:
     return found
 
 
+@pytest.mark.deep
 def test_mypy_accepts_right_code_and_finds_every_mistake_of_wrong_code():
     command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", str(RIGHT), str(WRONG)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

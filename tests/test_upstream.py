@@ -19,6 +19,8 @@ from torch.func import functional_call, grad, jvp, vmap
 import sparsefn as sf
 from sparsefn.engine.numbers import elementary
 
+pytestmark = pytest.mark.deep
+
 compiled = partial(torch.compile, fullgraph=True, backend="eager")
 X = torch.tensor([1.0, -1.0])
 SLOPES = torch.tensor([2.0, 3.0])

@@ -192,6 +192,7 @@ print(json.dumps([test_frame.digests(4), hash("w")]))
 """
 
 
+@pytest.mark.deep
 def test_threads_and_hash_seeds_do_not_matter():
     here = Path(__file__).parent
     paths = json.dumps([str(here), str(here.parents[1])])
@@ -390,6 +391,7 @@ def test_updates_are_differentiable():
 # ---- torch.compile ------------------------------------------------------------------------------
 
 
+@pytest.mark.deep(but=["rigl-tensor"])
 @pytest.mark.parametrize(("name", "as_step"), [*((name, torch.tensor) for name in COMPILED), ("rigl", int)])
 def test_compiled_updates_equal_eager_ones_and_are_compiled_once(name, as_step):
     # An int is taken for a constant the first time and for a number from then on: two graphs in all.
@@ -435,6 +437,7 @@ def recording(graphs):
     return aot_autograd(fw_compiler=record)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_bits_of_the_eager_one(name):
     # Two graphs, and the trigger chooses between them outside.
@@ -459,6 +462,7 @@ def test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_bits_of_the_
     assert len(graphs["quiet"][0]) < len(graphs["changing"][0])
 
 
+@pytest.mark.deep
 def test_a_quiet_update_serves_ints_that_grow():
     counter = CompileCounterWithBackend("eager")
     quiet = sf.with_optimizer(sf.rigl(0.5, steps=8, when=sf.never()), sf.optimizers.adam(0.05))
@@ -475,6 +479,7 @@ def test_masks_that_stay_are_handed_back_as_they_are():
     assert all(new.masks[path] is mask for path, mask in state.masks.items())
 
 
+@pytest.mark.deep
 def test_a_compiled_ensemble_equals_the_loop():
     keys, params = torch.stack([sf.random.key(seed) for seed in SEEDS]), {"w": start()["w"]}
 
@@ -495,6 +500,7 @@ def test_a_compiled_ensemble_equals_the_loop():
     assert_members(state, [walk(build(sf.random.key(seed)), steps=4, params=params)[-1] for seed in SEEDS])
 
 
+@pytest.mark.deep
 def test_inductor_code_gives_the_same_masks():
     params = {"w": start()["w"]}
     algorithm = make("rigl", sf.optimizers.sgd(0.05))

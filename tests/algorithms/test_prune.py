@@ -177,6 +177,7 @@ def test_counts_differ_between_members_of_an_ensemble():
     assert torch.func.vmap(pruned)(torch.tensor([1, 3, 9])).sum((1, 2)).tolist() == [3, 1, 0]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])
 def test_counts_compile(count):
     params = row(1, -2, 3, -4, 5)

@@ -251,6 +251,7 @@ def test_effective_weights_and_masks_intersect_both():
     assert sf.masks.n_kept(few.init({"w": torch.tensor([[0.1, 2.0]])}).masks) == 1
 
 
+@pytest.mark.deep
 def test_all_leaves_may_have_latents_in_compiled_code():
     algorithm = sf.with_optimizer(sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1))
     params = {"a": torch.ones(2, 3), "b": torch.ones(3, 2)}

@@ -310,6 +310,7 @@ def test_vmap_over_sparsities_equals_the_loop():
         assert equal(sf.ensemble.member(stack, i), run(level))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("mode", "sparsity", "params"),
     [("joint", "bernoulli", PARAMS), ("ste", 0.5, PARAMS["1"]), ("supermask", 0.5, PARAMS["1"])],

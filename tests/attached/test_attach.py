@@ -351,6 +351,7 @@ def test_sparse_adam_on_masked_leaves_is_refused():
     assert torch.equal(model.weight, before) and not optimizer._optimizer_step_pre_hooks
 
 
+@pytest.mark.deep
 def test_a_compiled_step_is_watched():
     model = net()
     optimizer = adam(model)

@@ -527,6 +527,7 @@ def steps_in_hooks_of_ddp():
         sf.attach(rigl(), model, optimizer)
 
 
+@pytest.mark.deep
 def test_sharded_moments_are_those_of_one_process(tmp_path):
     on_ranks(2, two_ranks, tmp_path)
 

@@ -155,6 +155,7 @@ def row(name):
     return mark
 
 
+@pytest.mark.deep(but=["*-AdamW"])
 @row("weights between the steps")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("how", SEEN)
@@ -247,6 +248,7 @@ def test_weights_before_a_step_with_a_closure(how, name):
     sparse.check()
 
 
+@pytest.mark.deep(but=["*-AdamW-*"])
 @row("weights between `before_step` and `after_step`")
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -296,6 +298,7 @@ def test_weights_whose_pruned_entries_have_values(how, name):
     assert sf.checkpoint.tree_equal(*runs)
 
 
+@pytest.mark.deep
 @row("weights that follow from latents or learned scores")
 @pytest.mark.parametrize("when", ["between the steps", "before the step", "after the step"])
 @pytest.mark.parametrize("name", FOLLOW)

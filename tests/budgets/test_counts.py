@@ -214,6 +214,7 @@ def test_sap_prunes_by_the_pq_index():
     assert sizes == [5, 5, 5]  # equal weights have index 0: nothing more is pruned
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [COUNTS.above(0.11), COUNTS.mass(0.7)])
 def test_compiled_code_counts_scores_that_are_rounded(count):
     generator = torch.Generator().manual_seed(0)

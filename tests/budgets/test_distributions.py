@@ -207,6 +207,7 @@ class TestGlobal:
                     assert limits == (math.ceil(exact), math.floor(exact))
         assert B.global_(5e-324).bounds({"a": (10,)}, 10) == {"a": (1, 10)}
 
+    @pytest.mark.deep
     def test_bounds_in_compiled_code(self):
         algorithm = sf.one_shot(0.9, distribution=B.global_(0.07, 0.29))
         params = {"w": torch.rand(10, 10), "v": torch.rand(10, 10) / 100}

@@ -200,6 +200,7 @@ def walk(algorithm, steps, update=None):
     return state
 
 
+@pytest.mark.deep
 def test_all_of_it_is_pure_under_tensor_steps_vmap_and_compile():
     plain = walk(everything(0, 0.3), range(4))
     tensors = [torch.tensor(step) for step in range(4)]

@@ -64,6 +64,7 @@ def check_most(made: Within):
         assert n == list(priced.sizes.values())[i] or priced.cost(more) > made.limit
 
 
+@pytest.mark.deep
 @settings(max_examples=25, deadline=None)
 @given(networks(), st.sampled_from(UNITS), st.floats(0.2, 0.9), st.sampled_from([1.0, 2.5]))
 def test_counts_of_random_networks_are_those_of_adding_units_one_by_one(drawn, unit, share, weight):
@@ -137,6 +138,7 @@ def test_the_sparsity_is_how_far_it_is_to_the_limit():
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.deep
 def test_a_compiled_update_keeps_the_same_units():
     model, x = net()
     found = groups(model, x)

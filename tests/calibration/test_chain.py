@@ -127,6 +127,14 @@ def assert_unwritten(model, before):
     assert sf.checkpoint.tree_equal(dict(model.state_dict()), tensors)
 
 
+@pytest.mark.deep(
+    but=[
+        "llama-wanda-square-pruned",
+        "mixtral-wanda-square-pruned",
+        "vit-wanda-square-pruned",
+        "sequential-wanda-square-pruned",
+    ]
+)
 @pytest.mark.parametrize("inputs_from", ["pruned", "dense"])
 @pytest.mark.parametrize(("prune", "of"), [(wanda, "square"), (sparsegpt, "gram")])
 @pytest.mark.parametrize("name", MODELS)
@@ -143,6 +151,7 @@ def test_a_model_is_pruned_as_by_runs_of_the_whole(name, prune, of, inputs_from)
     assert_unwritten(model, before)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("layers", [4, 16])
 @pytest.mark.parametrize(
     ("make", "path"), [(llama, "model.layers"), (gpt2, "transformer.h"), (opt, "model.decoder.layers")]

@@ -102,6 +102,7 @@ for write, value in [(write_tensors, {"x": torch.ones(2**16)}), (write_json, ["x
 """
 
 
+@pytest.mark.deep
 def test_a_disk_without_room_loses_nothing(tmp_path):
     (tmp_path / "file").write_text("before")
     done = subprocess.run(

@@ -102,16 +102,19 @@ def end_everywhere(folder, batches, place, step=1, **options):
     assert at > step
 
 
+@pytest.mark.deep
 def test_a_run_that_is_ended_anywhere_goes_on_with_the_same_bits(folder, tmp_path):
     end_everywhere(folder, BATCHES[:2], tmp_path)
 
 
+@pytest.mark.deep
 def test_so_does_one_with_an_encoder_and_a_decoder(tmp_path):
     folder = tiny_lms.folder_of(tiny_lms.t5, tmp_path / "t5")
     batches = [{"input_ids": words, "decoder_input_ids": words[:, :6]} for words in WORDS.split(3)]
     end_everywhere(folder, batches, tmp_path, step=5)
 
 
+@pytest.mark.deep
 def test_so_does_one_that_leaves_layers_out(tmp_path):
     folder = tiny_lms.folder_of(tiny_lms.llama, tmp_path / "llama", layers=5)
     blocks = ["model.layers.1.self_attn.*", "model.layers.1.mlp.*", "model.layers.4.*"]
@@ -138,6 +141,7 @@ sf.calibration.stream(sys.argv[1], sparsegpt, BATCHES, sys.argv[2])
 """
 
 
+@pytest.mark.deep
 def test_a_process_that_is_killed_goes_on_with_the_same_bits(tmp_path):
     folder, out = tiny_lms.folder_of(tiny_lms.llama, tmp_path / "llama", layers=12), tmp_path / "out"
     command, times = [sys.executable, "-c", SCRIPT, str(folder), str(out)], 0
@@ -216,6 +220,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.deep
 def test_a_disk_without_room_loses_nothing(tmp_path):
     folder, out = tiny_lms.folder_of(tiny_lms.llama, tmp_path / "llama", layers=2), tmp_path / "out"
     batches = [WORDS.repeat(4, 1)[:20]]

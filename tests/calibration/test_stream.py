@@ -33,6 +33,7 @@ def folder(tmp_path):
     return tiny_lms.folder_of(tiny_lms.llama, tmp_path / "llama", layers=2)
 
 
+@pytest.mark.deep(but=["*-wanda-dtype0"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prune", [wanda, sparsegpt])
 @pytest.mark.parametrize("make", [tiny_lms.llama, tiny_lms.gemma, tiny_lms.gpt2, tiny_lms.opt])
@@ -233,6 +234,7 @@ sf.calibration.stream(folder, sparsegpt, WORDS.split(1), out / "pruned")
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the size of a process is read from /proc")
 def test_a_model_of_four_times_the_memory(tmp_path):
     sizes = {"layers": 48, "hidden_size": 256, "intermediate_size": 512}

@@ -94,6 +94,7 @@ def peak_of(update, *args):
         tracemalloc.stop()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["rigl", "set", "gmp", "global", "2:4"])
 def test_a_change_takes_new_masks_and_little_more(name, monkeypatch):
     monkeypatch.setattr(lists, "_MOST_ON_CPU", 1 << 18)
@@ -197,6 +198,7 @@ def test_gradients_stay():
     assert all(torch.equal(x, y) for x, y in zip(grads.values(), params_of().values(), strict=True))
 
 
+@pytest.mark.deep
 def test_under_transforms_it_is_the_pure_update():
     whole = sf.donated(made())
     states = torch.vmap(whole.init)({"w": torch.randn(2, 80, 80)})

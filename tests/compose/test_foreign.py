@@ -341,6 +341,7 @@ def two_steps(algorithm, state):
     return state
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", TORCHOPT)
 def test_optimizers_of_torchopt_train_resume_batch_and_compile(name):
@@ -359,6 +360,7 @@ def test_optimizers_of_torchopt_train_resume_batch_and_compile(name):
         assert tree_equal(compiled(start, GRADS, 0), algorithm.update(start, GRADS, 0))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_moments_are_found_in_compiled_code(dynamic):
     torch._dynamo.reset()

@@ -126,6 +126,7 @@ def test_tensor_steps_and_vmapped_steps_walk_the_same_phases():
         assert sf.checkpoint.tree_equal(sf.ensemble.member(batch, i), expected), f"step {i}"
 
 
+@pytest.mark.deep
 def test_a_phase_without_a_leaf_to_sparsify_compiles():
     algorithm = sf.phases([(0, sf.ste(0.5)), (1, sf.static(0.5, init="magnitude"))])
     with pytest.warns(UserWarning, match="no leaf is sparsified"):
@@ -139,6 +140,7 @@ def test_a_phase_without_a_leaf_to_sparsify_compiles():
     assert sf.checkpoint.tree_equal(state, eager)
 
 
+@pytest.mark.deep
 def test_leaves_that_no_phase_sparsifies_cost_no_second_graph():
     algorithm, counter = sf.phases([(0, sf.ste(0.5)), (2, sf.static(0.5, init="magnitude"))]), CompileCounter()
     state = algorithm.init({"w": torch.randn(2, 3), "b": torch.ones(2)})

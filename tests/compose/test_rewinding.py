@@ -103,6 +103,7 @@ def test_no_two_leaves_of_a_state_share_memory():
         assert len(set(places)) == len(places)
 
 
+@pytest.mark.deep
 def test_tensor_steps_vmap_and_compiled_code_have_the_same_bits():
     algorithm = sf.with_optimizer(lottery(), sf.optimizers.sgd(0.1, momentum=0.9), reset=ROUND)
 

@@ -134,6 +134,7 @@ class TestInsideAChain:
         states = [a.update(a.init(w), w, 0) for a in (plain, within)]
         assert torch.equal(states[0].masks["w"], states[1].masks["w"])
 
+    @pytest.mark.deep
     def test_srigl_with_ablation_under_vmap_and_compile(self):
         rows = sf.patterns.channel(0, norm=float("inf"))
 

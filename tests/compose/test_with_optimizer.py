@@ -64,6 +64,7 @@ def prune_by_hand(algorithm, optimizer, steps):
     return state._replace(opt=opt)
 
 
+@pytest.mark.deep(but=["rigl-*"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_pruned_weights_and_moments_are_zero_for_100_steps_as_in_a_loop_by_hand(name, optimizer):
@@ -451,6 +452,7 @@ def test_a_gradient_that_is_not_finite_counts_at_a_pruned_weight_too():
     assert sf.checkpoint.tree_equal(algorithm.update(state, grads, 0), state)
 
 
+@pytest.mark.deep
 def test_steps_are_skipped_member_by_member_and_in_compiled_code():
     torch._dynamo.reset()
     algorithm = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1, momentum=0.9), skip_nonfinite=True)
@@ -512,6 +514,7 @@ STEPPED = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", STEPPED)
 def test_compiled_steps_have_the_bits_of_eager_ones(name, backend):
@@ -523,6 +526,7 @@ def test_compiled_steps_have_the_bits_of_eager_ones(name, backend):
         assert_same("states", got, algorithm.update(state, grads, 1))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [{}, {"reset_grown": False}, {"skip": sf.at([1])}, {"skip": sf.at([2])}], ids=str)
 def test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew(options):
     def moment(state, grads, step):
@@ -545,6 +549,7 @@ def test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew(
         state = want
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [int, torch.tensor], ids=["int", "tensor"])
 def test_without_guards_on_globals_every_step_has_the_bits_of_the_eager_one(kind):
     options = {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe}
@@ -561,6 +566,7 @@ def test_without_guards_on_globals_every_step_has_the_bits_of_the_eager_one(kind
         assert changes > 3
 
 
+@pytest.mark.deep
 def test_gradients_through_a_compiled_step_are_finite():
     # The whole gradient has infinities off the mask, whose slope is NaN.
     mask, rate = torch.tensor([True, False]), torch.tensor(0.5, dtype=torch.float64)

@@ -120,6 +120,7 @@ def test_an_ensemble_is_a_loop(name):
             assert torch.allclose(found[path][i], leaf, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["obd", "exact", "estimate", "grasp", "synflow"])  # the Fisher is in obd
 def test_a_compiled_score_is_an_eager_one(name):
     score, state = scores()[name], state_of()
@@ -128,6 +129,7 @@ def test_a_compiled_score_is_an_eager_one(name):
         assert torch.allclose(compiled(state, state.params, torch.tensor(3))[path], leaf, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.deep
 def test_an_algorithm_with_such_a_score_compiles():
     algorithm = sf.gmp(0.5, when=sf.every(2), score=C.grasp(loss, (X, Y)), where="[ab]", init="dense")
     update = torch.compile(algorithm.update, backend="eager", fullgraph=True)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import sparsefn as sf
 
 # The last thing before the end is a message over the group of a mesh, which the mesh keeps alive.
@@ -34,6 +36,7 @@ def test_one_process_has_nothing_to_leave():
     sf.distributed.leave()
 
 
+@pytest.mark.deep
 def test_two_processes_end(tmp_path):
     command = [sys.executable, "-c", SCRIPT]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

@@ -215,6 +215,7 @@ def test_vmap_is_the_loop(act, observe):
         assert sf.checkpoint.tree_equal(sf.ensemble.member(together, i), alone)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("act", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("observe", [0, 3])
 def test_compiled_is_eager(act, observe):

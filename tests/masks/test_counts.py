@@ -135,6 +135,7 @@ def test_set_operations_refuse_trees_that_differ(operation):
         operation([X.float()], [X])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("operation", [M.intersect, M.union, M.difference, M.hamming])
 def test_set_operations_under_vmap_compile_and_without_mutation(operation):
     a = {"w": bits(4, 2, 3), "d": torch.ones(4, dtype=torch.bool)}

@@ -55,6 +55,7 @@ def test_vmap_equals_the_loop(mode, gated):
             assert torch.equal(a[i], b)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", ["supermask", "joint"])
 def test_a_compiled_gradient_is_the_eager_one(mode):
     # A custom autograd Function would be ignored here, without an error.

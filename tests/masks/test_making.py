@@ -134,6 +134,7 @@ def test_shuffle_keeps_the_counts_of_every_leaf():
         M.shuffle({"w": torch.zeros(3)}, key)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("within", [0, 1, -1])
 def test_shuffle_within_a_dimension_keeps_the_count_of_each_of_its_indices(within):
     masks = {"a": bits(17, 9), "b": bits(4, 3), "c": T, "d": bits(6, 5, 2, 3), "e": bits(0, 3), "f": bits(3, 0)}

@@ -60,6 +60,7 @@ def test_unpacked_masks_are_memory_of_their_own():
     assert torch.equal(again, mask) and torch.equal(M.pack([mask])[0], packed[0])
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # from inductor's own imports
 def test_pack_under_vmap_and_compile():
     stacked = [bits(4, 3, 5), torch.ones(4, dtype=torch.bool)]

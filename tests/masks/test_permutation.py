@@ -19,6 +19,7 @@ def kept(weight, n, m, axis=1):
     return size[sf.topk_mask(size, None, pattern=sf.patterns.nm(n, m, axis))].double().sum().item()
 
 
+@pytest.mark.deep(but=["2-4"])
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (3, 4), (1, 2), (2, 8), (5, 8)])
 def test_more_is_kept_and_no_pair_of_groups_gains(n, m):
     weight = draw(12, 8 * m)
@@ -42,6 +43,7 @@ def test_two_groups_of_four_are_shared_out_as_well_as_can_be():
     assert sf.permutation.channels(weight, 2, 4).after == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.deep
 def test_escapes_and_rounds():
     weight = draw(16, 48)
     one, more, other = (sf.permutation.channels(weight, 2, 4, escapes=n) for n in (0, 12, 12))

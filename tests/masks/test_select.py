@@ -263,6 +263,7 @@ def test_counts_are_checked():
         sf.drop_lowest(x, mask[:2], 1)
 
 
+@pytest.mark.deep(but=["ties-*"])
 @pytest.mark.parametrize("m", [2, 4, 16, 64])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("kind", ["continuous", "ties", "nan"])

@@ -107,6 +107,7 @@ def grads_of(params, seed):
     return {path: torch.randn(x.shape, generator=generator) for path, x in params.items()}
 
 
+@pytest.mark.deep(but=["global-residual"])
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("distribution", [budgets.global_(), budgets.uniform()], ids=["global", "uniform"])
 def test_taylor_squares_the_sum_over_all_members(kind, distribution):
@@ -122,6 +123,7 @@ def test_taylor_squares_the_sum_over_all_members(kind, distribution):
     smaller(model, x, state)
 
 
+@pytest.mark.deep(but=["residual"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_taylor_as_a_score_with_shares_by_path(kind):
     model, x, groups, params = made(kind)
@@ -137,6 +139,7 @@ def test_taylor_as_a_score_with_shares_by_path(kind):
     assert smaller(model, x, state) < sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.deep(but=["global-residual"])
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("distribution", ["uniform", "global", "by path"])
 def test_fpgm_compares_the_vectors_of_whole_units(kind, distribution):

@@ -219,6 +219,7 @@ def attributes(module):
     ]
 
 
+@pytest.mark.deep(but=["*-call", "*-grad", "*-raises"])
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.filterwarnings("ignore:the forward changed buffers:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler hides it

@@ -151,6 +151,7 @@ def trained(model, algorithm, optimizer=torch.optim.Adam, steps=7):
     return sparse
 
 
+@pytest.mark.deep
 @settings(max_examples=60, deadline=None)
 @given(
     st.tuples(st.sampled_from([*KINDS]), st.sampled_from([*KINDS])),

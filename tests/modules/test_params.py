@@ -258,6 +258,7 @@ def test_buffers_that_the_forward_assigns_anew():
     assert_untouched(module, before)
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:the forward changed buffers:UserWarning")
 def test_batchnorm_in_train_mode_under_grad_vmap_and_compile():
     module, x = build("convnet")
@@ -327,6 +328,7 @@ def test_value_and_grad_under_vmap_over_members(name):
     assert_untouched(module, before)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["mlp", "convnet", "encoder", "tied"])
 def test_value_and_grad_under_compile(name):
     module, x = build(name)

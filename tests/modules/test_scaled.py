@@ -96,6 +96,7 @@ def test_signals_keep_their_size():
     assert faded < 0.01 * dense and 0.5 * dense < kept < 2 * dense
 
 
+@pytest.mark.deep
 def test_under_vmap_and_compile():
     net = nn.Sequential(nn.Linear(6, 5), nn.ConvTranspose1d(4, 4, 2, groups=2))
     states = [state_of(net, key=sf.random.key(i)) for i in range(3)]

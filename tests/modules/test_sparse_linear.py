@@ -292,6 +292,7 @@ def test_copies_checkpoints_and_dtypes(layout):
     close(fast.to(torch.float64)(x.double()).float(), expected)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("layout", ["csr", "bsr"])
 def test_inference_mode_and_compile(layout):
     layer, state = blocks(8)
@@ -339,6 +340,7 @@ assert pickle.load(open("fast.pickle", "rb"))(torch.ones(2, 8)).shape == (2, 8)
 """
 
 
+@pytest.mark.deep
 def test_a_fresh_process_hears_nothing_of_torchs_beta(tmp_path):
     # torch warns once in a process, so that only a fresh one shows it.
     env = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

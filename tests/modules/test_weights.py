@@ -194,6 +194,7 @@ def test_what_matches_nothing_is_refused():
         M.weights_of({})
 
 
+@pytest.mark.deep
 def test_the_where_reads_names_alone_and_works_under_vmap_and_compile():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     algorithm = sf.static(0.5, where=M.weights_of(net, skip="1"))

@@ -77,6 +77,7 @@ def test_names_values_and_draws_are_those_of_the_bare_module(name, group):
     assert tree_equal(state, sf.static(0.5, key=sf.random.key(3)).init(M.params_of(net)))
 
 
+@pytest.mark.deep(but=["checkpointed*", "ddp", "dp*"])
 @every
 def test_bake_to_sparse_and_from_pruned_map_the_names_back(name, group):
     net, wrapped = made(name)
@@ -114,6 +115,7 @@ def test_axes_and_weights_are_found_by_the_bare_names(name, group):
     assert [path for path, leaf in M.params_of(wrapped).items() if where(path, leaf)] == ["1.weight"]
 
 
+@pytest.mark.deep(but=["checkpointed*"])
 @pytest.mark.parametrize("name", RUNS)
 def test_call_runs_what_torch_compile_and_checkpointing_wrap(name):
     net, wrapped = made(name)

@@ -16,6 +16,7 @@ ADAMS = [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("make", ADAMS)
 def test_the_pass_over_memory_has_the_bits_of_torch(make, threads):

@@ -185,6 +185,7 @@ def test_vmap_over_learning_rates(make):
     assert tree_equal(batched, optree.tree_map(lambda *leaves: torch.stack(leaves), *loop))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_compile_gives_the_bits_of_eager_in_one_graph(name):
     torch._dynamo.reset()
@@ -202,6 +203,7 @@ def test_compile_gives_the_bits_of_eager_in_one_graph(name):
     assert counter.frame_count == 1
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # from inductor's own imports
 def test_inductor_gives_the_bits_of_eager_in_every_dtype():
     torch._dynamo.reset()
@@ -347,6 +349,7 @@ def test_0d_leaves_of_every_dtype_have_the_bits_of_the_loop_under_vmap(name, rat
         params = [optree.tree_map(torch.add, p, u) for p, (u, _) in zip(params, rows, strict=True)]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["nesterov", "adamw"])
 def test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code(name):
     torch._dynamo.reset()

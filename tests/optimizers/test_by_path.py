@@ -184,6 +184,7 @@ def test_vmap_gives_the_bits_of_the_loop():
     assert tree_equal(torch.vmap(train)(rates), optree.tree_map(lambda *leaves: torch.stack(leaves), *loop))
 
 
+@pytest.mark.deep
 def test_compile_gives_the_bits_of_eager_in_one_graph():
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -238,6 +239,7 @@ def test_latents_and_the_rest():
     assert not torch.equal(state.params["0.bias"], PARAMS["0.bias"])
 
 
+@pytest.mark.deep(but=["names0"])
 @pytest.mark.parametrize("names", [["scores"], ["scores", "params"]])
 def test_a_part_without_leaves_may_have_an_optimizer_and_need_not(names):
     # Every leaf has scores: no param trains.

@@ -72,6 +72,7 @@ def test_short_gradients_keep_their_bits_and_are_copies():
     assert sf.clip_norm({}, 1.0) == {}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_vmap_compile_threads_and_layout_give_the_bits_of_eager(dtype):
     torch._dynamo.reset()

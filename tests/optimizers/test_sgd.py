@@ -62,6 +62,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.deep(but=["1-*-keep", "2-adam-keep"])
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("pruned", ["zero", "keep", "train"])
 @pytest.mark.parametrize("name", MADE)
@@ -133,6 +134,7 @@ def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients(name):
         calls.clear()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_under_transforms_it_leaves_the_step_to_the_parts(name):
     params, grads = ({path: tree[path] for path in ("odd", "bias")} for tree in trees())

@@ -82,6 +82,7 @@ def test_a_number_for_each_element_of_partial_boxes_too(shape, box):
         assert sizes[tuple(place)] == grid[unit]
 
 
+@pytest.mark.deep(but=["threads=1-*0*-plain"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("shape", "box"), GRIDS, ids=str)
 def test_some_boxes_at_a_time_give_the_bits_of_all_at_once(shape, box, layout, threads, monkeypatch):

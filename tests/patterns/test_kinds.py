@@ -192,6 +192,7 @@ TRANSFORMED = [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("pattern", "count"), TRANSFORMED, ids=str)
 def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
     scores = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)).mul(4).floor()

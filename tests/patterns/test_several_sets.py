@@ -218,6 +218,7 @@ def test_where_chooses_sets_whose_leaves_no_other_set_has():
         sf.one_shot(0.5, pattern=chain, where=["0.w", "3.w"]).init(weights)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["gmp", "rigl", "supermask", "by score"])
 def test_vmapped_and_compiled_masks_have_the_same_bits(name):
     algorithm, weights = ALGORITHMS[name], [params(seed) for seed in range(3)]
@@ -260,6 +261,7 @@ def test_units_by_numbers_pool_their_own_entries(reduce):
         assert torch.equal(masks[path], line.reshape([-1 if d == dim else 1 for d in range(2)]).expand_as(masks[path]))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("make", [sf.gmp, sf.rigl, sf.ste, sf.static], ids=lambda make: make.__name__)
 def test_units_by_numbers_in_algorithms_vmapped_and_compiled(make):
     algorithm = make(1 / 3, pattern=ANYHOW)

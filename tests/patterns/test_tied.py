@@ -174,6 +174,7 @@ def test_masks_from_zeros_prune_whole_units_or_are_refused():
         sf.static(0.5, pattern=MLP, init="checkerboard").init(weights)
 
 
+@pytest.mark.deep
 def test_given_masks_under_vmap_and_compile():
     weights = params()
     weights["0.up.weight"][2], weights["0.up.bias"][2], weights["0.down.weight"][:, 2] = 0, 0, 0
@@ -208,6 +209,7 @@ def test_it_selects_among_what_was_kept_before_and_others_among_its_own():
     assert not (masks["0.up.weight"] & ~kept).any()
 
 
+@pytest.mark.deep
 def test_vmapped_and_compiled_masks_have_the_same_bits():
     algorithm = sf.gmp(0.5, pattern=MLP, init="dense")
     weights = [params(seed) for seed in range(3)]

@@ -60,6 +60,7 @@ def test_shares_have_the_scale_from_0_to_1_and_zeros_no_tiny_one():
     assert grown != level
 
 
+@pytest.mark.deep(but=["3"])
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_no_panel_of_a_run_overlaps_another_and_the_legend_is_inside(n):
     paths = [f"_orig_mod.layers.{i}.self_attention.$query$_projection.weight" for i in range(n)]
@@ -93,6 +94,7 @@ def test_plot_masks_shows_every_entry_or_a_share():
     assert apart(figure)
 
 
+@pytest.mark.deep(but=["1"])
 @pytest.mark.parametrize("n", [1, 7])
 def test_no_mask_overlaps_another(n):
     names = {f"model.encoder.layers.{i}.self_attention.$query$_projection.weight": (200, 8) for i in range(n)}
@@ -102,6 +104,7 @@ def test_no_mask_overlaps_another(n):
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes(figure))
 
 
+@pytest.mark.deep
 def test_many_masks_stay_within_what_a_picture_can_be():
     figure = plot_masks(state_of({f"{i}.weight": (2, 2) for i in range(100)}))
     assert figure.get_figheight() == 20 * 2.9
@@ -152,6 +155,7 @@ def test_short_names_fit_and_stay_different():
     assert _short([]) == []
 
 
+@pytest.mark.deep
 def test_pyplot_is_not_loaded():
     script = (
         "import sys, torch, sparsefn as sf\n"

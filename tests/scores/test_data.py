@@ -105,6 +105,7 @@ def test_leaves_that_stay_dense_need_no_data_and_16_bits_score_in_float32():
     assert not scores["bias"].any() and not scores["embed"].any()
 
 
+@pytest.mark.deep
 def test_scores_are_the_same_compiled_and_in_an_ensemble():
     score = sf.scores.ria(stats_of(X))
     algorithm = sf.one_shot(0.5, score)
@@ -200,6 +201,7 @@ def test_reap_of_other_patterns_and_statistics():
         sf.scores.reap([], EXPERTS)
 
 
+@pytest.mark.deep
 def test_reap_in_compiled_code_and_under_vmap():
     algorithm = sf.one_shot(0.5, sf.scores.reap(seen(), EXPERTS), pattern=EXPERTS)
     eager = algorithm.update(algorithm.init(PARAMS), PARAMS, 0)

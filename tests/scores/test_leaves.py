@@ -162,6 +162,7 @@ def test_distance_errors():
             sf.scores.distance(bad)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("norm", [1, 2])
 def test_distance_is_the_same_bits_whatever_runs_it(norm, monkeypatch):
     w = torch.randn(6, 37, 33, generator=torch.Generator().manual_seed(0))

@@ -114,6 +114,7 @@ def test_algorithms_prune_by_values_as_by_a_pool_of_them(make):
     assert int(states[0].masks["b"].sum()) < 12
 
 
+@pytest.mark.deep
 def test_vmap_compile_and_pickle():
     algorithm = sf.methods.taylor(2, pattern=NET, when=sf.always(), where=SPARSE)
     grads = [params(seed) for seed in (1, 2)]

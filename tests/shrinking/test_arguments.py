@@ -11,6 +11,7 @@ from tests.shrinking.cuts import both, size
 from tests.shrinking.test_indices import check
 
 
+@pytest.mark.deep(but=["<lambda>1", "<lambda>2", "<lambda>3"])
 @pytest.mark.parametrize(
     "fn",
     [

@@ -36,6 +36,7 @@ def saved_and_loaded(model, path):
     return type(model).from_pretrained(path).eval()
 
 
+@pytest.mark.deep(but=["counted"])
 @pytest.mark.parametrize("counted", [False, True], ids=["", "counted"])
 def test_a_llama_is_saved_and_loaded(counted, tmp_path):
     model, x = llama(), words()
@@ -51,6 +52,7 @@ def test_a_llama_is_saved_and_loaded(counted, tmp_path):
     assert torch.equal(new, whole.generate(x["input_ids"], max_new_tokens=3, do_sample=False, use_cache=True))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("heads", [4, 6])
 def test_heads_are_told_from_their_width(heads):
     model = llama(heads, heads // 2, head_dim=heads)
@@ -59,6 +61,7 @@ def test_heads_are_told_from_their_width(heads):
     torch.testing.assert_close(small(**(x := words())).logits, whole(**x).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_layers_that_differ_keep_the_config():
     model = llama()
     made, _, _ = same(model, words(), gone=second_inner(model))

@@ -26,6 +26,7 @@ SOME = (
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=30, deadline=None)
 @given(networks(), st.integers(0, 99))
 def test_costs_of_random_networks_are_those_of_the_tensors_and_of_the_smaller_program(drawn, seed):
@@ -39,6 +40,7 @@ def test_costs_of_random_networks_are_those_of_the_tensors_and_of_the_smaller_pr
     assert cost(cut, "flops") >= counted if names & OTHER else cost(cut, "flops") == counted
 
 
+@pytest.mark.deep(but=["mobilenet v2", "grouped queries"])
 @pytest.mark.parametrize("name", SOME)
 def test_costs_of_known_families(name):
     model, example = MODELS[name]()

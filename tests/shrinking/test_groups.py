@@ -61,6 +61,7 @@ def test_of_groups_that_multiply_one_is_preferred():
     ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_of_one_head_of_keys_and_values_heads_of_queries_go_and_it_stays(implementation):
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "head_dim": 8}

@@ -43,6 +43,7 @@ def check(fn, rows=1, share=0.5, smaller=True):
     return small
 
 
+@pytest.mark.deep(but=["<lambda>1", "<lambda>2", "<lambda>3"])
 @pytest.mark.parametrize(
     "fn",
     [
@@ -72,6 +73,7 @@ def test_along_one_dimension(fn):
     check(fn)
 
 
+@pytest.mark.deep(but=["*1"])
 @pytest.mark.parametrize(
     "fn",
     [
@@ -90,6 +92,7 @@ def test_along_several_dimensions(fn):
     check(fn, rows=4)
 
 
+@pytest.mark.deep
 def test_tables_of_indices():
     check(lambda y: y[:, :, TABLE], rows=4, smaller=False)
     first, second = torch.tensor([[0], [3]]), torch.tensor([[1, 2, 6]])
@@ -97,6 +100,7 @@ def test_tables_of_indices():
     check(lambda y: y[:, torch.tensor([0, 1]), :][:, :, second[0]], rows=4)
 
 
+@pytest.mark.deep
 def test_slices_are_read_as_slices_where_what_stays_lies_at_even_distances():
     kept = {
         name: check(fn, share=0.3).code
@@ -106,6 +110,7 @@ def test_slices_are_read_as_slices_where_what_stays_lies_at_even_distances():
     assert "aten.index" in kept["gather"]
 
 
+@pytest.mark.deep
 def test_writes_into_slices():
     def written(y):
         y = y * 1.0

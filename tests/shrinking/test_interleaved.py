@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 import transformers as hf
 from transformers.models.qwen3_next import modeling_qwen3_next
@@ -20,6 +21,7 @@ def gpt_oss():
     return seeded(hf.GptOssForCausalLM(hf.GptOssConfig(**sizes, **heads, **routes, rope_parameters=rope)))
 
 
+@pytest.mark.deep
 def test_gate_and_up_of_a_unit_go_together():
     model, example = gpt_oss(), IDS | {"use_cache": False}
     groups = sf.shrinking.groups(model, example)
@@ -61,6 +63,7 @@ def test_wanda_and_2_to_4_take_the_axis_of_the_inputs():
         assert (masks[path].mT.unflatten(-1, (-1, 4)).sum(-1) == 2).all()
 
 
+@pytest.mark.deep
 def test_the_gated_delta_net_of_qwen3_next(monkeypatch):
     # Of two tokens a chunk instead of 64, as torch exports each step of one.
     name = "torch_chunk_gated_delta_rule"

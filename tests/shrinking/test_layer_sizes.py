@@ -181,6 +181,7 @@ def fitting(model):
     return {inputs: range(6), heads: range(2)}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 def test_no_fast_path_of_encoders_takes_sizes_wrongly(counted, first):

@@ -19,6 +19,7 @@ from tests.shrinking.zoo import MODELS
 UNITS = "params", "flops", "bytes"
 
 
+@pytest.mark.deep
 @settings(max_examples=30, deadline=None)
 @given(networks(), st.integers(0, 99))
 def test_costs_by_kept_units_are_those_of_any_cut_or_the_most_of_them(drawn, seed):
@@ -34,6 +35,7 @@ def test_costs_by_kept_units_are_those_of_any_cut_or_the_most_of_them(drawn, see
             assert made.cost(more) >= made.cost(kept)
 
 
+@pytest.mark.deep(but=["resnet bottleneck"])
 @pytest.mark.parametrize(
     "name", ["resnet bottleneck", "resnext", "mobilenet v2", "densenet", "grouped queries", "falcon"]
 )
@@ -121,6 +123,7 @@ def test_scores_are_the_mean_magnitudes_of_units():
     assert torch.allclose(torch.from_numpy(scores["0.weight"]).float(), entries)
 
 
+@pytest.mark.deep
 def test_weights_cost_what_the_report_says():
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
     x = torch.ones(2, 2, 6, 6)

@@ -109,6 +109,7 @@ def larger(x):
     return torch.cat([x, x + 1])[:-1]
 
 
+@pytest.mark.deep(but=["True-parts", "True-unet"])
 @pytest.mark.parametrize("build", [unet, grouped, parts, attention, residual, heads])
 @pytest.mark.parametrize("counted", [False, True])
 def test_the_outputs_of_the_masked_model_at_other_sizes(build, counted):
@@ -138,6 +139,7 @@ HUGGING = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", HUGGING)
 def test_models_of_transformers(name):
     model = HUGGING[name]().eval()

@@ -143,6 +143,7 @@ def test_half_precision_is_compared_in_float64(dtype):
         assert (differs(whole, small, X.to(dtype)) == "") is equal
 
 
+@pytest.mark.deep
 def test_casts_to_float32_stay_in_float64():
     config = transformers.LlamaConfig(
         vocab_size=20,

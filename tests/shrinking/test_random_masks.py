@@ -12,12 +12,14 @@ from tests.shrinking.networks import networks
 from tests.shrinking.test_random_networks import SETTINGS
 
 
+@pytest.mark.deep
 @settings(SETTINGS, max_examples=25)
 @given(networks(), st.integers(0, 9))
 def test_small_equals_masked(net, seed):
     by_masks.check(*net, seed)
 
 
+@pytest.mark.deep
 @settings(SETTINGS, max_examples=60)
 @given(networks(most_steps=8), st.integers(0, 99))
 def test_small_equals_masked_for_many_networks(net, seed):
@@ -25,6 +27,7 @@ def test_small_equals_masked_for_many_networks(net, seed):
 
 
 # The rows of a weight that is divided by its norm are 0 / 0 where they are masked.
+@pytest.mark.deep(but=["vgg"])
 @pytest.mark.parametrize("name", [name for name in zoo.MODELS if name != "parametrized weights"])
 def test_small_equals_masked_in_the_zoo(name):
     model, example = zoo.MODELS[name]()
@@ -32,6 +35,7 @@ def test_small_equals_masked_in_the_zoo(name):
         by_masks.check(model, example, seed)
 
 
+@pytest.mark.deep(but=["vgg"])
 @pytest.mark.parametrize("name", ["vgg", "lstm classifier"])
 def test_something_goes(name):
     assert sum(by_masks.check(*zoo.MODELS[name](), seed) for seed in range(3)) > 0
@@ -54,6 +58,7 @@ BUGS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("bug", BUGS)
 def test_masks_show_the_bug(bug):
     name, owner, attribute, put = BUGS[bug]

@@ -1,5 +1,6 @@
 """Random networks get smaller with the outputs of the masked ones, whatever units go."""
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,12 +19,14 @@ def test_small_equals_masked(net, counted, seed):
     compare.check(*net, seed=seed, counted=counted, forms=())
 
 
+@pytest.mark.deep
 @settings(SETTINGS, max_examples=60)
 @given(networks(most_steps=8), st.booleans(), st.integers(0, 99), st.sampled_from([None, "program"]))
 def test_small_equals_masked_for_many_networks(net, counted, seed, form):
     compare.check(*net, seed=seed, counted=counted, forms=(form,))
 
 
+@pytest.mark.deep
 def test_every_step_is_drawn():
     drawn = set()
 

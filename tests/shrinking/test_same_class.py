@@ -81,6 +81,7 @@ def test_goes_through_copies_files_modes_and_dtypes(tmp_path):
     assert torch.isfinite(copy.deepcopy(small).bfloat16().requires_grad_(False)(x).float()).all()
 
 
+@pytest.mark.deep
 def test_compiles_and_exports():
     small, whole = small_of(drawn(Net()), words(), counted=True)
     x = words()

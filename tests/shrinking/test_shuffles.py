@@ -113,6 +113,7 @@ class Units(nn.Module):
         return self.last(x.mean((2, 3)))
 
 
+@pytest.mark.deep
 def test_shuffles_one_after_another_share_few_atoms(monkeypatch):
     def find(self, ids, real=Atoms.find):
         assert ids.ndim < 2 or ids.shape[1] <= 64, f"a label of {ids.shape[1]} columns"

@@ -163,6 +163,7 @@ def test_constants_are_followed_through(name):
     assert shapes(checked(net, pruned(net, a__weight=[0, 2]), X)) == [(2, 3), (2, 2)]
 
 
+@pytest.mark.deep(but=["plain-*", "two-LSTM-4-2"])
 @pytest.mark.parametrize(("kind", "gates", "candidate"), [(nn.LSTM, 4, 2), (nn.GRU, 3, 2), (nn.RNN, 1, 0)])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=["plain", "two", "both ways"])
 def test_hidden_units_that_stay_zero_go(kind, gates, candidate, options):

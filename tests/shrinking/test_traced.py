@@ -124,6 +124,7 @@ def test_other_examples_are_refused(example):
         traced(nn.ReLU(), example)
 
 
+@pytest.mark.deep
 def test_writes_into_views_are_made_free_of_them():
     def forward(self, x):
         y = self.layer(x)
@@ -170,6 +171,7 @@ def test_nothing_of_the_model_changes():
     assert torch.get_rng_state().equal(random)
 
 
+@pytest.mark.deep
 def test_models_on_meta_need_no_memory():
     with torch.device("meta"):
         model = llama()

@@ -35,6 +35,7 @@ def half(name):
     return model, algorithm.update(algorithm.init(params), params, 0)
 
 
+@pytest.mark.deep(but=["class-bert"])
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("form", ["class", "program"])
 def test_half_of_the_units_go_and_outputs_stay(name, form):
@@ -48,6 +49,7 @@ def test_half_of_the_units_go_and_outputs_stay(name, form):
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.deep
 def test_a_smaller_llama_is_saved_with_a_smaller_config_and_generates(tmp_path):
     model, state = half("llama")
     small = sf.shrinking.smaller(model, state, WORDS).module

@@ -14,17 +14,20 @@ PLAIN = ("shufflenet v2", "gram matrix of pixels", "grouped queries", "operation
 SHRUNK = ("resnet bottleneck", "unet with transposed convolutions", "lstm classifier", "gated linear units")
 
 
+@pytest.mark.deep(but=["resnext", "densenet", "mobilenet*"])
 @pytest.mark.parametrize("name", [*COUNTED, *PLAIN])
 def test_the_program_equals_the_masked_model(name):
     compare.check(*zoo.MODELS[name](), counted=name in COUNTED, forms=())
 
 
+@pytest.mark.deep(but=["gated linear units"])
 @pytest.mark.parametrize("name", SHRUNK)
 def test_what_shrink_makes_equals_the_masked_model(name):
     compare.check(*zoo.MODELS[name](), counted=True)
 
 
 # Each form once: `smaller` traces the model anew, which takes seconds.
+@pytest.mark.deep
 @pytest.mark.parametrize(("counted", "form"), [(False, None), (True, "program")], ids=["plain", "counted"])
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_small_equals_masked_for_other_units(name, counted, form):

@@ -304,6 +304,7 @@ def test_pruned_weights_are_positive_zero(name):
     assert not kept.all() and (new[~kept].view(torch.int32) == 0).all()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", [*SOLVERS, *METHODS])
 def test_members_and_compiled_code_have_the_same_bits(name):
     hessian, mask = layer(4, 8, dtype=torch.float32)[1], at_negative_zero()[2]

@@ -55,6 +55,7 @@ def test_wrong_calls(args, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_it_is_a_module_that_runs():
     root = Path(__file__).parents[2]
     args = [sys.executable, "-m", "sparsefn.testing", "nothing"]

@@ -18,6 +18,7 @@ def without_compile():
     return [law for law in sf.testing.LAWS if law.name != "compile_is_eager"]
 
 
+@pytest.mark.deep
 def test_an_algorithm_of_the_library_obeys_all_laws_that_bind_it():
     names = sf.testing.check_laws(halving, meta=MAGNITUDE, max_examples=4, laws=without_compile()).held
     assert {"counts_are_exact", "masks_only_shrink", "vmap_is_a_loop", "runs_resume"} <= set(names)
@@ -53,6 +54,7 @@ def forgetful(sparsity, key):
     return sf.Algorithm(init, lambda state, grads, step: state)
 
 
+@pytest.mark.deep
 def test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare():
     with pytest.raises(sf.testing.Broken) as raised:
         sf.testing.check_laws(forgetful, meta=sf.testing.Meta(when=sf.never()), laws=sf.testing.LAWS[:1])
@@ -71,6 +73,7 @@ def test_what_is_declared_is_not_checked():
     assert report.held == [] and {row.status for row in report.rows} == {"does not bind"}
 
 
+@pytest.mark.deep
 def test_the_first_failure_raises_and_a_report_has_all_of_them():
     meta = sf.testing.Meta(when=sf.never(), exact_count=False)
     laws = [sf.testing.laws.PURITY, sf.testing.laws.DETERMINISM]
@@ -167,6 +170,7 @@ POOR = {
 }
 
 
+@pytest.mark.deep(but=["nan"])
 @pytest.mark.parametrize("trait", POOR)
 def test_a_run_on_a_poor_strategy_fails(trait):
     text = f"halving was tried on cases that are too easy: {trait} in "

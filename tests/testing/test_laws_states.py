@@ -114,10 +114,12 @@ def test_what_cannot_be_imported_is_not_tried():
     processes_do_not_matter(importable(None), LARGE)
 
 
+@pytest.mark.deep
 def test_a_function_that_can_be_imported_gives_the_same_bits():
     processes_do_not_matter(importable(f"{__name__}:static"), LARGE)
 
 
+@pytest.mark.deep
 def test_an_error_there_is_shown_here():
     with pytest.raises(AssertionError, match="another process fails:\n(.|\n)*No module named 'nowhere'"):
         processes_do_not_matter(importable("nowhere:static"), LARGE)

@@ -32,6 +32,7 @@ def test_a_sparsity_that_is_no_tensor_is_not_batched():
     laws.nested_vmap_is_two_loops(plain, CASE)
 
 
+@pytest.mark.deep
 def test_a_graph_for_every_step_is_noticed():
     base = sf.gmp(0.5)
 

@@ -49,12 +49,14 @@ def test_ids_are_check_and_row():
     ]
 
 
+@pytest.mark.deep
 def test_an_expected_failure_is_one_for_its_row_alone(tmp_path):
     code, text = outcome(tmp_path, {"counts_are_exact-more": "keeps one too many"})
     assert code == 0, text
     assert "1 passed, 1 xfailed" in text and "keeps one too many" in text
 
 
+@pytest.mark.deep
 def test_one_that_passes_all_the_same_is_an_error_unless_it_is_not_strict(tmp_path):
     code, text = outcome(tmp_path, {"counts_are_exact": "keeps one too many"})
     assert code == 1 and "XPASS(strict)" in text and "1 failed, 1 xfailed" in text

@@ -228,6 +228,7 @@ def test_under_transforms_structure_is_checked() -> None:
     assert healthy.update(healthy.init(meta), meta, 0).params["a"].is_meta
 
 
+@pytest.mark.deep
 def test_compiled_it_has_the_same_bits() -> None:
     update = torch.compile(passive(RIGL).update, backend="eager", fullgraph=True)
     state = wanted = RIGL.init(PARAMS)

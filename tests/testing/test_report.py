@@ -11,6 +11,8 @@ import sparsefn as sf
 from sparsefn.testing.laws import LAWS
 from tests.testing.broken import NEVER, PLANTED, draws, fails_on_empty, halving, static
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.fixture(scope="module")
 def broken():

@@ -63,6 +63,7 @@ def test_forms_are_kept(tree):
     assert all(x.ndim == 2 and x.shape[0] % 2 == 0 and x.shape[1] % 4 == 0 and x.numel() >= 32 for x in chosen)
 
 
+@pytest.mark.deep
 def test_gradients_are_like_the_params():
     params = {"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": [torch.ones(4)]}
     grads = find(strategies.grads_like(params), lambda g: bool(g["a"].abs().max() > 0))

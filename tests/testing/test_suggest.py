@@ -48,6 +48,7 @@ def of_noisy():
     return suggestion(noisy)
 
 
+@pytest.mark.deep
 def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
     meta = of_noisy.meta
     assert (meta.when, meta.start, meta.pruned, meta.stochastic) == (sf.every(2), "dense", "keep", "anew")
@@ -56,6 +57,7 @@ def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
     assert report.ok and set(report.held) == set(of_noisy.held)
 
 
+@pytest.mark.deep
 def test_the_text_is_code_that_says_why(of_noisy):
     assert eval(of_noisy.text, {"sf": sf, "torch": torch}) == of_noisy.meta
     assert 'start="dense",  # after init all weights are kept' in of_noisy.text
@@ -88,6 +90,7 @@ def test_what_the_call_says_is_not_looked_for():
     assert found.meta == sf.testing.Meta()
 
 
+@pytest.mark.deep
 def test_an_exchange_is_read_from_the_call():
     exchange = sf.testing.Exchange(sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3))
     found = suggestion(lambda s, key: sf.rigl(s, when=sf.every(2), key=key), laws=LAWS[:4])
@@ -100,6 +103,7 @@ def test_an_exchange_is_read_from_the_call():
     assert suggestion(lambda s, key: sf.rigl(s, steps=1000, key=key), laws=LAWS[:2]).meta.choose is None
 
 
+@pytest.mark.deep(but=["at*"])
 @pytest.mark.parametrize("when", [sf.every(3), sf.every(4, start=1), sf.at([2]), sf.never()], ids=repr)
 def test_the_trigger_is_seen_over_more_steps_than_a_run_has(when):
     def mine(sparsity, key):
@@ -122,6 +126,7 @@ def test_a_wrong_start_that_no_magnitude_mends_is_another_one():
     assert (found.meta.start, found.meta.exact_count) == ("other", True) and "counts_are_exact" in found.held
 
 
+@pytest.mark.deep
 def test_a_wrong_trigger_is_mended_before_idleness_is_given_up():
     def mine(sparsity, key):
         base = sf.set(sparsity, when=sf.every(2), key=key)

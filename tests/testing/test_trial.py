@@ -34,6 +34,7 @@ def test_planted_bugs_fail_their_check_in_one_line_each(bug):
     assert tried(check, healthy, meta).status == "passed"
 
 
+@pytest.mark.deep
 def test_distinct_failures_have_a_line_each():
     def twice(sparsity, key):
         full = sf.static(1.0)
@@ -64,6 +65,7 @@ def test_long_lines_are_cut_and_stand_below_in_full():
     assert len(error.lines("x")[0]) == 200 and hint not in error.details("x")[0]
 
 
+@pytest.mark.deep
 def test_an_error_of_the_algorithm_is_told_as_one_and_not_as_a_law():
     found = tried("states_keep_their_structure", fails_on_empty, sf.testing.Meta(start="magnitude"), max_examples=200)
     (line,) = found.lines("fails")

@@ -77,6 +77,7 @@ def test_members_of_an_ensemble_have_their_own_hyper_parameters_and_steps(name):
     assert table.tolist() == [[schedule(int(step)) for step in steps] for schedule in each]
 
 
+@pytest.mark.deep
 @every_schedule
 def test_one_graph_serves_every_step(name):
     schedule, counter = made(name), torch._dynamo.testing.CompileCounter()
@@ -93,6 +94,7 @@ def all_of_them(step):
     return torch.stack([made(name)(step) for name in MAKERS])
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_vmap_gives_the_same_bits(backend):

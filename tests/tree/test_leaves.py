@@ -49,6 +49,7 @@ EMPTY = [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("numbers", EMPTY, ids=str)
 def test_compiled_code_goes_through_empty_containers(numbers):
     torch._dynamo.reset()

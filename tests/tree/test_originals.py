@@ -145,6 +145,7 @@ def test_the_texts_give_a_call_that_works():
     ]
 
 
+@pytest.mark.deep
 def test_compiled_and_batched():
     algorithm = sf.static(0.5)
     compiled = torch.compile(algorithm.init, backend="eager", fullgraph=True)(PARAMS)

@@ -191,6 +191,7 @@ def test_misspelt_keywords_name_the_preset_and_the_closest():
     check_keywords("snfs", ["when", "decay"], ["decay", "when"])
 
 
+@pytest.mark.deep
 def test_algorithms_are_made_inside_compiled_code():
     @functools.partial(torch.compile, backend="eager", fullgraph=True)
     def masks(params):

@@ -319,6 +319,7 @@ def test_patterns_stay_equal_by_name() -> None:
     assert bare == sf.patterns.unstructured() and pickle.loads(pickle.dumps(bare)) == bare
 
 
+@pytest.mark.deep
 def test_compiled_code_calls_and_makes_them_without_compiling_anew() -> None:
     schedule, when, term = sf.schedules.polynomial(0.0, 0.8, begin=0, end=4), sf.every(2), sf.terms.l2(0.5)
     score, memory = sf.curvature.obd(sf.scores.distance()), sf.scores.momentum(0.5)

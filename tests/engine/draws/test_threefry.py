@@ -90,6 +90,7 @@ def test_coins_in_memory_and_by_tensors_agree(monkeypatch, p):
     assert all(bit_equal(a, b) for a, b in zip(fast, flips(), strict=True))
 
 
+@pytest.mark.deep
 def test_compiled_coins_agree():
     def flips(key, chances):
         return (random.bernoulli(key, chances), *(random.bernoulli(key, p, (50,)) for p in (0.0, 0.3, 1.0)))
@@ -131,6 +132,7 @@ class Noise(torch.nn.Module):
         return random.uniform(key, (self.n,))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("draw", [random.uniform, random.bits, lambda *a, **k: random.bernoulli(a[0], 0.3, *a[1:])])
 def test_traced_draws_have_the_same_bits(monkeypatch, draw):
     monkeypatch.setattr(threefry, "_LARGE", 30)
@@ -142,6 +144,7 @@ def test_traced_draws_have_the_same_bits(monkeypatch, draw):
     assert bit_equal(batched(keys), draw(keys, (35,)))
 
 
+@pytest.mark.deep
 def test_traced_draws_are_constants_under_grad(monkeypatch):
     monkeypatch.setattr(threefry, "_LARGE", 30)
     slope = torch.func.grad(lambda w, key: (w * random.uniform(key, (40,))).sum())
@@ -149,6 +152,7 @@ def test_traced_draws_are_constants_under_grad(monkeypatch):
     assert bit_equal(compiled(torch.ones(40), KEY), random.uniform(KEY, (40,)))
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
 def test_inductor_gives_the_same_bits():
     def draw(key):

@@ -26,6 +26,7 @@ def test_masks_are_themselves_where_nothing_is_compiled():
     assert all(x is y for x, y in zip(mask_bytes.from_bytes(masks), masks, strict=True))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("backend", ["record", "inductor"])
 def test_compiled_masks_are_equal_and_come_from_one_call(backend):
     record = EagerAndRecordGraphs()
@@ -45,6 +46,7 @@ def test_compiled_masks_are_equal_and_come_from_one_call(backend):
         assert [calls(graph) for graph in record.graphs] == [1]
 
 
+@pytest.mark.deep
 def test_a_batch_of_masks_is_a_loop():
     batch, other = FLAGS.reshape(3, 3), FLAGS[:3]
 
@@ -68,6 +70,7 @@ def test_exported_programs_and_other_devices_read_bools():
     assert sum(map(calls, record.graphs)) == 0
 
 
+@pytest.mark.deep
 def test_inductor_reads_them_where_they_lie_and_sees_that_the_memory_is_the_masks():
     values = torch.arange(9.0)
 

@@ -53,6 +53,7 @@ def test_powers_have_the_same_bits_whichever_argument_is_a_tensor():
             assert elementary.real_power(b, e).view(torch.int64).item() == value
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
 def test_compiled_code_gives_the_same_bits():
     want = [bits(column) for column in zip(*[everything(*row) for row in ROWS], strict=True)]
@@ -150,6 +151,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.deep(but=["exp"])
 @pytest.mark.parametrize("name", CURVES)
 def test_slopes_are_right_backwards_forwards_batched_and_compiled(name):
     fn, points = CURVES[name]

@@ -99,6 +99,7 @@ def test_only_floats_are_checked_for_their_sign():
         checks.check_positive("x", -1.0)
 
 
+@pytest.mark.deep
 def test_sixteen_bits_are_rounded_before_they_are_widened():
     x, y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
 

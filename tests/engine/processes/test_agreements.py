@@ -150,6 +150,7 @@ def test_four_processes():
     on_ranks(4, on_a_grid)
 
 
+@pytest.mark.deep
 def test_who_does_not_come_is_told():
     on_ranks(2, one_stays_away)
 

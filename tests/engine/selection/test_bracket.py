@@ -195,6 +195,7 @@ CROWDS = {  # of draws from a normal distribution: heavy ties, and levels that a
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", CROWDS)
 def test_memory_beyond_the_mask_is_bounded(kind, dtype):

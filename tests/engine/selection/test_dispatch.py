@@ -57,6 +57,7 @@ WAYS = {
 }
 
 
+@pytest.mark.deep(but=["*-eager", "*-vmap", "*-grad", "*-float64"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_winners_are_the_same_everywhere(case, way):
@@ -132,6 +133,7 @@ def whole(tensors):
     return torch.cat([x.double().reshape(1, -1) for x in tensors], -1)
 
 
+@pytest.mark.deep(but=["*-eager"])
 @pytest.mark.parametrize("way", ["eager", "compile", "vmap", "grad"])
 @pytest.mark.parametrize("k", [0, 40, 10_000, torch.tensor(77)], ids=str)
 def test_several_tensors_are_one_competition(k, way):
@@ -161,6 +163,7 @@ def test_many_leaves_in_one_call():
         assert torch.equal(mask, expected(leaf, 4))
 
 
+@pytest.mark.deep
 def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
     class Model(torch.nn.Module):
         def forward(self, x, k):
@@ -247,6 +250,7 @@ def test_scores_are_floats_and_nothing_gives_nothing():
     assert dispatch.winners([], []) == [] == joint_winners([], 0)
 
 
+@pytest.mark.deep
 def test_one_tensor_may_have_the_counts_of_all_rows():
     leaves, counts = [X, X[:0], X[:1], X.reshape(100, 3)], torch.arange(107) % 60 - 1
     want = [expected(leaf, n) for leaf, n in zip(leaves, torch.split(counts, [6, 0, 1, 100]), strict=True)]

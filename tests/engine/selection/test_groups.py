@@ -66,6 +66,7 @@ def elsewhere(scores, eligible, count, absolute=False):
         return traced(scores, eligible, count, absolute)
 
 
+@pytest.mark.deep(but=["*-torch.float32"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
@@ -163,6 +164,7 @@ def test_winners_inside_transforms():
     assert torch.equal(gradient, top(one, None, 2).float())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", [(6, 4), (6, 9), (2, 4, 3)])  # wide rows go through an operator
 @pytest.mark.parametrize("absolute", [False, True])
 def test_compiled_winners(shape, absolute):
@@ -173,6 +175,7 @@ def test_compiled_winners(shape, absolute):
             assert torch.equal(compiled(scores, eligible, n), top(scores, eligible, n, absolute=absolute))
 
 
+@pytest.mark.deep
 def test_winners_of_the_default_compiler():
     scores = made("inf", torch.float32, 64, 4)
     compiled = torch.compile(lambda x: top(x, None, 2), fullgraph=True)
@@ -190,6 +193,7 @@ def test_no_copy_of_the_scores_is_made():
     assert peak < scores.nbytes // 2 + scores.numel()  # blocks, and the mask
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("units", [4, 9])
 def test_compiled_ensembles_and_exported_programs(units):
     scores, counts = made("ties", torch.float32, 3, 5, units), torch.tensor([1, 2, 3])

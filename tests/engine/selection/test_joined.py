@@ -77,6 +77,7 @@ def counts_of(draw, entry):
     return torch.tensor(draw(numbers)).reshape(() if kind == "0-d" else 1)
 
 
+@pytest.mark.deep
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_contests_have_the_winners_of_each_competition(data):

@@ -238,6 +238,7 @@ def test_an_entry_with_a_lie_beside_others():
     assert totals(flags, [None, None]).tolist() == [3, 1, 3]
 
 
+@pytest.mark.deep
 def test_compiled_code_leaves_for_it():
     extent = Extent((40,), (0,), (40,), ())
 
@@ -321,5 +322,6 @@ def on_two():
     yield "an error on one", fails
 
 
+@pytest.mark.quick
 def test_two_processes():
     on_ranks(2, on_two)

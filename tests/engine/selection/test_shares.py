@@ -42,6 +42,7 @@ def test_all_full():
     assert B.apportion({"a": 0.1, "b": 9.0, "c": 0.2}, 8, caps) == caps
 
 
+@pytest.mark.deep
 def test_tensors_give_what_numbers_give():
     shares, caps = {"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 4, "b": 9, "c": 9}
     totals = torch.arange(23)

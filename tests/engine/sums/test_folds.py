@@ -38,6 +38,7 @@ def arrays(shape):
     yield wide, wide
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("box", "grid"), SHAPES, ids=str)
 @pytest.mark.parametrize(("block", "tall", "short"), [(1 << 16, 128, 64), (1, 2, 1), (64, 4, 3), (500, 16, 8)], ids=str)
 def test_every_layout_is_folded_as_a_tensor_is(box, grid, block, tall, short, monkeypatch):

@@ -194,6 +194,7 @@ def test_the_reduction_of_a_pattern_takes_rows():
 # ---- it is the same everywhere -------------------------------------------------------------------
 
 
+@pytest.mark.deep(but=["(8,*-torch.float32"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "box"), BOXES, ids=str)
 def test_memory_operator_and_reference_have_the_same_bits(shape, box, dtype, small_blocks):
@@ -280,6 +281,7 @@ def test_near_ties_end_alike_in_batches_and_in_every_layout(pattern, x):
         assert torch.equal(torch.vmap(torch.vmap(masks))(torch.stack([laid, laid])[None])[0, 1], want)
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
 def test_near_ties_end_alike_in_compiled_and_exported_code():
     def all_masks(*leaves):
@@ -300,6 +302,7 @@ def test_near_ties_end_alike_in_compiled_and_exported_code():
     assert all(torch.equal(a, b) for a, b in zip(want, exported, strict=True))
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_a_norm_is_the_same_bits_in_compiled_code():
     def norms(x):

@@ -18,6 +18,7 @@ def test_a_module_that_moved_is_the_same_module_by_its_old_path():
         assert importlib.import_module(new).__spec__.name == new
 
 
+@pytest.mark.deep
 def test_old_paths_work_first_in_a_fresh_process():
     script = (
         "from sparsefn.schedules import cosine_decay; from sparsefn.where import default_where; "

@@ -57,6 +57,7 @@ def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
     assert transforms.known(0.1) == 0.1 and transforms.known(True) is True
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("rule", [True, False])
 def test_bits_are_read_as_another_dtype_where_torch_has_no_rule_for_vmap_too(rule, monkeypatch):
     if rule and not transforms.VMAP_REINTERPRETS:
@@ -316,6 +317,7 @@ def test_code_is_fused_where_it_is_compiled_and_no_gradient_flows_back():
     assert asked == {"eager": False, "compiled": True, "leaf": False, "grad": False, "vmap": True}
 
 
+@pytest.mark.deep
 def test_compiled_loops_read_what_was_computed_once():
     def scaled(x, y, number):
         number = transforms.computed_once((number + 1).sqrt())
