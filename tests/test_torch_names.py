@@ -65,6 +65,7 @@ def foreign(sources: list[str]) -> set[str]:
     return set().union(*map(used, trees)) - own - OF_NAMED_TUPLES
 
 
+@pytest.mark.deep
 def test_the_page_lists_each_name_and_no_other() -> None:
     found = foreign([file.read_text(encoding="utf-8") for file in FILES])
     listed = {part for name in LISTED for part in re.split(r"\W+", name) if is_private(part)}

@@ -391,7 +391,7 @@ def test_updates_are_differentiable():
 # ---- torch.compile ------------------------------------------------------------------------------
 
 
-@pytest.mark.deep(but=["rigl-tensor"])
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "as_step"), [*((name, torch.tensor) for name in COMPILED), ("rigl", int)])
 def test_compiled_updates_equal_eager_ones_and_are_compiled_once(name, as_step):
     # An int is taken for a constant the first time and for a number from then on: two graphs in all.
@@ -471,6 +471,7 @@ def test_a_quiet_update_serves_ints_that_grow():
     assert all(map(sf.checkpoint.tree_equal, states, walk(quiet, steps=7)))
 
 
+@pytest.mark.deep
 def test_masks_that_stay_are_handed_back_as_they_are():
     algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.sgd(0.05))
     state = algorithm.init(start())

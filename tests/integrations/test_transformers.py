@@ -10,6 +10,8 @@ import sparsefn as sf
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+pytestmark = pytest.mark.deep  # `make recipes` runs it
+
 SparsityCallback = sf.integrations.transformers.SparsityCallback
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))

@@ -28,6 +28,7 @@ def test_choose_is_lazy_where_the_truth_is_known():
     assert both["a"].tolist() == [[1, 1], [0, 0]] and both["b"] is old["b"]
 
 
+@pytest.mark.deep
 def test_all_finite_sees_every_entry_of_every_dtype_and_shape():
     fine = {
         "half": torch.tensor([65504.0, -65504.0], dtype=torch.float16),

@@ -300,6 +300,7 @@ def test_the_rule_sees_every_way_to_name_them():
     assert not private_names("import torch\nfrom torch import Tensor\ntorch.ones(2).__class__\nself._x")
 
 
+@pytest.mark.deep
 def test_code_is_fused_where_it_is_compiled_and_no_gradient_flows_back():
     x, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
     asked = {}
