@@ -48,6 +48,7 @@ def levels(case):
             yield level, case.outputs[f"l{i}"] != 0
 
 
+@pytest.mark.deep(but=["wn_0_*"])
 @pytest.mark.parametrize("case", cases("torch_ao", "WeightNormSparsifier"), ids=case_id)
 def test_weight_norm(case: Case):
     w, norm, pattern, n = case.inputs["w"], NORMS[case.args["norm"]], block_of(case), n_blocks(case)
@@ -64,6 +65,7 @@ def test_weight_norm(case: Case):
         assert torch.equal(exactly, mask)
 
 
+@pytest.mark.deep(but=["dn_0_*"])
 @pytest.mark.parametrize("case", cases("torch_ao", "DataNormSparsifier"), ids=case_id)
 def test_data_norm(case: Case):
     w, norm, pattern = case.inputs["w"], NORMS[case.args["norm"]], block_of(case)

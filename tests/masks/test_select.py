@@ -50,6 +50,7 @@ def as_mask(winners, n):
     return torch.tensor([i in set(winners) for i in range(n)], dtype=torch.bool)
 
 
+@pytest.mark.deep(but=["1-*", "7-*", "33-*-torch.float32"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 2, 7, 33])

@@ -115,6 +115,7 @@ NORMS = {
 }
 
 
+@pytest.mark.deep(but=["dtype0-*"])
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_norms_count_what_is_gone(name, dtype):

@@ -30,6 +30,7 @@ def found(shape, function, x):
 X = torch.ones(2, 5, 4)
 
 
+@pytest.mark.deep(but=["shape0-*", "shape4-*", "shape14-*"])
 @pytest.mark.parametrize(
     ("shape", "function", "leaves"),
     [

@@ -66,7 +66,7 @@ def elsewhere(scores, eligible, count, absolute=False):
         return traced(scores, eligible, count, absolute)
 
 
-@pytest.mark.deep(but=["*-torch.float32"])
+@pytest.mark.deep(but=["ties-torch.float32", "nan-torch.float32", "subnormal-torch.float32"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
