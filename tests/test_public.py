@@ -130,7 +130,7 @@ def test_examples_of_public_names_are_run() -> None:
     ] == []
 
 
-@pytest.mark.deep(but=["sparsefn", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"])  # searches take seconds
+@pytest.mark.deep(but=["sf", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"])  # searches take seconds
 @pytest.mark.parametrize("module", [name for name, tests in EXAMPLES.items() if tests])
 def test_examples_are_right(module: str) -> None:
     if "integrations." in module and (other := module.split(".")[-1]) in sf.integrations.__all__:
