@@ -87,12 +87,17 @@ def expression(make: Callable[..., Any]) -> str:
     flat: dict[str, ast.expr] = {}  # the same as they stand
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=variable)], value=value):
+            case ast.Assign(targets=[ast.Name(id=variable)], value=value) if not has_private_name(value):
                 deep[variable], flat[variable] = (inlined(value, x, function.__globals__) for x in (deep, {}))
             case ast.Return(value=ast.expr() as value):
                 texts = [ast.unparse(inlined(value, x, function.__globals__)) for x in (deep, flat, {})]
                 return next((text for text in texts if len(text) <= LONGEST), texts[-1])
     raise ValueError(f"{function.__name__}: expected a return at the end of the function")
+
+
+def has_private_name(value: ast.expr) -> bool:
+    """Whether an expression is made of parts that a reader has no name for: its variable then stands for it."""
+    return any(isinstance(part, ast.Name) and part.id.startswith("_") for part in ast.walk(value))
 
 
 def inlined(value: ast.expr, values: dict[str, ast.expr], names: dict[str, Any]) -> ast.expr:

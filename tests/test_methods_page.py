@@ -3,6 +3,7 @@
 import ast
 import builtins
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_every_method_has_a_card_with_a_paper_and_evidence() -> None:
     for name, make in named().items():
         row = method(name, make)
         assert row.headline and row.expression and row.paper and row.verified, name
+        assert not re.search(r"\b_[a-z]", row.expression), f"{name}: {row.expression}"
 
 
 def test_every_recipe_has_a_sentence_code_and_a_paper() -> None:

@@ -78,8 +78,9 @@ def force(
 
     De Jorge et al. 2021, arXiv 2006.09081.
     """
+    in_rounds = _in_rounds("force", sparsity, rounds)
     return gmp(
-        _in_rounds("force", sparsity, rounds),
+        in_rounds,
         score=scores.saliency,
         when=every(1, stop=rounds),
         where=where,
@@ -166,8 +167,9 @@ def synflow(
 
     Tanaka, Kunin, Yamins and Ganguli 2020, arXiv 2006.05467.
     """
+    in_rounds = _in_rounds("synflow", sparsity, rounds)
     return gmp(
-        _in_rounds("synflow", sparsity, rounds),
+        in_rounds,
         score=curvature.synflow(forward, input_shape),
         when=every(1, stop=rounds),
         where=where,
