@@ -28,7 +28,6 @@ from sparsefn.compose.rewinding import rewinding
 from sparsefn.compose.sequence import sequence
 from sparsefn.compose.with_optimizer import with_dense_gradients, with_optimizer
 from sparsefn.compose.with_terms import with_terms
-from sparsefn.engine.surroundings import find_moved as _find_moved
 
 # Primitives
 from sparsefn.masks import permutation
@@ -61,29 +60,42 @@ from sparsefn.tree.chosen import default_where
 
 __version__ = "0.2.0"
 
-# Paths of modules that had others before.
-_find_moved(
-    {
-        f"sparsefn.{name}": f"sparsefn.{folder}.{name}"
-        for folder, names in {
-            "budgets": ("counts", "redistribute"),
-            "config": ("shorthand",),
-            "masks": ("activations", "gates", "permutation", "products", "select"),
-            "optimizers": ("averages", "clipping", "terms"),
-            "timing": ("schedules", "timetable", "triggers"),
-        }.items()
-        for name in names
-    }
-    | {"sparsefn.where": "sparsefn.tree.chosen"}
-)
-
-
 # The names of `from sparsefn import *`: all but `set`, which would hide the builtin, and `testing`.
-__all__ = ["Accumulated", "Algorithm", "State", "TrainView", "activations", "always", "apply_masks", "at", "attach"]
-__all__ += ["bernoulli_mask", "budgets", "calibration", "chain", "checkpoint", "clip_norm", "config", "counts"]
-__all__ += ["curvature", "default_where", "dense", "distributed", "donated", "drop_grow", "drop_lowest", "effective"]
-__all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_shorthand", "gate", "gmp", "grow_highest"]
-__all__ += [
+__all__ = [
+    "Accumulated",
+    "Algorithm",
+    "State",
+    "TrainView",
+    "activations",
+    "always",
+    "apply_masks",
+    "at",
+    "attach",
+    "bernoulli_mask",
+    "budgets",
+    "calibration",
+    "chain",
+    "checkpoint",
+    "clip_norm",
+    "config",
+    "counts",
+    "curvature",
+    "default_where",
+    "dense",
+    "distributed",
+    "donated",
+    "drop_grow",
+    "drop_lowest",
+    "effective",
+    "ema",
+    "ensemble",
+    "every",
+    "from_config",
+    "from_masks",
+    "from_shorthand",
+    "gate",
+    "gmp",
+    "grow_highest",
     "integrations",
     "iterative",
     "linear_pair",
@@ -93,10 +105,22 @@ __all__ += [
     "never",
     "one_shot",
     "optimizers",
-]
-__all__ += ["partition", "patterns", "permutation", "phases", "random", "redistribute", "reparam"]
-__all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
-__all__ += [
+    "partition",
+    "patterns",
+    "permutation",
+    "phases",
+    "random",
+    "redistribute",
+    "reparam",
+    "reparametrised",
+    "report",
+    "rescore",
+    "rewinding",
+    "rewrite",
+    "rigl",
+    "schedules",
+    "scores",
+    "sequence",
     "settled",
     "shorthand",
     "shrink",
@@ -107,9 +131,20 @@ __all__ += [
     "static",
     "ste",
     "straight_through",
+    "supermask",
+    "terms",
+    "threshold_mask",
+    "tied",
+    "to_shorthand",
+    "topk_mask",
+    "topk_masks",
+    "tree",
+    "triggers",
+    "with_dense_gradients",
+    "with_optimizer",
+    "with_params",
+    "with_terms",
 ]
-__all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "topk_mask", "topk_masks", "tree"]
-__all__ += ["triggers", "with_dense_gradients", "with_optimizer", "with_params", "with_terms"]
 
 if _TYPE_CHECKING:
     from sparsefn import calibration, config, curvature, distributed, ensemble, integrations, methods, report, shrinking
@@ -120,10 +155,24 @@ if _TYPE_CHECKING:
 
 # Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
 # which users who only train do not have.
-_LATER = {"from_config": "config", "from_shorthand": "shorthand", "to_shorthand": "shorthand"}
-_LATER |= {"shrink": "shrinking"}
-_LATER |= {name: name for name in ("activations", "calibration", "config", "curvature", "distributed", "ensemble")}
-_LATER |= {name: name for name in ("integrations", "methods", "report", "shorthand", "shrinking", "testing")}
+_LATER = {
+    "activations": "masks.activations",
+    "calibration": "calibration",
+    "config": "config",
+    "curvature": "curvature",
+    "distributed": "distributed",
+    "ensemble": "ensemble",
+    "from_config": "config",
+    "from_shorthand": "config.shorthand",
+    "integrations": "integrations",
+    "methods": "methods",
+    "report": "report",
+    "shorthand": "config.shorthand",
+    "shrink": "shrinking",
+    "shrinking": "shrinking",
+    "testing": "testing",
+    "to_shorthand": "config.shorthand",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -19,8 +19,21 @@ from sparsefn.engine.draws import MASK32, draw, draws
 from sparsefn.engine.processes import here, is_sharded, sharded_like
 from sparsefn.tree import Tree, map_with_path
 
-__all__ = ["bernoulli", "bits", "fold_in", "key", "leaf_key", "leaf_keys", "normal", "normal_like", "permutation"]
-__all__ += ["split", "threefry2x32", "uniform", "uniform_like"]
+__all__ = [
+    "bernoulli",
+    "bits",
+    "fold_in",
+    "key",
+    "leaf_key",
+    "leaf_keys",
+    "normal",
+    "normal_like",
+    "permutation",
+    "split",
+    "threefry2x32",
+    "uniform",
+    "uniform_like",
+]
 __dir__ = __all__.copy
 
 

@@ -43,19 +43,6 @@ class Exchange(NamedTuple):
     conserves: bool = True
 
 
-# What Meta had until it followed from something else, and what says it now.
-_GONE = {
-    "global_budget": 'exact_count="total", or distribution=sf.budgets.global_()',
-    "relative": 'exact_count="relative"',
-    **dict.fromkeys(("drop", "grow", "fraction", "exclude"), "choose=sf.testing.Exchange(drop=..., grow=...)"),
-    "conserves_count": "choose=sf.testing.Exchange(..., conserves=False) where fewer come, and nothing elsewhere",
-    "redraws": 'stochastic="anew"',
-    "independent": 'distribution=..., which says whether leaves compete, or exact_count="total"',
-    "support": "pruned=lambda sparsity: schedule",
-    "trains": "nothing: the state has the role 'latent' or 'learned'",
-    "optimizer": "nothing: the state has an optimizer in `opt`",
-    "tensor_sparsity": "nothing: a function that takes no tensor calls float(sparsity)",
-}
 _WORDS: dict[str, tuple[object, ...]] = {
     "exact_count": (True, False, "total", "relative"),
     "start": ("dense", "random", "magnitude", "other"),
@@ -70,8 +57,6 @@ def _checked(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def checked(self: Any, *args: Any, **fields: Any) -> Any:
         for name, value in fields.items():
-            if name in _GONE:
-                raise TypeError(f"Meta has no {name!r} any more; write {_GONE[name]}")
             if value not in _WORDS.get(name, (value,)) and not callable(value):
                 raise ValueError(f"Meta: expected {name} to be one of {_WORDS[name]}, got {value!r}")
         check_keywords("Meta", fields, self._fields)

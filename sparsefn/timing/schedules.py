@@ -18,8 +18,20 @@ from sparsefn.engine.checks import check_int, check_kind, check_positive, check_
 from sparsefn.engine.numbers import Real, between, divide, elementary, floor, held, like, real_where
 from sparsefn.state import Level, Schedule, Step, Trigger
 
-__all__ = ["as_schedule", "constant", "cosine", "cosine_decay", "cycling", "exponential"]
-__all__ += ["linear", "linear_decay", "min_max_end", "piecewise", "polynomial", "power"]
+__all__ = [
+    "as_schedule",
+    "constant",
+    "cosine",
+    "cosine_decay",
+    "cycling",
+    "exponential",
+    "linear",
+    "linear_decay",
+    "min_max_end",
+    "piecewise",
+    "polynomial",
+    "power",
+]
 __dir__ = __all__.copy
 
 

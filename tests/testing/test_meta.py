@@ -49,30 +49,6 @@ def test_leaves_are_independent_where_their_counts_are(distribution, apart):
     assert not Meta(distribution=distribution, exact_count="total").independent
 
 
-GONE = {
-    "global_budget": 'exact_count="total", or distribution=sf.budgets.global_()',
-    "relative": 'exact_count="relative"',
-    "drop": "choose=sf.testing.Exchange(drop=..., grow=...)",
-    "grow": "choose=sf.testing.Exchange(drop=..., grow=...)",
-    "fraction": "choose=sf.testing.Exchange(drop=..., grow=...)",
-    "exclude": "choose=sf.testing.Exchange(drop=..., grow=...)",
-    "conserves_count": "choose=sf.testing.Exchange(..., conserves=False) where fewer come, and nothing elsewhere",
-    "redraws": 'stochastic="anew"',
-    "independent": 'distribution=..., which says whether leaves compete, or exact_count="total"',
-    "support": "pruned=lambda sparsity: schedule",
-    "trains": "nothing: the state has the role 'latent' or 'learned'",
-    "optimizer": "nothing: the state has an optimizer in `opt`",
-    "tensor_sparsity": "nothing: a function that takes no tensor calls float(sparsity)",
-}
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_a_name_that_is_no_more_says_what_to_write(name):
-    for make in (Meta, Meta()._replace):
-        with pytest.raises(TypeError, match=re.escape(f"Meta has no {name!r} any more; write {GONE[name]}") + "$"):
-            make(**{name: True})
-
-
 def test_unknown_names_and_words():
     with pytest.raises(TypeError, match="unexpected keyword argument 'monoton'; did you mean 'monotone'"):
         Meta(monoton=True)
