@@ -55,7 +55,7 @@ def check_laws(
     new ones each time for None.
 
     The first check that fails, or where the algorithm itself raises, raises `Broken`, an AssertionError, with a
-    smallest example as a test to paste. With `on_fail="report"` all checks are made, and nothing is raised;
+    smallest example. With `on_fail="report"` all checks are made, and nothing is raised;
     `print(report)` shows them. `suggest` does the same, and looks for the `Meta` that would hold:
     `report.suggestion`. Drawn cases that were too easy are a failure, too, where 100 or more were drawn:
     `sf.testing.coverage` says how many of them must have ties, NaN and other hard things. With `params` these shares
@@ -108,7 +108,6 @@ def check_row(
 
 def _raise(row: Row, outcome: Outcome) -> None:
     if outcome.failed:
-        below = [*outcome.details(row.name), *([outcome.test] if outcome.test else [])]
-        text = "\n".join([*outcome.lines(row.name), *(f"\n{part}" for part in below)])
+        text = "\n".join([*outcome.lines(row.name), *(f"\n{part}" for part in outcome.details(row.name))])
         # Where a law's own assertion failed, its traceback says nothing more.
         raise Broken(text) from (None if isinstance(outcome.cause, AssertionError) else outcome.cause)

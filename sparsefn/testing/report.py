@@ -122,6 +122,3 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"{report.cases} drawn cases: {shares}{judged}"
     details = [line for row in report.rows for line in row.details(report.name)]
     yield from (f"\n{line}" for line in dict.fromkeys(details))
-    for row in report.rows:
-        if row.test:
-            yield f"\n{row.test}"

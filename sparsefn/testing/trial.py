@@ -11,7 +11,6 @@ from sparsefn.testing.coverage import of_cases
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped, updates
 from sparsefn.testing.laws import Check, Law
 from sparsefn.testing.meta import Meta, Row
-from sparsefn.testing.paste import pasted
 from sparsefn.testing.values import Case
 from sparsefn.testing.written import code_of
 from sparsefn.tree import Tree
@@ -26,8 +25,8 @@ class Outcome(NamedTuple):
     >>> sf.testing.Outcome("purity", "functions_are_pure", "passed", examples=5).failed
     False
 
-    `said` has a sentence for each distinct failure; `declare` is what to declare in `Meta` if that is meant, `case` the
-    smallest example, and `test` a test of it that can be pasted. `examples` are those tried until it failed.
+    `said` has a sentence for each distinct failure; `declare` is what to declare in `Meta` if that is meant, and `case`
+    the smallest example. `examples` are those tried until it failed.
     """
 
     law: str
@@ -36,7 +35,6 @@ class Outcome(NamedTuple):
     said: tuple[str, ...] = ()
     declare: str = ""
     case: Case | None = None
-    test: str = ""
     seconds: float = 0.0
     examples: int = 0
     cause: Exception | None = None
@@ -52,9 +50,10 @@ class Outcome(NamedTuple):
         return [shortened(text, hint) for text in self._texts(name)]
 
     def details(self, name: str) -> list[str]:
-        """The lines that are longer, in full."""
+        """The lines that are longer, in full, and the example."""
         whole = [text + self._hint for text in self._texts(name)]
-        return [line for line in whole if len(line) > _MOST]
+        example = [f"{self.check} on {self.case}"] if self.failed and self.case is not None else []
+        return [*(line for line in whole if len(line) > _MOST), *example]
 
     @property
     def _hint(self) -> str:
@@ -97,7 +96,7 @@ def outcome_of(
     >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
     ('purity', 'states_keep_their_structure', 'passed')
 
-    Without `shrink` the first failure is told as it comes, and no test is made of it. `counted` takes the traits of the
+    Without `shrink` the first failure is told as it comes. `counted` takes the traits of the
     cases that were drawn until it failed.
     """
     found: dict[tuple[object, ...], tuple[Case, Exception]] = {}  # by where it was raised; the smallest comes last
@@ -127,12 +126,11 @@ def outcome_of(
     last = [pair for pair in found.values() if any(pair[1] is one for one in raised)] or [*found.values()]
     told = [_told(row, check, case, one, shrink) for case, one in last] or [_Told(_named(raised[0]), None, raised[0])]
     (_, case, cause, own), said = told[0], tuple(dict.fromkeys(one.said for one in told))
-    cause.__notes__ = []  # of Hypothesis, which the test says better
-    test = pasted(row, check, case, cause, own) if case is not None and shrink else ""
+    cause.__notes__ = []  # of Hypothesis, which has the example, too
     declare = "" if own else what_to_declare(check, row.meta)
     status: Status = "error" if own else "failed"
     seconds = time.perf_counter() - begin
-    return Outcome(law.name, check.name, status, said, declare, case, test, seconds, tried, cause)
+    return Outcome(law.name, check.name, status, said, declare, case, seconds, tried, cause)
 
 
 class _Told(NamedTuple):
