@@ -126,7 +126,7 @@ class Attached:
         """Check the order of the calls, and, unless a closure will, that gradients and moments are masked."""
         if any(one is optimizer for one in self._stepped):
             raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
-        self._placed.moving = None
+        self._placed.moving = None  # a step that raised may have left it
         if closes:
             return
         if self._dense is None and self._hooks:

@@ -233,7 +233,8 @@ class Placed:
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step.
 
-        LBFGS moves all parameters along one vector: where that is not finite, also those that got no gradient.
+        LBFGS moves all parameters along one vector. Where the vector is not finite, weights without a gradient change,
+        too: weights that follow from something get their values back.
         """
         self.moving = None
         if self._mixes:

@@ -241,15 +241,3 @@ def _with_params(make: Callable[..., Algorithm]) -> Callable[[Level, Tensor, Tre
 
 def _without_params(make: Callable[..., Algorithm], sparsity: Level, key: Tensor, params: Tree) -> Algorithm:
     return make(sparsity, key)
-
-
-def given_function(row: Row) -> tuple[Callable[..., Algorithm], bool]:
-    """The function that a row was made of, and whether it takes params.
-
-    >>> given_function(row_of(lambda sparsity, key: sf.dense()))[1]
-    False
-    """
-    make: object = row.make
-    if isinstance(make, partial) and make.func is _without_params:
-        return make.args[0], False
-    return row.make, True

@@ -96,8 +96,8 @@ def outcome_of(
     >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
     ('purity', 'states_keep_their_structure', 'passed')
 
-    Without `shrink` the first failure is told as it comes. `counted` takes the traits of the
-    cases that were drawn until it failed.
+    Without `shrink` the first failure is told as it comes. `counted` takes the traits of the cases that were drawn
+    until it failed.
     """
     found: dict[tuple[object, ...], tuple[Case, Exception]] = {}  # by where it was raised; the smallest comes last
     tried = 0
