@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -256,15 +256,15 @@ CHOSEN = {
 }
 
 
-def setups() -> st.SearchStrategy[Setup]:
+def setups(names: Sequence[str] = tuple(KINDS)) -> st.SearchStrategy[Setup]:
     """Ways to attach: every row, optimizer, dtype, one optimizer or two, with hooks or without."""
-    kinds = st.sampled_from(list(KINDS))
+    kinds = st.sampled_from(names)
     several = st.tuples(kinds, kinds).filter(lambda pair: "lbfgs" not in pair)
     triggers = st.sampled_from(list(CHOSEN.values()))
     return st.builds(
         Setup,
         st.sampled_from(list(ROWS)),
-        st.tuples(kinds) | several,
+        st.tuples(kinds) | several if len(names) > 1 else st.tuples(kinds),
         st.sampled_from([torch.float32] * 4 + [torch.float64, torch.float16, torch.bfloat16]),
         st.sampled_from([False, False, True]),
         triggers,
@@ -463,3 +463,11 @@ def pickled(loop: Loop) -> bool:
     except (AttributeError, pickle.PicklingError):
         return False
     return True
+
+
+class LbfgsMachine(Machine):
+    """The machine with LBFGS alone, whose one state is that of all parameters."""
+
+    @initialize(setup=setups(["lbfgs"]))
+    def begin(self, setup: Setup) -> None:
+        super().begin(setup)

@@ -104,7 +104,10 @@ class Reference:
                 for p in group["params"]:
                     if id(p) not in own:
                         optimizer.state.pop(p, None)
-                group["params"][:] = [p for p in group["params"] if id(p) in own]  # LBFGS holds the list itself
+                kept = [p for p in group["params"] if id(p) in own]
+                if isinstance(optimizer, torch.optim.LBFGS) and len(kept) < len(group["params"]):
+                    optimizer.state.clear()  # its vectors are all parameters end to end
+                group["params"][:] = kept  # LBFGS holds the list itself
             optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
     def _place(self, parameter: nn.Parameter) -> tuple[int, int]:
@@ -201,7 +204,10 @@ class Reference:
         self.state = new
         if self.reset(step):
             for slot in self.slots:
-                self.optimizers[slot.owner].state.pop(slot.parameter, None)
+                optimizer = self.optimizers[slot.owner]
+                optimizer.state.pop(slot.parameter, None)
+                if isinstance(optimizer, torch.optim.LBFGS):
+                    optimizer.state.clear()
 
     def _tidy(self, live: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         for slot, keep, value in zip(self.slots, live, values, strict=True):
@@ -210,6 +216,9 @@ class Reference:
             first = {(torch.optim.Rprop, "step_size"): "lr", (torch.optim.Adagrad, "sum"): "initial_accumulator_value"}
             if not is_sparse(keep, slot.parameter):
                 continue
+            if isinstance(optimizer, torch.optim.LBFGS):
+                self._forget(optimizer, slot.parameter, keep)
+                continue
             for name, moment in optimizer.state.get(slot.parameter, {}).items():
                 if isinstance(moment, Tensor) and moment.shape == keep.shape:
                     option = first.get((type(optimizer), name))
@@ -217,6 +226,18 @@ class Reference:
                         moment.copy_(torch.where(keep, moment, value))
                         continue
                     moment.masked_fill_(~keep, 0 if option is None else float(group[option]))
+
+    @staticmethod
+    def _forget(optimizer: torch.optim.LBFGS, parameter: nn.Parameter, keep: Tensor) -> None:
+        """LBFGS begins anew where its history has entries that do not train."""
+        (group,) = optimizer.param_groups
+        entries = [~keep if p is parameter else torch.zeros_like(p, dtype=torch.bool) for p in group["params"]]
+        gone = torch.cat([x.flatten() for x in entries])
+        for state in list(optimizer.state.values()):
+            vectors = [state.get("d"), state.get("prev_flat_grad")]
+            vectors += [*(state.get("old_dirs") or ()), *(state.get("old_stps") or ())]
+            if any(x is not None and bool((x[gone] != 0).any()) for x in vectors):
+                optimizer.state.clear()
 
     # ---- the optimizers ---------------------------------------------------------------------------
 

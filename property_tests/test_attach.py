@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import sparsefn as sf
 from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
-from property_tests.attach_rules import MISUSES, WRITES, Machine, misuse, pickled, settled, step
+from property_tests.attach_rules import MISUSES, WRITES, LbfgsMachine, Machine, misuse, pickled, settled, step
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
 from property_tests.registry import QUICK_ROWS
@@ -27,6 +27,8 @@ TestMachine.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+TestLbfgsMachine = LbfgsMachine.TestCase
+TestLbfgsMachine.settings = settings(TestMachine.settings, max_examples=8 * tries())
 
 
 @pytest.mark.deep(but=[row for row in QUICK_ROWS if row in ROWS])

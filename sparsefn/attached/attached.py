@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from sparsefn.algorithms.frame import update_of
 from sparsefn.attached import files, gradients, moments, order, writes
+from sparsefn.attached.optimizer_state import joins
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import take_out
 from sparsefn.modules.averages import dropped_of
@@ -128,6 +129,8 @@ class Attached:
             raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
         self._placed.moving = None  # a step that raised may have left it
         if closes:
+            if joins(optimizer):  # LBFGS reads its history before it calls the closure
+                self._placed.mask_states(optimizer)
             return
         if self._dense is None and self._hooks:
             self.before_step()

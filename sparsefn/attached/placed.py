@@ -215,8 +215,7 @@ class Placed:
             self._mixes = True
             self.check_following("step")
             self.zero_pruned(records)
-        new = with_other_states(records)
-        check_moments(optimizer, new)
+        self.mask_states(optimizer)
         for record in records:
             support, grad = record.support, record.parameter.grad
             is_masked = support.ndim > 0
@@ -224,11 +223,16 @@ class Placed:
                 record.give(None)
             elif is_masked and grad is not None and not (trusts and record.has_given()):
                 record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
+        self.moving = optimizer
+
+    def mask_states(self, optimizer: Optimizer) -> None:
+        """Mask the moments of the states that an optimizer has got since the last step, as by `load_state_dict`."""
+        new = with_other_states([record for record in self.trained if record.optimizer is optimizer])
+        check_moments(optimizer, new)
         note_states(new)
         for record in new:
             if is_sparse(record.support, record.parameter):
                 clear_moments(record, record.support)
-        self.moving = optimizer
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step.

@@ -449,6 +449,32 @@ def test_lbfgs_forgets_a_history_of_weights_that_are_pruned():
     assert iterations == [2, 4, 0, 2]
 
 
+def test_lbfgs_forgets_the_history_of_dense_weights_before_its_first_step():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    sparse = sf.attach(sf.static(0.5, init="magnitude"), model, optimizer)
+    before = weights_of(model)
+    optimizer.step(closure)
+    sparse.after_step(0)
+    goes_on = weights_of(model)
+    sparse.detach()
+    nn.utils.vector_to_parameters(before, model.parameters())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    sparse = sf.attach(sf.static(0.5, init="magnitude"), model, optimizer)
+    optimizer.step(closure)
+    sparse.after_step(0)
+    assert torch.equal(weights_of(model), goes_on)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_moments_of_the_optimizer_inside_a_wrapper_are_cleared(nested):
     model = net()
