@@ -1,4 +1,4 @@
-"""Checkpoints of compositions that release 0.2.0 wrote: `release_0_2.pt` has the states after 2 and 4 steps of `run`."""
+"""Checkpoints of compositions by release 0.2.0: `release_0_2.pt` has the states of `run` after 2 and 4 steps."""
 
 from pathlib import Path
 
