@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.state import masked_view
+from sparsefn.state import has_optimizer, masked_view
 from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
 from sparsefn.testing.harness import algorithm_of, assert_same, bits_of, leaves
@@ -28,7 +28,7 @@ def check(row: Row, optimizer: str, donate: Callable[[sf.Algorithm], sf.Algorith
     case = large(row.meta.layout.form)
     algorithm = algorithm_of(row, case)
     whole = algorithm
-    bare = first_state(row).opt == ()
+    bare = not has_optimizer(first_state(row))
     if bare:
         whole = sf.with_optimizer(algorithm, OPTIMIZERS[optimizer], skip=sf.never())
     giving = donate(whole)

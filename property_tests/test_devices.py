@@ -39,9 +39,9 @@ def run_of(row: Row) -> Case:
 
 
 def places(state: sf.State) -> dict[str, set[str]]:
-    """The devices of each field of a state, but for keys, which stay where they were given."""
-    fields = {name: leaves(tree) for name, tree in state._asdict().items() if name != "key"}
-    return {name: {x.device.type for x in found.values()} - {"meta"} for name, found in fields.items()}
+    """The devices of each leaf of a state, but for keys, which stay where they were given."""
+    kept = {path: x for path, x in leaves(state).items() if "key" not in path.split(".")}
+    return {path: {x.device.type} - {"meta"} for path, x in kept.items()}
 
 
 @pytest.mark.deep(

@@ -52,7 +52,8 @@ class State(NamedTuple):
     `params`: bool, True = kept, 0-d True for a leaf that is not sparsified. `scores` holds the tensors that the
     algorithm accumulates or learns, a dict of trees by role. The trees "learned" and "latent" can be trained only by
     an optimizer inside the algorithm. `key` is the PRNG key, `opt` the inner optimizer's state. `support` says which
-    weights move: a tree of masks, or `()` if it is `masks` itself. An unused field is `()`.
+    weights move: a tree of masks, or `()` if it is `masks` itself. `parts` are the states of the algorithms that a
+    composition is made of; what they share with the whole is `()` in them. An unused field is `()`.
     """
 
     params: Tree
@@ -61,6 +62,7 @@ class State(NamedTuple):
     key: Tree = ()
     opt: Tree = ()
     support: Tree = ()
+    parts: tuple[State, ...] = ()
 
 
 class TrainView(NamedTuple):
@@ -112,6 +114,17 @@ def support_of(state: State) -> Tree:
 def has_own_support(state: State) -> bool:
     """Whether a state has a support other than its masks."""
     return not (isinstance(state.support, tuple) and not state.support)
+
+
+def has_optimizer(state: State) -> bool:
+    """Whether a state holds that of an optimizer, in one of its parts or around them all.
+
+    >>> import sparsefn as sf
+    >>> trained = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1))
+    >>> has_optimizer(sf.partition([("*", trained)]).init({"w": torch.ones(2, 2)}))
+    True
+    """
+    return state.opt != () or any(has_optimizer(part) for part in state.parts)
 
 
 def everywhere(tree: Tree) -> Tree:
@@ -211,24 +224,20 @@ def with_params(state: State, params: Tree) -> State:
     structure, shape or dtype, naming the path, and ValueError for a state of `reparametrised` or of a `supermask`
     whose scores train.
     """
-    _check_outside(state.scores)
+    _check_outside(state)
     check_like("the new params", params, state.params)
     given = optree.tree_map(lambda p: p.detach().contiguous(), params)
     put = _put(state, given)
     return put._replace(params=optree.tree_map(lambda new, old: new.clone() if new is old else new, put.params, given))
 
 
-def _check_outside(scores: Tree) -> None:
-    # Parts of a composition are stored under their numbers; other names are roles.
-    if not isinstance(scores, dict):
-        return
-    if "latent" in scores:
+def _check_outside(state: State) -> None:
+    if "latent" in state.scores:
         raise ValueError("this state trains latents, which follow from no params; use with_optimizer")
-    if "learned" in scores:
+    if "learned" in state.scores:
         raise ValueError("this state learns masks by scores, which params alone leave as they are; use with_optimizer")
-    for name, part in scores.items():
-        if name.isdigit():
-            _check_outside(part["scores"])
+    for part in state.parts:
+        _check_outside(part)
 
 
 def moved(state: State, updates: Tree) -> State:

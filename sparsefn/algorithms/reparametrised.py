@@ -14,7 +14,18 @@ from sparsefn.engine.checks import described, uncalled
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
-from sparsefn.state import Algorithm, State, Step, Where, apply_masks, everywhere, masked_view, masks_tree, support_of
+from sparsefn.state import (
+    Algorithm,
+    State,
+    Step,
+    Where,
+    apply_masks,
+    everywhere,
+    has_optimizer,
+    masked_view,
+    masks_tree,
+    support_of,
+)
 from sparsefn.tree import Leaves, Tree, flatten, with_leaves
 from sparsefn.tree.chosen import default_where, select_leaves
 
@@ -34,8 +45,8 @@ def reparametrised(
     >>> algorithm.update(state, {"w": torch.tensor([[1.0]])}, 0).scores["latent"]
     {'latent': {'w': tensor([[1.6000]])}}
 
-    `state.scores` holds "latent", the masks and scores of `inner` (default `dense()`), and "step", the
-    step that random or scheduled maps are drawn at. `state.params` are the weights made from the
+    `state.scores` holds "latent" and "step", the step that random or scheduled maps are drawn at; `state.parts` holds
+    the state of `inner` (default `dense()`). `state.params` are the weights made from the
     latents, so `sf.effective` is as everywhere. Every update makes them anew, on skipped optimizer
     steps too: `update(step)` draws for step + 1. Leaves that are not chosen train directly. A weight
     that `inner` grows back resumes from its latent.
@@ -59,12 +70,12 @@ def reparametrised(
 
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
-        inner = {"masks": part.masks, "scores": part.scores, "support": part.support}
-        scores = {"latent": latents, "inner": inner, "step": step}
-        return State(apply_masks(part.params, masks), both, scores, part.key)
+        inner = part._replace(params=(), key=(), opt=())
+        scores = {"latent": latents, "step": step}
+        return State(apply_masks(part.params, masks), both, scores, part.key, parts=(inner,))
 
     def inner_of(state: State) -> State:
-        return State(state.params, key=state.key, **state.scores["inner"])
+        return state.parts[0]._replace(params=state.params, key=state.key)
 
     def init(params: Tree) -> State:
         params = own_params(params)
@@ -73,7 +84,7 @@ def reparametrised(
         step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), torch.device("cpu")))
         weights, masks = made(latents, params, step)
         part = inside.init(weights)
-        if part.opt != ():
+        if has_optimizer(part):
             raise ValueError("reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost")
         return finish(part, masks, latents, step)
 

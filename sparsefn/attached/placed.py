@@ -14,7 +14,7 @@ from sparsefn.attached.optimizer_state import note_states, with_other_states
 from sparsefn.attached.records import Record, address, differ, trained_records
 from sparsefn.attached.writes import check_followers, check_kinds, hiding, stains, taken_over
 from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
-from sparsefn.state import Algorithm, State, Step, effective, masked_view
+from sparsefn.state import Algorithm, State, Step, effective, has_optimizer, masked_view
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
 
 
@@ -36,7 +36,7 @@ class Placed:
 
     def __init__(self, algorithm: Algorithm, weights: Mapping[str, Record]) -> None:
         state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
-        if state.opt != ():
+        if has_optimizer(state):
             raise ValueError("attach: expected an algorithm without with_optimizer: torch's own takes its place")
         self.algorithm, self.state = algorithm, state
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves

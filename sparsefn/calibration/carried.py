@@ -137,8 +137,8 @@ def block_weights(part: nn.Module, names: Mapping[str, str], state: State) -> di
     {'weight': tensor([[1., 1.]])}
     """
     params, masks = (flatten(tree)[0] for tree in (state.params, state.masks))
-    own = State(*({local: tree[name] for local, name in names.items()} for tree in (params, masks)))
-    return weights_of_call(part, own)
+    own = [{local: tree[name] for local, name in names.items()} for tree in (params, masks)]
+    return weights_of_call(part, State(own[0], own[1]))
 
 
 def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> State:

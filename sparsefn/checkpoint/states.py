@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
+from sparsefn.checkpoint.release_0_2 import with_parts
 from sparsefn.engine.surroundings import read
 from sparsefn.masks.packing import check_unused
 from sparsefn.state import State
@@ -127,6 +128,7 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
         raise TypeError(f"expected a dict of tensors by path, got {type(sd).__name__}")
+    sd = with_parts(template, sd)
     if strict:
         check_paths(leaves, sd)
     likes = {path: as_dense("the template", path, leaf) for path, leaf in leaves.items()}
@@ -168,9 +170,9 @@ def _depths(tree: Tree) -> Tree:
     def fields(state: Tree) -> Tree:
         if not isinstance(state, State):
             return -1
-        named, depth = state._asdict().items(), _stacked(state)
-        is_mask = ("masks", "support")
-        return State(**{k: optree.tree_map(lambda _: depth, v) if k in is_mask else _depths(v) for k, v in named})
+        depth = _stacked(state)
+        masks, support = (optree.tree_map(lambda _: depth, tree) for tree in (state.masks, state.support))
+        return State(*map(_depths, state))._replace(masks=masks, support=support)
 
     return optree.tree_map(fields, tree, is_leaf=lambda node: isinstance(node, State))
 

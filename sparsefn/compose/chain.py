@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_trained, join_states, no_optimizer
+from sparsefn.compose.states import check_trained, joined_support, no_optimizer
 from sparsefn.engine.checks import described
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
@@ -36,7 +36,8 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         return algorithms[i] if not done or within is None else within(_common(done))
 
     def join(parts: list[State], masks: Tree) -> State:
-        return join_states(parts, parts[-1].params, masks, [{"masks": part.masks} for part in parts])
+        inner = tuple(part._replace(params=(), opt=()) for part in parts)
+        return State(parts[-1].params, masks, support=joined_support(parts), parts=inner)
 
     def init(params: Tree) -> State:
         parts: list[State] = []
@@ -52,9 +53,8 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     def update(state: State, grads: Tree, step: Step) -> State:
         parts: list[State] = []
         params, still = state.params, True
-        for i in range(len(algorithms)):
-            own = state.scores[str(i)]
-            old = State(params, key=state.key[str(i)], opt=state.opt, **own)
+        for i, part in enumerate(state.parts):
+            old = part._replace(params=params, opt=state.opt)
             parts.append(update_of(allowed(i, parts)).inner(old, grads, step))
             params, still = parts[-1].params, still and identical(parts[-1].masks, old.masks)
         return join(parts, state.masks if still else _common(parts))

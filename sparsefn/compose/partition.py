@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.algorithms.static import dense
-from sparsefn.compose.states import check_algorithm, kept
+from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import check_pairs, described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
 from sparsefn.tree import Leaves, Tree
@@ -36,33 +35,20 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         check_algorithm("partition", algorithm, f" at position {i}")
     wheres = [where for where, _ in rules]
     algorithms = [algorithm for _, algorithm in rules] + [dense()]
-    names = [str(i) for i in range(len(algorithms))]
 
     def shares(tree: Tree, like: Tree) -> list[Leaves]:
         return of_each("partition", wheres, tree, like)
 
     def split(state: State) -> list[State]:
-        rows = zip(names, shares(state.params, state.params), shares(state.masks, state.params), strict=True)
-        # The state of an optimizer around the partition is not for its parts.
-        ours = isinstance(state.opt, dict) and set(state.opt) == set(names)
-        return [
-            State(params, masks, key=state.key[i], opt=state.opt[i] if ours else (), **state.scores[i])
-            for i, params, masks in rows
-        ]
-
-    def bare(state: State) -> list[State]:
-        return split(state._replace(opt=()))
+        rows = zip(state.parts, shares(state.params, state.params), shares(state.masks, state.params), strict=True)
+        return [part._replace(params=params, masks=masks) for part, params, masks in rows]
 
     def join(states: Sequence[State], like: Tree) -> State:
         params, masks = (from_shares([state[i] for state in states], like) for i in (0, 1))
         own = any(has_own_support(state) for state in states)
         support = from_shares([support_of(state) for state in states], like) if own else ()
-        scores, opts, keys = (
-            {str(i): field(state) for i, state in enumerate(states)}
-            for field in (kept, attrgetter("opt"), attrgetter("key"))
-        )
-        opt = opts if any(opt != () for opt in opts.values()) else ()
-        return State(params, masks, scores, keys, opt, support)
+        parts = tuple(state._replace(params=(), masks=()) for state in states)
+        return State(params, masks, support=support, parts=parts)
 
     def init(params: Tree) -> State:
         float_leaves(params)  # which names what is no tree
@@ -70,27 +56,27 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        given = [None for _ in names] if grads is None else shares(grads, state.params)
+        given = [None for _ in algorithms] if grads is None else shares(grads, state.params)
         rows = zip(algorithms, split(state), given, strict=True)
         return join([update_of(algorithm).inner(part, row, step) for algorithm, part, row in rows], state.params)
 
     def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
         return lambda state: {
             str(i): fn(algorithm.view, part)
-            for i, (algorithm, part) in enumerate(zip(algorithms, bare(state), strict=True))
+            for i, (algorithm, part) in enumerate(zip(algorithms, split(state), strict=True))
         }
 
     def put(state: State, tree: Tree) -> State:
-        rows = enumerate(zip(algorithms, bare(state), strict=True))
+        rows = enumerate(zip(algorithms, split(state), strict=True))
         parts = [algorithm.view.put(part, tree[str(i)]) for i, (algorithm, part) in rows]
         return join(parts, state.params)._replace(opt=state.opt)
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        rows = enumerate(zip(algorithms, bare(state), shares(grads, state.params), strict=True))
+        rows = enumerate(zip(algorithms, split(state), shares(grads, state.params), strict=True))
         return {str(i): algorithm.view.grads(part, row, step) for i, (algorithm, part, row) in rows}
 
     def settle(state: State) -> State:
-        rows = zip(algorithms, bare(state), strict=True)
+        rows = zip(algorithms, split(state), strict=True)
         parts = [part if algorithm.settled is None else algorithm.settled(part) for algorithm, part in rows]
         return join(parts, state.params)._replace(opt=state.opt)
 

@@ -10,7 +10,7 @@ import optree
 import torch
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_trained, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.compose.states import check_trained, joined_support, no_optimizer, with_own_masks, with_own_paths
 from sparsefn.engine.checks import check_pairs, described, is_int
 from sparsefn.engine.surroundings import concrete
 from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
@@ -52,22 +52,23 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     ends = [*begins[1:], None]
 
     def join(state: State, part: State, i: int) -> State:
-        sparse = {path for j in range(len(algorithms)) for path in state.scores[str(j)]["owns"]}
+        sparse = {path for own in state.parts for path in own.masks}
         masks = _expanded(part.masks, state.params, sparse)
-        scores = {**state.scores, str(i): {**kept(part), "owns": state.scores[str(i)]["owns"]}}
         support = _expanded(support_of(part), state.params, sparse) if has_own_support(state) else ()
-        return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt, support)
+        inner = part._replace(params=(), masks=state.parts[i].masks, opt=())
+        parts = (*state.parts[:i], inner, *state.parts[i + 1 :])
+        return State(part.params, masks, opt=state.opt, support=support, parts=parts)
 
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
-        joined = join_states(parts, parts[0].params, parts[0].masks, [{"owns": owned(part)} for part in parts])
-        state = join(joined, parts[0], 0)
+        first, inner = parts[0], tuple(with_own_paths(part) for part in parts)
+        state = join(State(first.params, first.masks, support=joined_support(parts), parts=inner), first, 0)
         # Of its own, as compiled code asks whether two inputs are one tensor, which they are at no later step.
         return state._replace(support=optree.tree_map(torch.clone, state.support))
 
     def run(state: State, grads: Tree, step: Step, i: int) -> State:
-        old = part_of(state, state.params, state.masks, i)
+        old = with_own_masks(state.parts[i], state.params, state.masks, state.opt)
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
         part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_trained
 from sparsefn.engine.checks import check_trigger, described
-from sparsefn.state import Algorithm, State, Step, Trigger
+from sparsefn.state import Algorithm, State, Step, Trigger, has_optimizer
 from sparsefn.tree import Tree, choose, copied
 
 
@@ -38,16 +38,18 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
         check_trigger(name, trigger)
 
     def joined(part: State, kept: Tree) -> State:
-        return part._replace(scores={"inner": part.scores, "rewind": kept})
+        inner = State((), (), part.scores, parts=part.parts)
+        return part._replace(scores={"rewind": kept}, parts=(inner,))
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
-        if state.opt != ():
+        if has_optimizer(state):
             raise ValueError("rewinding: the algorithm has an optimizer; put with_optimizer outermost")
         return joined(state, copied(state.params))
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        part = update_of(algorithm).inner(state._replace(scores=state.scores["inner"]), grads, step)
+        (inner,) = state.parts
+        part = update_of(algorithm).inner(state._replace(scores=inner.scores, parts=inner.parts), grads, step)
         kept = choose(to(step), lambda _: copied(part.params), state.scores["rewind"])
         # A copy: leaves of a state share no memory.
         part = choose(when(step), lambda now: algorithm.view.put(now, copied(kept)), part)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import optree
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_trained, join_states, no_optimizer, owned, part_of
+from sparsefn.compose.states import check_trained, joined_support, no_optimizer, with_own_masks, with_own_paths
 from sparsefn.engine.checks import described
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, identical
@@ -38,8 +38,9 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
         # An algorithm without `within` is left as it is: the chain intersects its masks.
         return _sequence([part if part.within is None else part.within(masks) for part in algorithms])
 
-    def join(parts: Sequence[State], masks: Tree, owns: Sequence[Tree]) -> State:
-        return join_states(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
+    def join(parts: Sequence[State], params: Tree, masks: Tree, owns: Sequence[State]) -> State:
+        inner = (part._replace(params=(), masks=own.masks, opt=()) for part, own in zip(parts, owns, strict=True))
+        return State(params, masks, support=joined_support(parts), parts=tuple(inner))
 
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
@@ -49,19 +50,17 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
             optree.tree_map(lambda i, *leaves: leaves[i], owner, *(getattr(part, name) for part in parts))
             for name in ("masks", "params")
         )
-        owns = [owned(part) for part in parts]
-        return join([*parts[:-1], parts[-1]._replace(params=first)], masks, owns)
+        return join(parts, first, masks, [with_own_paths(part) for part in parts])
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        params, masks, parts, owns = state.params, state.masks, [], []
-        for i, algorithm in enumerate(algorithms):
-            seen = part_of(state, params, masks, i)
+        params, masks, parts = state.params, state.masks, []
+        for algorithm, own in zip(algorithms, state.parts, strict=True):
+            seen = with_own_masks(own, params, masks, state.opt)
             part = update_of(algorithm).inner(seen, grads, step)
             params = part.params
             if not identical(part.masks, seen.masks):  # else a chain around this would take them for new ones
                 masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
             parts.append(part)
-            owns.append(state.scores[str(i)]["owns"])
-        return join(parts, masks, owns)
+        return join(parts, params, masks, state.parts)
 
     return framed(init, update, within=within)

@@ -1,38 +1,25 @@
-"""Joining the states of several algorithms into one, and taking the parts out again."""
+"""The states of several algorithms as parts of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
 
 from sparsefn.engine.checks import uncalled
 from sparsefn.masks import intersect
-from sparsefn.state import Algorithm, State, has_own_support, masked_view, support_of
+from sparsefn.state import Algorithm, State, has_optimizer, has_own_support, masked_view, support_of
 from sparsefn.tree import Tree, flatten
 
 
-def join_states(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequence[Mapping[str, Tree]]) -> State:
-    """Join states into one: each part's own fields by its number, and a common support if a part has its own.
+def joined_support(parts: Sequence[State]) -> Tree:
+    """The common support of several states, if one of them has its own, else `()`.
 
-    >>> state = sf.dense().init({"w": torch.ones(1)})
-    >>> join_states([state], state.params, state.masks, [{}]).scores
-    {'0': {'scores': (), 'support': ()}}
+    >>> joined_support([sf.dense().init({"w": torch.ones(1)})])
+    ()
     """
-    scores = {str(i): {**kept(part), **more} for i, (part, more) in enumerate(zip(parts, extra, strict=True))}
-    own = any(has_own_support(part) for part in parts)
-    support = reduce(intersect, (support_of(part) for part in parts)) if own else ()
-    return State(params, masks, scores, {str(i): part.key for i, part in enumerate(parts)}, support=support)
-
-
-def kept(part: State) -> dict[str, Tree]:
-    """The fields of a part's state that a composition keeps beside params, masks and key.
-
-    >>> kept(sf.dense().init({"w": torch.ones(1)}))
-    {'scores': (), 'support': ()}
-    """
-    return {"scores": part.scores, "support": part.support}
+    return reduce(intersect, (support_of(part) for part in parts)) if any(map(has_own_support, parts)) else ()
 
 
 def check_algorithm(name: str, algorithm: object, at: str = "") -> None:
@@ -66,7 +53,7 @@ def no_optimizer(name: str, states: Sequence[State]) -> None:
     >>> no_optimizer("chain", [sf.dense().init({"w": torch.ones(1)})])
     """
     for i, state in enumerate(states):
-        if state.opt != ():
+        if has_optimizer(state):
             raise ValueError(f"{name}: the algorithm at position {i} has an optimizer; put with_optimizer outermost")
 
 
@@ -78,24 +65,23 @@ def _true(device: torch.device) -> torch.Tensor:
     return _TRUE if device.type == "cpu" else torch.ones((), dtype=torch.bool, device=device)  # a copy would wait
 
 
-def owned(state: State) -> dict[str, Tree]:
-    """The leaves that a part sparsifies, as a structure without tensors.
+def with_own_paths(state: State) -> State:
+    """A state as a part of one that has its params and masks: instead of masks the paths of those that are its own.
 
-    >>> owned(sf.static(0.5).init({"w": torch.ones(2, 2), "b": torch.ones(2)}))
+    >>> with_own_paths(sf.static(0.5).init({"w": torch.ones(2, 2), "b": torch.ones(2)})).masks
     {'w': ()}
     """
-    return {path: () for path, mask in flatten(state.masks)[0].items() if mask.ndim}
+    own: dict[str, Tree] = {path: () for path, mask in flatten(state.masks)[0].items() if mask.ndim}
+    return state._replace(params=(), masks=own, opt=())
 
 
-def part_of(state: State, params: Tree, masks: Tree, i: int) -> State:
-    """The state of part `i`, which keeps `owned` by its number and sees only the masks of its own leaves.
+def with_own_masks(part: State, params: Tree, masks: Tree, opt: Tree) -> State:
+    """The state of such a part, which sees only the masks that are its own.
 
-    >>> part = sf.static(0.5).init({"w": torch.ones(2, 2)})
-    >>> whole = join_states([part], part.params, part.masks, [{"owns": {}}])
-    >>> part_of(whole, whole.params, whole.masks, 0).masks
+    >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
+    >>> with_own_masks(with_own_paths(state)._replace(masks={}), state.params, state.masks, ()).masks
     {'w': tensor(True)}
     """
-    own = state.scores[str(i)]
     leaves, rebuild = flatten(masks)
-    seen = rebuild([m if p in own["owns"] or not m.ndim else _true(m.device) for p, m in leaves.items()])
-    return State(params, seen, own["scores"], state.key[str(i)], state.opt, own["support"])
+    seen = rebuild([m if p in part.masks or not m.ndim else _true(m.device) for p, m in leaves.items()])
+    return part._replace(params=params, masks=seen, opt=opt)

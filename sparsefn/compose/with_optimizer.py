@@ -8,7 +8,7 @@ from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import check_trigger, described, uncalled
-from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view
+from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, has_optimizer, masked_view
 from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, all_finite, choose, where_leaves
 
@@ -97,7 +97,7 @@ def with_optimizer(
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
-        if state.opt != ():
+        if has_optimizer(state):
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
         return inside.begun(state)
 

@@ -145,11 +145,4 @@ def learned(state: State) -> set[str]:
     >>> learned(sf.supermask(0.5).init({"w": torch.ones(2, 2)})), learned(sf.dense().init({}))
     ({'learned'}, set())
     """
-    return _learned(state.scores)
-
-
-def _learned(scores: Tree) -> set[str]:
-    # Parts of a composition are stored under their numbers; other names are roles.
-    parts = scores if isinstance(scores, dict) else {}
-    inner = [_learned(part["scores"]) for name, part in parts.items() if name.isdigit()]
-    return {"latent", "learned"} & parts.keys() | set().union(*inner)
+    return {role for role in ("latent", "learned") if role in state.scores}.union(*map(learned, state.parts))

@@ -22,7 +22,7 @@ from sparsefn.compose import with_optimizer
 from sparsefn.engine.checks import uncalled
 from sparsefn.optimizers import Optimizer, sgd
 from sparsefn.random import key
-from sparsefn.state import Algorithm, State, Step
+from sparsefn.state import Algorithm, State, Step, has_optimizer
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.timing.triggers import never
@@ -93,7 +93,7 @@ def check_made(name: str, made: object) -> None:
 def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)) -> Algorithm:
     """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
     algorithm = algorithm_of(row, case)
-    own = algorithm.init(case.params).opt != ()
+    own = has_optimizer(algorithm.init(case.params))
     return algorithm if own else with_optimizer(algorithm, optimizer, skip=never())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.optimizers import adam
-from sparsefn.state import effective, with_params
+from sparsefn.state import effective, has_optimizer, with_params
 from sparsefn.testing.derived import learned
 from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, sparse, states_of, trained_of, updates
 from sparsefn.testing.laws_masks import counts_of, goals_of
@@ -28,10 +28,11 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
             for tree in trees:
                 off = leaves(tree)[path][~mask]
                 assert equal(off, torch.zeros_like(off)), f"{path} is not zero off its mask"
-        if state.opt == ():
+        if not has_optimizer(state):
             continue
+        moments = leaves((state.opt, *(part.opt for part in state.parts)))
         for path, mask in leaves(algorithm.view.support(state)).items():
-            for name, moment in leaves(state.opt).items():
+            for name, moment in moments.items():
                 if mask.ndim and name.endswith("." + path) and moment.shape == mask.shape:
                     assert (moment[~mask] == 0).all(), f"the moment {name} is not zero where nothing trains"
 
@@ -108,5 +109,5 @@ def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
         warnings.simplefilter("ignore", UserWarning)  # the warning that nothing is selected is expected
         state = states_of(row, bare)[-1]
     assert not sparse(state), f"{sorted(sparse(state))} is sparsified"
-    if state.opt == ():
+    if not has_optimizer(state):
         assert_same("weights", params, effective(state))

@@ -28,8 +28,8 @@ def test_optimizers_inside_the_parts_equal_one_around_them(name):
     inside = run(sf.partition(parts))
     assert sf.checkpoint.tree_equal(inside.params, around.params)
     assert sf.checkpoint.tree_equal(inside.masks, around.masks)
-    assert torch.equal(inside.opt["0"].mu["a"], around.opt.mu["a"])
-    assert torch.equal(inside.opt["1"].nu["b"], around.opt.nu["b"])
+    assert torch.equal(inside.parts[0].opt.mu["a"], around.opt.mu["a"])
+    assert torch.equal(inside.parts[1].opt.nu["b"], around.opt.nu["b"])
 
 
 def test_parts_may_have_optimizers_of_their_own_and_some_none():

@@ -85,8 +85,8 @@ def test_a_phase_keeps_its_own_memory_and_makes_it_afresh_at_its_begin():
     state = algorithm.init(row(4, 3, 2, 1))
     for step in range(4):
         state = algorithm.update(state, row(1, 1, 1, 1), step)
-    assert state.scores["0"]["scores"]["grow"]["w"][0, 0] == 0.75
-    assert state.scores["1"]["scores"]["grow"]["w"][0, 0] == 0.75
+    assert state.parts[0].scores["grow"]["w"][0, 0] == 0.75
+    assert state.parts[1].scores["grow"]["w"][0, 0] == 0.75
 
 
 def test_masks_keep_their_shapes_through_all_phases():

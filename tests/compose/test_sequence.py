@@ -73,8 +73,8 @@ def test_each_part_of_a_sequence_keeps_its_memory_and_key():
     algorithm = sf.sequence(*parts)
     state = algorithm.init({"w": torch.randn(4, 4)})
     state = algorithm.update(state, {"w": torch.ones(4, 4)}, 0)
-    assert state.scores["0"]["scores"]["score"]["w"].tolist() == [[0.5] * 4] * 4
-    assert torch.equal(state.key["1"], sf.random.key(4))
+    assert state.parts[0].scores["score"]["w"].tolist() == [[0.5] * 4] * 4
+    assert torch.equal(state.parts[1].key, sf.random.key(4))
     before = state.masks["w"]
     assert torch.equal(algorithm.update(state, {"w": torch.ones(4, 4)}, 1).masks["w"], before)
     after = algorithm.update(state, {"w": torch.ones(4, 4)}, 2).masks["w"]
