@@ -1,4 +1,6 @@
-"""Measuring on an accelerator: a clock of the device, rows of a table, and kernels on or off."""
+"""Measuring on an accelerator: a clock of the device, rows of a table, and kernels on
+or off.
+"""
 
 import contextlib
 import statistics
@@ -34,7 +36,11 @@ class Bench:
         self.tables: dict[str, list[Line]] = {}
         self.table: list[Line] = []
         self.wrong = 0
-        self.refused = "" if has_backend("winners", device) else f"none are registered for {device}: see --kernels"
+        self.refused = (
+            ""
+            if has_backend("winners", device)
+            else f"none are registered for {device}: see --kernels"
+        )
 
     def ways(self) -> list[str]:
         """The ways that there are here: torch alone, and kernels where they serve."""
@@ -45,7 +51,9 @@ class Bench:
         self.table = self.tables.setdefault(title, [])
         print(f"\n{title}", flush=True)
 
-    def add(self, what: str, way: str, value: float | None, unit: str, note: str = "") -> None:
+    def add(
+        self, what: str, way: str, value: float | None, unit: str, note: str = ""
+    ) -> None:
         """A row, printed at once: a run that is cut short has shown what it knows."""
         self.table.append(Line(what, way, value, unit, note))
         shown = "-" if value is None else f"{value:,.4g}"
@@ -61,8 +69,12 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def attempt(self, what: str, way: str, unit: str, measure: Callable[[], float]) -> None:
-        """A row of what is measured, or of why it was not: one failure must not cost the rest of the day."""
+    def attempt(
+        self, what: str, way: str, unit: str, measure: Callable[[], float]
+    ) -> None:
+        """A row of what is measured, or of why it was not: one failure must not cost
+        the rest of the day.
+        """
         if time.monotonic() > self.end:
             self.add(what, way, None, unit, "no time left")
             return
@@ -71,7 +83,12 @@ class Bench:
                 value = measure()
         except Exception as error:
             self.add(
-                what, way, None, unit, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                what,
+                way,
+                None,
+                unit,
+                f"{type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}",
             )
         else:
             self.add(what, way, value, unit)
@@ -81,7 +98,9 @@ class Bench:
         self.attempt(what, way, "ms", lambda: self.milliseconds(run))
 
     def milliseconds(self, run: Callable[[], Any]) -> float:
-        """The median of some rounds, each of enough calls; of a slow call one is enough."""
+        """The median of some rounds, each of enough calls; of a slow call one is
+        enough.
+        """
         run()
         self.wait()
         one = self._of_round(run, 1)
@@ -95,7 +114,10 @@ class Bench:
             for _ in range(times):
                 run()
             return (time.perf_counter() - start) * 1e3 / times
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first, last = (
+            torch.cuda.Event(enable_timing=True),
+            torch.cuda.Event(enable_timing=True),
+        )
         first.record()
         for _ in range(times):
             run()
@@ -104,7 +126,9 @@ class Bench:
         return first.elapsed_time(last) / times
 
     def equal(self, what: str, way: str, cases: Iterator[tuple[Any, Any]]) -> None:
-        """A row of how many cases differ in a bit from what they should be; any is an error of the whole run."""
+        """A row of how many cases differ in a bit from what they should be; any is an
+        error of the whole run.
+        """
         seen = different = 0
 
         def count() -> float:
@@ -112,7 +136,8 @@ class Bench:
             for got, want in cases:
                 seen += 1
                 different += any(
-                    a.dtype != b.dtype or not torch.equal(a.cpu(), b.cpu()) for a, b in zip(got, want, strict=True)
+                    a.dtype != b.dtype or not torch.equal(a.cpu(), b.cpu())
+                    for a, b in zip(got, want, strict=True)
                 )
             return float(different)
 
@@ -126,7 +151,11 @@ class Bench:
 
 def switched(way: str) -> contextlib.AbstractContextManager[object]:
     """Kernels as they are registered, or off in any other way."""
-    return contextlib.nullcontext() if way.startswith(ON) else mock.patch.dict(BACKENDS, clear=True)
+    return (
+        contextlib.nullcontext()
+        if way.startswith(ON)
+        else mock.patch.dict(BACKENDS, clear=True)
+    )
 
 
 FILLS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -137,7 +166,9 @@ FILLS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def scores(n: int, dtype: torch.dtype, fill: str, seed: int, device: torch.device) -> Tensor:
+def scores(
+    n: int, dtype: torch.dtype, fill: str, seed: int, device: torch.device
+) -> Tensor:
     """Numbers drawn on the device itself."""
     generator = torch.Generator(device).manual_seed(seed)
     return FILLS[fill](torch.randn(n, dtype=dtype, device=device, generator=generator))
@@ -147,11 +178,19 @@ def by_topk(x: Tensor, k: int) -> Tensor:
     """The mask as one writes it with torch; ties fall as they do."""
     flat = x.reshape(-1)
     best = torch.topk(flat, k, sorted=False).indices
-    return torch.zeros(flat.shape, dtype=torch.bool, device=x.device).scatter_(0, best, True).reshape(x.shape)
+    return (
+        torch.zeros(flat.shape, dtype=torch.bool, device=x.device)
+        .scatter_(0, best, True)
+        .reshape(x.shape)
+    )
 
 
 def by_sort(x: Tensor, k: int) -> Tensor:
     """The mask by a stable sort: exact, and slow."""
     flat = x.reshape(-1)
     best = torch.sort(flat, descending=True, stable=True).indices[:k]
-    return torch.zeros(flat.shape, dtype=torch.bool, device=x.device).scatter_(0, best, True).reshape(x.shape)
+    return (
+        torch.zeros(flat.shape, dtype=torch.bool, device=x.device)
+        .scatter_(0, best, True)
+        .reshape(x.shape)
+    )

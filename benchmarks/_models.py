@@ -1,4 +1,6 @@
-"""The models of the benchmarks: ResNet-50's weights, and two models small enough to train on a CPU."""
+"""The models of the benchmarks: ResNet-50's weights, and two models small enough to
+train on a CPU.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -8,13 +10,19 @@ from torch import Tensor, nn
 
 
 def resnet50_shapes(divide: int = 1) -> list[tuple[int, ...]]:
-    """The 54 weights of ResNet-50's convolutions and last layer, 25,502,912 entries; channels may be divided."""
+    """The 54 weights of ResNet-50's convolutions and last layer, 25,502,912 entries;
+    channels may be divided.
+    """
     shapes: list[tuple[int, ...]] = [(64 // divide, 3, 7, 7)]
     channels = 64 // divide
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         width //= divide
         for block in range(blocks):
-            shapes += [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            shapes += [
+                (width, channels, 1, 1),
+                (width, width, 3, 3),
+                (4 * width, width, 1, 1),
+            ]
             if block == 0:
                 shapes.append((4 * width, channels, 1, 1))
             channels = 4 * width
@@ -24,7 +32,10 @@ def resnet50_shapes(divide: int = 1) -> list[tuple[int, ...]]:
 def normal_tree(shapes: Sequence[tuple[int, ...]], seed: int) -> dict[str, Tensor]:
     """Normal numbers of these shapes, by a path that sorts as they are listed."""
     generator = torch.Generator().manual_seed(seed)
-    return {f"layer{i:04d}": torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}
+    return {
+        f"layer{i:04d}": torch.randn(shape, generator=generator)
+        for i, shape in enumerate(shapes)
+    }
 
 
 class Weight(nn.Module):
@@ -44,7 +55,11 @@ class Block(nn.Module):
         self.one = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
         self.two = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
         self.norms = nn.ModuleList(nn.GroupNorm(4, outside) for _ in range(2))
-        self.skip = nn.Identity() if stride == 1 else nn.Conv2d(inside, outside, 1, stride, bias=False)
+        self.skip = (
+            nn.Identity()
+            if stride == 1
+            else nn.Conv2d(inside, outside, 1, stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norms[0](self.one(x)).relu()
@@ -53,10 +68,22 @@ class Block(nn.Module):
 
 def convnet(width: int) -> nn.Module:
     """ResNet-18 for 32x32 images: 64 is its real width."""
-    widths = [width, width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width]
+    widths = [
+        width,
+        width,
+        width,
+        2 * width,
+        2 * width,
+        4 * width,
+        4 * width,
+        8 * width,
+        8 * width,
+    ]
     blocks = [Block(inside, outside) for inside, outside in itertools.pairwise(widths)]
     stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-    return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10))
+    return nn.Sequential(
+        stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)
+    )
 
 
 class Transformer(nn.Module):
@@ -66,7 +93,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(tokens, width)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(
+                width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+            )
             for _ in range(layers)
         )
         self.head = nn.Linear(width, tokens)

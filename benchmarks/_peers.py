@@ -1,4 +1,6 @@
-"""Peers that are installed separately, None where one is missing. Their own code runs; stubs replace their imports."""
+"""Peers that are installed separately, None where one is missing. Their own code runs;
+stubs replace their imports.
+"""
 
 import importlib
 import importlib.metadata
@@ -10,15 +12,21 @@ from unittest import mock
 
 
 def _missing(name: str, error: Exception) -> None:
-    print(f"\n{name} is left out ({error}): pip install --no-deps -r benchmarks/requirements-peers.txt")
+    print(
+        f"\n{name} is left out ({error}): pip install --no-deps -r "
+        "benchmarks/requirements-peers.txt"
+    )
 
 
 def rigl_torch_scheduler() -> Any:
     """rigl-torch's class.
 
-    It imports torchvision for the names of two classes, and torchvision must be built for the torch at hand.
+    It imports torchvision for the names of two classes, and torchvision must be built
+    for the torch at hand.
     """
-    blocks = SimpleNamespace(Bottleneck=type("Bottleneck", (), {}), BasicBlock=type("BasicBlock", (), {}))
+    blocks = SimpleNamespace(
+        Bottleneck=type("Bottleneck", (), {}), BasicBlock=type("BasicBlock", (), {})
+    )
     names = SimpleNamespace(models=SimpleNamespace(resnet=blocks))
     with mock.patch.dict(sys.modules, {"torchvision": names}):
         try:
@@ -30,8 +38,8 @@ def rigl_torch_scheduler() -> Any:
 def cerebras_sparse() -> ModuleType | None:
     """The functions that make the masks of cerebras.pytorch.sparse.
 
-    The package itself wants torch 2.4 and a client of its computers; this file of it wants one answer, that it runs
-    without one.
+    The package itself wants torch 2.4 and a client of its computers; this file of it
+    wants one answer, that it runs without one.
     """
 
     def unused(*arguments: Any) -> Any:
@@ -42,11 +50,17 @@ def cerebras_sparse() -> ModuleType | None:
         "cerebras": SimpleNamespace(pytorch=pytorch),
         "cerebras.pytorch": pytorch,
         "cerebras.pytorch.utils": SimpleNamespace(),
-        "cerebras.pytorch.utils._decorators": SimpleNamespace(lazy_tensor_lru_cache=unused),
+        "cerebras.pytorch.utils._decorators": SimpleNamespace(
+            lazy_tensor_lru_cache=unused
+        ),
         "cerebras.appliance": SimpleNamespace(),
         "cerebras.appliance.utils": SimpleNamespace(),
-        "cerebras.appliance.utils.classes": SimpleNamespace(retrieve_all_subclasses=unused),
-        "cerebras.appliance.utils.typing": SimpleNamespace(signature_matches_type_hint=unused),
+        "cerebras.appliance.utils.classes": SimpleNamespace(
+            retrieve_all_subclasses=unused
+        ),
+        "cerebras.appliance.utils.typing": SimpleNamespace(
+            signature_matches_type_hint=unused
+        ),
     }
     try:
         found = importlib.metadata.distribution("cerebras_pytorch")

@@ -1,12 +1,14 @@
-"""What it costs to prune a language model block by block: LLaMAs of 4, 16 and 64 small blocks.
+"""What it costs to prune a language model block by block: LLaMAs of 4, 16 and 64 small
+blocks.
 
     python benchmarks/depth.py
     python benchmarks/depth.py --quick
 
-The base is one forward pass of the model over the calibration data and the solver alone, which gets the statistics of
-each block. Where llm-compressor is installed (it needs another torch than sparsefn's `dev` extra), its `oneshot` prunes
-the model of 16 blocks beside ours. Before anything is timed, the state is held against that of a run of the whole model
-for each block, and llm-compressor's share of zeros against ours.
+The base is one forward pass of the model over the calibration data and the solver
+alone, which gets the statistics of each block. Where llm-compressor is installed (it
+needs another torch than sparsefn's `dev` extra), its `oneshot` prunes the model of 16
+blocks beside ours. Before anything is timed, the state is held against that of a run of
+the whole model for each block, and llm-compressor's share of zeros against ours.
 """
 
 import argparse
@@ -28,7 +30,12 @@ import sparsefn as sf
 
 CHUNK = 32  # windows at a time
 METHODS: dict[str, tuple[Callable[[Any], sf.Algorithm], str]] = {
-    "Wanda": (lambda stats: sf.one_shot(0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()), "square"),
+    "Wanda": (
+        lambda stats: sf.one_shot(
+            0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()
+        ),
+        "square",
+    ),
     "SparseGPT": (lambda stats: sf.methods.sparsegpt(0.5, stats), "gram"),
 }
 
@@ -37,8 +44,15 @@ def llama(blocks: int, width: int) -> nn.Module:
     """A LLaMA with random weights."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes = {"vocab_size": 256, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": blocks}
-    model: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, use_cache=False))
+    sizes = {
+        "vocab_size": 256,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": blocks,
+    }
+    model: nn.Module = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, **heads, use_cache=False)
+    )
     return model.eval().requires_grad_(False)
 
 
@@ -55,30 +69,48 @@ def whole(model: nn.Module, blocks: int, method: str, words: Tensor) -> sf.State
         stats: Any = {}
         for some in words.split(CHUNK):
             new = sf.calibration.inputs(model, state, some, paths=glob, of=of)
-            stats = {p: {k: x + new[p][k] for k, x in s.items()} for p, s in stats.items()} if stats else new
+            stats = (
+                {p: {k: x + new[p][k] for k, x in s.items()} for p, s in stats.items()}
+                if stats
+                else new
+            )
         start = prune(stats).init({path: sf.effective(state)[path] for path in stats})
-        done = prune(stats).update(start, {path: torch.zeros_like(x) for path, x in start.params.items()}, 0)
-        state = state._replace(params=state.params | done.params, masks=state.masks | done.masks)
+        done = prune(stats).update(
+            start, {path: torch.zeros_like(x) for path, x in start.params.items()}, 0
+        )
+        state = state._replace(
+            params=state.params | done.params, masks=state.masks | done.masks
+        )
     return state
 
 
 def in_order(model: nn.Module, blocks: int, method: str, words: Tensor) -> sf.State:
     """The same, linear in the number of blocks."""
     prune, of = METHODS[method]
-    return sf.calibration.in_order(model, None, globs(blocks), prune, {"input_ids": words}, of=of, chunk_size=CHUNK)
+    return sf.calibration.in_order(
+        model, None, globs(blocks), prune, {"input_ids": words}, of=of, chunk_size=CHUNK
+    )
 
 
-def pruned(sizes: tuple[int, int, int, int], method: str, options: argparse.Namespace) -> list[Case]:
+def pruned(
+    sizes: tuple[int, int, int, int], method: str, options: argparse.Namespace
+) -> list[Case]:
     """Pruning all blocks, over a forward pass and the solver."""
     blocks, width, windows, length = sizes
     model, words = llama(blocks, width), torch.randint(256, (windows, length))
     prune, of = METHODS[method]
     if blocks <= 16:
-        state, plain = in_order(model, blocks, method, words), whole(model, blocks, method, words)
+        state, plain = (
+            in_order(model, blocks, method, words),
+            whole(model, blocks, method, words),
+        )
         if not sf.checkpoint.tree_equal(state, plain):
             raise AssertionError("the states differ")
     every = sf.calibration.inputs(model, None, words, paths=globs(blocks), of=of)
-    by_block = [{p: s for p, s in every.items() if p.startswith(glob[:-1])} for glob in globs(blocks)]
+    by_block = [
+        {p: s for p, s in every.items() if p.startswith(glob[:-1])}
+        for glob in globs(blocks)
+    ]
     weights = sf.modules.params_of(model)
 
     def alone() -> None:
@@ -87,18 +119,32 @@ def pruned(sizes: tuple[int, int, int, int], method: str, options: argparse.Name
         for stats in by_block:
             algorithm = prune(stats)
             start = algorithm.init({path: weights[path] for path in stats})
-            algorithm.update(start, {path: torch.zeros_like(x) for path, x in start.params.items()}, 0)
+            algorithm.update(
+                start,
+                {path: torch.zeros_like(x) for path, x in start.params.items()},
+                0,
+            )
 
     return [
         Case("one forward pass and the solver alone", alone),
-        Case("sparsefn.calibration.in_order", partial(in_order, model, blocks, method, words)),
+        Case(
+            "sparsefn.calibration.in_order",
+            partial(in_order, model, blocks, method, words),
+        ),
     ]
 
 
-def beside(sizes: tuple[int, int, int, int], method: str, options: argparse.Namespace) -> list[Case]:
-    """Pruning all blocks, beside llm-compressor's `oneshot`; none where it is missing."""
+def beside(
+    sizes: tuple[int, int, int, int], method: str, options: argparse.Namespace
+) -> list[Case]:
+    """Pruning all blocks, beside llm-compressor's `oneshot`; none where it is
+    missing.
+    """
     if importlib.util.find_spec("llmcompressor") is None:
-        print("\nllm-compressor is left out: it needs another torch; install it and sparsefn apart")
+        print(
+            "\nllm-compressor is left out: it needs another torch; install it and "
+            "sparsefn apart"
+        )
         return []
     os.environ["LLM_COMPRESSOR_LOG_LEVEL"] = "ERROR"
     from datasets import Dataset
@@ -110,8 +156,12 @@ def beside(sizes: tuple[int, int, int, int], method: str, options: argparse.Name
     blocks, width, windows, length = sizes
     model, words = llama(blocks, width), torch.randint(256, (windows, length))
     tokenizer = Tokenizer(WordLevel({str(i): i for i in range(256)}, unk_token="0"))
-    processor = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="0")
-    data = Dataset.from_dict({"input_ids": words.tolist(), "attention_mask": torch.ones_like(words).tolist()})
+    processor = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="0"
+    )
+    data = Dataset.from_dict(
+        {"input_ids": words.tolist(), "attention_mask": torch.ones_like(words).tolist()}
+    )
     kind = {"Wanda": WandaPruningModifier, "SparseGPT": SparseGPTModifier}[method]
 
     folder = tempfile.mkdtemp()  # it reads the config again
@@ -119,39 +169,81 @@ def beside(sizes: tuple[int, int, int, int], method: str, options: argparse.Name
     model.save_pretrained(folder)
 
     def fresh() -> nn.Module:
-        own: nn.Module = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        own: nn.Module = transformers.LlamaForCausalLM.from_pretrained(
+            folder, dtype=torch.float32
+        )
         return own.eval()
 
     def theirs(own: nn.Module) -> nn.Module:
-        recipe = kind(sparsity=0.5, mask_structure="0:0", targets=[r"re:.*layers\.\d+\..*proj$"])
-        limits = {"num_calibration_samples": windows, "max_seq_length": length, "batch_size": CHUNK}
-        oneshot(model=own, dataset=data, recipe=recipe, pipeline="sequential", processor=processor, **limits)
+        recipe = kind(
+            sparsity=0.5, mask_structure="0:0", targets=[r"re:.*layers\.\d+\..*proj$"]
+        )
+        limits = {
+            "num_calibration_samples": windows,
+            "max_seq_length": length,
+            "batch_size": CHUNK,
+        }
+        oneshot(
+            model=own,
+            dataset=data,
+            recipe=recipe,
+            pipeline="sequential",
+            processor=processor,
+            **limits,
+        )
         return own
 
     ours, other = in_order(model, blocks, method, words), theirs(fresh())
     masks = {path: mask for path, mask in ours.masks.items() if mask.ndim}
     zeros = [float((other.get_parameter(path) == 0).float().mean()) for path in masks]
     if len(masks) != 7 * blocks or any(abs(share - 0.5) > 0.01 for share in zeros):
-        raise AssertionError(f"llm-compressor prunes {min(zeros)} to {max(zeros)} of each weight")
-    same = [float((other.get_parameter(path) != 0).eq(mask).float().mean()) for path, mask in masks.items()]
-    print(f"\nmasks of llm-compressor agree with ours in {min(same):.2%} or more of the entries of each weight")
+        raise AssertionError(
+            f"llm-compressor prunes {min(zeros)} to {max(zeros)} of each weight"
+        )
+    same = [
+        float((other.get_parameter(path) != 0).eq(mask).float().mean())
+        for path, mask in masks.items()
+    ]
+    print(
+        f"\nmasks of llm-compressor agree with ours in {min(same):.2%} or more of the "
+        "entries of each weight"
+    )
     return [
         Case("llm-compressor's oneshot", theirs, fresh),
-        Case("sparsefn.calibration.in_order", partial(in_order, model, blocks, method, words)),
+        Case(
+            "sparsefn.calibration.in_order",
+            partial(in_order, model, blocks, method, words),
+        ),
     ]
 
 
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
-    width, windows, length = (16, 4, 8) if options.smoke else (128, 64, 32) if options.quick else (256, 128, 32)
+    width, windows, length = (
+        (16, 4, 8)
+        if options.smoke
+        else (128, 64, 32)
+        if options.quick
+        else (256, 128, 32)
+    )
     tables = {}
     for method in METHODS:
         for blocks in (4, 16) if options.smoke or options.quick else (4, 16, 64):
-            sizes, data = (blocks, width, windows, length), f"width {width}, {windows * length} tokens"
+            sizes, data = (
+                (blocks, width, windows, length),
+                f"width {width}, {windows * length} tokens",
+            )
             title = f"{method}, {blocks} blocks, {data}"
             # A round of the deepest takes half a minute.
-            few = argparse.Namespace(**{**vars(options), "rounds": min(options.rounds, 2 if blocks > 16 else 3)})
-            tables[title] = compare(title, pruned(sizes, method, few), few, blocks * 10 * width**2)
+            few = argparse.Namespace(
+                **{
+                    **vars(options),
+                    "rounds": min(options.rounds, 2 if blocks > 16 else 3),
+                }
+            )
+            tables[title] = compare(
+                title, pruned(sizes, method, few), few, blocks * 10 * width**2
+            )
             if blocks == 16 and (cases := beside(sizes, method, few)):
                 title = f"{method}, {blocks} blocks, beside llm-compressor, {data}"
                 tables[title] = compare(title, cases, few)

@@ -1,12 +1,14 @@
-"""Selection, draws and updates on a GPU: exactness first, then what they cost, with kernels and without.
+"""Selection, draws and updates on a GPU: exactness first, then what they cost, with
+kernels and without.
 
     python benchmarks/device.py                        # everything, under eight minutes
     python benchmarks/device.py --kernels              # with the kernels of kernels/README.md, too
     python benchmarks/device.py --only exact waits     # some of it
     python benchmarks/device.py --smoke --device cpu   # does it run: tiny sizes, times that mean nothing
 
-Tables are printed as they grow and written as JSON after each section. The exit status is 1 where a bit differs.
-Where `compute-sanitizer` is installed, the exactness of small sizes is checked under its memcheck and racecheck, too.
+Tables are printed as they grow and written as JSON after each section. The exit status
+is 1 where a bit differs. Where `compute-sanitizer` is installed, the exactness of small
+sizes is checked under its memcheck and racecheck, too.
 """
 
 import argparse
@@ -49,24 +51,31 @@ def name_of(n: int) -> str:
 
 def leaves_of(b: Bench, seed: int = 0) -> dict[str, Tensor]:
     """The weights of a ResNet-50 on the device."""
-    return {path: w.to(b.device) for path, w in normal_tree(resnet50_shapes(32 if b.smoke else 1), seed).items()}
+    return {
+        path: w.to(b.device)
+        for path, w in normal_tree(resnet50_shapes(32 if b.smoke else 1), seed).items()
+    }
 
 
 def tenth_of_each(leaves: dict[str, Tensor]) -> Callable[[], Masks]:
     """A tenth of each tensor, all in one call."""
     entries = [Entry(w.reshape(1, -1), absolute=True) for w in leaves.values()]
-    counts = torch.tensor([w.numel() // 10 for w in leaves.values()], device=entries[0].scores.device)
+    counts = torch.tensor(
+        [w.numel() // 10 for w in leaves.values()], device=entries[0].scores.device
+    )
     return lambda: winners(entries, counts)
 
 
 def tenth_of_all(leaves: dict[str, Tensor]) -> Callable[[], Masks]:
     """A tenth of all tensors in one competition."""
     entries = [Entry(w.reshape(1, -1), absolute=True) for w in leaves.values()]
-    count = torch.tensor([sum(w.numel() for w in leaves.values()) // 10], device=entries[0].scores.device)
+    count = torch.tensor(
+        [sum(w.numel() for w in leaves.values()) // 10], device=entries[0].scores.device
+    )
     return lambda: winners(entries, count, joint=True)
 
 
-# ---- sections -------------------------------------------------------------------------------------
+# ---- sections ------------------------------------------------------------------------
 
 
 def machine(b: Bench) -> None:
@@ -85,23 +94,37 @@ def machine(b: Bench) -> None:
     n = 10**4 if b.smoke else 2**28
     x, one = torch.ones(n, device=b.device), torch.ones(1, device=b.device)
     y = torch.empty_like(x)
-    b.attempt("copy of float32", OFF, "GB/s", lambda: 8 * n / 1e6 / b.milliseconds(lambda: y.copy_(x)))
+    b.attempt(
+        "copy of float32",
+        OFF,
+        "GB/s",
+        lambda: 8 * n / 1e6 / b.milliseconds(lambda: y.copy_(x)),
+    )
     b.attempt("a launch", OFF, "us", lambda: 1e3 * b.milliseconds(lambda: one.add_(1)))
 
 
 def exact(b: Bench) -> None:
-    """Bits of kernels against the definition on the device and the passes on the CPU, on fresh inputs, three times."""
+    """Bits of kernels against the definition on the device and the passes on the CPU,
+    on fresh inputs, three times.
+    """
     b.begin("exactness: how many cases differ")
     sizes = (1000, 20000) if b.smoke else (10**6, 10**7, 10**8)
 
-    def of_one(n: int, dtype: torch.dtype, on_cpu: bool) -> Iterator[tuple[Masks, Masks]]:
+    def of_one(
+        n: int, dtype: torch.dtype, on_cpu: bool
+    ) -> Iterator[tuple[Masks, Masks]]:
         for seed, fill in enumerate(FILLS):
             x = scores(n, dtype, fill, seed, b.device).reshape(1, -1)
             shares = SHARES if n < 10**8 else SHARES[1:3]
-            counts = [torch.tensor([round(share * n)], device=b.device) for share in shares]
+            counts = [
+                torch.tensor([round(share * n)], device=b.device) for share in shares
+            ]
             for count in counts:
                 with switched(OFF):
-                    want = winners([Entry(x.cpu() if on_cpu else x)], [count.cpu() if on_cpu else count])
+                    want = winners(
+                        [Entry(x.cpu() if on_cpu else x)],
+                        [count.cpu() if on_cpu else count],
+                    )
                 yield winners([Entry(x)], [count]), want
                 yield winners([Entry(x)], [count]), want
 
@@ -121,12 +144,17 @@ def exact(b: Bench) -> None:
                 x = scores(side * side, dtype, fill, seed, b.device).reshape(side, side)
                 for kept, of in PATTERNS:
                     pattern = sf.patterns.nm(kept, of)
-                    yield [sf.topk_mask(x, None, pattern=pattern)], [sf.topk_mask(x.cpu(), None, pattern=pattern)]
+                    yield (
+                        [sf.topk_mask(x, None, pattern=pattern)],
+                        [sf.topk_mask(x.cpu(), None, pattern=pattern)],
+                    )
 
     def of_rows() -> Iterator[tuple[Masks, Masks]]:
         rows, units = (8, 9000) if b.smoke else (512, 20000)
         for seed, fill in enumerate(FILLS):
-            x = scores(rows * units, torch.float32, fill, seed, b.device).reshape(rows, units)
+            x = scores(rows * units, torch.float32, fill, seed, b.device).reshape(
+                rows, units
+            )
             allow, counts = x > -1, torch.arange(rows, device=b.device) * units // rows
             for flags in ((None, None), (allow, None), (None, allow)):
                 there = [None if f is None else f.cpu() for f in flags]
@@ -143,26 +171,38 @@ def exact(b: Bench) -> None:
         for kind in ("uniform", "normal"):
             there = leaves_of(b)
             here = {path: w.cpu() for path, w in there.items()}
-            drawn, want = (drawn_leaves(key, leaves, 3, kind, torch.float32) for leaves in (there, here))
+            drawn, want = (
+                drawn_leaves(key, leaves, 3, kind, torch.float32)
+                for leaves in (there, here)
+            )
             yield list(drawn.values()), list(want.values())
 
     def of_steps() -> Iterator[tuple[Masks, Masks]]:
         for optimizer in STEPPED.values():
-            trained = sf.with_optimizer(sf.rigl(0.9, when=sf.at([1]), init="magnitude"), optimizer)
+            trained = sf.with_optimizer(
+                sf.rigl(0.9, when=sf.at([1]), init="magnitude"), optimizer
+            )
             there, here = (
-                trained.init({p: w.to(device) for p, w in leaves_of(b).items()}) for device in (b.device, "cpu")
+                trained.init({p: w.to(device) for p, w in leaves_of(b).items()})
+                for device in (b.device, "cpu")
             )
             for step in range(3):
                 grads = leaves_of(b, step + 1)
                 there = trained.update(there, grads, step)
-                here = trained.update(here, {path: g.cpu() for path, g in grads.items()}, step)
+                here = trained.update(
+                    here, {path: g.cpu() for path, g in grads.items()}, step
+                )
                 yield tuple(optree.tree_leaves(state) for state in (there, here))
 
     for way in b.ways():
         for n in sizes:
             for dtype in DTYPES:
                 if way != OFF or n < 10**8:
-                    b.equal(f"{name_of(n)} {dtype}", way, of_one(n, dtype, way == OFF or n <= 10**7))
+                    b.equal(
+                        f"{name_of(n)} {dtype}",
+                        way,
+                        of_one(n, dtype, way == OFF or n <= 10**7),
+                    )
                     b.tidy()
         for what, cases in {
             "54 leaves, each and joint": of_leaves,
@@ -192,21 +232,48 @@ def sanitized(b: Bench) -> None:
     b.begin("compute-sanitizer: exit status")
     tool = shutil.which("compute-sanitizer")
     for check in ("memcheck", "racecheck"):
-        command = [str(tool), f"--tool={check}", "--error-exitcode=9", sys.executable, str(Path(__file__).resolve())]
-        command += ["--kernels", "--smoke", f"--device={b.device.type}", "--only=exact", "--out=out/sanitized"]
+        command = [
+            str(tool),
+            f"--tool={check}",
+            "--error-exitcode=9",
+            sys.executable,
+            str(Path(__file__).resolve()),
+        ]
+        command += [
+            "--kernels",
+            "--smoke",
+            f"--device={b.device.type}",
+            "--only=exact",
+            "--out=out/sanitized",
+        ]
         if tool is None or b.refused:
-            b.add(check, ON, None, "status", "compute-sanitizer is not installed" if tool is None else b.refused)
+            b.add(
+                check,
+                ON,
+                None,
+                "status",
+                "compute-sanitizer is not installed" if tool is None else b.refused,
+            )
         else:
             b.attempt(check, ON, "status", lambda command=command: _status(command))
 
 
 def _status(command: list[str]) -> float:
-    seen = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else an address beyond a tensor may be in a cache
-    return float(subprocess.run(command, stdout=subprocess.DEVNULL, timeout=90, env=seen, check=False).returncode)
+    seen = {
+        **os.environ,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }  # else an address beyond a tensor may be in a cache
+    return float(
+        subprocess.run(
+            command, stdout=subprocess.DEVNULL, timeout=90, env=seen, check=False
+        ).returncode
+    )
 
 
 def waits(b: Bench) -> None:
-    """Which calls wait for the device: under torch's check, and where in the library they do."""
+    """Which calls wait for the device: under torch's check, and where in the library
+    they do.
+    """
     b.begin("calls that wait for the device")
     x = torch.randn(256, 256, device=b.device)
     grads, mask = torch.randn_like(x), x > 0
@@ -237,8 +304,14 @@ def _waits(b: Bench, call: Callable[[], Any]) -> float:
     try:
         call()
     except RuntimeError as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sparsefn" in frame.filename]
-        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "sparsefn" in frame.filename
+        ]
+        where = (
+            f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        )
         raise RuntimeError(f"waits at {where}: {str(error).splitlines()[0]}") from None
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -255,10 +328,21 @@ def selection(b: Bench) -> None:
             k, count = n // 10, torch.tensor(n // 10, device=b.device)
             for way in b.ways():
                 if way != OFF or n <= 10**8:
-                    b.time(name_of(n), f"{way}, int", lambda x=x, k=k: sf.topk_mask(x, k))
-                    b.time(name_of(n), f"{way}, tensor", lambda x=x, k=count: sf.topk_mask(x, k))
+                    b.time(
+                        name_of(n), f"{way}, int", lambda x=x, k=k: sf.topk_mask(x, k)
+                    )
+                    b.time(
+                        name_of(n),
+                        f"{way}, tensor",
+                        lambda x=x, k=count: sf.topk_mask(x, k),
+                    )
                     if b.device.type == "cuda":
-                        b.attempt(name_of(n), f"{way}, peak", "B/entry", lambda x=x, k=count: _peak(x, k))
+                        b.attempt(
+                            name_of(n),
+                            f"{way}, peak",
+                            "B/entry",
+                            lambda x=x, k=count: _peak(x, k),
+                        )
             if n <= 10**8:
                 b.time(name_of(n), "topk, scatter", lambda x=x, k=k: by_topk(x, k))
                 b.time(name_of(n), "stable sort", lambda x=x, k=k: by_sort(x, k))
@@ -274,7 +358,9 @@ def selection(b: Bench) -> None:
                 what = f"{dtype}, {fill}, {share:.0%}".replace("torch.", "")
                 for way in b.ways():
                     if way == ON or b.refused:
-                        b.time(what, way, lambda x=x, count=count: sf.topk_mask(x, count))
+                        b.time(
+                            what, way, lambda x=x, count=count: sf.topk_mask(x, count)
+                        )
             del x
             b.tidy()
 
@@ -290,19 +376,32 @@ def many(b: Bench) -> None:
     """Many tensors, many rows, few units a row."""
     b.begin("many competitions")
     leaves = leaves_of(b)
-    small = {str(i): torch.randn(40 if b.smoke else 1000, device=b.device) for i in range(10 if b.smoke else 1000)}
+    small = {
+        str(i): torch.randn(40 if b.smoke else 1000, device=b.device)
+        for i in range(10 if b.smoke else 1000)
+    }
     side = 64 if b.smoke else 4096
     square = torch.randn(side, side, device=b.device)
     for way in b.ways():
         b.time("54 leaves, a tenth of each", way, tenth_of_each(leaves))
         b.time("54 leaves, a tenth of all", way, tenth_of_all(leaves))
         b.time(f"{len(small)} small leaves, a tenth of each", way, tenth_of_each(small))
-        b.time(f"{side} rows of {side}", way, lambda: winners([Entry(square)], [side // 10]))
+        b.time(
+            f"{side} rows of {side}",
+            way,
+            lambda: winners([Entry(square)], [side // 10]),
+        )
         for kept, of in PATTERNS:
             pattern = sf.patterns.nm(kept, of)
-            b.time(f"{kept}:{of} of {side} x {side}", way, lambda p=pattern: sf.topk_mask(square, None, pattern=p))
+            b.time(
+                f"{kept}:{of} of {side} x {side}",
+                way,
+                lambda p=pattern: sf.topk_mask(square, None, pattern=p),
+            )
     b.time(
-        "54 leaves, a tenth of each", "topk, scatter", lambda: [by_topk(w, w.numel() // 10) for w in leaves.values()]
+        "54 leaves, a tenth of each",
+        "topk, scatter",
+        lambda: [by_topk(w, w.numel() // 10) for w in leaves.values()],
     )
 
 
@@ -315,7 +414,11 @@ def drawing(b: Bench) -> None:
             for way in b.ways():
                 if n < 10**8 or way == ON or what == "uniform":
                     b.time(f"{what}, {name_of(n)}", way, lambda call=call: call(key))
-        b.time(f"uniform, {name_of(n)}", "torch.rand", lambda n=n: torch.rand(n, device=b.device))
+        b.time(
+            f"uniform, {name_of(n)}",
+            "torch.rand",
+            lambda n=n: torch.rand(n, device=b.device),
+        )
         b.tidy()
 
 
@@ -330,23 +433,39 @@ def training(b: Bench) -> None:
     for way in b.ways():
         b.time("rigl, an update of masks", way, lambda: rigl.update(state, grads, 0))
         b.time("adam under masks", way, lambda: trained.update(begun, grads, 1))
-        b.time("uniforms of all", way, lambda: drawn_leaves(sf.random.key(0), leaves, 0, "uniform", torch.float32))
+        b.time(
+            "uniforms of all",
+            way,
+            lambda: drawn_leaves(sf.random.key(0), leaves, 0, "uniform", torch.float32),
+        )
     params = [w.clone().requires_grad_() for w in leaves.values()]
     for param, grad in zip(params, grads.values(), strict=True):
         param.grad = grad
-    b.time("adam, dense", "torch.optim, foreach", torch.optim.Adam(params, 1e-3, foreach=True).step)
+    b.time(
+        "adam, dense",
+        "torch.optim, foreach",
+        torch.optim.Adam(params, 1e-3, foreach=True).step,
+    )
     if b.device.type == "cuda":
-        b.time("adam, dense", "torch.optim, fused", torch.optim.Adam(params, 1e-3, fused=True).step)
+        b.time(
+            "adam, dense",
+            "torch.optim, fused",
+            torch.optim.Adam(params, 1e-3, fused=True).step,
+        )
 
 
 def graphs(b: Bench) -> None:
-    """Capture in a graph, and a replay on other scores: its masks must be those of the eager call."""
+    """Capture in a graph, and a replay on other scores: its masks must be those of the
+    eager call.
+    """
     b.begin("CUDA graphs")
     n = 1000 if b.smoke else 10**6
     if b.device.type != "cuda":
         b.add("capture and replay", "any", None, "ms", "there are none on this device")
         return
-    fixed, other = (scores(n, torch.float32, "normal", seed, b.device) for seed in (0, 1))
+    fixed, other = (
+        scores(n, torch.float32, "normal", seed, b.device) for seed in (0, 1)
+    )
     count, key = torch.tensor(n // 10, device=b.device), sf.random.key(0).to(b.device)
     calls: dict[str, Callable[[], Tensor]] = {
         "topk_mask, tensor": lambda: sf.topk_mask(fixed, count),
@@ -357,10 +476,14 @@ def graphs(b: Bench) -> None:
     for way in b.ways():
         for what, call in calls.items():
             fixed.copy_(start)
-            b.attempt(what, way, "ms", lambda call=call: _replayed(b, call, fixed, other))
+            b.attempt(
+                what, way, "ms", lambda call=call: _replayed(b, call, fixed, other)
+            )
 
 
-def _replayed(b: Bench, call: Callable[[], Tensor], fixed: Tensor, other: Tensor) -> float:
+def _replayed(
+    b: Bench, call: Callable[[], Tensor], fixed: Tensor, other: Tensor
+) -> float:
     call()
     b.wait()
     graph = torch.cuda.CUDAGraph()
@@ -378,21 +501,31 @@ def compiled(b: Bench) -> None:
     """Compiled code: last, as it takes longest to begin."""
     b.begin("compiled")
     side, n = (64, 1000) if b.smoke else (4096, 10**7)
-    square, key = torch.randn(side, side, device=b.device), sf.random.key(0).to(b.device)
+    square, key = (
+        torch.randn(side, side, device=b.device),
+        sf.random.key(0).to(b.device),
+    )
     calls: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
-        f"{kept}:{of}": (lambda x, p=sf.patterns.nm(kept, of): sf.topk_mask(x, None, pattern=p), square)
+        f"{kept}:{of}": (
+            lambda x, p=sf.patterns.nm(kept, of): sf.topk_mask(x, None, pattern=p),
+            square,
+        )
         for kept, of in PATTERNS[:3]
     }
     calls["uniform"] = (lambda key: sf.random.uniform(key, (n,)), key)
     calls["normal"] = (lambda key: sf.random.normal(key, (n,)), key)
     for way in b.ways():
         for what, (call, argument) in calls.items():
-            b.attempt(what, way, "ms", lambda call=call, x=argument: _compiled(b, call, x))
+            b.attempt(
+                what, way, "ms", lambda call=call, x=argument: _compiled(b, call, x)
+            )
 
 
 def _compiled(b: Bench, call: Callable[[Tensor], Tensor], x: Tensor) -> float:
     torch.compiler.reset()
-    fast = torch.compile(call, fullgraph=True, backend="aot_eager" if b.smoke else "inductor")
+    fast = torch.compile(
+        call, fullgraph=True, backend="aot_eager" if b.smoke else "inductor"
+    )
     if not torch.equal(fast(x), call(x)):
         b.wrong += 1
         raise AssertionError("compiled results differ from eager ones")
@@ -401,18 +534,47 @@ def _compiled(b: Bench, call: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     section.__name__: section
-    for section in (machine, exact, waits, selection, many, drawing, training, graphs, sanitized, compiled)
+    for section in (
+        machine,
+        exact,
+        waits,
+        selection,
+        many,
+        drawing,
+        training,
+        graphs,
+        sanitized,
+        compiled,
+    )
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run")
-    parser.add_argument("--kernels", action="store_true", help="also with those that sparsefn_kernels registers")
-    parser.add_argument("--minutes", type=float, default=7.5, help="what is not measured by then is left out")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the JSON file")
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="also with those that sparsefn_kernels registers",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=7.5,
+        help="what is not measured by then is left out",
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/benchmarks"),
+        help="folder of the JSON file",
+    )
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device is here: nothing is measured")

@@ -1,10 +1,12 @@
-"""What one vmapped loop saves over many: a step of training and a change of the masks, of 1 to 64 networks.
+"""What one vmapped loop saves over many: a step of training and a change of the masks,
+of 1 to 64 networks.
 
     python benchmarks/ensembles.py
     python benchmarks/ensembles.py --quick
 
-Networks of two sizes with 90% zeros, batches of 64. The full run compiles the steps as well; what that took is printed
-and is not part of the times. Weights and masks of each alternative are held against those of the loop.
+Networks of two sizes with 90% zeros, batches of 64. The full run compiles the steps as
+well; what that took is printed and is not part of the times. Weights and masks of each
+alternative are held against those of the loop.
 """
 
 import argparse
@@ -45,7 +47,9 @@ class Members(NamedTuple):
     y: Tensor
 
     def gradients(self, state: sf.State, x: Tensor, y: Tensor) -> Any:
-        """Dense gradients at the effective weights: by torch.autograd, and under vmap by torch.func."""
+        """Dense gradients at the effective weights: by torch.autograd, and under vmap
+        by torch.func.
+        """
 
         def loss(params: Any) -> Tensor:
             return functional.cross_entropy(sf.modules.call(self.model, params, x), y)
@@ -56,7 +60,9 @@ class Members(NamedTuple):
         """A step of training between two changes of the masks."""
         return self.algorithm.update(state, self.gradients(state, x, y), 1)
 
-    def loop(self, step: Callable[[sf.State, Tensor, Tensor], sf.State]) -> list[sf.State]:
+    def loop(
+        self, step: Callable[[sf.State, Tensor, Tensor], sf.State]
+    ) -> list[sf.State]:
         """A step of each member by itself."""
         return [step(*row) for row in zip(self.alone, self.x, self.y, strict=True)]
 
@@ -65,7 +71,8 @@ def members_of(count: int, sizes: tuple[int, ...]) -> Members:
     """Networks that start apart, with masks by magnitude."""
     torch.manual_seed(0)
     models = [network(sizes) for _ in range(count)]
-    # Between two changes RigL is a static mask; compiled, its own update would compute a change at every step.
+    # Between two changes RigL is a static mask; compiled, its own update would compute
+    # a change at every step.
     static = sf.static(SPARSITY, init="magnitude")
     algorithm = sf.with_optimizer(static, sf.optimizers.sgd(RATE, momentum=0.9))
     alone = [algorithm.init(sf.modules.params_of(model)) for model in models]
@@ -77,13 +84,19 @@ def step_cases(members: Members, backend: str | None) -> list[Case]:
     """A step of training of all members, and with a backend the compiled one."""
     data = (members.stacked, members.x, members.y)
     together = vmap(members.step)
-    cases = [Case("loop", lambda: members.loop(members.step)), Case("vmap", lambda: together(*data))]
+    cases = [
+        Case("loop", lambda: members.loop(members.step)),
+        Case("vmap", lambda: together(*data)),
+    ]
     if len(members.alone) > CHUNK:
         parts = vmap(members.step, chunk_size=CHUNK)
         cases.append(Case(f"vmap, chunk_size={CHUNK}", lambda: parts(*data)))
     if backend is not None:
         torch.compiler.reset()  # each size on its own
-        alone, fast = (torch.compile(step, dynamic=False, backend=backend) for step in (members.step, together))
+        alone, fast = (
+            torch.compile(step, dynamic=False, backend=backend)
+            for step in (members.step, together)
+        )
         cases.append(Case("loop, compiled", lambda: members.loop(alone)))
         cases.append(Case("vmap, compiled", lambda: fast(*data)))
     reference = [state.params for state in call(cases[0])]
@@ -107,7 +120,12 @@ def change_cases(members: Members) -> list[Case]:
     alone = [state._replace(opt=()) for state in members.alone]
     together = vmap(change, in_dims=(0, 0, None))
     cases = [
-        Case("loop", lambda: [change(state, grad, 0) for state, grad in zip(alone, each, strict=True)]),
+        Case(
+            "loop",
+            lambda: [
+                change(state, grad, 0) for state, grad in zip(alone, each, strict=True)
+            ],
+        ),
         Case("vmap", lambda: together(bare, grads, 0)),
     ]
     if len(alone) > CHUNK:
@@ -133,7 +151,10 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
             what = f"of {count} x {'-'.join(map(str, sizes))}"
             weights = sum(leaf.numel() for leaf in members.stacked.params.values())
             title = f"training step {what}"
-            cases = step_cases(members, "aot_eager" if options.smoke else None if options.quick else "inductor")
+            cases = step_cases(
+                members,
+                "aot_eager" if options.smoke else None if options.quick else "inductor",
+            )
             done[title] = compare(title, cases, options, weights)
             title = f"RigL's change of the masks {what}"
             done[title] = compare(title, change_cases(members), options, weights)

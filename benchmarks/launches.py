@@ -1,11 +1,13 @@
-"""What calls cost on a device that is not here: launches, bytes a weight, and waits, counted on meta tensors.
+"""What calls cost on a device that is not here: launches, bytes a weight, and waits,
+counted on meta tensors.
 
     python benchmarks/launches.py
 
-Nothing is timed. The model is the 54 weights of a ResNet-50; with `--smoke` channels are divided by 16. The model of
-the time is that of a device that takes 5 microseconds a launch and moves 3.35e12 bytes a second, as an H100 does.
-Where the package of kernels/README.md is installed, two more tables are counted as if kernels served: an operator
-counts as one launch, and as the bytes of its tensors, whatever is in it.
+Nothing is timed. The model is the 54 weights of a ResNet-50; with `--smoke` channels
+are divided by 16. The model of the time is that of a device that takes 5 microseconds a
+launch and moves 3.35e12 bytes a second, as an H100 does. Where the package of
+kernels/README.md is installed, two more tables are counted as if kernels served: an
+operator counts as one launch, and as the bytes of its tensors, whatever is in it.
 """
 
 import argparse
@@ -42,7 +44,9 @@ def made(name: str, call: Callable[[], Any], weights: int) -> Row:
     """The row of a call."""
     found = counted(call)
     seconds = max(found.launches * LAUNCH, found.bytes / BANDWIDTH)
-    return Row(name, found.launches, found.bytes / weights, len(found.waits), seconds * 1e3)
+    return Row(
+        name, found.launches, found.bytes / weights, len(found.waits), seconds * 1e3
+    )
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -55,7 +59,11 @@ def updates(shapes: list[tuple[int, ...]]) -> list[Row]:
     params = {f"layer{i:04d}": empty(*shape) for i, shape in enumerate(shapes)}
     weights = sum(x.numel() for x in params.values())
     there = torch.empty((), dtype=torch.int64, device="meta")
-    joint, adam, sgd = sf.budgets.global_(), sf.optimizers.adam(0.1), sf.optimizers.sgd(0.1, momentum=0.9)
+    joint, adam, sgd = (
+        sf.budgets.global_(),
+        sf.optimizers.adam(0.1),
+        sf.optimizers.sgd(0.1, momentum=0.9),
+    )
     algorithms = {
         "gmp": sf.gmp(0.9),
         "gmp, global": sf.gmp(0.9, distribution=joint),
@@ -69,39 +77,75 @@ def updates(shapes: list[tuple[int, ...]]) -> list[Row]:
     rows = []
     for name, algorithm in algorithms.items():
         state = algorithm.init(params)
-        cases = {"": STEP, ", a step on the device": there} | ({", masks stay": STEP + 1} if "and" in name else {})
+        cases = {"": STEP, ", a step on the device": there} | (
+            {", masks stay": STEP + 1} if "and" in name else {}
+        )
         rows += [
-            made(name + case, lambda a=algorithm, s=state, at=step: a.update(s, params, at), weights)
+            made(
+                name + case,
+                lambda a=algorithm, s=state, at=step: a.update(s, params, at),
+                weights,
+            )
             for case, step in cases.items()
         ]
     masks = {path: x > 0 for path, x in params.items()}
     for name, optimizer in {"adam": adam, "sgd": sgd}.items():
         moments = optimizer.init(params)
-        rows.append(made(f"{name} alone", lambda o=optimizer, m=moments: o.update(params, m, params=params), weights))
-        rows.append(made(f"{name} under masks", lambda o=optimizer, m=moments: step(o, m, params, masks), weights))
+        rows.append(
+            made(
+                f"{name} alone",
+                lambda o=optimizer, m=moments: o.update(params, m, params=params),
+                weights,
+            )
+        )
+        rows.append(
+            made(
+                f"{name} under masks",
+                lambda o=optimizer, m=moments: step(o, m, params, masks),
+                weights,
+            )
+        )
     return rows
 
 
-def step(optimizer: sf.optimizers.Optimizer, moments: Any, params: Any, masks: Any) -> object:
-    """A step under masks, by an operator or by its parts, without the clearing of moments."""
+def step(
+    optimizer: sf.optimizers.Optimizer, moments: Any, params: Any, masks: Any
+) -> object:
+    """A step under masks, by an operator or by its parts, without the clearing of
+    moments.
+    """
     done = optimizer.under_masks(params, moments, params, masks)
     if done is not None:
         return done
-    grads = dict(zip(params, zeroed(list(masks.values()), list(params.values())), strict=True))
+    grads = dict(
+        zip(params, zeroed(list(masks.values()), list(params.values())), strict=True)
+    )
     updates, moments = optimizer.update(grads, moments, params=params)
-    return added(list(masks.values()), list(params.values()), list(updates.values())), moments
+    return added(
+        list(masks.values()), list(params.values()), list(updates.values())
+    ), moments
 
 
 def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
     """Masks and draws of one tensor, and one mask of all."""
     scores, mask = empty(side, side), empty(side, side, dtype=torch.bool)
     leaves = {f"layer{i:04d}": empty(*shape) for i, shape in enumerate(shapes)}
-    weights, n, key = sum(x.numel() for x in leaves.values()), side * side, empty(2, dtype=torch.int64)
+    weights, n, key = (
+        sum(x.numel() for x in leaves.values()),
+        side * side,
+        empty(2, dtype=torch.int64),
+    )
     one: dict[str, Callable[[], Any]] = {
         "topk_mask": lambda: sf.topk_mask(scores, n // 10),
-        "topk_mask, a count in a tensor": lambda: sf.topk_mask(scores, torch.tensor(n // 10)),
-        "topk_mask, 2:4": lambda: sf.topk_mask(scores, None, pattern=sf.patterns.nm(2, 4)),
-        "topk_mask, 8:16": lambda: sf.topk_mask(scores, None, pattern=sf.patterns.nm(8, 16)),
+        "topk_mask, a count in a tensor": lambda: sf.topk_mask(
+            scores, torch.tensor(n // 10)
+        ),
+        "topk_mask, 2:4": lambda: sf.topk_mask(
+            scores, None, pattern=sf.patterns.nm(2, 4)
+        ),
+        "topk_mask, 8:16": lambda: sf.topk_mask(
+            scores, None, pattern=sf.patterns.nm(8, 16)
+        ),
         "drop_lowest": lambda: sf.drop_lowest(scores, mask, n // 100),
         "grow_highest": lambda: sf.grow_highest(scores, mask, n // 100),
         "uniform": lambda: sf.random.uniform(key, (n,)),
@@ -111,8 +155,16 @@ def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
     own, many = sf.random.key(0), ("uniform", torch.float32)
     return [
         *rows,
-        made("topk_masks of all leaves", lambda: sf.topk_masks(leaves, weights // 10), weights),
-        made("uniforms of all leaves", lambda: drawn_leaves(own, leaves, STEP, *many), weights),
+        made(
+            "topk_masks of all leaves",
+            lambda: sf.topk_masks(leaves, weights // 10),
+            weights,
+        ),
+        made(
+            "uniforms of all leaves",
+            lambda: drawn_leaves(own, leaves, STEP, *many),
+            weights,
+        ),
     ]
 
 
@@ -121,7 +173,10 @@ def show(title: str, rows: list[Row]) -> None:
     width = max(len(row.name) for row in rows)
     print(f"\n{title}\n{'':{width}}  launches  bytes a weight  waits  modelled, ms")
     for row in rows:
-        line = f"{row.launches:8}  {row.bytes_a_weight:14.1f}  {row.waits:5}  {row.modelled_ms:12.3f}"
+        line = (
+            f"{row.launches:8}  {row.bytes_a_weight:14.1f}  {row.waits:5}  "
+            f"{row.modelled_ms:12.3f}"
+        )
         print(f"{row.name:{width}}  {line}", flush=True)
 
 
@@ -129,12 +184,18 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     shapes = resnet50_shapes(16 if options.smoke else 1)
     side = 64 if options.smoke else 1024
-    tables = {"updates of ResNet-50's 54 weights": updates(shapes), "one tensor": calls(shapes, side)}
+    tables = {
+        "updates of ResNet-50's 54 weights": updates(shapes),
+        "one tensor": calls(shapes, side),
+    }
     if importlib.util.find_spec("sparsefn_kernels"):
         from sparsefn_kernels import backends_for
 
         with mock.patch.dict(BACKENDS, backends_for("meta")):
-            tables |= {"updates, by kernels": updates(shapes), "one tensor, by kernels": calls(shapes, side)}
+            tables |= {
+                "updates, by kernels": updates(shapes),
+                "one tensor, by kernels": calls(shapes, side),
+            }
     for title, rows in tables.items():
         show(title, rows)
     return tables

@@ -1,10 +1,12 @@
-"""What single pieces cost: masks of 2 in 4, random numbers, masks in bits, sparse layers, the import of the library.
+"""What single pieces cost: masks of 2 in 4, random numbers, masks in bits, sparse
+layers, the import of the library.
 
     python benchmarks/pieces.py
     python benchmarks/pieces.py --quick
 
-A floor is one comparison of all scores with a known threshold, into a fresh bool mask. Masks are held against those of
-the peers, compiled results against eager ones, sparse layers against the masked dense layer.
+A floor is one comparison of all scores with a known threshold, into a fresh bool mask.
+Masks are held against those of the peers, compiled results against eager ones, sparse
+layers against the masked dense layer.
 """
 
 import argparse
@@ -31,10 +33,16 @@ print(second - first, time.perf_counter() - second)
 """
 
 
-def compiled(run: Callable[[Tensor], Tensor], x: Tensor, options: argparse.Namespace) -> Callable[[Tensor], Tensor]:
-    """The function in one graph, compiled by inductor for this argument, with the same result."""
+def compiled(
+    run: Callable[[Tensor], Tensor], x: Tensor, options: argparse.Namespace
+) -> Callable[[Tensor], Tensor]:
+    """The function in one graph, compiled by inductor for this argument, with the same
+    result.
+    """
     torch.compiler.reset()
-    fast = torch.compile(run, fullgraph=True, backend="aot_eager" if options.smoke else "inductor")
+    fast = torch.compile(
+        run, fullgraph=True, backend="aot_eager" if options.smoke else "inductor"
+    )
     start = time.perf_counter()
     same = torch.equal(fast(x), run(x))
     print(f"\ncompiled in {time.perf_counter() - start:.1f} s")
@@ -47,7 +55,9 @@ def two_of_four(size: int, options: argparse.Namespace) -> list[Case]:
     """2:4 by magnitude on a square matrix."""
     weight = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
     scores, pattern = weight.abs(), sf.patterns.nm(2, 4)
-    sparsifier = WeightNormSparsifier(sparsity_level=1.0, sparse_block_shape=(1, 4), zeros_per_block=2)
+    sparsifier = WeightNormSparsifier(
+        sparsity_level=1.0, sparse_block_shape=(1, 4), zeros_per_block=2
+    )
     module = nn.Sequential(nn.Linear(1, 1, bias=False))
     module[0].weight = nn.Parameter(weight.clone())
     sparsifier.prepare(module, [{"tensor_fqn": "0.weight"}])
@@ -62,10 +72,16 @@ def two_of_four(size: int, options: argparse.Namespace) -> list[Case]:
 
     fast = compiled(ours, scores, options)
     sparsifier.step()
-    theirs = {"torch.topk": by_four(), "torch.ao": module[0].parametrizations.weight[0].mask != 0}
+    theirs = {
+        "torch.topk": by_four(),
+        "torch.ao": module[0].parametrizations.weight[0].mask != 0,
+    }
     for name, mask in theirs.items():
-        # Where the second and third of four tie, either may be kept: then as many and as large ones are.
-        best = [(scores * m).reshape(-1, 4).sort(-1).values for m in (ours(scores), mask)]
+        # Where the second and third of four tie, either may be kept: then as many and
+        # as large ones are.
+        best = [
+            (scores * m).reshape(-1, 4).sort(-1).values for m in (ours(scores), mask)
+        ]
         if not torch.equal(*best):
             raise AssertionError(f"2:4 of {name} differs")
     return [
@@ -93,25 +109,41 @@ def packed(n: int, options: argparse.Namespace) -> list[Case]:
     scores = torch.rand(n, generator=torch.Generator().manual_seed(0))
     mask = {"w": scores > 0.9}
     small = sf.masks.pack(mask)
-    if small["w"].nbytes != -(-n // 8) or not torch.equal(sf.masks.unpack(small, mask)["w"], mask["w"]):
+    if small["w"].nbytes != -(-n // 8) or not torch.equal(
+        sf.masks.unpack(small, mask)["w"], mask["w"]
+    ):
         raise AssertionError("a packed mask comes back another")
     return [
         Case("floor: scores > t", lambda: scores > 0.9),
-        Case("sparsefn.masks.pack, unpack", lambda: sf.masks.unpack(sf.masks.pack(mask), mask)),
+        Case(
+            "sparsefn.masks.pack, unpack",
+            lambda: sf.masks.unpack(sf.masks.pack(mask), mask),
+        ),
         Case("sparsefn.masks.pack", lambda: sf.masks.pack(mask)),
         Case("sparsefn.masks.unpack", lambda: sf.masks.unpack(small, mask)),
     ]
 
 
 def multiplied(size: int, options: argparse.Namespace) -> list[Case]:
-    """A linear layer with 95% zeros, single ones or in blocks of 16 x 16, on a batch of 256, for inference."""
-    x, cases = torch.randn(min(256, size), size, generator=torch.Generator().manual_seed(1)), []
+    """A linear layer with 95% zeros, single ones or in blocks of 16 x 16, on a batch of
+    256, for inference.
+    """
+    x, cases = (
+        torch.randn(min(256, size), size, generator=torch.Generator().manual_seed(1)),
+        [],
+    )
     torch.manual_seed(0)
     layer = nn.Linear(size, size)
     params = sf.modules.params_of(layer)
-    kinds = {"dense": sf.patterns.unstructured(), "csr": sf.patterns.unstructured(), "bsr": sf.patterns.block((16, 16))}
+    kinds = {
+        "dense": sf.patterns.unstructured(),
+        "csr": sf.patterns.unstructured(),
+        "bsr": sf.patterns.block((16, 16)),
+    }
     for layout, pattern in kinds.items():
-        state = sf.static(0.95, where="weight", pattern=pattern, init="magnitude").init(params)
+        state = sf.static(0.95, where="weight", pattern=pattern, init="magnitude").init(
+            params
+        )
         fast = sf.modules.to_sparse(layer, state, layout)
 
         def run(fast: nn.Module = fast) -> Tensor:
@@ -120,27 +152,47 @@ def multiplied(size: int, options: argparse.Namespace) -> list[Case]:
 
         name = "bsr, blocks of 16 x 16" if layout == "bsr" else layout
         cases.append(Case(name, run))
-        torch.testing.assert_close(call(cases[-1]), sf.modules.call(layer, state, x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            call(cases[-1]), sf.modules.call(layer, state, x), rtol=1e-4, atol=1e-5
+        )
     return cases
 
 
 def imported(title: str, options: argparse.Namespace) -> list[Row]:
-    """The import of the library in fresh processes that have torch and optree already."""
-    # As after an installation: modules are compiled, by a run that does not count if need be.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """The import of the library in fresh processes that have torch and optree
+    already.
+    """
+    # As after an installation: modules are compiled, by a run that does not count if
+    # need be.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONDONTWRITEBYTECODE"
+    }
     command, taken = [sys.executable, "-c", IMPORTS], []
     for _ in range(1 + min(options.rounds, 9)):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        )
         taken.append(tuple(map(float, done.stdout.split())))
     before, ours = zip(*taken[1:], strict=True)
-    rows = [row("import torch, optree", before, before), row("import sparsefn, after them", ours, before)]
+    rows = [
+        row("import torch, optree", before, before),
+        row("import sparsefn, after them", ours, before),
+    ]
     show(f"{title} ({len(ours)} fresh processes)", rows)
     return rows
 
 
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
-    size, n, side = (64, 10**4, 64) if options.smoke else (1024, 10**6, 1024) if options.quick else (4096, 0, 2048)
+    size, n, side = (
+        (64, 10**4, 64)
+        if options.smoke
+        else (1024, 10**6, 1024)
+        if options.quick
+        else (4096, 0, 2048)
+    )
     n = n or 25_000_000
     count = f"{n:.3g}".replace("e+0", "e")
     tables: list[tuple[str, Callable[..., list[Case]], int, int]] = [

@@ -1,11 +1,13 @@
-"""What it saves when processes share the rows of a solve: `sf.distributed.by_rows`, on processes of this machine.
+"""What it saves when processes share the rows of a solve: `sf.distributed.by_rows`, on
+processes of this machine.
 
     python benchmarks/rows.py
     python benchmarks/rows.py --quick
 
-Each process has one thread. A round solves a layer on one process while the others wait, and then on all of them. Both
-clocks count: on a machine that has less idle cores than processes, the time that the busiest process computes says what
-more cores would give. Weights and masks are held against those of one process.
+Each process has one thread. A round solves a layer on one process while the others
+wait, and then on all of them. Both clocks count: on a machine that has less idle cores
+than processes, the time that the busiest process computes says what more cores would
+give. Weights and masks are held against those of one process.
 """
 
 import argparse
@@ -35,7 +37,9 @@ def solves(n: int, rows: int) -> dict[str, Solve]:
     start = wanda.init({"w": weight})
     return {
         "SparseGPT, half kept": lambda: sf.solve.obs(weight, gram, keep=0.5),
-        "SparseGPT, 2:4": lambda: sf.solve.obs(weight, gram, pattern=sf.patterns.nm(2, 4)),
+        "SparseGPT, 2:4": lambda: sf.solve.obs(
+            weight, gram, pattern=sf.patterns.nm(2, 4)
+        ),
         "Wanda": lambda: wanda.update(start, start.params, 0)[:2],
     }
 
@@ -48,7 +52,9 @@ def timed(solve: Solve) -> tuple[float, float, Any]:
 
 
 def shared(solve: Solve) -> tuple[float, float, Any]:
-    """The same on all processes: the seconds are those of the process that has most of them."""
+    """The same on all processes: the seconds are those of the process that has most of
+    them.
+    """
 
     def run() -> Any:
         with sf.distributed.by_rows():
@@ -68,15 +74,23 @@ def rounds_of(rank: int, ranks: int, folder: str, options: argparse.Namespace) -
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     n = 64 if options.smoke else 2048 if options.quick else 4096
     found = {}
-    for name, solve in solves(n, 2 * n if options.smoke or options.quick else n).items():
+    for name, solve in solves(
+        n, 2 * n if options.smoke or options.quick else n
+    ).items():
         taken = []
         for _ in range(min(options.rounds, 5) + 1):
             alone = timed(solve) if not rank else None
             both = shared(solve)
             if alone is not None:
-                trees: list[dict[str, Tensor]] = [sf.tree.flatten(one[2])[0] for one in (alone, both)]
-                if not all(torch.equal(x, trees[1][path]) for path, x in trees[0].items()):
-                    raise AssertionError(f"{name}: {ranks} processes give other bits than one")
+                trees: list[dict[str, Tensor]] = [
+                    sf.tree.flatten(one[2])[0] for one in (alone, both)
+                ]
+                if not all(
+                    torch.equal(x, trees[1][path]) for path, x in trees[0].items()
+                ):
+                    raise AssertionError(
+                        f"{name}: {ranks} processes give other bits than one"
+                    )
                 taken.append((*alone[:2], *both[:2]))
         found[f"{name}, {n} columns"] = taken[1:]  # the first warms up
     if not rank:
@@ -95,7 +109,10 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
             for clock, what in enumerate(("by the clock", "of the busiest process")):
                 base, both = ([one[i + clock] for one in taken] for i in (0, 2))
                 title = f"{name}, seconds {what}"
-                tables[title] = [row("one process", base, base), row(f"{ranks} processes", both, base)]
+                tables[title] = [
+                    row("one process", base, base),
+                    row(f"{ranks} processes", both, base),
+                ]
                 show(f"{title} ({len(taken)} rounds)", tables[title])
     return tables
 

@@ -1,14 +1,17 @@
-"""What processes tell each other to find one mask: collectives and bytes, for 1 to 64 of them, all in this process.
+"""What processes tell each other to find one mask: collectives and bytes, for 1 to 64
+of them, all in this process.
 
     python benchmarks/sharded.py
     python benchmarks/sharded.py --quick
     python benchmarks/sharded.py --large  # also 1e9 weights (needs 8 GiB of memory)
 
-Each simulated process holds its part of every leaf, cut as `Shard(0)` cuts, and runs the library's own search on it.
-Here the searches run in step, and what they ask for is added or put together by hand and counted: a collective is one
-`all_reduce` or one `all_gather`, and its bytes are those that a process has got when it is over. One competition is
-measured: `gmp` makes one a change of masks, `rigl` two, of which each is on the scores of half of the units or fewer.
-Masks are held against those of one process.
+Each simulated process holds its part of every leaf, cut as `Shard(0)` cuts, and runs
+the library's own search on it. Here the searches run in step, and what they ask for is
+added or put together by hand and counted: a collective is one `all_reduce` or one
+`all_gather`, and its bytes are those that a process has got when it is over. One
+competition is measured: `gmp` makes one a change of masks, `rigl` two, of which each is
+on the scores of half of the units or fewer. Masks are held against those of one
+process.
 """
 
 import argparse
@@ -47,14 +50,16 @@ class Traffic(NamedTuple):
 
 
 class Net(NamedTuple):
-    """Weights of leaves of one size, end to end, and the mask of one process, in bits."""
+    """Weights of leaves of one size, end to end, and the mask of one process, in
+    bits.
+    """
 
     weights: np.ndarray
     leaves: int
     mask: np.ndarray
 
 
-# ---- weights --------------------------------------------------------------------------------------
+# ---- weights -------------------------------------------------------------------------
 
 
 def normal(n: int) -> np.ndarray:
@@ -75,14 +80,20 @@ def pruned(weights: np.ndarray) -> np.ndarray:
 
 
 def rounded(weights: np.ndarray) -> np.ndarray:
-    """The weights as multiples of 1/64: very many are equal to the last one that wins."""
-    return np.divide(np.rint(np.multiply(weights, 64, out=weights), out=weights), 64, out=weights)
+    """The weights as multiples of 1/64: very many are equal to the last one that
+    wins.
+    """
+    return np.divide(
+        np.rint(np.multiply(weights, 64, out=weights), out=weights), 64, out=weights
+    )
 
 
-# ---- processes ------------------------------------------------------------------------------------
+# ---- processes -----------------------------------------------------------------------
 
 
-def searches(net: Net, ranks: int, joint: bool, out: np.ndarray) -> list[list[Exchange[None]]]:
+def searches(
+    net: Net, ranks: int, joint: bool, out: np.ndarray
+) -> list[list[Exchange[None]]]:
     """The searches of every process: one of all leaves, or one a leaf."""
     size = net.weights.size // net.leaves
     chunk = -(-size // ranks)
@@ -96,9 +107,13 @@ def searches(net: Net, ranks: int, joint: bool, out: np.ndarray) -> list[list[Ex
             extent = Extent((size,), (start,), (stop - start,), ("simulated",))
             pieces.append(Piece(at, extent, leaf * size if joint else 0, True))
         if joint:
-            found.append([selected(pieces, round(KEPT * size * net.leaves), size * net.leaves)])
+            found.append(
+                [selected(pieces, round(KEPT * size * net.leaves), size * net.leaves)]
+            )
         else:
-            found.append([selected([piece], round(KEPT * size), size) for piece in pieces])
+            found.append(
+                [selected([piece], round(KEPT * size), size) for piece in pieces]
+            )
     return found
 
 
@@ -111,25 +126,46 @@ def step(exchange: Exchange[None], answer: Any) -> Sum | Gather | None:
 
 
 def run(processes: Sequence[Sequence[Exchange[None]]]) -> tuple[int, int]:
-    """Run the searches of all processes in step, as `collectives.together`; its collectives and bytes."""
+    """Run the searches of all processes in step, as `collectives.together`; its
+    collectives and bytes.
+    """
     ranks = len(processes)
-    collectives, taken = 1, 8 * ranks  # eight bytes of each first: has one failed, do all see the same?
+    collectives, taken = (
+        1,
+        8 * ranks,
+    )  # eight bytes of each first: has one failed, do all see the same?
     told: dict[int, Any] = dict.fromkeys(range(len(processes[0])))
     while told:
-        asked = {i: [step(exchanges[i], answer) for exchanges in processes] for i, answer in told.items()}
-        sums = {i: np.sum([x.counts for x in all_], axis=0) for i, all_ in asked.items() if isinstance(all_[0], Sum)}
-        values = {i: [x.values for x in all_] for i, all_ in asked.items() if isinstance(all_[0], Gather)}
+        asked = {
+            i: [step(exchanges[i], answer) for exchanges in processes]
+            for i, answer in told.items()
+        }
+        sums = {
+            i: np.sum([x.counts for x in all_], axis=0)
+            for i, all_ in asked.items()
+            if isinstance(all_[0], Sum)
+        }
+        values = {
+            i: [x.values for x in all_]
+            for i, all_ in asked.items()
+            if isinstance(all_[0], Gather)
+        }
         if sums or values:  # the sizes of messages travel with the sums
             collectives += 1
             taken += 8 * (sum(len(x) for x in sums.values()) + (ranks if values else 0))
-        if values:  # a message begins with the sizes of its parts, and all take the room of the longest
+        # a message begins with the sizes of its parts, and all take the room of the
+        # longest
+        if values:
             collectives += 1
-            taken += ranks * max(sum(8 + x[rank].nbytes for x in values.values()) for rank in range(ranks))
+            taken += ranks * max(
+                sum(8 + x[rank].nbytes for x in values.values())
+                for rank in range(ranks)
+            )
         told = sums | {i: np.concatenate(x) for i, x in values.items()}
     return collectives, taken
 
 
-# ---- tables ---------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------
 
 
 def net_of(weights: np.ndarray, leaves: int, joint: bool) -> Net:
@@ -138,7 +174,11 @@ def net_of(weights: np.ndarray, leaves: int, joint: bool) -> Net:
     weights = weights[: size * leaves]
     out = np.empty(weights.size, np.bool_)
     entries = [Arrays(weights, None, None, None, out, absolute=True)]
-    for at in entries if joint else [cut(entries[0], slice(i * size, (i + 1) * size)) for i in range(leaves)]:
+    for at in (
+        entries
+        if joint
+        else [cut(entries[0], slice(i * size, (i + 1) * size)) for i in range(leaves)]
+    ):
         write_best([at], round(KEPT * at.out.size))
     return Net(weights, leaves, np.packbits(out))
 
@@ -152,7 +192,16 @@ def measured(name: str, net: Net, ranks: int, joint: bool) -> Traffic:
     if not np.array_equal(np.packbits(out), net.mask):
         raise AssertionError(f"{name}: {ranks} processes have another mask than one")
     n = net.weights.size
-    return Traffic(name, ranks, net.leaves, n, collectives, taken / 1024, 100 * taken / (4 * n), seconds)
+    return Traffic(
+        name,
+        ranks,
+        net.leaves,
+        n,
+        collectives,
+        taken / 1024,
+        100 * taken / (4 * n),
+        seconds,
+    )
 
 
 def exponent(n: int) -> str:
@@ -162,9 +211,15 @@ def exponent(n: int) -> str:
 def show(title: str, rows: Sequence[Traffic]) -> None:
     """Print one table."""
     width = max(len(row.name) for row in rows)
-    print(f"\n{title}\n{'':{width}}  {'collectives':>11}  {'KiB':>9}  {'% of weights':>12}  {'s, all ranks':>12}")
+    print(
+        f"\n{title}\n{'':{width}}  {'collectives':>11}  {'KiB':>9}  "
+        f"{'% of weights':>12}  {'s, all ranks':>12}"
+    )
     for row in rows:
-        line = f"{row.name:{width}}  {row.collectives:11}  {row.kib:9.1f}  {row.percent:12.4f}  {row.seconds:12.2f}"
+        line = (
+            f"{row.name:{width}}  {row.collectives:11}  {row.kib:9.1f}  "
+            f"{row.percent:12.4f}  {row.seconds:12.2f}"
+        )
         print(line, flush=True)
 
 
@@ -180,20 +235,41 @@ def main(options: argparse.Namespace) -> dict[str, list[Traffic]]:
     for joint in (True, False):
         kind = "one competition of all leaves" if joint else "a competition a leaf"
         net = net_of(normal(n), 10, joint)
-        rows = [measured(f"{ranks} rank{'s' * (ranks > 1)}", net, ranks, joint) for ranks in (1, 2, 4, 8, 16, 32, 64)]
+        rows = [
+            measured(f"{ranks} rank{'s' * (ranks > 1)}", net, ranks, joint)
+            for ranks in (1, 2, 4, 8, 16, 32, 64)
+        ]
         table(f"{kind}: {exponent(n)} weights in 10 leaves", rows)
         nets = [net_of(net.weights, leaves, joint) for leaves in (1, 10, 100, 1000)]
-        rows = [measured(f"{net.leaves} lea{'ves' if net.leaves > 1 else 'f'}", net, 8, joint) for net in nets]
+        rows = [
+            measured(
+                f"{net.leaves} lea{'ves' if net.leaves > 1 else 'f'}", net, 8, joint
+            )
+            for net in nets
+        ]
         table(f"{kind}: {exponent(n)} weights on 8 ranks", rows)
         rows = []
         for size in [16 * 10**6, 10**8, *([10**9] if options.large else [])]:
             net = net_of(normal(size // shrink), 40 if size < 10**8 else 240, joint)
             name = f"{exponent(size // shrink)} weights"
-            rows += [measured(f"{name}, {ranks} ranks", net, ranks, joint) for ranks in (8, 64)]
+            rows += [
+                measured(f"{name}, {ranks} ranks", net, ranks, joint)
+                for ranks in (8, 64)
+            ]
         table(f"{kind}: by size", rows)
-    values = {"normal": normal(n), "95% zeros": pruned(normal(n)), "multiples of 1/64": rounded(normal(n))}
-    rows = [measured(name, net_of(weights, 10, True), 8, True) for name, weights in values.items()]
-    table(f"one competition of all leaves: {exponent(n)} weights on 8 ranks, by values", rows)
+    values = {
+        "normal": normal(n),
+        "95% zeros": pruned(normal(n)),
+        "multiples of 1/64": rounded(normal(n)),
+    }
+    rows = [
+        measured(name, net_of(weights, 10, True), 8, True)
+        for name, weights in values.items()
+    ]
+    table(
+        f"one competition of all leaves: {exponent(n)} weights on 8 ranks, by values",
+        rows,
+    )
     return tables
 
 

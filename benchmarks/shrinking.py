@@ -1,12 +1,14 @@
-"""What a smaller model costs beside Torch-Pruning: ten models at half of their units, and a LLaMA 7B without memory.
+"""What a smaller model costs beside Torch-Pruning: ten models at half of their units,
+and a LLaMA 7B without memory.
 
     python benchmarks/shrinking.py
     python benchmarks/shrinking.py --quick
 
-Both sides find what belongs together, score it by magnitude, and make the model smaller; of ours `torch.export` is
-timed apart. Before anything is timed, the outputs of the smaller program are held against those of the masked model.
-Torch-Pruning changes a model in place, so that each call takes a copy, which is not timed; where its model does not run
-afterwards, the table says so.
+Both sides find what belongs together, score it by magnitude, and make the model
+smaller; of ours `torch.export` is timed apart. Before anything is timed, the outputs of
+the smaller program are held against those of the masked model. Torch-Pruning changes a
+model in place, so that each call takes a copy, which is not timed; where its model does
+not run afterwards, the table says so.
 """
 
 import argparse
@@ -33,14 +35,23 @@ OURS, PEER, EXPORT = "sparsefn, traced before", "Torch-Pruning", "torch.export a
 
 
 class Dense(nn.Module):
-    """Normalises and convolves all that came before, twice, and puts the result beside it."""
+    """Normalises and convolves all that came before, twice, and puts the result beside
+    it.
+    """
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
         norms = [nn.BatchNorm2d(channels), nn.BatchNorm2d(4 * growth)]
-        convs = [nn.Conv2d(channels, 4 * growth, 1, bias=False), nn.Conv2d(4 * growth, growth, 3, 1, 1, bias=False)]
+        convs = [
+            nn.Conv2d(channels, 4 * growth, 1, bias=False),
+            nn.Conv2d(4 * growth, growth, 3, 1, 1, bias=False),
+        ]
         self.layers = nn.Sequential(
-            *(x for norm, conv in zip(norms, convs, strict=True) for x in (norm, nn.ReLU(), conv))
+            *(
+                x
+                for norm, conv in zip(norms, convs, strict=True)
+                for x in (norm, nn.ReLU(), conv)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,16 +61,30 @@ class Dense(nn.Module):
 def densenet(blocks: tuple[int, ...], growth: int = 32) -> nn.Module:
     """DenseNet-121 has the blocks (6, 12, 24, 16)."""
     channels = 2 * growth
-    layers: list[nn.Module] = [nn.Conv2d(3, channels, 7, 2, 3, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, channels, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+    ]
     for i, count in enumerate(blocks):
         if i:
             channels //= 2
-            layers += [nn.BatchNorm2d(2 * channels), nn.ReLU(), nn.Conv2d(2 * channels, channels, 1), nn.AvgPool2d(2)]
+            layers += [
+                nn.BatchNorm2d(2 * channels),
+                nn.ReLU(),
+                nn.Conv2d(2 * channels, channels, 1),
+                nn.AvgPool2d(2),
+            ]
         else:
             layers.append(nn.MaxPool2d(3, 2, 1))
         layers += [Dense(channels + k * growth, growth) for k in range(count)]
         channels += count * growth
-    layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*layers, nn.Linear(channels, 1000))
 
 
@@ -76,7 +101,12 @@ class Logits(nn.Module):
         return out
 
 
-REGNET = {"layer_type": "y", "embedding_size": 32, "hidden_sizes": [48, 104, 208, 440], "depths": [1, 3, 6, 6]}
+REGNET = {
+    "layer_type": "y",
+    "embedding_size": 32,
+    "hidden_sizes": [48, 104, 208, 440],
+    "depths": [1, 3, 6, 6],
+}
 SMALL = {"hidden_size": 384, "num_attention_heads": 6}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "MobileNet V2": lambda: Logits("MobileNetV2"),
@@ -86,7 +116,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "DenseNet-121": lambda: densenet((6, 12, 24, 16)),
     "MobileNet V1": lambda: Logits("MobileNetV1"),
     "EfficientNet B0": lambda: Logits(
-        "EfficientNet", image_size=96, width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280
+        "EfficientNet",
+        image_size=96,
+        width_coefficient=1.0,
+        depth_coefficient=1.0,
+        hidden_dim=1280,
     ),
     "ConvNeXt T": lambda: Logits("ConvNext"),
     "DINOv2 B/14": lambda: Logits("Dinov2", image_size=98),
@@ -107,27 +141,44 @@ class Sized(NamedTuple):
 
 
 def weakest(groups: Groups, params: dict[str, Tensor]) -> dict[int, list[int]]:
-    """The half of the units of each group whose weights have the smaller sum of squares."""
+    """The half of the units of each group whose weights have the smaller sum of
+    squares.
+    """
     gone, chosen = {}, [(i, group) for i, group in enumerate(groups) if group.preferred]
-    members = [member for _, group in chosen for member in group.members if member.leaf in params]
+    members = [
+        member
+        for _, group in chosen
+        for member in group.members
+        if member.leaf in params
+    ]
     rows: dict[tuple[str, int], Tensor] = {}
     for leaf, x in params.items():
         squares = x.square()
         for dim in {member.dim for member in members if member.leaf == leaf}:
-            before = squares.sum(list(range(dim))) if dim else squares  # faster than all at once
+            before = (
+                squares.sum(list(range(dim))) if dim else squares
+            )  # faster than all at once
             rows[leaf, dim] = before.reshape(x.shape[dim], -1).sum(1)
     for i, group in chosen:
         scores = torch.zeros(group.size)
         for leaf, dim, units in group.members:
             if leaf in params:
                 here = units >= 0
-                scores.index_add_(0, torch.from_numpy(units[here]), rows[leaf, dim][torch.from_numpy(here)])
+                scores.index_add_(
+                    0,
+                    torch.from_numpy(units[here]),
+                    rows[leaf, dim][torch.from_numpy(here)],
+                )
         gone[i] = scores.argsort()[: group.size // 2].tolist()
     return gone
 
 
-def smaller(graph: fx.GraphModule, params: dict[str, Tensor]) -> tuple[Groups, dict[int, list[int]], nn.Module]:
-    """The groups of a traced model, which of their units go, and the program without them."""
+def smaller(
+    graph: fx.GraphModule, params: dict[str, Tensor]
+) -> tuple[Groups, dict[int, list[int]], nn.Module]:
+    """The groups of a traced model, which of their units go, and the program without
+    them.
+    """
     groups = groups_in(analyse(graph, counted=True, equal_parts=False), {})
     gone = weakest(groups, params)
     return groups, gone, program(groups.cut(gone))
@@ -137,11 +188,17 @@ def peer_case(tp: Any, model: nn.Module, x: Tensor) -> Case:
     """Torch-Pruning's steps on a copy."""
 
     def run(own: nn.Module) -> nn.Module:
-        heads = [part for part in own.modules() if isinstance(part, nn.Linear) and part.out_features == 1000]
+        heads = [
+            part
+            for part in own.modules()
+            if isinstance(part, nn.Linear) and part.out_features == 1000
+        ]
         magnitude = tp.importance.MagnitudeImportance(p=2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it leaves parameters alone
-            tp.pruner.BasePruner(own, x, magnitude, pruning_ratio=0.5, ignored_layers=heads).step()
+            tp.pruner.BasePruner(
+                own, x, magnitude, pruning_ratio=0.5, ignored_layers=heads
+            ).step()
         return own
 
     return Case(PEER, run, lambda: copy.deepcopy(model))
@@ -155,15 +212,26 @@ def weights_of(model: nn.Module) -> int:
 def compared(name: str, tp: Any, options: argparse.Namespace) -> list[Sized]:
     """The table of one model."""
     torch.manual_seed(0)
-    model, x = MODELS[name]().eval(), torch.randn(1, 3, 96, 96)  # Torch-Pruning follows gradients
+    model, x = (
+        MODELS[name]().eval(),
+        torch.randn(1, 3, 96, 96),
+    )  # Torch-Pruning follows gradients
     x = torch.randn(1, 3, 98, 98) if name.startswith("DINO") else x
-    graph, params = traced(model, x), {path: p.detach() for path, p in model.named_parameters()}
+    graph, params = (
+        traced(model, x),
+        {path: p.detach() for path, p in model.named_parameters()},
+    )
     groups, gone, small = smaller(graph, params)
     masked = {path: params[path] * mask for path, mask in groups.masks(gone).items()}
     wanted = torch.func.functional_call(model, masked, (x,)).detach()
-    torch.testing.assert_close(small(x).detach(), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+    torch.testing.assert_close(
+        small(x).detach(), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())
+    )
     cases, left = (
-        [Case(OURS, lambda: smaller(graph, params)), Case(EXPORT, lambda: traced(model, x))],
+        [
+            Case(OURS, lambda: smaller(graph, params)),
+            Case(EXPORT, lambda: traced(model, x)),
+        ],
         {OURS: weights_of(small)},
     )
     if tp is not None:
@@ -174,18 +242,26 @@ def compared(name: str, tp: Any, options: argparse.Namespace) -> list[Sized]:
             other(x)
         except Exception as error:  # of a peer, in any way
             print(
-                f"\n{name}: after Torch-Pruning the model fails, {type(error).__name__}: {str(error).splitlines()[0]}"
+                f"\n{name}: after Torch-Pruning the model fails, "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}"
             )
             cases = cases if PEER in left else cases[:2]
     few = argparse.Namespace(**{**vars(options), "rounds": min(options.rounds, 3)})
     rows = compare(f"{name}, {weights_of(model) / 1e6:.1f} million weights", cases, few)
     shares = {key: count / weights_of(model) for key, count in left.items()}
-    print(", ".join(f"{key}: {share:.3f} of the weights are left" for key, share in shares.items()))
+    print(
+        ", ".join(
+            f"{key}: {share:.3f} of the weights are left"
+            for key, share in shares.items()
+        )
+    )
     return [Sized(*row[:6], shares.get(row.name)) for row in rows]
 
 
 def language_model(options: argparse.Namespace) -> list[Row]:
-    """A LLaMA of 7 billion weights on the meta device, traced and analysed, with the memory that this takes."""
+    """A LLaMA of 7 billion weights on the meta device, traced and analysed, with the
+    memory that this takes.
+    """
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -193,7 +269,9 @@ def language_model(options: argparse.Namespace) -> list[Row]:
         "num_hidden_layers": 1,
         "vocab_size": 99,
     }
-    config = transformers.LlamaConfig(use_cache=False, **(sizes if options.smoke else {}))
+    config = transformers.LlamaConfig(
+        use_cache=False, **(sizes if options.smoke else {})
+    )
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).eval()
         tokens = torch.zeros(1, 16, dtype=torch.long)
@@ -212,8 +290,14 @@ def language_model(options: argparse.Namespace) -> list[Row]:
         run()
     export, ours = (b - a for a, b in itertools.pairwise(moments))
     times = {"traced and analysed": export + ours, "analysis": ours, EXPORT: export}
-    rows = [Row(key, taken, *[taken / (export + ours)] * 3, (taken,)) for key, taken in times.items()]
-    return [rows[0]._replace(peak_mib=memory[0], extra=0.0) if memory else rows[0], *rows[1:]]
+    rows = [
+        Row(key, taken, *[taken / (export + ours)] * 3, (taken,))
+        for key, taken in times.items()
+    ]
+    return [
+        rows[0]._replace(peak_mib=memory[0], extra=0.0) if memory else rows[0],
+        *rows[1:],
+    ]
 
 
 def main(options: argparse.Namespace) -> dict[str, list[Any]]:

@@ -1,10 +1,11 @@
-"""A Markdown table of targets (targets.toml) beside the measurements in the JSON files of full runs.
+"""A Markdown table of targets (targets.toml) beside the measurements in the JSON files
+of full runs.
 
     python benchmarks/targets.py out/benchmarks
     python benchmarks/targets.py out/benchmarks out/benchmarks-2
 
-One column for each folder: the median over rounds, bold where the target is missed. Smaller runs have few of the
-tables.
+One column for each folder: the median over rounds, bold where the target is missed.
+Smaller runs have few of the tables.
 """
 
 import argparse
@@ -29,7 +30,9 @@ LIMITS: dict[str, tuple[str, str]] = {  # how a limit and a measured value are w
 
 
 def measured(target: dict[str, Any], rows: Named) -> tuple[float, bool] | None:
-    """The value, a median where rounds have one each, and whether it is within the limit."""
+    """The value, a median where rounds have one each, and whether it is within the
+    limit.
+    """
     row, other = rows.get(target["of"]), rows.get(target.get("to", target["of"]))
     if row is None or other is None:
         return None
@@ -64,21 +67,48 @@ def entry(target: dict[str, Any], rows: Named) -> str:
 
 def table(folders: Sequence[Path]) -> list[str]:
     """The lines of the table; targets that no run here measured are left out."""
-    targets = tomllib.loads(Path(__file__).with_name("targets.toml").read_text(encoding="utf-8"))["target"]
-    runs = [{file.stem: json.loads(file.read_text(encoding="utf-8")) for file in at.glob("*.json")} for at in folders]
-    threads = [max((run["machine"]["threads"] for run in of.values()), default=0) for of in runs]
+    targets = tomllib.loads(
+        Path(__file__).with_name("targets.toml").read_text(encoding="utf-8")
+    )["target"]
+    runs = [
+        {
+            file.stem: json.loads(file.read_text(encoding="utf-8"))
+            for file in at.glob("*.json")
+        }
+        for at in folders
+    ]
+    threads = [
+        max((run["machine"]["threads"] for run in of.values()), default=0)
+        for of in runs
+    ]
     heads = [f"{number} thread{'s' * (number != 1)}" for number in threads]
-    lines = [f"| what | target | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    lines = [
+        f"| what | target | {' | '.join(heads)} |",
+        f"|---|---|{'---|' * len(heads)}",
+    ]
     for target in targets:
-        tables = [of.get(target["script"], {"tables": {}})["tables"].get(target["table"], []) for of in runs]
+        tables = [
+            of.get(target["script"], {"tables": {}})["tables"].get(target["table"], [])
+            for of in runs
+        ]
         if any(tables):
             (unit,) = LIMITS.keys() & target.keys()
-            cells = [entry(target, {row["name"]: row for row in rows}) for rows in tables]
-            lines.append(f"| {' | '.join([target['what'], LIMITS[unit][0].format(target[unit]), *cells])} |")
+            cells = [
+                entry(target, {row["name"]: row for row in rows}) for rows in tables
+            ]
+            lines.append(
+                "| "
+                f"{' | '.join([target['what'], LIMITS[unit][0].format(target[unit]), *cells])} "
+                "|"
+            )
     return lines
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="where `--out` of the benchmarks was")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="where `--out` of the benchmarks was"
+    )
     print("\n".join(table(parser.parse_args().folders)))

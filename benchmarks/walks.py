@@ -1,11 +1,12 @@
-"""How far an update walks: moves from one file of the library to another, by calls and returns.
+"""How far an update walks: moves from one file of the library to another, by calls and
+returns.
 
     python benchmarks/walks.py
     python benchmarks/walks.py --json
 
-Four walks of RigL with SGD: an update that changes masks, one that does not, a step under `attach` at which masks
-change, and an update of DTensors on a mesh of one process that changes masks. The most frequent pairs of files are
-printed below each.
+Four walks of RigL with SGD: an update that changes masks, one that does not, a step
+under `attach` at which masks change, and an update of DTensors on a mesh of one process
+that changes masks. The most frequent pairs of files are printed below each.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ PACKAGE = str(Path(sf.__file__).parent)
 
 
 class Walk(NamedTuple):
-    """The files that a call visits, its moves between files, and its calls from file to file."""
+    """The files that a call visits, its moves between files, and its calls from file to
+    file.
+    """
 
     files: set[str]
     moves: Counter[tuple[str, str]]
@@ -41,18 +44,26 @@ class Walk(NamedTuple):
 
 
 def walk(run: Callable[[], object]) -> Walk:
-    """What `run` visits; frames outside the package are part of the file that calls them."""
+    """What `run` visits; frames outside the package are part of the file that calls
+    them.
+    """
     files: set[str] = set()
     moves: Counter[tuple[str, str]] = Counter()
     calls, last = 0, ""
 
     def note(frame: FrameType | None, event: str, arg: Any) -> None:
         nonlocal calls, last
-        if event not in ("call", "return") or frame is None or not frame.f_code.co_filename.startswith(PACKAGE):
+        if (
+            event not in ("call", "return")
+            or frame is None
+            or not frame.f_code.co_filename.startswith(PACKAGE)
+        ):
             return
         if event == "return":
             frame = frame.f_back
-            while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+            while frame is not None and not frame.f_code.co_filename.startswith(
+                PACKAGE
+            ):
                 frame = frame.f_back
             if frame is None:
                 return
@@ -72,20 +83,31 @@ def walk(run: Callable[[], object]) -> Walk:
 
 
 def rigl(*when: int) -> sf.Algorithm:
-    return sf.rigl(0.5, when=sf.at(when), drop_fraction=0.3, distribution=sf.budgets.erk())
+    return sf.rigl(
+        0.5, when=sf.at(when), drop_fraction=0.3, distribution=sf.budgets.erk()
+    )
 
 
-def updating(params: dict[str, torch.Tensor], steps: int, when: int) -> Callable[[], object]:
-    """Update number `steps`, after those before it; masks change at `when` and at the first."""
+def updating(
+    params: dict[str, torch.Tensor], steps: int, when: int
+) -> Callable[[], object]:
+    """Update number `steps`, after those before it; masks change at `when` and at the
+    first.
+    """
     algorithm = sf.with_optimizer(rigl(0, when), sf.optimizers.sgd(0.1, momentum=0.9))
-    state, grads = algorithm.init(params), {path: torch.ones_like(p) for path, p in params.items()}
+    state, grads = (
+        algorithm.init(params),
+        {path: torch.ones_like(p) for path, p in params.items()},
+    )
     for step in range(steps):
         state = algorithm.update(state, grads, step)
     return lambda: algorithm.update(state, grads, steps)
 
 
 def attached() -> Callable[[], object]:
-    """A step of a module at which masks change: both calls and the optimizer's step between them."""
+    """A step of a module at which masks change: both calls and the optimizer's step
+    between them.
+    """
     layer = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     sparse = sf.attach(rigl(0, 2), layer, optimizer)
@@ -115,14 +137,18 @@ def walks() -> dict[str, Walk]:
         store = dist.FileStore(os.path.join(folder, "store"), 1)
         dist.init_process_group("gloo", rank=0, world_size=1, store=store)
         mesh = init_device_mesh("cpu", (1,))
-        shards = {path: distribute_tensor(p, mesh, [Shard(0)]) for path, p in params.items()}
+        shards = {
+            path: distribute_tensor(p, mesh, [Shard(0)]) for path, p in params.items()
+        }
         found["sharded change"] = walk(updating(shards, 2, 2))  # type: ignore[arg-type]
         dist.destroy_process_group()
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="numbers only")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a second thread shares out the same work
@@ -135,7 +161,9 @@ def main() -> None:
         print(json.dumps(numbers))
         return
     for name, (files, moves, calls) in found.items():
-        print(f"{name}: {len(files)} files, {moves.total()} moves, of them {calls} calls")
+        print(
+            f"{name}: {len(files)} files, {moves.total()} moves, of them {calls} calls"
+        )
         for (origin, here), n in moves.most_common(8):
             print(f"  {n:4}  {origin} -> {here}")
 

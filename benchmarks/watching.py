@@ -1,4 +1,5 @@
-"""What `sf.testing.passive` adds to training, with one change of masks in every 100 steps.
+"""What `sf.testing.passive` adds to training, with one change of masks in every 100
+steps.
 
     python benchmarks/watching.py
     python benchmarks/watching.py --quick
@@ -25,12 +26,18 @@ NAMES = ("as it is", "in passive")
 
 
 def functional_cases(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> list[Case]:
-    """So many steps of a functional loop, the first of which changes masks: RigL with AdamW, as it is and watched."""
+    """So many steps of a functional loop, the first of which changes masks: RigL with
+    AdamW, as it is and watched.
+    """
 
     def loss(params: dict[str, Tensor]) -> Tensor:
-        return functional.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+        return functional.cross_entropy(
+            torch.func.functional_call(model, params, (x,)), y
+        )
 
-    algorithm = sf.with_optimizer(sf.rigl(SPARSITY, when=sf.every(EVERY)), sf.optimizers.adamw(RATE))
+    algorithm = sf.with_optimizer(
+        sf.rigl(SPARSITY, when=sf.every(EVERY)), sf.optimizers.adamw(RATE)
+    )
     differentiate, params = sf.modules.value_and_grad(loss), sf.modules.params_of(model)
 
     def carrying(algorithm: sf.Algorithm) -> Callable[[], sf.State]:
@@ -38,7 +45,9 @@ def functional_cases(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> list
 
         def run() -> sf.State:
             for step in range(steps):
-                states[0] = algorithm.update(states[0], differentiate(sf.effective(states[0]))[1], step)
+                states[0] = algorithm.update(
+                    states[0], differentiate(sf.effective(states[0]))[1], step
+                )
             return states[0]
 
         return run
@@ -52,7 +61,9 @@ def functional_cases(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> list
 
 def update_cases(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> list[Case]:
     """The updates of such a loop alone, without the gradients."""
-    algorithm = sf.with_optimizer(sf.rigl(SPARSITY, when=sf.every(EVERY)), sf.optimizers.adamw(RATE))
+    algorithm = sf.with_optimizer(
+        sf.rigl(SPARSITY, when=sf.every(EVERY)), sf.optimizers.adamw(RATE)
+    )
     params = sf.modules.params_of(model)
     grads = {path: torch.sin(1000.0 * p.detach()) for path, p in params.items()}
 
@@ -65,7 +76,10 @@ def update_cases(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> list[Cas
 
         return run
 
-    return [Case(name, carrying(a)) for name, a in zip(NAMES, (algorithm, passive(algorithm)), strict=True)]
+    return [
+        Case(name, carrying(a))
+        for name, a in zip(NAMES, (algorithm, passive(algorithm)), strict=True)
+    ]
 
 
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
@@ -75,15 +89,28 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     sizes = (8, 16) if options.smoke else (784, 300) if options.quick else (784, 1024)
     mlp = nn.Sequential(nn.Linear(*sizes), nn.ReLU(), nn.Linear(sizes[1], 10))
     rows, classes = torch.randn(128, sizes[0]), torch.randint(0, 10, (128,))
-    width, layers, shape = (8, 1, (2, 4)) if options.smoke else (64, 2, (8, 32)) if options.quick else (128, 2, (8, 32))
+    width, layers, shape = (
+        (8, 1, (2, 4))
+        if options.smoke
+        else (64, 2, (8, 32))
+        if options.quick
+        else (128, 2, (8, 32))
+    )
     encoder, tokens = Transformer(width, layers), torch.randint(0, 128, shape)
     models = {
         f"an MLP {sizes[0]}-{sizes[1]}-10": (mlp, rows, classes),
-        f"a Transformer {layers} x {width}": (encoder, tokens, tokens.roll(1, 1).flatten()),
+        f"a Transformer {layers} x {width}": (
+            encoder,
+            tokens,
+            tokens.roll(1, 1).flatten(),
+        ),
     }
     done = {}
     for name, (model, x, y) in models.items():
-        for what, make in (("training steps", functional_cases), ("updates alone", update_cases)):
+        for what, make in (
+            ("training steps", functional_cases),
+            ("updates alone", update_cases),
+        ):
             title = f"{steps} {what} of {name}, RigL and AdamW"
             done[title] = compare(title, partial(make, model, x, y, steps)(), options)
     return done

@@ -47,16 +47,26 @@ def subject(adapter: ModuleType) -> SimpleNamespace:
         adapter.prune(params, sparsity)
         return arrays(params)
 
-    def train(weights: Arrays, sparsity: float, kind: str, steps: int, save_at: int | None = None) -> Any:
+    def train(
+        weights: Arrays,
+        sparsity: float,
+        kind: str,
+        steps: int,
+        save_at: int | None = None,
+    ) -> Any:
         inner = optax.adam(0.05) if kind == "adam" else optax.sgd(0.05, momentum=0.9)
-        optimizer, after = adapter.optimizer(optax.chain(optax.add_decayed_weights(0.1), inner), sparsity)
+        optimizer, after = adapter.optimizer(
+            optax.chain(optax.add_decayed_weights(0.1), inner), sparsity
+        )
         x = jnp.sin(jnp.linspace(-1, 1, 8 * weights[0].shape[1])).reshape(8, -1)
         params, seen = tree(weights), []
         state = optimizer.init(params)
         for step in range(steps + 2):
             if step == save_at:
                 params, state = pickle.loads(pickle.dumps((params, state)))
-            grads = jax.grad(lambda p: jnp.square(x @ p["0"].T @ p["1"].T).mean())(params)
+            grads = jax.grad(lambda p: jnp.square(x @ p["0"].T @ p["1"].T).mean())(
+                params
+            )
             updates, state = optimizer.update(grads, state, params)
             params = after(optax.apply_updates(params, updates), state)
             seen.append((kept(adapter.masks_of(state)), arrays(params)))
@@ -69,7 +79,9 @@ def subject(adapter: ModuleType) -> SimpleNamespace:
 
     def compiled(weights: Arrays, sparsity: float) -> tuple[Arrays, Arrays]:
         fast = jax.jit(lambda x: adapter.mask(x, sparsity))
-        return [np.asarray(fast(weights[0]))], [np.asarray(adapter.mask(weights[0], sparsity))]
+        return [np.asarray(fast(weights[0]))], [
+            np.asarray(adapter.mask(weights[0], sparsity))
+        ]
 
     def copied(weights: Arrays, sparsity: float) -> tuple[Arrays, Arrays]:
         params = adapter.prune(tree(weights), sparsity)[0]

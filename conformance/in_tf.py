@@ -28,7 +28,11 @@ def dense(weights: Arrays) -> Any:
     """A chain of linear layers with these kernels."""
     model = keras.Sequential([keras.Input(weights[0].shape[:1])])
     for i, x in enumerate(weights):
-        model.add(keras.layers.Dense(x.shape[1], use_bias=False, kernel_initializer="zeros", name=f"dense{i}"))
+        model.add(
+            keras.layers.Dense(
+                x.shape[1], use_bias=False, kernel_initializer="zeros", name=f"dense{i}"
+            )
+        )
     model.set_weights(weights)
     return model
 
@@ -48,14 +52,20 @@ def optimizer_of(kind: str) -> Any:
 
 def rng() -> bytes:
     """Both of the framework's global generators."""
-    return tf.random.get_global_generator().state.numpy().tobytes() + repr(context.context()._rng.getstate()).encode()
+    return (
+        tf.random.get_global_generator().state.numpy().tobytes()
+        + repr(context.context()._rng.getstate()).encode()
+    )
 
 
 def subject(adapter: ModuleType) -> SimpleNamespace:
     """An adapter as `laws.py` wants it."""
 
     def started(weights: Arrays, first: float, last: float | None = None) -> Any:
-        model, callback = adapter.wrap(dense(weights), first, last, 1), adapter.CALLBACK()
+        model, callback = (
+            adapter.wrap(dense(weights), first, last, 1),
+            adapter.CALLBACK(),
+        )
         callback.set_model(model)
         callback.on_train_begin()
         return model
@@ -78,13 +88,29 @@ def subject(adapter: ModuleType) -> SimpleNamespace:
         model(x, training=True)
         return first, kept(model)
 
-    def train(weights: Arrays, sparsity: float, kind: str, steps: int, save_at: int | None = None) -> Any:
-        model, x, seen = adapter.wrap(dense(weights), sparsity, None, 2), data(weights), []
+    def train(
+        weights: Arrays,
+        sparsity: float,
+        kind: str,
+        steps: int,
+        save_at: int | None = None,
+    ) -> Any:
+        model, x, seen = (
+            adapter.wrap(dense(weights), sparsity, None, 2),
+            data(weights),
+            [],
+        )
         model.compile(optimizer_of(kind), loss="mse")
         for step in range(steps + 2):
             if step == save_at:
                 model = reloaded(model)
-            model.fit(x, tf.zeros_like(x[:, :10]), batch_size=8, verbose=0, callbacks=[adapter.CALLBACK()])
+            model.fit(
+                x,
+                tf.zeros_like(x[:, :10]),
+                batch_size=8,
+                verbose=0,
+                callbacks=[adapter.CALLBACK()],
+            )
             model(x)
             seen.append((kept(model), [w.numpy() for w in adapter.kernels(model)]))
         return seen[1:]  # dense before
@@ -112,7 +138,11 @@ def subject(adapter: ModuleType) -> SimpleNamespace:
         return [other(x).numpy()], [out]
 
     def keys(weights: Arrays, sparsity: float) -> tuple[list[str], list[str]]:
-        return [w.name for w in dense(weights).weights], [w.name for w in pruned(weights, sparsity).weights]
+        return [w.name for w in dense(weights).weights], [
+            w.name for w in pruned(weights, sparsity).weights
+        ]
 
     made = (masks, twice, train, compiled, copied, keys, rng)
-    return SimpleNamespace(SHAPES=SHAPES, **{function.__name__: function for function in made})
+    return SimpleNamespace(
+        SHAPES=SHAPES, **{function.__name__: function for function in made}
+    )

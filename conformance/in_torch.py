@@ -27,7 +27,9 @@ Arrays = list[np.ndarray]
 
 
 class Chain(nn.Module):
-    """Layers in a row. Not `nn.Sequential`, which would call the modules that a system adds beside them."""
+    """Layers in a row. Not `nn.Sequential`, which would call the modules that a system
+    adds beside them.
+    """
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -42,7 +44,9 @@ class Chain(nn.Module):
 def linears(weights: Arrays) -> nn.Module:
     """A chain of linear layers with these weights."""
     with torch.random.fork_rng(devices=[]):
-        layers: list[Any] = [nn.Linear(x.shape[1], x.shape[0], bias=False) for x in weights]
+        layers: list[Any] = [
+            nn.Linear(x.shape[1], x.shape[0], bias=False) for x in weights
+        ]
     for layer, x in zip(layers, weights, strict=True):
         layer.weight.data.copy_(torch.from_numpy(x))
     return Chain(layers)
@@ -75,7 +79,10 @@ def tensors(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
     """The functions of a system whose masks are functions of tensors."""
 
     def masks(weights: Arrays, sparsity: float) -> Arrays:
-        return [array(adapter.mask(torch.from_numpy(x.copy()), sparsity)) != 0 for x in weights]
+        return [
+            array(adapter.mask(torch.from_numpy(x.copy()), sparsity)) != 0
+            for x in weights
+        ]
 
     def inputs(weights: Arrays, sparsity: float) -> Arrays:
         own = [torch.from_numpy(x) for x in weights]
@@ -84,9 +91,13 @@ def tensors(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
         return weights
 
     def vmapped(weights: Arrays, sparsity: float) -> tuple[Arrays, Arrays]:
-        stack = torch.stack([torch.from_numpy(np.roll(weights[0], i)) for i in range(3)])
+        stack = torch.stack(
+            [torch.from_numpy(np.roll(weights[0], i)) for i in range(3)]
+        )
         loop = [array(adapter.mask(x, sparsity)) for x in stack]
-        return [*array(torch.func.vmap(lambda x: adapter.mask(x, sparsity))(stack))], loop
+        return [
+            *array(torch.func.vmap(lambda x: adapter.mask(x, sparsity))(stack))
+        ], loop
 
     def compiled(weights: Arrays, sparsity: float) -> tuple[Arrays, Arrays]:
         x = torch.from_numpy(weights[0])
@@ -106,7 +117,11 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
         return [array(mask) != 0 for mask in adapter.masks(model, handle)]
 
     def effective(model: nn.Module) -> Arrays:
-        found = adapter.weights(model) if hasattr(adapter, "weights") else [x.weight for x in layers_of(model)]
+        found = (
+            adapter.weights(model)
+            if hasattr(adapter, "weights")
+            else [x.weight for x in layers_of(model)]
+        )
         return [array(x) for x in found]
 
     def masks(weights: Arrays, sparsity: float) -> Arrays:
@@ -119,7 +134,11 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
         return first, read(model, handle)
 
     def train(
-        weights: Arrays, sparsity: float, kind: str, steps: int, save_at: int | None = None
+        weights: Arrays,
+        sparsity: float,
+        kind: str,
+        steps: int,
+        save_at: int | None = None,
     ) -> list[tuple[Arrays, Arrays]]:
         model, x, own = linears(weights), data(weights), hasattr(adapter, "step")
         optimizer = optimizer_of(kind, model)
@@ -131,19 +150,35 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
 
         step(optimizer.step)  # dense, so that moments are not zero
         model, handle = adapter.sparsify(model, sparsity, optimizer)
-        optimizer = optimizer_of(kind, model) if hasattr(adapter, "NEW_OPTIMIZER") else optimizer
+        optimizer = (
+            optimizer_of(kind, model)
+            if hasattr(adapter, "NEW_OPTIMIZER")
+            else optimizer
+        )
         seen = [(read(model, handle), effective(model))]
         for i in range(steps):
             if i == save_at:
-                model, handle, optimizer = reloaded(weights, sparsity, kind, model, handle, optimizer)
-            step(functools.partial(adapter.step, model, handle, optimizer) if own else optimizer.step)
+                model, handle, optimizer = reloaded(
+                    weights, sparsity, kind, model, handle, optimizer
+                )
+            step(
+                functools.partial(adapter.step, model, handle, optimizer)
+                if own
+                else optimizer.step
+            )
             model(x)  # a hook or a parametrization makes the weights
             seen.append((read(model, handle), effective(model)))
         return seen
 
-    def reloaded(weights: Arrays, sparsity: float, kind: str, *parts: Any) -> tuple[nn.Module, Any, Any]:
+    def reloaded(
+        weights: Arrays, sparsity: float, kind: str, *parts: Any
+    ) -> tuple[nn.Module, Any, Any]:
         model, handle, optimizer = parts
-        saved = adapter.save(model, handle) if hasattr(adapter, "save") else model.state_dict()
+        saved = (
+            adapter.save(model, handle)
+            if hasattr(adapter, "save")
+            else model.state_dict()
+        )
         torch.save((saved, optimizer.state_dict()), file := io.BytesIO())
         file.seek(0)
         saved, moments = torch.load(file, weights_only=False)
@@ -154,15 +189,24 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
             adapter.load(model, handle, saved)
         else:
             model.load_state_dict(saved)
-        optimizer = optimizer_of(kind, model) if hasattr(adapter, "NEW_OPTIMIZER") else optimizer
+        optimizer = (
+            optimizer_of(kind, model)
+            if hasattr(adapter, "NEW_OPTIMIZER")
+            else optimizer
+        )
         optimizer.load_state_dict(moments)
         return model, handle, optimizer
 
     def vmapped(weights: Arrays, sparsity: float) -> tuple[Arrays, Arrays]:
-        x, models = data(weights), [start([np.roll(w, i) for w in weights], sparsity)[0] for i in range(3)]
+        x, models = (
+            data(weights),
+            [start([np.roll(w, i) for w in weights], sparsity)[0] for i in range(3)],
+        )
         loop = [array(model(x)) for model in models]
         stacked = torch.func.stack_module_state(models)  # type: ignore[arg-type]
-        together = torch.func.vmap(lambda *state: torch.func.functional_call(models[0], state, (x,)))(*stacked)
+        together = torch.func.vmap(
+            lambda *state: torch.func.functional_call(models[0], state, (x,))
+        )(*stacked)
         return [*array(together)], loop
 
     def compiled(weights: Arrays, sparsity: float) -> tuple[Arrays, Arrays]:
@@ -184,14 +228,24 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
         return [array(other(x))], [out]
 
     def keys(weights: Arrays, sparsity: float) -> tuple[list[str], list[str]]:
-        return [*linears(weights).state_dict()], [*start(weights, sparsity)[0].state_dict()]
+        return [*linears(weights).state_dict()], [
+            *start(weights, sparsity)[0].state_dict()
+        ]
 
-    made = [masks, train, vmapped, compiled, copied, keys] + [twice] * hasattr(adapter, "again")
+    made = [masks, train, vmapped, compiled, copied, keys] + [twice] * hasattr(
+        adapter, "again"
+    )
     return {function.__name__: function for function in made}
 
 
 def subject(adapter: ModuleType) -> SimpleNamespace:
     """An adapter as `laws.py` wants it."""
     made = (tensors if hasattr(adapter, "mask") else modules)(adapter)
-    own = {name: value for name, value in vars(adapter).items() if name not in ("masks", "SimpleNamespace")}
-    return SimpleNamespace(**{"rng": lambda: torch.get_rng_state().numpy().tobytes()} | made | own)
+    own = {
+        name: value
+        for name, value in vars(adapter).items()
+        if name not in ("masks", "SimpleNamespace")
+    }
+    return SimpleNamespace(
+        **{"rng": lambda: torch.get_rng_state().numpy().tobytes()} | made | own
+    )

@@ -61,13 +61,19 @@ heads that it can be given. *Removed* is the share of parameters.
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    return "\n".join(
+        "| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]
+    )
 
 
 def shown(cell: dict[str, str], law: str) -> str:
     """A cell of the first table."""
     text = SHORT[cell["status"]]
-    remark = {"lowest index": "first", "another order": "others", "refused": "refused"}.get(cell["remark"])
+    remark = {
+        "lowest index": "first",
+        "another order": "others",
+        "refused": "refused",
+    }.get(cell["remark"])
     return f"{text}, {remark}" if cell["status"] == "yes" and remark else text
 
 
@@ -79,31 +85,59 @@ def listed(versions: dict[str, str]) -> str:
 def law_line(name: str) -> str:
     """A law with its sentence."""
     sentence = " ".join((laws.LAWS[name].__doc__ or "").split()).rstrip(".")
-    return f"- `{name}`: {sentence if sentence[:3] == 'NaN' else sentence[0].lower() + sentence[1:]}"
+    return (
+        f"- `{name}`: "
+        f"{sentence if sentence[:3] == 'NaN' else sentence[0].lower() + sentence[1:]}"
+    )
 
 
 def reproductions(results: dict[str, Any], systems: dict[str, Any]) -> list[str]:
     """Every cell `no`, by system, with its code."""
-    lines = ["## Reproductions", "", "Each ends with an error, whose last line stands below it."]
+    lines = [
+        "## Reproductions",
+        "",
+        "Each ends with an error, whose last line stands below it.",
+    ]
     for name, row in results["systems"].items():
-        broken = {law: cell for law, cell in row["cells"].items() if cell["status"] == "no"}
+        broken = {
+            law: cell for law, cell in row["cells"].items() if cell["status"] == "no"
+        }
         if broken:
             lines += ["", f"### {systems[name]['title']}"]
         for law, cell in broken.items():
-            code = (HERE / "reproductions" / f"{name}_{law}.py").read_text(encoding="utf-8").strip()
+            code = (
+                (HERE / "reproductions" / f"{name}_{law}.py")
+                .read_text(encoding="utf-8")
+                .strip()
+            )
             lines += ["", f"`{law}`: {cell['remark'].replace('|', chr(92) + '|')}", ""]
-            lines += ["<!-- no-run: it ends with an error, in an environment of its own -->", ""]
+            lines += [
+                "<!-- no-run: it ends with an error, in an environment of its own -->",
+                "",
+            ]
             lines += ["```python", code, "```", "", "```", cell["shown"], "```"]
     return lines
 
 
 def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
     """The whole page."""
-    found = {name: results["systems"][name] for name in systems if name in results["systems"]}
-    title = {name: f"[{systems[name]['title']}]({systems[name]['link']})" for name in found}
-    rows = [[title[name], *(shown(row["cells"][law], law) for law in laws.LAWS)] for name, row in found.items()]
+    found = {
+        name: results["systems"][name] for name in systems if name in results["systems"]
+    }
+    title = {
+        name: f"[{systems[name]['title']}]({systems[name]['link']})" for name in found
+    }
+    rows = [
+        [title[name], *(shown(row["cells"][law], law) for law in laws.LAWS)]
+        for name, row in found.items()
+    ]
     versions = [
-        [systems[name]["title"], systems[name]["pruned"], listed(row["versions"]), row["date"]]
+        [
+            systems[name]["title"],
+            systems[name]["pruned"],
+            listed(row["versions"]),
+            row["date"],
+        ]
         for name, row in found.items()
     ]
     out = HEAD.format(
@@ -120,15 +154,31 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
             "model",
             *(f"{x}, {who}" for who in sides for x in ("runs", "equal", "removed")),
         ]
-        out += STRUCTURED.format(table=table(head, done["rows"]), versions=listed(done["versions"]), date=done["date"])
+        out += STRUCTURED.format(
+            table=table(head, done["rows"]),
+            versions=listed(done["versions"]),
+            date=done["date"],
+        )
     lines = ["## Documented otherwise", ""]
     for name in found:
         for law, said in systems[name].get("documented", {}).items():
-            lines.append(f"- {systems[name]['title']}, `{law}`: {said['says']} ([source]({said['link']}))")
+            lines.append(
+                f"- {systems[name]['title']}, `{law}`: {said['says']} "
+                f"([source]({said['link']}))"
+            )
     lines += ["", "## Not run", ""]
     for name in found:
-        lines += [f"- {systems[name]['title']}: {systems[name]['note']}"] if "note" in systems[name] else []
+        lines += (
+            [f"- {systems[name]['title']}: {systems[name]['note']}"]
+            if "note" in systems[name]
+            else []
+        )
         for law, cell in found[name]["cells"].items():
             if cell["status"] == "could not run":
                 lines.append(f"- {systems[name]['title']}, `{law}`: {cell['remark']}")
-    return out + "\n" + "\n".join([*lines, "", *reproductions({"systems": found}, systems)]) + "\n"
+    return (
+        out
+        + "\n"
+        + "\n".join([*lines, "", *reproductions({"systems": found}, systems)])
+        + "\n"
+    )

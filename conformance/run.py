@@ -1,11 +1,13 @@
-"""Runs the laws on every system in its environment, and writes results.json and docs/conformance.md.
+"""Runs the laws on every system in its environment, and writes results.json and
+docs/conformance.md.
 
     python conformance/run.py
     python conformance/run.py --only torch_prune --only torch_ao
     python conformance/run.py --page
 
-Environments are made below out/conformance and used again as long as their requirements stay the same. What is not run
-keeps the cells that it has in results.json. A cell `no` needs a reproduction, which must fail.
+Environments are made below out/conformance and used again as long as their requirements
+stay the same. What is not run keeps the cells that it has in results.json. A cell `no`
+needs a reproduction, which must fail.
 """
 
 import argparse
@@ -24,21 +26,32 @@ import page
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS, OUT = HERE / "results.json", ROOT / "out" / "conformance"
-SYSTEMS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "systems.toml").read_text(encoding="utf-8"))
+SYSTEMS: dict[str, dict[str, Any]] = tomllib.loads(
+    (HERE / "systems.toml").read_text(encoding="utf-8")
+)
 LIMIT = 900  # seconds for the laws of one system
 
 
 def python_of(environment: str) -> Path:
-    """The interpreter of an environment, made where it is missing or has other requirements."""
+    """The interpreter of an environment, made where it is missing or has other
+    requirements.
+    """
     folder, wanted = OUT / environment, HERE / "requirements" / f"{environment}.txt"
-    mark, digest = folder / ".installed", hashlib.sha256(wanted.read_bytes()).hexdigest()
+    mark, digest = (
+        folder / ".installed",
+        hashlib.sha256(wanted.read_bytes()).hexdigest(),
+    )
     python = folder / "bin" / "python"
     if not mark.exists() or mark.read_text() != digest:
         print(f"installing {folder}", flush=True)
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        torch = [line for line in wanted.read_text().splitlines() if line.startswith("torch==")]
+        torch = [
+            line
+            for line in wanted.read_text().splitlines()
+            if line.startswith("torch==")
+        ]
         if torch:  # with what its build needs; all else is listed
             subprocess.run([*pip, *torch], check=True)
         subprocess.run([*pip, "--no-deps", "-r", wanted], check=True)
@@ -46,20 +59,39 @@ def python_of(environment: str) -> Path:
     return python
 
 
-def ask(python: Path, *arguments: str | Path, here: Path = HERE) -> subprocess.CompletedProcess[str]:
+def ask(
+    python: Path, *arguments: str | Path, here: Path = HERE
+) -> subprocess.CompletedProcess[str]:
     """Run Python in an environment, with this library in the path where it serves."""
     places = os.pathsep.join(map(str, (HERE, ROOT)))
-    own = {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    own = {
+        "PYTHONPATH": places,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     return subprocess.run(
-        [python, *arguments], env=os.environ | own, cwd=here, capture_output=True, text=True, timeout=LIMIT
+        [python, *arguments],
+        env=os.environ | own,
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
 
 
 def versions(python: Path, packages: list[str]) -> dict[str, str]:
     """What is installed; this library is not, and has the version of the checkout."""
-    own = {"sparsefn": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]}
+    own = {
+        "sparsefn": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "version"
+        ]
+    }
     others = [name for name in packages if name not in own]
-    code = "import importlib.metadata as m, sys, json; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    code = (
+        "import importlib.metadata as m, sys, json; print(json.dumps({n: m.version(n) "
+        "for n in sys.argv[1:]}))"
+    )
     found = json.loads(ask(python, "-c", code, *others).stdout)
     return {name: own.get(name) or found[name] for name in packages}
 
@@ -68,19 +100,33 @@ def reproduced(python: Path, name: str, law: str) -> str:
     """The last line that the reproduction of a cell prints, which must be an error."""
     file = HERE / "reproductions" / f"{name}_{law}.py"
     if not file.exists():
-        raise SystemExit(f"{name} does not keep the law `{law}`: write {file.relative_to(ROOT)}, which shows it")
+        raise SystemExit(
+            f"{name} does not keep the law `{law}`: write {file.relative_to(ROOT)}, "
+            "which shows it"
+        )
     done = ask(python, file, here=file.parent)
     if done.returncode == 0:
-        raise SystemExit(f"{file.relative_to(ROOT)} shows nothing: it ends without an error")
-    lines = [line for line in done.stderr.strip().splitlines() if line and not line.startswith(" ")]
-    return next(line for line in reversed(lines) if "Error" in line or "Unsupported" in line)[:200]
+        raise SystemExit(
+            f"{file.relative_to(ROOT)} shows nothing: it ends without an error"
+        )
+    lines = [
+        line
+        for line in done.stderr.strip().splitlines()
+        if line and not line.startswith(" ")
+    ]
+    return next(
+        line for line in reversed(lines) if "Error" in line or "Unsupported" in line
+    )[:200]
 
 
 def cell(python: Path, name: str, law: str, status: str, remark: str) -> dict[str, str]:
     """A cell of the table: what the run says, and what the system says of it."""
     if law in SYSTEMS[name].get("documented", {}):
         if status != "no":
-            raise SystemExit(f"systems.toml documents `{law}` of {name}, which is {status}: delete that")
+            raise SystemExit(
+                f"systems.toml documents `{law}` of {name}, which is {status}: delete "
+                "that"
+            )
         return {"status": "documented otherwise", "remark": remark}
     if (status, remark) == ("not applicable", "in place by design"):
         return {"status": "in place by design", "remark": ""}
@@ -104,11 +150,26 @@ def row(name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run, and write both files after every system."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", action="append", choices=[*SYSTEMS, "structured"], help="a row; several are allowed")
-    options.add_argument("--page", action="store_true", help="write the page from results.json, and run nothing")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--only",
+        action="append",
+        choices=[*SYSTEMS, "structured"],
+        help="a row; several are allowed",
+    )
+    options.add_argument(
+        "--page",
+        action="store_true",
+        help="write the page from results.json, and run nothing",
+    )
     chosen = options.parse_args()
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"systems": {}, "structured": {}}
+    results = (
+        json.loads(RESULTS.read_text(encoding="utf-8"))
+        if RESULTS.exists()
+        else {"systems": {}, "structured": {}}
+    )
     for name in [] if chosen.page else chosen.only or [*SYSTEMS, "structured"]:
         print(name, flush=True)
         if name == "structured":
@@ -116,7 +177,9 @@ def main() -> None:
         else:
             results["systems"][name] = row(name)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (ROOT / "docs" / "conformance.md").write_text(page.text(results, SYSTEMS), encoding="utf-8")
+    (ROOT / "docs" / "conformance.md").write_text(
+        page.text(results, SYSTEMS), encoding="utf-8"
+    )
 
 
 def structured() -> dict[str, Any]:
@@ -127,7 +190,11 @@ def structured() -> dict[str, Any]:
         raise SystemExit(done.stderr)
     packages = ["sparsefn", "torch-pruning", "torch", "transformers"]
     rows = json.loads(done.stdout.splitlines()[-1])
-    return {"date": datetime.date.today().isoformat(), "versions": versions(python, packages), "rows": rows}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(python, packages),
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The site: `make docs` builds it from the pages of this folder, which are plain Markdown, into out/site.
+"""The site: `make docs` builds it from the pages of this folder, which are plain
+Markdown, into out/site.
 
-What the pages do not say in Markdown is added here: menus from comments `<!-- contents: Caption -->` above a list of
-links, the docstrings of names from comments `<!-- names: scores -->`, and links from names and papers.
+What the pages do not say in Markdown is added here: menus from comments
+`<!-- contents: Caption -->` above a list of links, the docstrings of names from
+comments `<!-- names: scores -->`, and links from names and papers.
 """
 
 import contextlib
@@ -52,7 +54,17 @@ autodoc_typehints_format = "short"
 autodoc_type_aliases = {
     name: name
     for name in (
-        *("Distribution", "Init", "Leaves", "Level", "Loss", "Pruned", "Real", "Schedule", "Score"),
+        *(
+            "Distribution",
+            "Init",
+            "Leaves",
+            "Level",
+            "Loss",
+            "Pruned",
+            "Real",
+            "Schedule",
+            "Score",
+        ),
         *("Stats", "Step", "Target", "Term", "Tree", "Trigger", "Where"),
     )
 }  # docs/reference/state.md says what they are
@@ -75,18 +87,27 @@ html_theme_options = {
     "use_fullscreen_button": False,
 }
 
-# ---- pages ---------------------------------------------------------------------------------------
+# ---- pages ---------------------------------------------------------------------------
 
-CONTENTS = re.compile(r"<!-- contents(?:: (?P<caption>.+?))? -->\n\n(?P<list>(?:(?:- |  ).*\n)+)")
+CONTENTS = re.compile(
+    r"<!-- contents(?:: (?P<caption>.+?))? -->\n\n(?P<list>(?:(?:- |  ).*\n)+)"
+)
 NAMES = re.compile(r"<!-- names: (?P<names>[\w\s.]+)-->")
 PAGE = re.compile(r"^- \[(?P<title>[^\]]*)\]\((?P<page>[\w/.-]+)\.md\)", re.MULTILINE)
-TUTORIALS = re.findall(r"\]\(\.\./(recipes/\w+)\.md\)", (HERE / "tutorials" / "index.md").read_text(encoding="utf-8"))
+TUTORIALS = re.findall(
+    r"\]\(\.\./(recipes/\w+)\.md\)",
+    (HERE / "tutorials" / "index.md").read_text(encoding="utf-8"),
+)
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<to>\.\./[^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def written(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A page as Sphinx reads it: its code has been run, and is followed by what it printed."""
-    if not docname.startswith("recipes/") or docname in TUTORIALS:  # others need more libraries: `make recipes`
+    """A page as Sphinx reads it: its code has been run, and is followed by what it
+    printed.
+    """
+    if (
+        not docname.startswith("recipes/") or docname in TUTORIALS
+    ):  # others need more libraries: `make recipes`
         source[0] = with_output(source[0], docname)
     folder = (HERE / docname).parent
 
@@ -111,9 +132,15 @@ def with_output(text: str, docname: str) -> str:
             printed = pages.run(text, f"{docname}.md")
         except Exception as error:
             lines = [
-                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == f"{docname}.md"
+                frame.lineno
+                for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename == f"{docname}.md"
             ]
-            logger.warning("a block raised %r", error, location=(docname, lines[-1] if lines else None))
+            logger.warning(
+                "a block raised %r",
+                error,
+                location=(docname, lines[-1] if lines else None),
+            )
             return text
     made = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -126,11 +153,13 @@ def with_output(text: str, docname: str) -> str:
 def menu(match: re.Match[str]) -> str:
     """A menu of the pages of a list."""
     caption = f":caption: {match['caption']}\n" if match["caption"] else ""
-    entries = "\n".join(f"{page['title']} <{page['page']}>" for page in PAGE.finditer(match["list"]))
+    entries = "\n".join(
+        f"{page['title']} <{page['page']}>" for page in PAGE.finditer(match["list"])
+    )
     return f"\n```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```\n"
 
 
-# ---- names ---------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------
 
 
 def members(name: str) -> list[str]:
@@ -139,7 +168,11 @@ def members(name: str) -> list[str]:
     if not isinstance(value, ModuleType):
         return [f"sparsefn.{name}"]
     inside = {part: getattr(value, part) for part in value.__all__}
-    return [f"sparsefn.{name}.{part}" for part, each in inside.items() if not isinstance(each, ModuleType)]
+    return [
+        f"sparsefn.{name}.{part}"
+        for part, each in inside.items()
+        if not isinstance(each, ModuleType)
+    ]
 
 
 def valued(name: str) -> Any:
@@ -150,23 +183,52 @@ def valued(name: str) -> Any:
 def reference(names: list[str]) -> str:
     """A table of names, and their docstrings."""
     every = [each for name in names for each in members(name)]
-    table = [".. autosummary::", "   :nosignatures:", "", *(f"   ~{name}" for name in every), ""]
-    return "\n".join(["```{eval-rst}", *table, *(line for name in every for line in directive(name)), "```"])
+    table = [
+        ".. autosummary::",
+        "   :nosignatures:",
+        "",
+        *(f"   ~{name}" for name in every),
+        "",
+    ]
+    return "\n".join(
+        [
+            "```{eval-rst}",
+            *table,
+            *(line for name in every for line in directive(name)),
+            "```",
+        ]
+    )
 
 
 def directive(name: str) -> list[str]:
     """The docstring of a name."""
     value = valued(name)
     if isinstance(value, type):
-        fields = [*getattr(value, "_fields", ()), *getattr(value, "__dataclass_fields__", ())]
-        return [f".. autoclass:: {name}", "   :members:", f"   :exclude-members: {', '.join(fields)}", ""]
+        fields = [
+            *getattr(value, "_fields", ()),
+            *getattr(value, "__dataclass_fields__", ()),
+        ]
+        return [
+            f".. autoclass:: {name}",
+            "   :members:",
+            f"   :exclude-members: {', '.join(fields)}",
+            "",
+        ]
     if hasattr(value, "__code__") or hasattr(value, "__wrapped__"):
         return [f".. autofunction:: {name}", ""]
-    return [f".. autodata:: {name}", *([] if isinstance(value, dict) else ["   :no-value:"]), ""]
+    return [
+        f".. autodata:: {name}",
+        *([] if isinstance(value, dict) else ["   :no-value:"]),
+        "",
+    ]
 
 
-def docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """A docstring, which is Markdown with doctests, as reStructuredText; of a constant without one, its type."""
+def docstring(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """A docstring, which is Markdown with doctests, as reStructuredText; of a constant
+    without one, its type.
+    """
     if what == "data" and value.__doc__ == type(value).__doc__:
         lines[:] = [f"`{type(value).__name__}`."]
     lines[:] = [line for block in blocks(lines) for line in [*converted(block), ""]]
@@ -174,23 +236,39 @@ def docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines
 
 def blocks(lines: list[str]) -> list[list[str]]:
     """What stands between blank lines."""
-    return [part.splitlines() for part in re.split(r"\n\s*\n", "\n".join(lines)) if part.strip()]
+    return [
+        part.splitlines()
+        for part in re.split(r"\n\s*\n", "\n".join(lines))
+        if part.strip()
+    ]
 
 
 def converted(block: list[str]) -> list[str]:
-    """One block: a doctest as it is, an aligned table as code, and text with its code and special characters marked."""
+    """One block: a doctest as it is, an aligned table as code, and text with its code
+    and special characters marked.
+    """
     if block[0].lstrip().startswith(">>>"):
         return block
     if any(re.match(r"`\w+` {2,}\S", line) for line in block):
         head = [] if block[0].startswith("`") else [block[0], ""]
-        return [*head, "::", "", *(f"   {line.replace('`', '')}" for line in block[len(head) // 2 :])]
+        return [
+            *head,
+            "::",
+            "",
+            *(f"   {line.replace('`', '')}" for line in block[len(head) // 2 :]),
+        ]
     text = ""
     for i, part in enumerate(re.split(r"(?<!`)`([^`]+)`(?!`)", "\n".join(block))):
         if i % 2:
             text += f"``{' '.join(part.split())}``"
             continue
         after = i and re.match(r"\w", part)  # `leaf`s
-        plain = re.sub(r"(\*\*\S.*?\S\*\*)|([\\*|]|_(?!\w))", lambda m: m[1] or "\\" + m[2], part, flags=re.DOTALL)
+        plain = re.sub(
+            r"(\*\*\S.*?\S\*\*)|([\\*|]|_(?!\w))",
+            lambda m: m[1] or "\\" + m[2],
+            part,
+            flags=re.DOTALL,
+        )
         text += "\\ " * bool(after) + plain
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith("- ")), 0)
@@ -198,21 +276,41 @@ def converted(block: list[str]) -> list[str]:
 
 
 def signature(
-    app: Sphinx, what: str, name: str, value: Any, options: Any, args: str | None, returns: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    value: Any,
+    options: Any,
+    args: str | None,
+    returns: str | None,
 ) -> Any:
     """Functions among the defaults by name, and what holds a lambda as an ellipsis."""
 
     def plain(text: str) -> str:
-        text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)  # an alias in a union
-        text = re.sub(r"(?<== )\([^()]*<lambda>[^()]*\)|<function [\w.]*<lambda>>", "...", text)
+        text = re.sub(
+            r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text
+        )  # an alias in a union
+        text = re.sub(
+            r"(?<== )\([^()]*<lambda>[^()]*\)|<function [\w.]*<lambda>>", "...", text
+        )
         return re.sub(r"<function ([\w.]+)>", r"\1", text)
 
-    return (plain(args), plain(returns) if returns else returns) if args is not None else None
+    return (
+        (plain(args), plain(returns) if returns else returns)
+        if args is not None
+        else None
+    )
 
 
 def complete(app: Sphinx, env: BuildEnvironment) -> None:
-    """Each public name has its place in the reference, and a docstring if it can be called."""
-    there = {id(valued(name)) for name, entry in env.domains.python_domain.objects.items() if not entry.aliased}
+    """Each public name has its place in the reference, and a docstring if it can be
+    called.
+    """
+    there = {
+        id(valued(name))
+        for name, entry in env.domains.python_domain.objects.items()
+        if not entry.aliased
+    }
     for name, value in test_public.public(sf):
         if id(value) not in there:
             logger.warning("sparsefn.%s is on no page of docs/reference", name)
@@ -220,12 +318,16 @@ def complete(app: Sphinx, env: BuildEnvironment) -> None:
             logger.warning("sparsefn.%s has no docstring", name)
 
 
-# ---- links ---------------------------------------------------------------------------------------
+# ---- links ---------------------------------------------------------------------------
 
 CALL = re.compile(r"sf\.([\w.]+)(?:\(.*\))?", re.DOTALL)
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 ENTRIES = pybtex.database.parse_file(str(HERE / "references.bib")).entries
-PAPERS = {entry.fields["eprint"]: key for key, entry in ENTRIES.items() if "eprint" in entry.fields}
+PAPERS = {
+    entry.fields["eprint"]: key
+    for key, entry in ENTRIES.items()
+    if "eprint" in entry.fields
+}
 
 
 def linked(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -234,7 +336,9 @@ def linked(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
     def to(page: str, anchor: str, *inside: nodes.Node) -> nodes.reference:
         address = app.builder.get_relative_uri(docname, page)
-        return nodes.reference("", "", *inside, refuri=f"{address}#{anchor}", internal=True)
+        return nodes.reference(
+            "", "", *inside, refuri=f"{address}#{anchor}", internal=True
+        )
 
     for code in [*doctree.findall(nodes.literal)]:
         call = CALL.fullmatch(code.astext())
@@ -245,13 +349,24 @@ def linked(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         return
     for text in [*doctree.findall(nodes.Text)]:
         parts = ARXIV.split(text)
-        if len(parts) == 1 or isinstance(text.parent, nodes.reference | nodes.literal | nodes.literal_block):
+        if len(parts) == 1 or isinstance(
+            text.parent, nodes.reference | nodes.literal | nodes.literal_block
+        ):
             continue
         made: list[nodes.Node] = [nodes.Text(parts[0])]
         for number, rest in zip(parts[1::2], parts[2::2], strict=True):
             if number not in PAPERS:
-                logger.warning("arXiv %s is not in references.bib", number, location=docname)
-            made += [to("bibliography", PAPERS.get(number, ""), nodes.Text(f"arXiv {number}")), nodes.Text(rest)]
+                logger.warning(
+                    "arXiv %s is not in references.bib", number, location=docname
+                )
+            made += [
+                to(
+                    "bibliography",
+                    PAPERS.get(number, ""),
+                    nodes.Text(f"arXiv {number}"),
+                ),
+                nodes.Text(rest),
+            ]
         text.parent.replace(text, made)
 
 

@@ -1,4 +1,6 @@
-"""Reports the run of `distributed.py`: a table, and a figure of the part of a mask that each process holds."""
+"""Reports the run of `distributed.py`: a table, and a figure of the part of a mask that
+each process holds.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#B0579A")  # one a process; distinct for every kind of colour vision
+COLOURS = (
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#B0579A",
+)  # one a process; distinct for every kind of colour vision
 PARTS = ("queries", "keys", "values")  # the outputs of the layer
 
 Runs = list[dict[str, Any]]
@@ -17,13 +24,35 @@ Runs = list[dict[str, Any]]
 
 def table(runs: Runs) -> str:
     """One aligned row for each process of each run."""
-    head = ("processes", "rank", "weights held", "kept in the layer", "of", "seconds a step")
+    head = (
+        "processes",
+        "rank",
+        "weights held",
+        "kept in the layer",
+        "of",
+        "seconds a step",
+    )
     rows = []
     for run in runs:
         ranks = len(run["held"])
-        for rank, (held, mask) in enumerate(zip(run["held"], run["masks"], strict=True)):
-            first = (str(ranks), f"{run['seconds'] / len(run['losses']):.2f}") if rank == 0 else ("", "")
-            rows.append((first[0], str(rank), f"{held:,}", f"{int(mask.sum()):,}", f"{mask.numel():,}", first[1]))
+        for rank, (held, mask) in enumerate(
+            zip(run["held"], run["masks"], strict=True)
+        ):
+            first = (
+                (str(ranks), f"{run['seconds'] / len(run['losses']):.2f}")
+                if rank == 0
+                else ("", "")
+            )
+            rows.append(
+                (
+                    first[0],
+                    str(rank),
+                    f"{held:,}",
+                    f"{int(mask.sum()):,}",
+                    f"{mask.numel():,}",
+                    first[1],
+                )
+            )
         layer = sum(int(mask.sum()) for mask in run["masks"])
         of = sum(mask.numel() for mask in run["masks"])
         rows.append(("", "all", f"{run['weights']:,}", f"{layer:,}", f"{of:,}", ""))
@@ -31,16 +60,24 @@ def table(runs: Runs) -> str:
 
 
 def draw(runs: Runs, layer: str, file: Path) -> None:
-    """The mask of one layer after each run, in the colours of the processes that hold it."""
+    """The mask of one layer after each run, in the colours of the processes that hold
+    it.
+    """
     figure = Figure(figsize=(11.5, 7.2), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     for axes, run in zip(figure.subplots(1, len(runs)), runs, strict=True):
         strips(axes, run["masks"])
     kept = [sum(int(mask.sum()) for mask in run["masks"]) for run in runs]
-    same = f"{kept[0]:,}" if len(set(kept)) == 1 else " and then ".join(f"{n:,}" for n in kept)
+    same = (
+        f"{kept[0]:,}"
+        if len(set(kept)) == 1
+        else " and then ".join(f"{n:,}" for n in kept)
+    )
     figure.suptitle(
-        f"One mask of {layer}, cut into rows: {len(runs[0]['held'])} processes trained it, {len(runs[1]['held'])} went "
-        f"on.\nTogether they keep exactly {same} weights. How many of them lie on one process, the weights decide.",
+        f"One mask of {layer}, cut into rows: {len(runs[0]['held'])} processes trained "
+        f"it, {len(runs[1]['held'])} went "
+        f"on.\nTogether they keep exactly {same} weights. How many of them lie on one "
+        "process, the weights decide.",
         x=0.01,
         ha="left",
         fontsize=12,
@@ -49,7 +86,9 @@ def draw(runs: Runs, layer: str, file: Path) -> None:
 
 
 def strips(axes: Axes, masks: list[Any]) -> None:
-    """A strip of rows for each process: a kept weight in its colour, a pruned one in a pale tint of it."""
+    """A strip of rows for each process: a kept weight in its colour, a pruned one in a
+    pale tint of it.
+    """
     pixels, top = [], 0
     for rank, mask in enumerate(masks):
         colour = np.array(to_rgb(COLOURS[rank]))
@@ -72,6 +111,14 @@ def strips(axes: Axes, masks: list[Any]) -> None:
     axes.set_xlabel("inputs")
     axes.set_xticks([])
     for i, part in enumerate(PARTS):
-        axes.text(-1, (2 * i + 1) * top / 6 - 0.5, part, rotation=90, ha="right", va="center", fontsize=10)
+        axes.text(
+            -1,
+            (2 * i + 1) * top / 6 - 0.5,
+            part,
+            rotation=90,
+            ha="right",
+            va="center",
+            fontsize=10,
+        )
     axes.set_yticks([i * top / 3 - 0.5 for i in range(4)], labels=[""] * 4)
     axes.spines[:].set_visible(False)

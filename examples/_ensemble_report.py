@@ -16,7 +16,16 @@ Results = list[dict[str, Any]]
 
 def table(results: Results) -> str:
     """One aligned row for each sparsity."""
-    head = ("sparsity", "kept", "mean member", "std. dev.", "together", "gain", "overlap", "by chance")
+    head = (
+        "sparsity",
+        "kept",
+        "mean member",
+        "std. dev.",
+        "together",
+        "gain",
+        "overlap",
+        "by chance",
+    )
     rows = [
         (
             f"{r['sparsity']:g}",
@@ -55,43 +64,92 @@ def draw(report: dict[str, Any], file: Path) -> None:
 
 
 def accuracy(axes: Axes, report: dict[str, Any]) -> None:
-    """Every member as a point, the band of one standard deviation round their mean, and their mean prediction."""
+    """Every member as a point, the band of one standard deviation round their mean, and
+    their mean prediction.
+    """
     results = report["results"]
     kept = np.array([1 - r["sparsity"] for r in results])
-    mean, deviation = (np.array([r[name] for r in results]) for name in ("mean", "deviation"))
+    mean, deviation = (
+        np.array([r[name] for r in results]) for name in ("mean", "deviation")
+    )
     n = report["seeds"]
     jitter = np.geomspace(0.97, 1.03, n)  # so that equal accuracies are seen
     for r, x in zip(results, kept, strict=True):
         label = f"a member ({n} seeds)" if r is results[0] else None
-        axes.scatter(x * jitter, r["accuracy"], s=14, color=BLUE, alpha=0.5, linewidths=0, label=label)
-    axes.plot(kept, mean, color=BLUE, linewidth=2, label="mean member, ± 1 standard deviation")
-    axes.fill_between(kept, mean - deviation, mean + deviation, color=BLUE, alpha=0.15, linewidth=0)
+        axes.scatter(
+            x * jitter,
+            r["accuracy"],
+            s=14,
+            color=BLUE,
+            alpha=0.5,
+            linewidths=0,
+            label=label,
+        )
+    axes.plot(
+        kept, mean, color=BLUE, linewidth=2, label="mean member, ± 1 standard deviation"
+    )
+    axes.fill_between(
+        kept, mean - deviation, mean + deviation, color=BLUE, alpha=0.15, linewidth=0
+    )
     together = [r["together"] for r in results]
-    axes.plot(kept, together, color=ORANGE, linewidth=2, marker="s", markersize=5, label="mean prediction of members")
+    axes.plot(
+        kept,
+        together,
+        color=ORANGE,
+        linewidth=2,
+        marker="s",
+        markersize=5,
+        label="mean prediction of members",
+    )
     most = max(results, key=lambda r: r["together"] - r["mean"])
     axes.set_title(
         f"{n * len(results)} networks in one loop: predicting together gains up to\n"
-        f"{most['together'] - most['mean']:.1f} points, at {100 * most['sparsity']:g}% zeros",
+        f"{most['together'] - most['mean']:.1f} points, at "
+        f"{100 * most['sparsity']:g}% zeros",
         fontsize=11,
     )
     axes.set_ylabel("test accuracy, %")
 
 
 def overlap(axes: Axes, report: dict[str, Any]) -> None:
-    """How much more two seeds share than random masks with as many weights in each layer."""
+    """How much more two seeds share than random masks with as many weights in each
+    layer.
+    """
     results = report["results"]
     kept = [1 - r["sparsity"] for r in results]
-    for layers, colour, marker in (("first layer", ORANGE, "s"), ("all layers", BLUE, "o")):
+    for layers, colour, marker in (
+        ("first layer", ORANGE, "s"),
+        ("all layers", BLUE, "o"),
+    ):
         found = [r["overlap"][layers] for r in results]
         chance = np.array([f["chance"] for f in found])
-        after, deviation = (np.array([f[name] for f in found]) / chance for name in ("after", "after_deviation"))
-        axes.plot(kept, after, color=colour, linewidth=2, marker=marker, markersize=5, label=layers)
-        axes.fill_between(kept, after - deviation, after + deviation, color=colour, alpha=0.15, linewidth=0)
+        after, deviation = (
+            np.array([f[name] for f in found]) / chance
+            for name in ("after", "after_deviation")
+        )
+        axes.plot(
+            kept,
+            after,
+            color=colour,
+            linewidth=2,
+            marker=marker,
+            markersize=5,
+            label=layers,
+        )
+        axes.fill_between(
+            kept,
+            after - deviation,
+            after + deviation,
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
     axes.axhline(1, color="0.4", linestyle="--", linewidth=1, label="random masks")
     first = results[0]["overlap"]["first layer"]
     axes.set_title(
         "Seeds do not agree on weights: in the first layer two masks share\n"
-        f"{first['after'] / first['chance']:.2f} times what chance gives at {100 * results[0]['sparsity']:g}% zeros",
+        f"{first['after'] / first['chance']:.2f} times what chance gives at "
+        f"{100 * results[0]['sparsity']:g}% zeros",
         fontsize=11,
     )
     axes.set_ylabel("overlap of two masks, times chance (± 1 std. dev.)")

@@ -19,7 +19,10 @@ COLOURS = {
     "STE": "#CC79A7",
     "SR-STE 2:4": "#B8860B",
 }
-BASELINES, FIXED = ("dense", "small dense"), "SR-STE 2:4"  # the last has a sparsity of its own
+BASELINES, FIXED = (
+    ("dense", "small dense"),
+    "SR-STE 2:4",
+)  # the last has a sparsity of its own
 
 LABELS = {"small dense": "small dense*", "SR-STE 2:4": "SR-STE 2:4 (half zeros)"}
 
@@ -29,7 +32,15 @@ Masks = dict[str, Any]  # method -> the mask of one matrix, an array of bools
 
 def table(results: Results) -> str:
     """One aligned row for each model."""
-    head = ("method", "zeros", "kept in blocks", "kept in all", "bits/char", "vs dense", "seconds")
+    head = (
+        "method",
+        "zeros",
+        "kept in blocks",
+        "kept in all",
+        "bits/char",
+        "vs dense",
+        "seconds",
+    )
     dense = results[0]["bits"]
     rows = [
         (
@@ -48,7 +59,10 @@ def table(results: Results) -> str:
 
 def ranked(results: Results) -> Results:
     """The models at the sparsity that was asked for, the best first."""
-    return sorted((r for r in results if r["method"] not in (*BASELINES, FIXED)), key=lambda r: r["bits"])
+    return sorted(
+        (r for r in results if r["method"] not in (*BASELINES, FIXED)),
+        key=lambda r: r["bits"],
+    )
 
 
 def findings(results: Results) -> list[str]:
@@ -56,11 +70,15 @@ def findings(results: Results) -> list[str]:
     by_name, sparse, found = {r["method"]: r for r in results}, ranked(results), []
     if sparse:
         order = ", ".join(f"{r['method']} {r['bits']:.3f}" for r in sparse)
-        found.append(f"{100 * (1 - sparse[0]['kept'] / sparse[0]['total']):.4g}% zeros, best first: {order}")
+        found.append(
+            f"{100 * (1 - sparse[0]['kept'] / sparse[0]['total']):.4g}% zeros, best "
+            f"first: {order}"
+        )
     if sparse and (small := by_name.get("small dense")):
         better = [r["method"] for r in sparse if r["bits"] < small["bits"]]
         found.append(
-            f"better than a dense model of {small['all_kept']:,} weights ({small['bits']:.3f}): "
+            f"better than a dense model of {small['all_kept']:,} weights "
+            f"({small['bits']:.3f}): "
             f"{', '.join(better) or 'none'}, which keep {sparse[0]['all_kept']:,}"
         )
     return found
@@ -77,7 +95,7 @@ def draw(report: dict[str, Any], masks: Masks, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-# ---- the loss ------------------------------------------------------------------------------------
+# ---- the loss ------------------------------------------------------------------------
 
 
 def curves(axes: Axes, report: dict[str, Any]) -> None:
@@ -86,12 +104,23 @@ def curves(axes: Axes, report: dict[str, Any]) -> None:
     last = report["steps"]
     for r in results:
         steps, values = zip(*r["curve"], strict=True)
-        width, style = (2.6, "-") if r["method"] == "dense" else (1.9, "--" if r["method"] in BASELINES else "-")
-        axes.plot(steps, values, color=COLOURS[r["method"]], linewidth=width, linestyle=style)
-    lowest, highest = min(r["bits"] for r in results), max(r["curve"][0][1] for r in results)
+        width, style = (
+            (2.6, "-")
+            if r["method"] == "dense"
+            else (1.9, "--" if r["method"] in BASELINES else "-")
+        )
+        axes.plot(
+            steps, values, color=COLOURS[r["method"]], linewidth=width, linestyle=style
+        )
+    lowest, highest = (
+        min(r["bits"] for r in results),
+        max(r["curve"][0][1] for r in results),
+    )
     span = highest - lowest
     axes.set_ylim(lowest - 0.06 * span, highest + 0.04 * span)
-    for r, height in zip(results, apart([r["bits"] for r in results], 0.043 * span), strict=True):
+    for r, height in zip(
+        results, apart([r["bits"] for r in results], 0.043 * span), strict=True
+    ):
         axes.annotate(
             f"{r['bits']:.2f}  {LABELS.get(r['method'], r['method'])}",
             (last, r["bits"]),
@@ -100,21 +129,46 @@ def curves(axes: Axes, report: dict[str, Any]) -> None:
             weight="bold" if r["method"] == "dense" else "normal",
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": COLOURS[r["method"]], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 2},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": COLOURS[r["method"]],
+                "linewidth": 0.8,
+                "shrinkA": 1,
+                "shrinkB": 2,
+            },
         )
     pairs = report["pair_bits"]
     if lowest < pairs < highest:
         axes.axhline(pairs, color="0.6", linewidth=1, linestyle=":", zorder=0)
-        axes.text(last, pairs, "a table of character pairs", color="0.45", fontsize=9, ha="right", va="bottom")
+        axes.text(
+            last,
+            pairs,
+            "a table of character pairs",
+            color="0.45",
+            fontsize=9,
+            ha="right",
+            va="bottom",
+        )
     dense, sparse = results[0]["bits"], ranked(results)
     title = f"dense reaches {dense:.2f} bits a character"
     if sparse:
         best, worst = sparse[0], sparse[-1]
-        title = f"With {level} zeros in its blocks the model loses {best['bits'] - dense:.2f} bits ({best['method']})"
-        title += f"\nto {worst['bits'] - dense:.2f} bits ({worst['method']}) a character" if worst is not best else ""
+        title = (
+            f"With {level} zeros in its blocks the model loses "
+            f"{best['bits'] - dense:.2f} bits ({best['method']})"
+        )
+        title += (
+            f"\nto {worst['bits'] - dense:.2f} bits ({worst['method']}) a character"
+            if worst is not best
+            else ""
+        )
     axes.set_title(title, loc="left", fontsize=12)
     small = [r for r in results if r["method"] == "small dense"]
-    note = f"\n* a narrower model of {small[0]['all_kept']:,} weights in all" if small else ""
+    note = (
+        f"\n* a narrower model of {small[0]['all_kept']:,} weights in all"
+        if small
+        else ""
+    )
     if note and sparse:
         note += f"; the sparse ones keep {sparse[0]['all_kept']:,}"
     axes.set_xlabel(f"training steps{note}")
@@ -138,7 +192,7 @@ def apart(values: list[float], gap: float) -> list[float]:
     return placed.tolist()
 
 
-# ---- the masks -----------------------------------------------------------------------------------
+# ---- the masks -----------------------------------------------------------------------
 
 
 def strips(figure: SubFigure, results: Results, masks: Masks) -> None:
@@ -151,9 +205,18 @@ def strips(figure: SubFigure, results: Results, masks: Masks) -> None:
         fontsize=12,
     )
     for axes, (name, mask) in zip(panels, masks.items(), strict=True):
-        axes.imshow(mask, cmap="Greys", interpolation="antialiased", aspect="auto", vmin=0, vmax=0.8)
+        axes.imshow(
+            mask,
+            cmap="Greys",
+            interpolation="antialiased",
+            aspect="auto",
+            vmin=0,
+            vmax=0.8,
+        )
         axes.set_title(name, color=COLOURS[name], fontsize=11)
-        axes.set_xlabel(f"{100 * by_name[name]['fullest']:.0f}%", color=COLOURS[name], fontsize=11)
+        axes.set_xlabel(
+            f"{100 * by_name[name]['fullest']:.0f}%", color=COLOURS[name], fontsize=11
+        )
         third = len(mask) / 3
         names = ["query", "key", "value"] if axes is panels[0] else [""] * 3
         axes.set_yticks([third / 2, 1.5 * third, 2.5 * third], names)

@@ -16,7 +16,9 @@ class Lines(tqdm):
 
 
 def progress(total: int, description: str, seconds: float = 5.0) -> Any:
-    """A tqdm bar over `total` steps; where stderr is no terminal, a line about every `seconds`."""
+    """A tqdm bar over `total` steps; where stderr is no terminal, a line about every
+    `seconds`.
+    """
     options = {"total": total, "desc": description, "unit": "step", "smoothing": 0.05}
     if sys.stderr.isatty():
         return tqdm(**options)

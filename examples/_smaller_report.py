@@ -15,7 +15,12 @@ NAMES = {
     "shrunk": "pruned and shrunk,\nbefore the last steps",
     "tuned": "the small model\nat the end",
 }
-COSTS = {"params": "parameters", "flops": "FLOPs", "torch_ms": "time in torch", "onnx_ms": "time in ONNX Runtime"}
+COSTS = {
+    "params": "parameters",
+    "flops": "FLOPs",
+    "torch_ms": "time in torch",
+    "onnx_ms": "time in ONNX Runtime",
+}
 
 Results = list[dict[str, Any]]
 
@@ -35,8 +40,19 @@ def average(results: Results, model: str, cost: str) -> float | None:
 
 
 def table(results: Results) -> str:
-    """Two aligned rows for each network, with means over seeds and the accuracy of each."""
-    head = ("network", "model", "params", "FLOPs", "torch ms", "ONNX ms", "accuracy", "each seed")
+    """Two aligned rows for each network, with means over seeds and the accuracy of
+    each.
+    """
+    head = (
+        "network",
+        "model",
+        "params",
+        "FLOPs",
+        "torch ms",
+        "ONNX ms",
+        "accuracy",
+        "each seed",
+    )
     rows = []
     for network, rs in by_network(results).items():
         for model, accuracy in (("dense", "dense"), ("small", "tuned")):
@@ -68,7 +84,8 @@ def draw(report: dict[str, Any], file: Path) -> None:
     panels[-1][0].set_xlabel("% of the dense network")
     panels[-1][1].set_xlabel("% of the test images; dots are seeds, lines their mean")
     figure.suptitle(
-        f"Pruned by tied units to at most {100 * report['share']:.0f} % of the FLOPs while it trains, then shrunk",
+        f"Pruned by tied units to at most {100 * report['share']:.0f} % of the FLOPs "
+        "while it trains, then shrunk",
         x=0.01,
         ha="left",
         fontsize=13,
@@ -85,7 +102,11 @@ def costs(axes: Axes, network: str, rs: Results) -> None:
         share = 100 * after / before
         axes.barh(y, 100, color="0.93", height=0.62)
         axes.barh(y, share, color=COLOURS["tuned"], alpha=0.75, height=0.62)
-        told = f"{before:.2f} to {after:.2f} ms" if cost.endswith("_ms") else f"{before:,.0f} to {after:,.0f}"
+        told = (
+            f"{before:.2f} to {after:.2f} ms"
+            if cost.endswith("_ms")
+            else f"{before:,.0f} to {after:,.0f}"
+        )
         axes.text(max(103, share + 3), y, f"{share:.0f} %, {told}", va="center")
     axes.set_yticks(range(len(shown)), [COSTS[cost] for cost in reversed(shown)])
     axes.set_xlim(0, 165)
@@ -99,11 +120,32 @@ def accuracies(axes: Axes, rs: Results) -> None:
     lowest = min(min(r["accuracy"].values()) for r in rs)
     for y, model in enumerate(reversed(NAMES)):
         scores = [r["accuracy"][model] for r in rs]
-        axes.plot([mean(scores)] * 2, [y - 0.25, y + 0.25], color=COLOURS[model], linewidth=2.2)
-        axes.scatter(scores, [y] * len(scores), color=COLOURS[model], s=26, zorder=3, edgecolor="white", linewidth=0.6)
+        axes.plot(
+            [mean(scores)] * 2,
+            [y - 0.25, y + 0.25],
+            color=COLOURS[model],
+            linewidth=2.2,
+        )
+        axes.scatter(
+            scores,
+            [y] * len(scores),
+            color=COLOURS[model],
+            s=26,
+            zorder=3,
+            edgecolor="white",
+            linewidth=0.6,
+        )
         place = (max(scores), y)
         text = f"{mean(scores):.1f}"
-        axes.annotate(text, place, (8, 0), textcoords="offset points", va="center", color=COLOURS[model], weight="bold")
+        axes.annotate(
+            text,
+            place,
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            color=COLOURS[model],
+            weight="bold",
+        )
     axes.set_yticks(range(len(NAMES)), reversed(NAMES.values()))
     axes.set_xlim(max(0.0, lowest - 2), 101)
     axes.set_ylim(-0.5, len(NAMES) - 0.5)

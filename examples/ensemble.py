@@ -1,11 +1,13 @@
-"""64 sparse networks on scikit-learn's digits as one vmapped ensemble: 8 seeds times 8 sparsities.
+"""64 sparse networks on scikit-learn's digits as one vmapped ensemble: 8 seeds times 8
+sparsities.
 
     python examples/ensemble.py
     python examples/ensemble.py --quick
     python examples/ensemble.py --steps 1000 --compile
 
-It prints a table and how much time one loop saves over 64 loops, and writes `out/ensemble.png` and
-`out/ensemble.json`, which holds every number. Needs the `demo` extra.
+It prints a table and how much time one loop saves over 64 loops, and writes
+`out/ensemble.png` and `out/ensemble.json`, which holds every number. Needs the `demo`
+extra.
 """
 
 import argparse
@@ -39,11 +41,13 @@ class Members(NamedTuple):
     sparsities: Tensor
 
 
-# ---- one member ----------------------------------------------------------------------------------
+# ---- one member ----------------------------------------------------------------------
 
 
 def algorithm(key: Tensor, sparsity: float | Tensor, steps: int) -> sf.Algorithm:
-    """RigL: the sparsity may be a float, or a tensor that vmap has one of for every member."""
+    """RigL: the sparsity may be a float, or a tensor that vmap has one of for every
+    member.
+    """
     stop = max(1, 3 * steps // 4)  # the last quarter trains a fixed mask
     rigl = sf.rigl(
         sparsity,
@@ -61,8 +65,12 @@ def sgd(steps: int) -> sf.optimizers.Optimizer:
 
 
 def start(key: Tensor, sparsity: float | Tensor, steps: int) -> sf.State:
-    """A member before training. Members of one seed share their weights, whatever their sparsity."""
-    return algorithm(key, sparsity, steps).init(he_init(sf.random.fold_in(key, "weights")))
+    """A member before training. Members of one seed share their weights, whatever their
+    sparsity.
+    """
+    return algorithm(key, sparsity, steps).init(
+        he_init(sf.random.fold_in(key, "weights"))
+    )
 
 
 def gradients(state: sf.State, x: Tensor, y: Tensor) -> Any:
@@ -70,20 +78,31 @@ def gradients(state: sf.State, x: Tensor, y: Tensor) -> Any:
     return grad(loss)(sf.effective(state), x, y)
 
 
-# ---- all of them ---------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------
 
 
 def moving(steps: int) -> Step:
     """One step of one member, which may change its masks."""
 
-    def step(key: Tensor, sparsity: float | Tensor, state: sf.State, x: Tensor, y: Tensor, now: int) -> sf.State:
-        return algorithm(key, sparsity, steps).update(state, gradients(state, x, y), now)
+    def step(
+        key: Tensor,
+        sparsity: float | Tensor,
+        state: sf.State,
+        x: Tensor,
+        y: Tensor,
+        now: int,
+    ) -> sf.State:
+        return algorithm(key, sparsity, steps).update(
+            state, gradients(state, x, y), now
+        )
 
     return step
 
 
 def resting(steps: int, compiled: bool) -> Step:
-    """One step of all members between two changes, when RigL's masks rest: a static mask has the same update."""
+    """One step of all members between two changes, when RigL's masks rest: a static
+    mask has the same update.
+    """
     fixed = sf.with_optimizer(sf.static(0.5), sgd(steps))
     step = vmap(lambda state, x, y: fixed.update(state, gradients(state, x, y), 0))
     return torch.compile(step) if compiled else step
@@ -92,31 +111,42 @@ def resting(steps: int, compiled: bool) -> Step:
 def batches(data: Data, keys: Tensor, step: int) -> Data:
     """The next images of every member; those of one seed see the same ones."""
     epoch, i = divmod(step, TRAIN // BATCH)
-    order = vmap(lambda key: sf.random.permutation(sf.random.fold_in(sf.random.fold_in(key, "batches"), epoch), TRAIN))(
-        keys
-    )
+    order = vmap(
+        lambda key: sf.random.permutation(
+            sf.random.fold_in(sf.random.fold_in(key, "batches"), epoch), TRAIN
+        )
+    )(keys)
     chosen = order[:, i * BATCH : (i + 1) * BATCH]
     return Data(data.x[chosen], data.y[chosen])
 
 
-def train(members: Members, data: Data, steps: int, compiled: bool, bar: Any) -> tuple[sf.State, sf.State]:
+def train(
+    members: Members, data: Data, steps: int, compiled: bool, bar: Any
+) -> tuple[sf.State, sf.State]:
     """Train all members at once: the states before and after."""
     first = state = vmap(lambda key, sparsity: start(key, sparsity, steps))(*members)
     change = vmap(moving(steps), in_dims=(0, 0, 0, 0, 0, None))
     rest = resting(steps, compiled)
     for step in range(steps):
         x, y = batches(data, members.keys, step)
-        # The step is an int, the same for all members: a step that changes no mask does no work for masks.
-        state = rest(state, x, y) if step % PERIOD else change(*members, state, x, y, step)
+        # The step is an int, the same for all members: a step that changes no mask does
+        # no work for masks.
+        state = (
+            rest(state, x, y) if step % PERIOD else change(*members, state, x, y, step)
+        )
         bar.update()
     return first, state
 
 
-# ---- results -------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------
 
 
-def measure(first: sf.State, last: sf.State, test: Data, levels: list[float], seeds: int) -> list[dict[str, Any]]:
-    """One result for each sparsity: its members, their mean prediction, and what their masks share."""
+def measure(
+    first: sf.State, last: sf.State, test: Data, levels: list[float], seeds: int
+) -> list[dict[str, Any]]:
+    """One result for each sparsity: its members, their mean prediction, and what their
+    masks share.
+    """
     chances = vmap(lambda state: forward(sf.effective(state), test.x).softmax(-1))(last)
     chances = chances.reshape(len(levels), seeds, *chances.shape[1:])
     alone = 100 * (chances.argmax(-1) == test.y).double().mean(-1)
@@ -135,7 +165,9 @@ def measure(first: sf.State, last: sf.State, test: Data, levels: list[float], se
                 "together": float(together[i]),
                 "overlap": {
                     "all layers": overlap(before, after, lambda row: True, group),
-                    "first layer": overlap(before, after, lambda row: row.path == "0.weight", group),
+                    "first layer": overlap(
+                        before, after, lambda row: row.path == "0.weight", group
+                    ),
                 },
             }
         )
@@ -143,40 +175,59 @@ def measure(first: sf.State, last: sf.State, test: Data, levels: list[float], se
 
 
 def overlap(
-    before: sf.ensemble.Summary, after: sf.ensemble.Summary, chosen: Callable[[sf.ensemble.Row], bool], group: slice
+    before: sf.ensemble.Summary,
+    after: sf.ensemble.Summary,
+    chosen: Callable[[sf.ensemble.Row], bool],
+    group: slice,
 ) -> dict[str, float]:
-    """How much masks of a group share in the chosen layers: mean and deviation over pairs, and as random masks would.
+    """How much masks of a group share in the chosen layers: mean and deviation over
+    pairs, and as random masks would.
 
     Two random masks of k among n weights share k * k / n of them.
     """
     found = {}
     for moment, summary in (("before", before), ("after", after)):
-        rows = [row for row in summary.rows if row.path not in summary.dense and chosen(row)]
+        rows = [
+            row for row in summary.rows if row.path not in summary.dense and chosen(row)
+        ]
         shared = torch.stack([row.shared[group, group] for row in rows]).sum(0)
         kept = int(shared[0, 0])  # the same in all members of a group
         pairs = shared[~torch.eye(len(shared), dtype=torch.bool)].double()
         pairs = pairs / (2 * kept - pairs)
         by_chance = sum(row.kept[group.start] ** 2 / row.total for row in rows)
-        found |= {moment: float(pairs.mean()), f"{moment}_deviation": float(pairs.std())}
+        found |= {
+            moment: float(pairs.mean()),
+            f"{moment}_deviation": float(pairs.std()),
+        }
         found["chance"] = by_chance / (2 * kept - by_chance)
     return found
 
 
-# ---- the time that one loop saves ----------------------------------------------------------------
+# ---- the time that one loop saves ----------------------------------------------------
 
 
-def speed(members: Members, state: sf.State, data: Data, steps: int, compiled: bool) -> dict[str, float]:
-    """CPU seconds for one step of all members, as an ensemble and one by one, from rounds that alternate.
+def speed(
+    members: Members, state: sf.State, data: Data, steps: int, compiled: bool
+) -> dict[str, float]:
+    """CPU seconds for one step of all members, as an ensemble and one by one, from
+    rounds that alternate.
 
-    One thread works, so CPU time is what the clock shows where nothing else runs. A round is a period, one change of
-    masks included. The loop is timed on a few members, whose sparsity is a float as in any single run, and is never
-    compiled. The ratio is the median over rounds.
+    One thread works, so CPU time is what the clock shows where nothing else runs. A
+    round is a period, one change of masks included. The loop is timed on a few members,
+    whose sparsity is a float as in any single run, and is never compiled. The ratio is
+    the median over rounds.
     """
     n = len(members.keys)
-    change, rest = vmap(moving(steps), in_dims=(0, 0, 0, 0, 0, None)), resting(steps, compiled)
+    change, rest = (
+        vmap(moving(steps), in_dims=(0, 0, 0, 0, 0, None)),
+        resting(steps, compiled),
+    )
     single = moving(steps)
     some = sorted({round(i * (n - 1) / (ALONE - 1)) for i in range(ALONE)})
-    alone = [(members.keys[i], members.sparsities[i].item(), sf.ensemble.member(state, i)) for i in some]
+    alone = [
+        (members.keys[i], members.sparsities[i].item(), sf.ensemble.member(state, i))
+        for i in some
+    ]
     x, y = batches(data, members.keys, 0)
     rest(state, x, y)  # a compiled step is compiled here
     rounds = []
@@ -184,30 +235,57 @@ def speed(members: Members, state: sf.State, data: Data, steps: int, compiled: b
         begin = time.process_time()
         now = state
         for step in range(PERIOD, 2 * PERIOD):
-            now = rest(now, x, y) if step % PERIOD else change(*members, now, x, y, step)
+            now = (
+                rest(now, x, y) if step % PERIOD else change(*members, now, x, y, step)
+            )
         middle = time.process_time()
         for i, (key, sparsity, mine) in zip(some, alone, strict=True):
             for step in range(PERIOD, 2 * PERIOD):
                 mine = single(key, sparsity, mine, x[i], y[i], step)
         end = time.process_time()
-        rounds.append(((middle - begin) / PERIOD, (end - middle) / PERIOD * n / len(some)))
+        rounds.append(
+            ((middle - begin) / PERIOD, (end - middle) / PERIOD * n / len(some))
+        )
     ratio, together, loop = (
-        sorted(values)[len(values) // 2] for values in ([b / a for a, b in rounds], *zip(*rounds, strict=True))
+        sorted(values)[len(values) // 2]
+        for values in ([b / a for a, b in rounds], *zip(*rounds, strict=True))
     )
-    return {"ratio": ratio, "ensemble_seconds": together, "loop_seconds": loop, "timed_alone": len(some)}
+    return {
+        "ratio": ratio,
+        "ensemble_seconds": together,
+        "loop_seconds": loop,
+        "timed_alone": len(some),
+    }
 
 
-# ---- command line --------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
-    parser = argparse.ArgumentParser(description="Train 64 sparse networks on scikit-learn's digits in one loop.")
+    parser = argparse.ArgumentParser(
+        description="Train 64 sparse networks on scikit-learn's digits in one loop."
+    )
     add = parser.add_argument
-    add("--steps", type=at_least(2 * PERIOD), help="training steps (default: 500; 60 with --quick)")
-    add("--quick", action="store_true", help="2 seeds times 3 sparsities, and few steps")
-    add("--compile", action="store_true", help="compile the step that moves no mask; takes a while at the start")
-    add("--out", type=Path, default=Path("out"), help="folder for ensemble.png and ensemble.json (default: out)")
+    add(
+        "--steps",
+        type=at_least(2 * PERIOD),
+        help="training steps (default: 500; 60 with --quick)",
+    )
+    add(
+        "--quick", action="store_true", help="2 seeds times 3 sparsities, and few steps"
+    )
+    add(
+        "--compile",
+        action="store_true",
+        help="compile the step that moves no mask; takes a while at the start",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("out"),
+        help="folder for ensemble.png and ensemble.json (default: out)",
+    )
     chosen = parser.parse_args(argv)
     chosen.steps = chosen.steps or (60 if chosen.quick else 500)
     chosen.seeds = 2 if chosen.quick else 8
@@ -234,22 +312,37 @@ def main() -> None:
 
     print(f"\n{sf.ensemble.summary(last)}\n")
     print(
-        f"Test accuracy in per cent after {chosen.steps} steps: {seeds} members a sparsity, and their mean prediction"
+        f"Test accuracy in per cent after {chosen.steps} steps: {seeds} members a "
+        "sparsity, and their mean prediction"
     )
     print(f"\n{table(results)}\n")
     wins = sum(r["together"] > r["mean"] for r in results)
-    print(f"the mean prediction beats the mean member at {wins} of {len(levels)} sparsities")
-    times = speed(members, first, data, chosen.steps, chosen.compile)
-    together, one_by_one = (1000 * times[name] for name in ("ensemble_seconds", "loop_seconds"))
     print(
-        f"one step of {len(members.keys)} networks: {together:.0f} ms of CPU time as an ensemble, "
+        f"the mean prediction beats the mean member at {wins} of {len(levels)} "
+        "sparsities"
+    )
+    times = speed(members, first, data, chosen.steps, chosen.compile)
+    together, one_by_one = (
+        1000 * times[name] for name in ("ensemble_seconds", "loop_seconds")
+    )
+    print(
+        f"one step of {len(members.keys)} networks: {together:.0f} ms of CPU time as "
+        "an ensemble, "
         f"{one_by_one:.0f} ms one by one: {times['ratio']:.1f} times faster\n"
-        f"(median of {ROUNDS} alternating rounds of {PERIOD} steps; {times['timed_alone']} members were timed alone)"
+        f"(median of {ROUNDS} alternating rounds of {PERIOD} steps; "
+        f"{times['timed_alone']} members were timed alone)"
     )
 
-    about = {"seeds": seeds, "steps": chosen.steps, "compiled": chosen.compile, "seconds": seconds}
+    about = {
+        "seeds": seeds,
+        "steps": chosen.steps,
+        "compiled": chosen.compile,
+        "seconds": seconds,
+    }
     report = {**about, "test_images": len(test.y), "speed": times, "results": results}
-    (chosen.out / "ensemble.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (chosen.out / "ensemble.json").write_text(
+        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+    )
     draw(report, chosen.out / "ensemble.png")
     print(f"\nwrote {chosen.out / 'ensemble.png'} and {chosen.out / 'ensemble.json'}")
 

@@ -1,10 +1,12 @@
-"""A picture for each published method that changes masks while it trains: its mask over time.
+"""A picture for each published method that changes masks while it trains: its mask over
+time.
 
     python examples/gallery.py
     python examples/gallery.py --methods rigl set --steps 400
 
-All of them train one layer of 32 x 32 weights to be a layer whose weights are zero outside of a drawing, from random
-inputs. It writes `out/gallery/rigl.png` and so on, the pictures of docs/methods.md. Needs the `demo` extra.
+All of them train one layer of 32 x 32 weights to be a layer whose weights are zero
+outside of a drawing, from random inputs. It writes `out/gallery/rigl.png` and so on,
+the pictures of docs/methods.md. Needs the `demo` extra.
 """
 
 import argparse
@@ -24,7 +26,8 @@ SIZE, SPARSITY, BATCH = 32, 0.8, 64
 SHOWN = 5  # masks in a picture
 ON, OFF = "#D55E00", "#3B5B75"  # kept weights inside of the drawing, and outside
 
-# `steps` is the length of the run, `adam` an optimizer. Where no optimizer is named, the algorithm trains with it.
+# `steps` is the length of the run, `adam` an optimizer. Where no optimizer is named,
+# the algorithm trains with it.
 CARDS = {
     "set": "algorithm = sf.methods.set(0.8, steps=steps)",
     "rigl": "algorithm = sf.methods.rigl(0.8, steps=steps)",
@@ -53,11 +56,13 @@ CARDS = {
     "ac_dc = sf.methods.ac_dc(\n    0.8, sparse=sparse, dense=dense)\n"
     "algorithm = sf.with_optimizer(ac_dc, adam, reset=dense)",
     "edge_popup": "popup = sf.methods.edge_popup(0.8)\n"
-    "sgd = sf.optimizers.sgd(0.1, momentum=0.9)\nalgorithm = sf.with_optimizer(popup, sgd)",
+    "sgd = sf.optimizers.sgd(0.1, momentum=0.9)\nalgorithm = sf.with_optimizer(popup, "
+    "sgd)",
     "movement": "algorithm = sf.methods.movement(\n    0.8, steps=steps)",
     "soft_movement": "algorithm = sf.methods.soft_movement(\n    0.4, steps=steps, strength=100.0)",
     "str_": "algorithm = sf.methods.str_(init=-5.0)",
-    "powerprop": "rise = sf.schedules.polynomial(\n    0.0, 0.8, begin=steps // 4, end=3 * steps // 4)\n"
+    "powerprop": "rise = sf.schedules.polynomial(\n    0.0, 0.8, begin=steps // 4, end=3 * "
+    "steps // 4)\n"
     "gmp = sf.gmp(rise, when=sf.every(5))\nalgorithm = sf.methods.powerprop(gmp)",
     "hard_concrete": "l0 = sf.methods.hard_concrete(1e-2)\nfaster = sf.optimizers.adam(0.05)\n"
     "algorithm = sf.with_optimizer(l0, faster)",
@@ -79,7 +84,7 @@ class Card(NamedTuple):
     inside: float  # the share of the last mask that is inside of the drawing
 
 
-# ---- the task ------------------------------------------------------------------------------------
+# ---- the task ------------------------------------------------------------------------
 
 
 def drawing() -> Tensor:
@@ -93,7 +98,11 @@ def target(seed: int) -> Tensor:
     """The weights of the layer that is to be learned."""
     generator = torch.Generator().manual_seed(seed)
     size = 0.5 + torch.rand(SIZE, SIZE, generator=generator)
-    return torch.where(drawing(), size * (torch.randint(2, (SIZE, SIZE), generator=generator) * 2.0 - 1), 0.0)
+    return torch.where(
+        drawing(),
+        size * (torch.randint(2, (SIZE, SIZE), generator=generator) * 2.0 - 1),
+        0.0,
+    )
 
 
 def run(name: str, code: str, steps: int, seed: int = 0) -> Card:
@@ -127,17 +136,27 @@ def mask_of(algorithm: sf.Algorithm, state: sf.State) -> np.ndarray:
     return mask.expand(SIZE, SIZE).float().numpy()
 
 
-# ---- the picture ---------------------------------------------------------------------------------
+# ---- the picture ---------------------------------------------------------------------
 
 
 def draw(card: Card, file: Path) -> None:
     """The masks of a method in a row, and how many weights it kept at each step."""
     figure = Figure(figsize=(7.2, 1.5))
     inside = drawing().numpy()
-    colours = np.array([[255, 255, 255], *[[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (OFF, ON)]], np.uint8)
+    colours = np.array(
+        [
+            [255, 255, 255],
+            *[[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (OFF, ON)],
+        ],
+        np.uint8,
+    )
     for i, (mask, step) in enumerate(zip(card.masks, card.steps, strict=True)):
         axes = figure.add_axes((0.005 + 0.163 * i, 0.24, 0.15, 0.73))
-        axes.imshow(colours[(mask * (1 + inside)).astype(int)], interpolation="nearest", aspect="equal")
+        axes.imshow(
+            colours[(mask * (1 + inside)).astype(int)],
+            interpolation="nearest",
+            aspect="equal",
+        )
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color("0.8")
@@ -155,16 +174,23 @@ def draw(card: Card, file: Path) -> None:
     figure.savefig(file, dpi=100)
 
 
-# ---- command line --------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
-    parser = argparse.ArgumentParser(description="Draw the masks of each method that changes them while it trains.")
+    parser = argparse.ArgumentParser(
+        description="Draw the masks of each method that changes them while it trains."
+    )
     add = parser.add_argument
     add("--steps", type=at_least(40), default=400, help="training steps (default: 400)")
     add("--methods", nargs="+", choices=CARDS, default=[*CARDS], help="default: all")
-    add("--out", type=Path, default=Path("out/gallery"), help="folder (default: out/gallery)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/gallery"),
+        help="folder (default: out/gallery)",
+    )
     chosen = parser.parse_args(argv)
     make_folder(parser, chosen.out)
     return chosen
@@ -177,7 +203,10 @@ def main() -> None:
         begin = time.perf_counter()
         card = run(name, CARDS[name], chosen.steps)
         seconds = time.perf_counter() - begin
-        print(f"{name:26} keeps {card.kept[-1]:.3f}, {card.inside:.3f} of it inside the drawing, {seconds:.1f} s")
+        print(
+            f"{name:26} keeps {card.kept[-1]:.3f}, {card.inside:.3f} of it inside the "
+            f"drawing, {seconds:.1f} s"
+        )
         draw(card, chosen.out / f"{name}.png")
     print(f"wrote {len(chosen.methods)} pictures to {chosen.out}")
 

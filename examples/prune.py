@@ -1,12 +1,14 @@
-"""A small transformer, trained by `lm.py` and then pruned with data, without training it again.
+"""A small transformer, trained by `lm.py` and then pruned with data, without training
+it again.
 
     python examples/prune.py
     python examples/prune.py --quick
     python examples/prune.py --seeds 1 --levels 0.6 0.8 4:8 --methods magnitude wanda sparsegpt
 
-Every method gets the same trained model and the same windows of its text. It prints the held-out loss before and
-after, and whether SparseGPT is better than Wanda, and Wanda than magnitude, in how many seeds. It writes
-`out/prune.png` and `out/prune.json`, which holds every number. Needs the `demo` extra.
+Every method gets the same trained model and the same windows of its text. It prints the
+held-out loss before and after, and whether SparseGPT is better than Wanda, and Wanda
+than magnitude, in how many seeds. It writes `out/prune.png` and `out/prune.json`, which
+holds every number. Needs the `demo` extra.
 """
 
 import argparse
@@ -41,7 +43,7 @@ DAMP = 1e-5  # added to the diagonal of the Fisher matrix
 SHOWN = f"blocks.{lm.BLOCKS - 1}.down.weight"  # the matrix whose inputs are drawn
 
 
-# ---- methods -------------------------------------------------------------------------------------
+# ---- methods -------------------------------------------------------------------------
 
 
 def by_size(model: nn.Module, kept: Kept) -> sf.State:
@@ -65,7 +67,9 @@ def wanda(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
 
 
 def ria(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
-    """Shares of rows and columns count with the inputs; weights compete inside of their matrix."""
+    """Shares of rows and columns count with the inputs; weights compete inside of their
+    matrix.
+    """
     return in_order(
         model,
         None,
@@ -82,8 +86,12 @@ def sparsegpt(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     share = None if kept.sparsity is None else 1 - kept.sparsity
 
     def prune(stats: Any) -> sf.Algorithm:
-        def solve(path: str, weight: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            return sf.solve.obs(weight, stats[path]["gram"], keep=share, pattern=kept.pattern)
+        def solve(
+            path: str, weight: Tensor, mask: Tensor, step: int
+        ) -> tuple[Tensor, Tensor]:
+            return sf.solve.obs(
+                weight, stats[path]["gram"], keep=share, pattern=kept.pattern
+            )
 
         return sf.rewrite(solve, when=sf.at([0]))
 
@@ -91,15 +99,25 @@ def sparsegpt(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
 
 
 def woodfisher(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
-    """The gradients of each window say what the loss loses; the Fisher matrix has a block for each row of a weight."""
+    """The gradients of each window say what the loss loses; the Fisher matrix has a
+    block for each row of a weight.
+    """
     weights = sf.modules.params_of(model)
     where = sf.modules.weights_of(model, skip=["head"])
     chosen = {path: weight for path, weight in weights.items() if where(path, weight)}
-    with sdpa_kernel(SDPBackend.MATH):  # vmap goes through fused attention one example at a time
-        gradients = sf.curvature.example_gradients(partial(loss, model), chosen, (windows,))
+    with sdpa_kernel(
+        SDPBackend.MATH
+    ):  # vmap goes through fused attention one example at a time
+        gradients = sf.curvature.example_gradients(
+            partial(loss, model), chosen, (windows,)
+        )
 
-    def surgeon(path: str, weight: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        inverse = sf.solve.fisher_inverse(gradients[path], DAMP, block=weight.shape[1])  # (rows, inputs, inputs)
+    def surgeon(
+        path: str, weight: Tensor, mask: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        inverse = sf.solve.fisher_inverse(
+            gradients[path], DAMP, block=weight.shape[1]
+        )  # (rows, inputs, inputs)
         scale = weight / inverse.diagonal(dim1=1, dim2=2)
         score = weight * scale  # twice what the loss rises by
         if kept.pattern is None:
@@ -127,7 +145,9 @@ def one_shot(kept: Kept, score: Any, **options: Any) -> sf.Algorithm:
 
 
 def at_once(algorithm: sf.Algorithm, model: nn.Module) -> sf.State:
-    """The state after an algorithm pruned the whole model; its scores read no gradients."""
+    """The state after an algorithm pruned the whole model; its scores read no
+    gradients.
+    """
     state = algorithm.init(sf.modules.params_of(model))
     return algorithm.update(state, state.params, 0)
 
@@ -136,23 +156,40 @@ def prune(name: str, model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     """The pruned weights and their masks, by the method of a name."""
     if name == "magnitude":
         return by_size(model, kept)
-    return {"wanda": wanda, "ria": ria, "sparsegpt": sparsegpt, "woodfisher": woodfisher}[name](model, windows, kept)
+    return {
+        "wanda": wanda,
+        "ria": ria,
+        "sparsegpt": sparsegpt,
+        "woodfisher": woodfisher,
+    }[name](model, windows, kept)
 
 
-# ---- runs ----------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------
 
 
 def calibration(text: lm.Text, count: int, seed: int) -> Tensor:
-    """Windows of the text that the model was trained on, and the character after each."""
-    starts = lm.batches(text.train, -(-count // lm.BATCH), 1000 + seed).flatten()[:count]
+    """Windows of the text that the model was trained on, and the character after
+    each.
+    """
+    starts = lm.batches(text.train, -(-count // lm.BATCH), 1000 + seed).flatten()[
+        :count
+    ]
     return text.train[starts[:, None] + torch.arange(lm.WINDOW + 1)]
 
 
-def run(chosen: argparse.Namespace, seed: int, text: lm.Text, bar: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Train a model and prune it in every way: a result for each, and what is drawn of one matrix."""
+def run(
+    chosen: argparse.Namespace, seed: int, text: lm.Text, bar: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Train a model and prune it in every way: a result for each, and what is drawn of
+    one matrix.
+    """
     bar.set_description(f"seed {seed}, training")
     trained = lm.train("dense", 0.0, text, chosen.steps, seed, bar)
-    model, before, windows = trained.model, trained.result["bits"], calibration(text, chosen.windows, seed)
+    model, before, windows = (
+        trained.model,
+        trained.result["bits"],
+        calibration(text, chosen.windows, seed),
+    )
     results, masks = [], {}
     for kept in chosen.levels:
         for name in chosen.methods:
@@ -162,8 +199,17 @@ def run(chosen: argparse.Namespace, seed: int, text: lm.Text, bar: Any) -> tuple
             seconds = time.perf_counter() - begin
             pruned = sf.modules.bake(model, state)
             counts = lm.counted(model, state)
-            about = {"seed": seed, "level": kept.name, "method": METHODS[name], "seconds": seconds}
-            after = {"kept": counts["kept"], "total": counts["total"], "bits": lm.bits(pruned, text.held)}
+            about = {
+                "seed": seed,
+                "level": kept.name,
+                "method": METHODS[name],
+                "seconds": seconds,
+            }
+            after = {
+                "kept": counts["kept"],
+                "total": counts["total"],
+                "bits": lm.bits(pruned, text.held),
+            }
             results.append({**about, "before": before, **after})
             masks[kept.name, METHODS[name]] = state.masks[SHOWN]
             bar.update()
@@ -171,23 +217,59 @@ def run(chosen: argparse.Namespace, seed: int, text: lm.Text, bar: Any) -> tuple
     return results, {"norms": (stats["square"] / stats["count"]).sqrt(), "masks": masks}
 
 
-# ---- command line --------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
-    parser = argparse.ArgumentParser(description="Prune a small trained transformer with data.")
+    parser = argparse.ArgumentParser(
+        description="Prune a small trained transformer with data."
+    )
     add = parser.add_argument
-    add("--seeds", type=at_least(1), help="how many models are trained and pruned (default: 3; 1 with --quick)")
-    add("--steps", type=at_least(lm.CURVE), help="training steps (default: 400; 24 with --quick)")
-    add("--windows", type=at_least(1), help="calibration windows (default: 128; 8 with --quick)")
-    add("--quick", action="store_true", help="one model, few steps and windows, a small part of the held-out text")
-    add("--levels", nargs="+", type=level, default=[level(text) for text in ("0.5", "0.7", "2:4")])
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    add("--out", type=Path, default=Path("out"), help="folder for prune.png and prune.json (default: out)")
+    add(
+        "--seeds",
+        type=at_least(1),
+        help="how many models are trained and pruned (default: 3; 1 with --quick)",
+    )
+    add(
+        "--steps",
+        type=at_least(lm.CURVE),
+        help="training steps (default: 400; 24 with --quick)",
+    )
+    add(
+        "--windows",
+        type=at_least(1),
+        help="calibration windows (default: 128; 8 with --quick)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="one model, few steps and windows, a small part of the held-out text",
+    )
+    add(
+        "--levels",
+        nargs="+",
+        type=level,
+        default=[level(text) for text in ("0.5", "0.7", "2:4")],
+    )
+    add(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        help="default: all",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("out"),
+        help="folder for prune.png and prune.json (default: out)",
+    )
     chosen = parser.parse_args(argv)
     for name, full, quick in (("seeds", 3, 1), ("steps", 400, 24), ("windows", 128, 8)):
-        setattr(chosen, name, getattr(chosen, name) or (quick if chosen.quick else full))
+        setattr(
+            chosen, name, getattr(chosen, name) or (quick if chosen.quick else full)
+        )
     chosen.methods = [name for name in METHODS if name in chosen.methods]
     make_folder(parser, chosen.out)
     return chosen
@@ -207,11 +289,16 @@ def main() -> None:
 
     seeds = f"{chosen.seeds} seeds" if chosen.seeds > 1 else "one seed"
     windows = f"{chosen.windows} windows of {lm.WINDOW} characters"
-    print(f"\nBits per held-out character before and after pruning with {windows}, {seeds}\n\n{table(results)}\n")
+    print(
+        f"\nBits per held-out character before and after pruning with {windows}, "
+        f"{seeds}\n\n{table(results)}\n"
+    )
     print("\n".join(findings(results)))
     about = {"seeds": chosen.seeds, "steps": chosen.steps, "windows": chosen.windows}
     report = {**about, "results": results, "findings": findings(results)}
-    (chosen.out / "prune.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (chosen.out / "prune.json").write_text(
+        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+    )
     draw(results, shown, chosen.out / "prune.png")
     print(f"\nwrote prune.png and prune.json to {chosen.out}")
 

@@ -1,15 +1,19 @@
-"""Prunes a language model of transformers, from its folder to a new folder, with one of its layers in memory at a time.
+"""Prunes a language model of transformers, from its folder to a new folder, with one of
+its layers in memory at a time.
 
     python examples/prune_llm.py FOLDER --method wanda --sparsity 0.5 --text calibration.txt --out PRUNED
     python examples/prune_llm.py FOLDER --method sparsegpt --sparsity 2:4 --text *.txt --out PRUNED --eval held.txt
 
-FOLDER is what `save_pretrained` writes, with a tokenizer; PRUNED is one, too, and `from_pretrained` loads it. A run
-that was killed goes on at the layer where it was, if it is started again in the same way. It prints how far the outputs
-of each block moved, and with `--eval` the perplexity of a text before and after, for which the whole model is loaded.
+FOLDER is what `save_pretrained` writes, with a tokenizer; PRUNED is one, too, and
+`from_pretrained` loads it. A run that was killed goes on at the layer where it was, if
+it is started again in the same way. It prints how far the outputs of each block moved,
+and with `--eval` the perplexity of a text before and after, for which the whole model
+is loaded.
 
-Weights compete inside of their output with wanda and owl, inside of their tensor with the others. owl prunes as wanda,
-less where a block has more outliers, for which it loads the whole model once. magnitude reads no text; the errors of
-the blocks do. Needs transformers and safetensors.
+Weights compete inside of their output with wanda and owl, inside of their tensor with
+the others. owl prunes as wanda, less where a block has more outliers, for which it
+loads the whole model once. magnitude reads no text; the errors of the blocks do. Needs
+transformers and safetensors.
 """
 
 import argparse
@@ -36,21 +40,27 @@ LONGEST = 2048  # tokens in a window, where the model takes as many
 
 
 class Pruned(NamedTuple):
-    """What a run gave: the error of each block's outputs, and the seconds that it took."""
+    """What a run gave: the error of each block's outputs, and the seconds that it
+    took.
+    """
 
     errors: dict[str, float | None]
     seconds: float
 
 
-# ---- text ----------------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------
 
 
 def tokens_of(folder: Path, files: Sequence[Path]) -> Tensor:
-    """The tokens of some texts, one after the other, by the tokenizer in a model's folder."""
+    """The tokens of some texts, one after the other, by the tokenizer in a model's
+    folder.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (ValueError, OSError) as error:
-        raise ValueError(f"expected a tokenizer beside the model in {str(folder)!r}, but: {error}") from None
+        raise ValueError(
+            f"expected a tokenizer beside the model in {str(folder)!r}, but: {error}"
+        ) from None
     found: list[int] = []
     for file in files:
         try:
@@ -62,14 +72,21 @@ def tokens_of(folder: Path, files: Sequence[Path]) -> Tensor:
 
 
 def windows_of(tokens: Tensor, count: int, length: int, seed: int = 0) -> Tensor:
-    """So many windows of a text, drawn from those that lie end to end: (count, length)."""
+    """So many windows of a text, drawn from those that lie end to end: (count,
+    length).
+    """
     whole = len(tokens) // length
     if whole < count:
         raise ValueError(
-            f"expected a text of {count} windows of {length} tokens, got {len(tokens):,} tokens, which are {whole}: "
+            f"expected a text of {count} windows of {length} tokens, got "
+            f"{len(tokens):,} tokens, which are {whole}: "
             "give more text, or fewer or shorter windows (--windows, --length)"
         )
-    chosen = torch.randperm(whole, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+    chosen = (
+        torch.randperm(whole, generator=torch.Generator().manual_seed(seed))[:count]
+        .sort()
+        .values
+    )
     return tokens[: whole * length].reshape(whole, length)[chosen]
 
 
@@ -83,49 +100,79 @@ def window_length(folder: Path, asked: int | None) -> int:
 
 
 def check_kept(folder: Path, globs: Sequence[str]) -> None:
-    """Raise ValueError for a glob that no weight of the model matches; it is made without values."""
+    """Raise ValueError for a glob that no weight of the model matches; it is made
+    without values.
+    """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, local_files_only=True)
+        )
     names = [name for name, _ in model.named_parameters()]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
-            raise ValueError(f"--keep: no weight matches {glob!r}; they are such as {names[len(names) // 2]!r}")
+            raise ValueError(
+                f"--keep: no weight matches {glob!r}; they are such as "
+                f"{names[len(names) // 2]!r}"
+            )
 
 
-# ---- methods -------------------------------------------------------------------------------------
+# ---- methods -------------------------------------------------------------------------
 
 
 def pruner(
-    method: str, kept: Kept, ratios: Callable[[], dict[str, float]], keep: Sequence[str] = ()
+    method: str,
+    kept: Kept,
+    ratios: Callable[[], dict[str, float]],
+    keep: Sequence[str] = (),
 ) -> Callable[[Stats], sf.Algorithm]:
-    """The function that `sf.calibration.stream` gets: from the statistics of a block to the algorithm that prunes it.
+    """The function that `sf.calibration.stream` gets: from the statistics of a block to
+    the algorithm that prunes it.
 
     `ratios` gives the share of outliers of each block, for owl.
     """
 
     def prune(stats: Stats) -> sf.Algorithm:
-        chosen = {path: of for path, of in stats.items() if not any(fnmatchcase(path, glob) for glob in keep)}
+        chosen = {
+            path: of
+            for path, of in stats.items()
+            if not any(fnmatchcase(path, glob) for glob in keep)
+        }
         if not chosen:
             return sf.dense()
-        if method == "sparsegpt":  # which solves matrices of outputs by inputs, however they are stored
-            return sf.methods.sparsegpt(kept.sparsity, stats, pattern=kept.pattern, where=list(chosen))
+        if (
+            method == "sparsegpt"
+        ):  # which solves matrices of outputs by inputs, however they are stored
+            return sf.methods.sparsegpt(
+                kept.sparsity, stats, pattern=kept.pattern, where=list(chosen)
+            )
         parts: dict[tuple[bool, bool], list[str]] = {}
         for path, of in chosen.items():
-            turned = of["square"].ndim == of["count"].ndim + 2  # stored as (inputs, outputs)
+            turned = (
+                of["square"].ndim == of["count"].ndim + 2
+            )  # stored as (inputs, outputs)
             experts = of["count"].ndim == 1  # in one tensor, along its first axis
             parts.setdefault((turned, experts), []).append(path)
-        return sf.partition([(paths, masked(stats, paths, *kind)) for kind, paths in parts.items()])
+        return sf.partition(
+            [(paths, masked(stats, paths, *kind)) for kind, paths in parts.items()]
+        )
 
-    def masked(stats: Stats, paths: list[str], turned: bool, experts: bool) -> sf.Algorithm:
+    def masked(
+        stats: Stats, paths: list[str], turned: bool, experts: bool
+    ) -> sf.Algorithm:
         options: dict[str, Any] = {"where": paths}
         if kept.pattern is not None:
-            options["pattern"] = sf.patterns.nm(*map(int, kept.name.split(":")), axis=-2 if turned else -1)
+            options["pattern"] = sf.patterns.nm(
+                *map(int, kept.name.split(":")), axis=-2 if turned else -1
+            )
         elif method in ("wanda", "owl"):
             outputs = (0, 2 if turned else 1) if experts else int(turned)
             options["pattern"] = sf.patterns.row_balanced(axis=outputs)
         if method == "owl":
             options["distribution"] = sf.budgets.owl(ratios())
-        score = {"ria": sf.scores.ria, "magnitude": lambda stats: sf.scores.magnitude}.get(method, sf.scores.wanda)
+        score = {
+            "ria": sf.scores.ria,
+            "magnitude": lambda stats: sf.scores.magnitude,
+        }.get(method, sf.scores.wanda)
         return sf.one_shot(kept.sparsity, score(stats), **options)
 
     return prune
@@ -135,24 +182,44 @@ def outliers(folder: Path, windows: Tensor, size: int) -> dict[str, float]:
     """The share of outliers of each block of a model, which is loaded as a whole."""
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     dense = sf.dense().init(sf.modules.params_of(model))
-    blocks = [f"{path}.{i}.*" for path, part in model.named_modules() for i in range(len(layers(part)))]
+    blocks = [
+        f"{path}.{i}.*"
+        for path, part in model.named_modules()
+        for i in range(len(layers(part)))
+    ]
     stats: Any = {}
     for batch in windows.split(size):
-        new = sf.calibration.inputs(model, dense, input_ids=batch, paths=blocks, of="square")
-        stats = {p: {k: x + new[p][k] for k, x in of.items()} for p, of in stats.items()} if stats else new
+        new = sf.calibration.inputs(
+            model, dense, input_ids=batch, paths=blocks, of="square"
+        )
+        stats = (
+            {p: {k: x + new[p][k] for k, x in of.items()} for p, of in stats.items()}
+            if stats
+            else new
+        )
     return sf.calibration.outlier_ratios(dense, stats, blocks)
 
 
 def layers(part: torch.nn.Module) -> Sequence[torch.nn.Module]:
     """The members of a list of layers, each of which is made of other modules."""
-    whole = isinstance(part, torch.nn.ModuleList) and all(any(one.children()) for one in part)
+    whole = isinstance(part, torch.nn.ModuleList) and all(
+        any(one.children()) for one in part
+    )
     return list(part) if whole else []
 
 
 def prune(
-    folder: Path, out: Path, method: str, kept: Kept, windows: Tensor, size: int = 1, keep: Sequence[str] = ()
+    folder: Path,
+    out: Path,
+    method: str,
+    kept: Kept,
+    windows: Tensor,
+    size: int = 1,
+    keep: Sequence[str] = (),
 ) -> Pruned:
-    """Prune the model in a folder with windows of text, `size` at a time, and write it to a new folder."""
+    """Prune the model in a folder with windows of text, `size` at a time, and write it
+    to a new folder.
+    """
     begin = time.perf_counter()
     ratios = functools.cache(lambda: outliers(folder, windows, size))
     errors = sf.calibration.stream(
@@ -183,12 +250,14 @@ def zeros(folder: Path) -> tuple[int, int]:
     return none, total
 
 
-# ---- command line --------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Prune a language model of transformers, from a folder to a folder.")
+    parser = argparse.ArgumentParser(
+        description="Prune a language model of transformers, from a folder to a folder."
+    )
     add = parser.add_argument
     add("folder", type=Path, help="what save_pretrained wrote, with a tokenizer")
     add("--method", choices=METHODS, default="wanda", help="default: wanda")
@@ -198,19 +267,58 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
         default=level("0.5"),
         help="fraction of zeros, or n:m: n of each m stay (default: 0.5)",
     )
-    add("--text", type=Path, nargs="+", required=True, metavar="FILE", help="to calibrate with, in UTF-8")
+    add(
+        "--text",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="to calibrate with, in UTF-8",
+    )
     add("--out", type=Path, required=True, help="the new folder")
-    add("--eval", type=Path, nargs="+", metavar="FILE", help="text whose perplexity is taken before and after")
-    add("--windows", type=at_least(1), default=128, help="of the text, to calibrate with (default: 128)")
-    add("--length", type=at_least(2), help=f"tokens in a window (default: what the model takes, {LONGEST} at most)")
-    add("--batch", type=at_least(1), default=1, help="windows in memory at a time (default: 1)")
-    add("--keep", nargs="+", default=[], metavar="GLOB", help="weights that stay dense, as '*.gate.weight' of routers")
+    add(
+        "--eval",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="text whose perplexity is taken before and after",
+    )
+    add(
+        "--windows",
+        type=at_least(1),
+        default=128,
+        help="of the text, to calibrate with (default: 128)",
+    )
+    add(
+        "--length",
+        type=at_least(2),
+        help=f"tokens in a window (default: what the model takes, {LONGEST} at most)",
+    )
+    add(
+        "--batch",
+        type=at_least(1),
+        default=1,
+        help="windows in memory at a time (default: 1)",
+    )
+    add(
+        "--keep",
+        nargs="+",
+        default=[],
+        metavar="GLOB",
+        help="weights that stay dense, as '*.gate.weight' of routers",
+    )
     add("--seed", type=int, default=0, help="which windows are drawn (default: 0)")
     chosen = parser.parse_args(argv)
     if chosen.method == "owl" and chosen.sparsity.pattern is not None:
-        parser.error("argument --sparsity: owl spreads a fraction of zeros over blocks, and n:m has one for all")
+        parser.error(
+            "argument --sparsity: owl spreads a fraction of zeros over blocks, and n:m "
+            "has one for all"
+        )
     if not (chosen.folder / "config.json").exists():
-        parser.error(f"argument folder: expected the folder of a model, with config.json, at {str(chosen.folder)!r}")
+        parser.error(
+            "argument folder: expected the folder of a model, with config.json, at "
+            f"{str(chosen.folder)!r}"
+        )
     chosen.error = parser.error
     return chosen
 
@@ -219,23 +327,49 @@ def run(chosen: argparse.Namespace) -> None:
     """Prune and print."""
     length = window_length(chosen.folder, chosen.length)
     check_kept(chosen.folder, chosen.keep)
-    windows = windows_of(tokens_of(chosen.folder, chosen.text), chosen.windows, length, chosen.seed)
+    windows = windows_of(
+        tokens_of(chosen.folder, chosen.text), chosen.windows, length, chosen.seed
+    )
     held = tokens_of(chosen.folder, chosen.eval) if chosen.eval else None
     if held is not None and len(held) < 2:
-        raise ValueError(f"--eval: expected a text of two tokens or more, got {len(held)}")
-    done = prune(chosen.folder, chosen.out, chosen.method, chosen.sparsity, windows, chosen.batch, chosen.keep)
-    rows = [(block, "" if error is None else f"{error:.4f}") for block, error in done.errors.items()]
+        raise ValueError(
+            f"--eval: expected a text of two tokens or more, got {len(held)}"
+        )
+    done = prune(
+        chosen.folder,
+        chosen.out,
+        chosen.method,
+        chosen.sparsity,
+        windows,
+        chosen.batch,
+        chosen.keep,
+    )
+    rows = [
+        (block, "" if error is None else f"{error:.4f}")
+        for block, error in done.errors.items()
+    ]
     print(aligned(("block", "change of its outputs"), rows, left=1))
     none, total = zeros(chosen.out)
-    print(f"\n{none:,} of {total:,} entries of matrices, embeddings included, are zero; {done.seconds:.1f} seconds")
+    print(
+        f"\n{none:,} of {total:,} entries of matrices, embeddings included, are zero; "
+        f"{done.seconds:.1f} seconds"
+    )
     print(f"wrote {chosen.out}")
     if held is not None:
-        before, after = (perplexity(at, held, length, chosen.batch) for at in (chosen.folder, chosen.out))
-        print(f"perplexity of {len(held):,} tokens: {before:.3f} before, {after:.3f} after")
+        before, after = (
+            perplexity(at, held, length, chosen.batch)
+            for at in (chosen.folder, chosen.out)
+        )
+        print(
+            f"perplexity of {len(held):,} tokens: {before:.3f} before, {after:.3f} "
+            "after"
+        )
 
 
 def main() -> None:
-    """Run the command line; what is wrong with files and options is told without a traceback."""
+    """Run the command line; what is wrong with files and options is told without a
+    traceback.
+    """
     chosen = options()
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -1,13 +1,16 @@
-"""Two small networks lose units while they train on scikit-learn's digits, to a third of their FLOPs, and get smaller.
+"""Two small networks lose units while they train on scikit-learn's digits, to a third
+of their FLOPs, and get smaller.
 
     python examples/smaller.py
     python examples/smaller.py --quick
     python examples/smaller.py --seeds 1 --share 0.5 --networks vit
 
-A residual convnet with depthwise layers, and a vision transformer. Each is trained dense; and, with as many steps,
-pruned gradually by units that its code ties together, shrunk, and trained on as the smaller model. It prints accuracy,
-parameters, FLOPs and milliseconds, and writes `out/smaller.png` and `out/smaller.json`, which holds every number.
-Needs the `demo` extra, and measures in ONNX Runtime where onnx, onnxscript and onnxruntime are installed.
+A residual convnet with depthwise layers, and a vision transformer. Each is trained
+dense; and, with as many steps, pruned gradually by units that its code ties together,
+shrunk, and trained on as the smaller model. It prints accuracy, parameters, FLOPs and
+milliseconds, and writes `out/smaller.png` and `out/smaller.json`, which holds every
+number. Needs the `demo` extra, and measures in ONNX Runtime where onnx, onnxscript and
+onnxruntime are installed.
 """
 
 import argparse
@@ -32,12 +35,16 @@ from torch.nn import functional
 import sparsefn as sf
 
 TRAIN, BATCH = 1200, 64
-BEGUN, PRUNED, SHRUNK = 0.1, 0.55, 0.6  # of all steps: pruning begins, masks are final, the model gets smaller
+BEGUN, PRUNED, SHRUNK = (
+    0.1,
+    0.55,
+    0.6,
+)  # of all steps: pruning begins, masks are final, the model gets smaller
 SERVED = 64  # images in the batch that is timed
 RATE, WARMUP = 3e-3, 50
 
 
-# ---- networks ------------------------------------------------------------------------------------
+# ---- networks ------------------------------------------------------------------------
 
 
 class Mobile(nn.Module):
@@ -61,7 +68,9 @@ class Mobile(nn.Module):
 
 
 class Attended(nn.Module):
-    """A block of a vision transformer: attention, then an MLP, each with a layer norm before it."""
+    """A block of a vision transformer: attention, then an MLP, each with a layer norm
+    before it.
+    """
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -71,8 +80,12 @@ class Attended(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        split = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))  # (batch, tokens, 3, heads, width of a head)
-        attended = functional.scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4).unbind())
+        split = self.qkv(self.norm1(x)).unflatten(
+            -1, (3, self.heads, -1)
+        )  # (batch, tokens, 3, heads, width of a head)
+        attended = functional.scaled_dot_product_attention(
+            *split.permute(2, 0, 3, 1, 4).unbind()
+        )
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
@@ -84,7 +97,9 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(1, width, 2, stride=2)
         self.places = nn.Parameter(0.02 * torch.randn(16, width))
-        self.blocks = nn.Sequential(*(Attended(width, heads, 2 * width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(
+            *(Attended(width, heads, 2 * width) for _ in range(blocks))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,21 +121,27 @@ def convnet(channels: int = 32, blocks: int = 3) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"convnet": convnet, "vit": ViT}
-# Widths are multiples of it: convolutions of ONNX Runtime are several times slower for 41 channels than for 48.
+# Widths are multiples of it: convolutions of ONNX Runtime are several times slower for
+# 41 channels than for 48.
 BLOCK = {"convnet": 16, "vit": 1}
 TITLES = {"convnet": "residual convnet, depthwise", "vit": "vision transformer"}
 
 
-def in_blocks(budget: Callable[..., dict[str, Any]], block: int) -> Callable[..., dict[str, Any]]:
+def in_blocks(
+    budget: Callable[..., dict[str, Any]], block: int
+) -> Callable[..., dict[str, Any]]:
     """A budget whose counts are rounded down to multiples of `block`, but not to 0."""
 
     def counts(shapes: Any, sparsity: Any) -> dict[str, Any]:
-        return {path: n // block * block or n for path, n in budget(shapes, sparsity).items()}
+        return {
+            path: n // block * block or n
+            for path, n in budget(shapes, sparsity).items()
+        }
 
     return counts
 
 
-# ---- data and training ---------------------------------------------------------------------------
+# ---- data and training ---------------------------------------------------------------
 
 
 class Data(NamedTuple):
@@ -133,7 +154,10 @@ class Data(NamedTuple):
 def load() -> tuple[Data, Data]:
     """The same train and test images in every run."""
     images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels)
+    x, y = (
+        torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8),
+        torch.tensor(labels),
+    )
     order = sf.random.permutation(sf.random.key(0), len(y))
     train, test = order[:TRAIN], order[TRAIN:]
     return Data(x[train], y[train]), Data(x[test], y[test])
@@ -144,13 +168,30 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=RATE)
 
 
-def train(model: nn.Module, optimizer: Any, data: Data, steps: range, end: int, bar: Any, sparse: Any = None) -> None:
-    """A plain loop over `steps` of a run of `end` steps, with an algorithm attached or without."""
+def train(
+    model: nn.Module,
+    optimizer: Any,
+    data: Data,
+    steps: range,
+    end: int,
+    bar: Any,
+    sparse: Any = None,
+) -> None:
+    """A plain loop over `steps` of a run of `end` steps, with an algorithm attached or
+    without.
+    """
     model.train()
     for step in steps:
-        batch = torch.randint(TRAIN, (BATCH,), generator=torch.Generator().manual_seed(step))
+        batch = torch.randint(
+            TRAIN, (BATCH,), generator=torch.Generator().manual_seed(step)
+        )
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / WARMUP) * (1 + math.cos(math.pi * step / end)) / 2
+            group["lr"] = (
+                RATE
+                * min(1.0, (step + 1) / WARMUP)
+                * (1 + math.cos(math.pi * step / end))
+                / 2
+            )
         functional.cross_entropy(model(data.x[batch]), data.y[batch]).backward()
         if sparse:
             sparse.before_step()
@@ -168,11 +209,13 @@ def accuracy(model: nn.Module, data: Data) -> float:
     return 100 * float((model(data.x).argmax(1) == data.y).double().mean())
 
 
-# ---- what a model costs --------------------------------------------------------------------------
+# ---- what a model costs --------------------------------------------------------------
 
 
 def measured(model: nn.Module, x: Tensor, file: Path) -> dict[str, Any]:
-    """Parameters, FLOPs for an image, and milliseconds for a batch in torch and in ONNX Runtime."""
+    """Parameters, FLOPs for an image, and milliseconds for a batch in torch and in ONNX
+    Runtime.
+    """
     dense = sf.dense().init(sf.modules.params_of(model))
     with torch.no_grad():
         here = milliseconds(lambda: model(x))
@@ -196,29 +239,39 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 def onnx_milliseconds(model: nn.Module, x: Tensor, file: Path) -> float | None:
     """The same in ONNX Runtime, on one thread; None where it is not installed."""
-    if not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+    if not all(
+        importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")
+    ):
         return None
     import onnxruntime
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about itself
-        torch.onnx.export(model, (x,), file, dynamo=True, external_data=False, verbose=False)
+        torch.onnx.export(
+            model, (x,), file, dynamo=True, external_data=False, verbose=False
+        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options)
     feed = {session.get_inputs()[0].name: x.numpy()}
     (outputs,) = session.run(None, feed)
     with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(outputs), model(x), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            torch.from_numpy(outputs), model(x), rtol=1e-3, atol=1e-3
+        )
     return milliseconds(lambda: session.run(None, feed))
 
 
-# ---- a run ---------------------------------------------------------------------------------------
+# ---- a run ---------------------------------------------------------------------------
 
 
-def run(name: str, seed: int, chosen: argparse.Namespace, data: tuple[Data, Data], bar: Any) -> dict[str, Any]:
-    """A network trained dense, and one with the same seed pruned, shrunk and trained on."""
+def run(
+    name: str, seed: int, chosen: argparse.Namespace, data: tuple[Data, Data], bar: Any
+) -> dict[str, Any]:
+    """A network trained dense, and one with the same seed pruned, shrunk and trained
+    on.
+    """
     make, (train_data, test_data), steps = NETWORKS[name], data, chosen.steps
     x = test_data.x[:SERVED]
     torch.manual_seed(seed)
@@ -228,12 +281,21 @@ def run(name: str, seed: int, chosen: argparse.Namespace, data: tuple[Data, Data
     torch.manual_seed(seed)
     model = make().eval()
     groups = sf.shrinking.groups(model, x[:2], counted=True)
-    budget = sf.budgets.within(chosen.share * groups.cost(unit="flops"), groups, "flops")
+    budget = sf.budgets.within(
+        chosen.share * groups.cost(unit="flops"), groups, "flops"
+    )
     budget = in_blocks(budget, BLOCK[name])
     every = max(1, steps // 100)
     last = int(PRUNED * steps) // every * every
-    gradual = sf.schedules.polynomial(0.0, 1.0, begin=int(BEGUN * steps), end=last)  # of the way to the budget
-    algorithm = sf.gmp(gradual, when=sf.every(every, stop=last + 1), pattern=groups.pattern(), distribution=budget)
+    gradual = sf.schedules.polynomial(
+        0.0, 1.0, begin=int(BEGUN * steps), end=last
+    )  # of the way to the budget
+    algorithm = sf.gmp(
+        gradual,
+        when=sf.every(every, stop=last + 1),
+        pattern=groups.pattern(),
+        distribution=budget,
+    )
 
     optimizer = optimizer_of(model)
     sparse = sf.attach(algorithm, model, optimizer)
@@ -253,28 +315,60 @@ def run(name: str, seed: int, chosen: argparse.Namespace, data: tuple[Data, Data
         "seed": seed,
         "form": made.form,
         "difference": error,
-        "accuracy": {"dense": accuracy(dense, test_data), "shrunk": pruned, "tuned": accuracy(small, test_data)},
+        "accuracy": {
+            "dense": accuracy(dense, test_data),
+            "shrunk": pruned,
+            "tuned": accuracy(small, test_data),
+        },
         "dense": measured(dense, x, chosen.out / f"{name}.onnx"),
         "small": measured(small, x, chosen.out / f"{name}-small.onnx"),
     }
 
 
-# ---- command line --------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
-    parser = argparse.ArgumentParser(description="Make two small networks smaller while they train.")
+    parser = argparse.ArgumentParser(
+        description="Make two small networks smaller while they train."
+    )
     add = parser.add_argument
-    add("--seeds", type=at_least(1), help="runs of each network (default: 2; 1 with --quick)")
-    add("--steps", type=at_least(20), help="training steps (default: 600; 40 with --quick)")
-    add("--share", type=fraction, default=1 / 3, help="of the FLOPs that may stay (default: a third)")
-    add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
+    add(
+        "--seeds",
+        type=at_least(1),
+        help="runs of each network (default: 2; 1 with --quick)",
+    )
+    add(
+        "--steps",
+        type=at_least(20),
+        help="training steps (default: 600; 40 with --quick)",
+    )
+    add(
+        "--share",
+        type=fraction,
+        default=1 / 3,
+        help="of the FLOPs that may stay (default: a third)",
+    )
+    add(
+        "--networks",
+        nargs="+",
+        choices=NETWORKS,
+        default=list(NETWORKS),
+        help="default: both",
+    )
     add("--quick", action="store_true", help="one seed, few steps")
-    add("--out", type=Path, default=Path("out"), help="folder for smaller.png and smaller.json (default: out)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out"),
+        help="folder for smaller.png and smaller.json (default: out)",
+    )
     chosen = parser.parse_args(argv)
     for name, full, quick in (("seeds", 2, 1), ("steps", 600, 40)):
-        setattr(chosen, name, getattr(chosen, name) or (quick if chosen.quick else full))
+        setattr(
+            chosen, name, getattr(chosen, name) or (quick if chosen.quick else full)
+        )
     make_folder(parser, chosen.out)
     return chosen
 
@@ -284,7 +378,9 @@ def main() -> None:
     chosen = options()
     torch.set_num_threads(1)  # as the two runtimes are compared on one
     data, results = load(), []
-    with progress(2 * chosen.steps * chosen.seeds * len(chosen.networks), "training") as bar:
+    with progress(
+        2 * chosen.steps * chosen.seeds * len(chosen.networks), "training"
+    ) as bar:
         for name in chosen.networks:
             for seed in range(chosen.seeds):
                 bar.set_description(f"{name}, seed {seed}")
@@ -292,10 +388,20 @@ def main() -> None:
 
     seeds = f"{chosen.seeds} seeds" if chosen.seeds > 1 else "one seed"
     print(f"\nAt most {chosen.share:.3g} of the FLOPs, {chosen.steps} steps, {seeds}")
-    print(f"FLOPs are of an image, milliseconds of {SERVED} on one thread, accuracy in per cent\n")
+    print(
+        f"FLOPs are of an image, milliseconds of {SERVED} on one thread, accuracy in "
+        "per cent\n"
+    )
     print(f"{table(results)}\n")
-    report = {"seeds": chosen.seeds, "steps": chosen.steps, "share": chosen.share, "results": results}
-    (chosen.out / "smaller.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = {
+        "seeds": chosen.seeds,
+        "steps": chosen.steps,
+        "share": chosen.share,
+        "results": results,
+    }
+    (chosen.out / "smaller.json").write_text(
+        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+    )
     draw(report, chosen.out / "smaller.png")
     print(f"wrote smaller.png and smaller.json to {chosen.out}")
 

@@ -1,4 +1,6 @@
-"""A module, its optimizers and what `sf.attach` returned, beside the reference: each call of a loop, and its check."""
+"""A module, its optimizers and what `sf.attach` returned, beside the reference: each
+call of a loop, and its check.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,33 @@ ROWS = {row.name: row for row in registry.ROWS if not has_optimizer(first_state(
 ROWS |= {f"methods.{row.name}": row for row in test_methods.ROWS}
 MEAN = sf.scores.mean(sf.scores.saliency)
 GROWS = sf.rigl(None, pattern=sf.patterns.nm(1, 2), drop_fraction=0.5, when=sf.at([0]))
-# Latents with the gradients of their weights, gradients that are remembered, leaves that are all zeros for a while.
+# Latents with the gradients of their weights, gradients that are remembered, leaves
+# that are all zeros for a while.
 MORE = [
-    Row("soft_nm", lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)), Meta(pattern=NM)),
+    Row(
+        "soft_nm",
+        lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)),
+        Meta(pattern=NM),
+    ),
     Row("powerprop of one", lambda s, key, _: sf.methods.powerprop(alpha=1.0), Meta()),
-    Row("ste by mean saliency", lambda s, key, _: sf.ste(s, score=MEAN, when=sf.every(2)), Meta()),
-    Row("nothing at first", lambda s, key, _: sf.sequence(sf.static(1.0), GROWS), Meta(pattern=NM)),
+    Row(
+        "ste by mean saliency",
+        lambda s, key, _: sf.ste(s, score=MEAN, when=sf.every(2)),
+        Meta(),
+    ),
+    Row(
+        "nothing at first",
+        lambda s, key, _: sf.sequence(sf.static(1.0), GROWS),
+        Meta(pattern=NM),
+    ),
 ]
 ROWS |= {row.name: row for row in MORE}
 OPTIM = torch.optim
 KINDS = {
     "sgd": Kind(OPTIM.SGD, {"lr": 0.1}),
-    "momentum": Kind(OPTIM.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "momentum": Kind(
+        OPTIM.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+    ),
     "adam": Kind(OPTIM.Adam, {"lr": 0.01, "weight_decay": 0.1}),
     "adam without eps": Kind(OPTIM.Adam, {"lr": 0.01, "eps": 0.0, "amsgrad": True}),
     "adamw": Kind(OPTIM.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
@@ -72,7 +89,9 @@ class Setup(NamedTuple):
 
 
 class Holder(nn.Module):
-    """A module with the leaves of a tree as its parameters, under their dotted paths, and one that is frozen."""
+    """A module with the leaves of a tree as its parameters, under their dotted paths,
+    and one that is frozen.
+    """
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -108,24 +127,39 @@ class Saved(NamedTuple):
 
 
 class Loop:
-    """A training loop, in which each call is followed in the reference. `phase` says which calls come next."""
+    """A training loop, in which each call is followed in the reference. `phase` says
+    which calls come next.
+    """
 
     def __init__(self, setup: Setup, attach: Callable[..., Any] = sf.attach) -> None:
         self.setup, self._attach = setup, attach
         case = large(ROWS[setup.row].meta.layout.form, 24)
-        self._params = {path: leaf.to(setup.dtype) for path, leaf in leaves(case.params).items()}
+        self._params = {
+            path: leaf.to(setup.dtype) for path, leaf in leaves(case.params).items()
+        }
         self.algorithm = self.make(case.sparsity)
         self.names, n = list(self._params), len(setup.kinds)
-        # Every second weight belongs to the second optimizer; the last weight has a group of its own.
+        # Every second weight belongs to the second optimizer; the last weight has a
+        # group of its own.
         own = [self.names[i::n] for i in range(n)]
         split = "lbfgs" not in setup.kinds
-        self.groups = [[some[:-1], some[-1:]] if split and len(some) > 1 else [some] for some in own]
+        self.groups = [
+            [some[:-1], some[-1:]] if split and len(some) > 1 else [some]
+            for some in own
+        ]
         module, optimizers = self.fresh(self._params)
         self.trio = Trio(module, optimizers, self.attached(module, optimizers))
-        self.phase, self.stepped, self.changes, self.hides = "idle", set[int](), 0, False
+        self.phase, self.stepped, self.changes, self.hides = (
+            "idle",
+            set[int](),
+            0,
+            False,
+        )
         kinds = [KINDS[kind] for kind in setup.kinds]
         skip, reset = setup.skip or sf.never(), setup.reset or sf.never()
-        self.reference = Reference(self.algorithm, self._params, self.groups, kinds, skip, reset, setup.extra)
+        self.reference = Reference(
+            self.algorithm, self._params, self.groups, kinds, skip, reset, setup.extra
+        )
         self.hooks = setup.hooks
         self.mark()
         self.check()
@@ -135,38 +169,71 @@ class Loop:
 
     def fresh(self, params: Mapping[str, Tensor]) -> tuple[Holder, list[Optimizer]]:
         module = Holder(params)
-        own, kinds = dict(module.named_parameters()), [KINDS[kind] for kind in self.setup.kinds]
+        own, kinds = (
+            dict(module.named_parameters()),
+            [KINDS[kind] for kind in self.setup.kinds],
+        )
         rows = zip(kinds, self.groups, strict=True)
-        return module, [kind([{"params": [own[n] for n in group]} for group in some]) for kind, some in rows]
+        return module, [
+            kind([{"params": [own[n] for n in group]} for group in some])
+            for kind, some in rows
+        ]
 
-    def attached(self, module: nn.Module, optimizers: list[Optimizer], **options: Any) -> Any:
+    def attached(
+        self, module: nn.Module, optimizers: list[Optimizer], **options: Any
+    ) -> Any:
         given = {name: getattr(self.setup, name) for name in ("hooks", "skip", "reset")}
         given |= {"extra_group": self.setup.extra, **options}
         given = {name: value for name, value in given.items() if value}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "attach: the mask of .* keeps none")
-            module = torch.compile(module, backend="eager") if self.setup.compiled else module
-            return self._attach(self.algorithm, module, optimizers if len(optimizers) > 1 else optimizers[0], **given)
+            module = (
+                torch.compile(module, backend="eager")
+                if self.setup.compiled
+                else module
+            )
+            return self._attach(
+                self.algorithm,
+                module,
+                optimizers if len(optimizers) > 1 else optimizers[0],
+                **given,
+            )
 
     def run(self, slopes: Mapping[str, Tensor]) -> Tensor:
         """The loss of the module."""
         module = self.trio.module
-        return torch.compile(module, backend="eager")(slopes) if self.setup.compiled else module(slopes)
+        return (
+            torch.compile(module, backend="eager")(slopes)
+            if self.setup.compiled
+            else module(slopes)
+        )
 
-    # ---- what is read -----------------------------------------------------------------------------
+    # ---- what is read ----------------------------------------------------------------
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.trio.module.named_parameters() if name != "frozen"}
+        return {
+            name: p
+            for name, p in self.trio.module.named_parameters()
+            if name != "frozen"
+        }
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights that the module has."""
         return {name: p.detach().clone() for name, p in self.parameters().items()}
 
     def grads(self) -> dict[str, Tensor | None]:
-        return {name: None if p.grad is None else p.grad.clone() for name, p in self.parameters().items()}
+        return {
+            name: None if p.grad is None else p.grad.clone()
+            for name, p in self.parameters().items()
+        }
 
     def optimized(self) -> list[nn.Parameter]:
-        return [p for optimizer in self.trio.optimizers for group in optimizer.param_groups for p in group["params"]]
+        return [
+            p
+            for optimizer in self.trio.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
 
     def has_grads(self) -> bool:
         return any(p.grad is not None for p in self.parameters().values())
@@ -177,17 +244,28 @@ class Loop:
 
     @property
     def must_step(self) -> bool:
-        """Whether weights that move now, before an optimizer has stepped, are taken for the work of another one."""
-        return self.phase == "before" and self.finite and not self.stepped and not self.reference.skipped
+        """Whether weights that move now, before an optimizer has stepped, are taken for
+        the work of another one.
+        """
+        return (
+            self.phase == "before"
+            and self.finite
+            and not self.stepped
+            and not self.reference.skipped
+        )
 
     @property
     def written(self) -> bool:
         """Whether somebody wrote to the weights since the last call."""
-        return not all(bool(same(x, self.seen[name]).all()) for name, x in self.weights().items())
+        return not all(
+            bool(same(x, self.seen[name]).all()) for name, x in self.weights().items()
+        )
 
     @property
     def moved(self) -> bool:
-        """Whether torch tells that weights were written since the last call, or have other memory."""
+        """Whether torch tells that weights were written since the last call, or have
+        other memory.
+        """
         return self.versions != self._versions()
 
     def _versions(self) -> list[tuple[int, int]]:
@@ -202,7 +280,9 @@ class Loop:
         self.reference.follow(self.trio.optimizers)
 
     def check(self) -> None:
-        """After a whole step: the bits of the reference, in the state, the module and the optimizers."""
+        """After a whole step: the bits of the reference, in the state, the module and
+        the optimizers.
+        """
         sparse, wanted = self.trio.sparse, self.reference.state
         assert_same("the state", sparse.state, wanted)
         assert_same("the masks", sparse.masks, wanted.masks)
@@ -211,11 +291,16 @@ class Loop:
         assert sparse.check() is None
         assert bool((self.trio.module.frozen == 1).all())
 
-    # ---- a step -----------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------
 
-    def slopes(self, seed: int, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def slopes(
+        self, seed: int, names: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
         draw = torch.Generator().manual_seed(seed)
-        drawn = {n: torch.randn(x.shape, generator=draw).to(x.dtype) for n, x in self._params.items()}
+        drawn = {
+            n: torch.randn(x.shape, generator=draw).to(x.dtype)
+            for n, x in self._params.items()
+        }
         return {name: drawn[name] for name in names or self.names}
 
     def backward(self, seed: int, names: Sequence[str] | None = None) -> None:
@@ -234,8 +319,12 @@ class Loop:
         self.now, self.phase, self.stepped = now, "before", set()
         self.mark()
         self.finite = all(x is None or bool(x.isfinite().all()) for x in dense.values())
-        for mine, theirs in zip(self.optimized(), self.reference.parameters(), strict=True):
-            assert (mine.grad is None) == (theirs.grad is None), "a gradient for the optimizer is missing, or too much"
+        for mine, theirs in zip(
+            self.optimized(), self.reference.parameters(), strict=True
+        ):
+            assert (mine.grad is None) == (theirs.grad is None), (
+                "a gradient for the optimizer is missing, or too much"
+            )
             if mine.grad is not None:
                 assert_same("a gradient for the optimizer", mine.grad, theirs.grad)
 
@@ -303,7 +392,9 @@ class Loop:
             self.mark()
 
     def scaled(self, seed: int, finite: bool) -> None:
-        """A step with a GradScaler, which skips the optimizer where a gradient is infinite."""
+        """A step with a GradScaler, which skips the optimizer where a gradient is
+        infinite.
+        """
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for p in self.optimized():
             p.grad = None
@@ -314,7 +405,12 @@ class Loop:
             scaler.unscale_(optimizer)
         self.before()
         for owner, optimizer in enumerate(self.trio.optimizers):
-            has_inf = any(bool(x) for x in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+            has_inf = any(
+                bool(x)
+                for x in scaler._per_optimizer_states[id(optimizer)][
+                    "found_inf_per_device"
+                ].values()
+            )
             scaler.step(optimizer)
             if not has_inf:
                 self.reference.step(owner)
@@ -328,34 +424,54 @@ class Loop:
         self.take()
         with warnings.catch_warnings(record=zero) as found:
             warnings.filterwarnings("always", "after_step: every gradient was zero")
-            warnings.filterwarnings("ignore", "after_step: (no optimizer has stepped|expected step)")
+            warnings.filterwarnings(
+                "ignore", "after_step: (no optimizer has stepped|expected step)"
+            )
             self.trio.sparse.after_step(np.int64(self.now) if numpy else self.now)
         self._end(self.now)
         if zero and self.differs:
-            assert any("every gradient was zero" in str(x.message) for x in found or ()), "no warning of zeros"
+            assert any(
+                "every gradient was zero" in str(x.message) for x in found or ()
+            ), "no warning of zeros"
 
     def _end(self, step: int) -> None:
         old = self.reference.state.masks
         self.reference.after(step)
         self.check()
-        both = zip(leaves(old).values(), leaves(self.reference.state.masks).values(), strict=True)
+        both = zip(
+            leaves(old).values(),
+            leaves(self.reference.state.masks).values(),
+            strict=True,
+        )
         self.differs = any(not torch.equal(x, y) for x, y in both)
         grown = self.trio.sparse.changes - self.changes
-        assert grown in ([1] if self.differs else [0, 1]), f"{grown} changes in a step, differs: {self.differs}"
+        assert grown in ([1] if self.differs else [0, 1]), (
+            f"{grown} changes in a step, differs: {self.differs}"
+        )
         self.changes += grown
         self.phase = "graded" if self.has_grads() else "idle"
         self.mark()
 
-    # ---- what people do between calls -------------------------------------------------------------
+    # ---- what people do between calls ------------------------------------------------
 
     @torch.no_grad()
     def write(self, kind: str, seed: int) -> None:
-        """Write to weights, by one of the calls that there are. Weights that follow from something stay."""
+        """Write to weights, by one of the calls that there are. Weights that follow
+        from something stay.
+        """
         draw = torch.Generator().manual_seed(seed)
-        own = {name: p for name, p in self.parameters().items() if not self.follows(name)}
-        if self.phase in ("before", "stepped"):  # the module does not show what is pruned alone
+        own = {
+            name: p for name, p in self.parameters().items() if not self.follows(name)
+        }
+        if self.phase in (
+            "before",
+            "stepped",
+        ):  # the module does not show what is pruned alone
             own = {name: p for name, p in own.items() if not self.reference.keeps(name)}
-        new = {name: torch.randn(p.shape, generator=draw).to(p.dtype) for name, p in own.items()}
+        new = {
+            name: torch.randn(p.shape, generator=draw).to(p.dtype)
+            for name, p in own.items()
+        }
         self.hides = self.hides or kind in HIDDEN
         if kind == "checkpoint":
             self.trio.module.load_state_dict(new, strict=False)
@@ -369,7 +485,11 @@ class Loop:
         elif kind == "foreach data" and own:
             torch._foreach_mul_([p.data for p in own.values()], 1.5)
         elif kind == "functional call":
-            torch.func.functional_call(_Scaled(own), {f"own.{i}": p.data for i, p in enumerate(own.values())}, ())
+            torch.func.functional_call(
+                _Scaled(own),
+                {f"own.{i}": p.data for i, p in enumerate(own.values())},
+                (),
+            )
         else:
             for name, p in own.items():
                 _write_one(kind, p, new[name])
@@ -378,19 +498,27 @@ class Loop:
         """Mask what was written."""
         self.take()
         self.trio.sparse.apply_masks()
-        assert_same("the module after apply_masks", self.weights(), self.reference.shown())
-        assert_same("the state after apply_masks", self.trio.sparse.state, self.reference.state)
+        assert_same(
+            "the module after apply_masks", self.weights(), self.reference.shown()
+        )
+        assert_same(
+            "the state after apply_masks", self.trio.sparse.state, self.reference.state
+        )
         self.mark()
 
     def rate(self, factor: float) -> None:
-        """Another learning rate, as schedulers set it; not for Rprop, whose step sizes begin at it."""
+        """Another learning rate, as schedulers set it; not for Rprop, whose step sizes
+        begin at it.
+        """
         for group in self.trio.optimizers[0].param_groups:
             group["lr"] *= 1.0 if self.setup.kinds[0] == "rprop" else factor
 
     def regroup(self) -> None:
         """Take the first parameter of a group into one of its own."""
         for optimizer in (self.trio.optimizers[0], self.reference.optimizers[0]):
-            group = next(group for group in optimizer.param_groups if len(group["params"]) > 1)
+            group = next(
+                group for group in optimizer.param_groups if len(group["params"]) > 1
+            )
             options = {name: x for name, x in group.items() if name != "params"}
             first = group["params"].pop(0)
             optimizer.add_param_group({**options, "params": [first]})
@@ -407,12 +535,16 @@ class Loop:
         return Saved(*_through_a_file(found), self.reference.saved())
 
     def load(self, saved: Saved, order: Sequence[str]) -> None:
-        """Load state dicts, in any order; the sparse one comes with that of the module."""
+        """Load state dicts, in any order; the sparse one comes with that of the
+        module.
+        """
         for what in order:
             if what == "module":
                 self.trio.module.load_state_dict(saved.module)
             elif what == "optimizers":
-                for optimizer, found in zip(self.trio.optimizers, copy.deepcopy(saved.optimizers), strict=True):
+                for optimizer, found in zip(
+                    self.trio.optimizers, copy.deepcopy(saved.optimizers), strict=True
+                ):
                     optimizer.load_state_dict(found)
                 self.reference.load_optimizers(saved.reference)
             else:
@@ -421,7 +553,9 @@ class Loop:
             self.reference.load_state(saved.reference)
             self.changes = self.trio.sparse.changes
             self.mark()
-            assert_same("the module after a load", self.weights(), self.reference.shown())
+            assert_same(
+                "the module after a load", self.weights(), self.reference.shown()
+            )
             self.clear()
 
     def clear(self) -> None:
@@ -437,15 +571,26 @@ class Loop:
         loads = [what.replace("secret", "module") for what in order if what != "attach"]
         for what in order:
             if what == "attach":
-                self.trio = Trio(module, optimizers, self.attached(module, optimizers, hooks=self.hooks))
+                self.trio = Trio(
+                    module,
+                    optimizers,
+                    self.attached(module, optimizers, hooks=self.hooks),
+                )
             elif what == "module":
                 module.load_state_dict(saved.module)
             elif what == "secret":
-                for name, p in module.named_parameters():  # the same values are no write unless torch tells
+                for (
+                    name,
+                    p,
+                ) in (
+                    module.named_parameters()
+                ):  # the same values are no write unless torch tells
                     same_values = torch.equal(p, saved.module[name])
                     (p.detach() if same_values else p.data).copy_(saved.module[name])
             elif what == "optimizers":
-                for optimizer, found in zip(optimizers, copy.deepcopy(saved.optimizers), strict=True):
+                for optimizer, found in zip(
+                    optimizers, copy.deepcopy(saved.optimizers), strict=True
+                ):
                     optimizer.load_state_dict(found)
             else:
                 self.trio.sparse.load_state_dict(saved.sparse)
@@ -454,21 +599,32 @@ class Loop:
         self.reference.load_state(saved.reference)
         self.changes, self.phase = self.trio.sparse.changes, "idle"
         self.mark()
-        assert_same("the state of a new process", self.trio.sparse.state, self.reference.state)
-        assert_same("the module of a new process", self.weights(), self.reference.shown())
+        assert_same(
+            "the state of a new process", self.trio.sparse.state, self.reference.state
+        )
+        assert_same(
+            "the module of a new process", self.weights(), self.reference.shown()
+        )
 
     def copies(self, order: Sequence[int], pickles: bool) -> None:
-        """Go on with a copy of all three; the other trains on by itself, and then is gone."""
+        """Go on with a copy of all three; the other trains on by itself, and then is
+        gone.
+        """
         given = tuple(self.trio[i] for i in order)
         copied: Any = _through_a_file(given) if pickles else copy.deepcopy(given)
-        old, self.trio = self.trio, Trio(*(copied[list(order).index(i)] for i in range(3)))
+        old, self.trio = (
+            self.trio,
+            Trio(*(copied[list(order).index(i)] for i in range(3))),
+        )
         for p in self.optimized():
             p.grad = None
         self.phase = "idle"
         train(Trio(*old), self.slopes(1), self.reference.last + 1, self.hooks)
 
     def reattach(self, hooks: bool, keeps: bool) -> None:
-        """Detach and attach again; with the old state, or by new masks of the weights."""
+        """Detach and attach again; with the old state, or by new masks of the
+        weights.
+        """
         self.take()
         found, sparse = self.trio.sparse.state_dict(), self.trio.sparse
         sparse.detach()
@@ -484,12 +640,14 @@ class Loop:
         self.clear()
         self.changes = new.changes
         self.mark()
-        assert_same("the state of what is attached again", new.state, self.reference.state)
+        assert_same(
+            "the state of what is attached again", new.state, self.reference.state
+        )
 
     def weights_of(self, state: Any) -> dict[str, Tensor]:
         return leaves(sf.effective(state))
 
-    # ---- misuse -----------------------------------------------------------------------------------
+    # ---- misuse ----------------------------------------------------------------------
 
     @contextmanager
     def refused(self, kind: type[Exception], text: str) -> Iterator[None]:
@@ -501,9 +659,15 @@ class Loop:
 
     def everything(self) -> Tree:
         """Copies of all tensors that a user can see."""
-        moments = [one for optimizer in self.trio.optimizers for one in optimizer.state.values()]
+        moments = [
+            one
+            for optimizer in self.trio.optimizers
+            for one in optimizer.state.values()
+        ]
         tensors = [x for one in moments for x in one.values() if isinstance(x, Tensor)]
-        grads = [torch.zeros(()) if p.grad is None else p.grad for p in self.optimized()]
+        grads = [
+            torch.zeros(()) if p.grad is None else p.grad for p in self.optimized()
+        ]
         found = [*tensors, *grads, *self.optimized()]
         return {str(i): x.detach().clone() for i, x in enumerate(found)}
 

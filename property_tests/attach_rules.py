@@ -1,4 +1,6 @@
-"""What may be done wrong around an attached algorithm, and a state machine that does all that people do."""
+"""What may be done wrong around an attached algorithm, and a state machine that does
+all that people do.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ import sparsefn as sf
 from property_tests.attach_machine import HIDDEN, KINDS, ROWS, Loop, Saved, Setup
 from sparsefn.testing.derived import first_state, learned
 
-# ---- misuse ---------------------------------------------------------------------------------------
+# ---- misuse --------------------------------------------------------------------------
 
 
 class Misuse(NamedTuple):
-    """Something wrong to do, the phases that it is tried in, and whether also where hooks call the methods."""
+    """Something wrong to do, the phases that it is tried in, and whether also where
+    hooks call the methods.
+    """
 
     do: Callable[[Loop], None]
     phases: str
@@ -47,7 +51,9 @@ def step_without_before(loop: Loop) -> None:
 
 
 def step_twice(loop: Loop) -> None:
-    for closure in [[lambda: 0.0], []][: 1 if "lbfgs" in loop.setup.kinds else 2]:  # LBFGS has to have one
+    for closure in [[lambda: 0.0], []][
+        : 1 if "lbfgs" in loop.setup.kinds else 2
+    ]:  # LBFGS has to have one
         with loop.refused(RuntimeError, "after_step"):
             loop.trio.optimizers[next(iter(loop.stepped))].step(*closure)
 
@@ -69,7 +75,9 @@ def moved_without_step(loop: Loop) -> None:
     with loop.refused(RuntimeError, "step"):
         loop.trio.sparse.after_step(loop.now)
     restore(loop, old)
-    loop.step(next(i for i in range(2) if i not in loop.stepped))  # as if nothing had been
+    loop.step(
+        next(i for i in range(2) if i not in loop.stepped)
+    )  # as if nothing had been
 
 
 def step_of_the_past(loop: Loop) -> None:
@@ -86,7 +94,9 @@ def other_dtype(loop: Loop) -> None:
     held = {p: (p.data, p.grad) for p in loop.parameters().values()}
     for p in held:
         p.grad = None
-    loop.trio.module.to(torch.float32 if loop.setup.dtype == torch.float64 else torch.float64)
+    loop.trio.module.to(
+        torch.float32 if loop.setup.dtype == torch.float64 else torch.float64
+    )
     loop.trio.module(loop.slopes(0)).backward()
     with loop.refused(RuntimeError, "attach again"):
         begin(loop)
@@ -117,8 +127,17 @@ def other_layer(loop: Loop) -> None:
 
 def left_its_optimizer(loop: Loop) -> None:
     trained = {id(slot.parameter) for slot in loop.reference.slots}
-    own = next(p for p, q in zip(loop.optimized(), loop.reference.parameters(), strict=True) if id(q) in trained)
-    group = next(g for o in loop.trio.optimizers for g in o.param_groups if any(p is own for p in g["params"]))
+    own = next(
+        p
+        for p, q in zip(loop.optimized(), loop.reference.parameters(), strict=True)
+        if id(q) in trained
+    )
+    group = next(
+        g
+        for o in loop.trio.optimizers
+        for g in o.param_groups
+        if any(p is own for p in g["params"])
+    )
     old = group["params"]
     group["params"] = [p for p in old if p is not own]
     with loop.refused(RuntimeError, "attach again"):
@@ -132,7 +151,9 @@ def what_follows_is_not_written(loop: Loop, hides: bool = False) -> None:
         old, weight = loop.weights(), loop.parameters()[follows[0]]
         with torch.no_grad():
             (weight.data if hides else weight).add_(1.0)
-        with loop.refused(RuntimeError, f"{follows[0]}.*follows? from (latents|scores)"):
+        with loop.refused(
+            RuntimeError, f"{follows[0]}.*follows? from (latents|scores)"
+        ):
             if loop.phase == "stepped":
                 loop.trio.sparse.after_step(loop.now)
             else:
@@ -142,9 +163,15 @@ def what_follows_is_not_written(loop: Loop, hides: bool = False) -> None:
 
 def assigned(loop: Loop) -> None:
     module = loop.trio.module
-    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in loop.names}
+    owners = {
+        name: module.get_submodule(name.rpartition(".")[0]) for name in loop.names
+    }
     held = loop.parameters()
-    module.load_state_dict({name: p.detach().clone() for name, p in held.items()}, strict=False, assign=True)
+    module.load_state_dict(
+        {name: p.detach().clone() for name, p in held.items()},
+        strict=False,
+        assign=True,
+    )
     with loop.refused(RuntimeError, "was replaced since attach"):
         begin(loop)
     for name, owner in owners.items():
@@ -174,7 +201,9 @@ def other_arguments_loaded(loop: Loop) -> None:
     module, optimizers = loop.fresh(loop._params) if loop.groups else (None, None)
     if module is None or optimizers is None:
         return
-    found = sf.attach(other, module, optimizers, skip=loop.setup.skip or sf.never()).state_dict()
+    found = sf.attach(
+        other, module, optimizers, skip=loop.setup.skip or sf.never()
+    ).state_dict()
     with loop.refused(ValueError, "load_state_dict"):
         loop.trio.sparse.load_state_dict(found)
 
@@ -207,13 +236,19 @@ MISUSES = {
     "other parameter": Misuse(other_parameter, "graded", hooked=True),
     "other layer": Misuse(other_layer, "graded", hooked=True),
     "left its optimizer": Misuse(left_its_optimizer, "graded", hooked=True),
-    "what follows is not written": Misuse(what_follows_is_not_written, "graded stepped"),
-    "nor in secret": Misuse(functools.partial(what_follows_is_not_written, hides=True), "graded stepped"),
+    "what follows is not written": Misuse(
+        what_follows_is_not_written, "graded stepped"
+    ),
+    "nor in secret": Misuse(
+        functools.partial(what_follows_is_not_written, hides=True), "graded stepped"
+    ),
     "assigned": Misuse(assigned, "graded", hooked=True),
     "copied alone": Misuse(copied_alone, "idle graded", hooked=True),
     "attached twice": Misuse(attached_twice, "idle graded before stepped", hooked=True),
     "rubbish loaded": Misuse(rubbish_loaded, "idle graded before stepped", hooked=True),
-    "other arguments loaded": Misuse(other_arguments_loaded, "idle graded before stepped"),
+    "other arguments loaded": Misuse(
+        other_arguments_loaded, "idle graded before stepped"
+    ),
     "gone": Misuse(gone, "idle"),
 }
 
@@ -221,7 +256,11 @@ MISUSES = {
 def misuse(loop: Loop, name: str) -> bool:
     """Do something wrong if its time has come; whether it was done."""
     found = MISUSES[name]
-    if loop.phase not in found.phases.split() or (loop.hooks and not found.hooked) or not fits(loop, name):
+    if (
+        loop.phase not in found.phases.split()
+        or (loop.hooks and not found.hooked)
+        or not fits(loop, name)
+    ):
         return False
     found.do(loop)
     return True
@@ -238,11 +277,21 @@ def fits(loop: Loop, name: str) -> bool:
     return not (is_lbfgs and (loop.hooks or name.startswith(("step", "moved"))))
 
 
-# ---- all that people do -----------------------------------------------------------------------------
+# ---- all that people do --------------------------------------------------------------
 
 CLIPS = ("norm", "value", "noise", "other", "to zero", "to none", "model to none")
 WRITES = (
-    *("times", "some", "memory", "checkpoint", "set", "swap", "vector", "foreach", "other dtype and back"),
+    *(
+        "times",
+        "some",
+        "memory",
+        "checkpoint",
+        "set",
+        "swap",
+        "vector",
+        "foreach",
+        "other dtype and back",
+    ),
     *HIDDEN,
 )
 PARTS = ("module", "optimizers", "sparse")
@@ -257,7 +306,9 @@ CHOSEN = {
 
 
 def setups(names: Sequence[str] = tuple(KINDS)) -> st.SearchStrategy[Setup]:
-    """Ways to attach: every row, optimizer, dtype, one optimizer or two, with hooks or without."""
+    """Ways to attach: every row, optimizer, dtype, one optimizer or two, with hooks or
+    without.
+    """
     kinds = st.sampled_from(names)
     several = st.tuples(kinds, kinds).filter(lambda pair: "lbfgs" not in pair)
     triggers = st.sampled_from(list(CHOSEN.values()))
@@ -265,7 +316,9 @@ def setups(names: Sequence[str] = tuple(KINDS)) -> st.SearchStrategy[Setup]:
         Setup,
         st.sampled_from(list(ROWS)),
         st.tuples(kinds) | several if len(names) > 1 else st.tuples(kinds),
-        st.sampled_from([torch.float32] * 4 + [torch.float64, torch.float16, torch.bfloat16]),
+        st.sampled_from(
+            [torch.float32] * 4 + [torch.float64, torch.float16, torch.bfloat16]
+        ),
         st.sampled_from([False, False, True]),
         triggers,
         st.sampled_from([None, None, None, sf.at([2])]),
@@ -275,7 +328,9 @@ def setups(names: Sequence[str] = tuple(KINDS)) -> st.SearchStrategy[Setup]:
 
 
 def settled(setup: Setup) -> Setup:
-    """The nearest setup that `attach` takes: some need `skip`, and a group of their own is for what is added."""
+    """The nearest setup that `attach` takes: some need `skip`, and a group of their own
+    is for what is added.
+    """
     if setup.skip is None and needs_skip(setup.row):
         setup = setup._replace(skip=sf.never())
     if not learns(setup.row) or "lbfgs" in setup.kinds:
@@ -285,13 +340,17 @@ def settled(setup: Setup) -> Setup:
 
 @functools.cache
 def learns(row: str) -> bool:
-    """Whether something else than params trains, which `attach` adds to an optimizer."""
+    """Whether something else than params trains, which `attach` adds to an
+    optimizer.
+    """
     return bool(learned(first_state(ROWS[row])))
 
 
 @functools.cache
 def needs_skip(row: str) -> bool:
-    """Whether a score of a row multiplies weights by gradients, so that `attach` asks for `skip`."""
+    """Whether a score of a row multiplies weights by gradients, so that `attach` asks
+    for `skip`.
+    """
     try:
         Loop(Setup(row))
     except ValueError as error:
@@ -301,7 +360,9 @@ def needs_skip(row: str) -> bool:
 
 
 class Machine(RuleBasedStateMachine):
-    """A loop in which anything may come next that makes sense, and much that does not."""
+    """A loop in which anything may come next that makes sense, and much that does
+    not.
+    """
 
     @initialize(setup=setups())
     def begin(self, setup: Setup) -> None:
@@ -311,19 +372,23 @@ class Machine(RuleBasedStateMachine):
     def phase(self, *phases: str) -> bool:
         return self.loop.phase in phases
 
-    # ---- a step -----------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------
 
     @precondition(lambda self: not self.lbfgs and self.phase("idle", "graded"))
     @rule(seed=SEEDS, part=st.booleans())
     def backward(self, seed: int, part: bool) -> None:
-        self.loop.backward(seed, self.loop.names[:1] if part and not self.loop.has_grads() else None)
+        self.loop.backward(
+            seed, self.loop.names[:1] if part and not self.loop.has_grads() else None
+        )
 
     @precondition(lambda self: self.phase("stepped", "before"))
     @rule(seed=SEEDS)
     def backward_too_late(self, seed: int) -> None:
         self.loop.backward(seed)
 
-    @precondition(lambda self: self.phase("graded") and not self.loop.hooks and not self.lbfgs)
+    @precondition(
+        lambda self: self.phase("graded") and not self.loop.hooks and not self.lbfgs
+    )
     @rule(jump=st.sampled_from([None, None, 0, 3]))
     def before_step(self, jump: int | None) -> None:
         self.loop.before(None if jump is None else self.loop.reference.last + 1 + jump)
@@ -338,7 +403,9 @@ class Machine(RuleBasedStateMachine):
     def step(self) -> None:
         self.loop.step(next(i for i in range(2) if i not in self.loop.stepped))
 
-    @precondition(lambda self: self.phase("graded") and self.loop.hooks and not self.lbfgs)
+    @precondition(
+        lambda self: self.phase("graded") and self.loop.hooks and not self.lbfgs
+    )
     @rule()
     def hooked_step(self) -> None:
         self.loop.step()
@@ -361,18 +428,26 @@ class Machine(RuleBasedStateMachine):
         elif not self.lbfgs:
             step(self.loop, seed, clip)
 
-    @precondition(lambda self: self.alone and self.phase("idle", "graded") and not self.loop.written)
+    @precondition(
+        lambda self: (
+            self.alone and self.phase("idle", "graded") and not self.loop.written
+        )
+    )
     @rule(seed=SEEDS, calls=st.booleans(), wipes=st.booleans())
     def closure(self, seed: int, calls: bool, wipes: bool) -> None:
         self.loop.closure(seed, calls and not self.loop.hooks, wipes)
 
-    @precondition(lambda self: self.phase("idle", "graded") and not self.loop.hooks and not self.lbfgs)
+    @precondition(
+        lambda self: (
+            self.phase("idle", "graded") and not self.loop.hooks and not self.lbfgs
+        )
+    )
     @rule(seed=SEEDS, finite=st.booleans())
     def scaled(self, seed: int, finite: bool) -> None:
         if self.loop.setup.dtype in (torch.float32, torch.float64):
             self.loop.scaled(seed, finite)
 
-    # ---- between steps ----------------------------------------------------------------------------
+    # ---- between steps ---------------------------------------------------------------
 
     @rule(kind=st.sampled_from(WRITES), seed=SEEDS)
     def write(self, kind: str, seed: int) -> None:
@@ -390,7 +465,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.lbfgs and self.loop.groups is not None)
     @rule()
     def regroup(self) -> None:
-        if any(len(group["params"]) > 1 for group in self.loop.trio.optimizers[0].param_groups):
+        if any(
+            len(group["params"]) > 1
+            for group in self.loop.trio.optimizers[0].param_groups
+        ):
             self.loop.regroup()
             self.saved.clear()
 
@@ -420,10 +498,16 @@ class Machine(RuleBasedStateMachine):
         attached, adds = order.index("attach"), learns(self.loop.setup.row)
         late = ["sparse", "optimizers"] if adds else ["sparse"]
         self.loop.resume(
-            self.saved[-1], sorted(order, key=lambda x: attached + 0.5 if x in late else order.index(x)), seed
+            self.saved[-1],
+            sorted(
+                order, key=lambda x: attached + 0.5 if x in late else order.index(x)
+            ),
+            seed,
         )
 
-    @precondition(lambda self: self.phase("idle") and not self.lbfgs and not self.loop.written)
+    @precondition(
+        lambda self: self.phase("idle") and not self.lbfgs and not self.loop.written
+    )
     @rule(order=st.permutations(range(3)), pickles=st.booleans())
     def copy(self, order: list[int], pickles: bool) -> None:
         self.loop.copies(order, pickles and pickled(self.loop))

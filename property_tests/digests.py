@@ -1,12 +1,15 @@
-"""A digest of every registry row and method, to hold a change of the code against: the same bits, or which differ.
+"""A digest of every registry row and method, to hold a change of the code against: the
+same bits, or which differ.
 
     python -m property_tests.digests before.json
     python -m property_tests.digests after.json before.json
 
-A digest is that of the states after init and after each update of the fixed run of a row. Ways are eager, vmapped,
-compiled, donated, sharded (on a mesh of one process) and on "meta", where a leaf has a shape and a dtype only. Rows
-without an optimizer get one in every way but the first. What a way refuses stands there as the error. Numbers of one
-machine are not those of another: roots and products of matrices may be rounded in other ways.
+A digest is that of the states after init and after each update of the fixed run of a
+row. Ways are eager, vmapped, compiled, donated, sharded (on a mesh of one process) and
+on "meta", where a leaf has a shape and a dtype only. Rows without an optimizer get one
+in every way but the first. What a way refuses stands there as the error. Numbers of one
+machine are not those of another: roots and products of matrices may be rounded in other
+ways.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ def trained(row: Row, case: Case) -> Iterator[State]:
 def vmapped(row: Row, case: Case) -> Iterator[State]:
     """A batch of two runs, of other weights and gradients."""
     algorithm = trained_of(row, case)
-    state = sf.ensemble.stack([algorithm.init(params) for params in (case.params, case.grads[0])])
+    state = sf.ensemble.stack(
+        [algorithm.init(params) for params in (case.params, case.grads[0])]
+    )
     for i, grads in enumerate(case.grads):
         batch = sf.ensemble.stack([grads, case.grads[i - 1]])
         state = torch.vmap(algorithm.update, in_dims=(0, 0, None))(state, batch, i)
@@ -60,7 +65,12 @@ def compiled(row: Row, case: Case) -> Iterator[State]:
     """Updates in one graph."""
     torch._dynamo.reset()
     algorithm = trained_of(row, case)
-    return updates(algorithm._replace(update=torch.compile(algorithm.update, backend="eager", fullgraph=True)), case)
+    return updates(
+        algorithm._replace(
+            update=torch.compile(algorithm.update, backend="eager", fullgraph=True)
+        ),
+        case,
+    )
 
 
 def donated(row: Row, case: Case) -> Iterator[State]:
@@ -71,14 +81,19 @@ def donated(row: Row, case: Case) -> Iterator[State]:
 def sharded(row: Row, case: Case) -> Iterator[State]:
     """Every leaf split along its first dimension."""
     mesh = init_device_mesh("cpu", (1,))
-    params, *grads = (laid(tree, mesh, [Shard(0)]) for tree in (case.params, *case.grads))
+    params, *grads = (
+        laid(tree, mesh, [Shard(0)]) for tree in (case.params, *case.grads)
+    )
     spread = case._replace(params=params, grads=tuple(grads))
     return (full(state) for state in updates(trained_of(row, spread), spread))
 
 
 def on_meta(row: Row, case: Case) -> Iterator[State]:
     """Without values."""
-    params, *grads = (optree.tree_map(lambda x: x.to("meta"), tree) for tree in (case.params, *case.grads))
+    params, *grads = (
+        optree.tree_map(lambda x: x.to("meta"), tree)
+        for tree in (case.params, *case.grads)
+    )
     there = case._replace(params=params, grads=tuple(grads))
     return updates(trained_of(row, there), there)
 
@@ -95,11 +110,21 @@ WAYS: dict[str, Callable[[Row, Case], Iterator[State]]] = {
 
 
 def digest_of(states: Iterable[Tree]) -> str:
-    """The digest of all states; a leaf on "meta" counts as its path, shape and dtype."""
+    """The digest of all states; a leaf on "meta" counts as its path, shape and
+    dtype.
+    """
     found = hashlib.sha256()
     for state in states:
-        known = {path: leaf for path, leaf in leaves(state).items() if leaf.device.type != "meta"}
-        others = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves(state).items() if path not in known]
+        known = {
+            path: leaf
+            for path, leaf in leaves(state).items()
+            if leaf.device.type != "meta"
+        }
+        others = [
+            (path, leaf.shape, leaf.dtype)
+            for path, leaf in leaves(state).items()
+            if path not in known
+        ]
         found.update(f"{hash_of(known)} {others}".encode())
     return found.hexdigest()
 
@@ -113,17 +138,23 @@ def digests(rows: Iterable[Row], ways: Iterable[str] = tuple(WAYS)) -> dict[str,
             try:
                 found[f"{row.name}, {way}"] = digest_of(WAYS[way](row, case))
             except Exception as error:
-                found[f"{row.name}, {way}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                found[f"{row.name}, {way}"] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                )
     return found
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
     """What has other digests, or stands on one side only."""
-    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    return sorted(
+        key for key in one.keys() | other.keys() if one.get(key) != other.get(key)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("other", type=Path, nargs="?")
     options = parser.parse_args()
@@ -136,7 +167,10 @@ def main() -> None:
         dist.destroy_process_group()
     options.out.write_text(json.dumps(found, indent=1))
     whole = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
-    print(f"{len(found)} digests, {sum(':' in text for text in found.values())} of them errors; all: {whole}")
+    print(
+        f"{len(found)} digests, {sum(':' in text for text in found.values())} of them "
+        f"errors; all: {whole}"
+    )
     if options.other is not None:
         others = differing(found, json.loads(options.other.read_text()))
         print(f"{len(others)} differ from {options.other}", *others, sep="\n")

@@ -1,4 +1,6 @@
-"""The chosen profile of Hypothesis: `default` is small and always the same, `deep` searches."""
+"""The chosen profile of Hypothesis: `default` is small and always the same, `deep`
+searches.
+"""
 
 from hypothesis import settings
 

@@ -1,4 +1,6 @@
-"""The law of `donated`: an update that may write over its state has the bits of the pure one."""
+"""The law of `donated`: an update that may write over its state has the bits of the
+pure one.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,14 @@ OPTIMIZERS = {
 }
 
 
-def check(row: Row, optimizer: str, donate: Callable[[sf.Algorithm], sf.Algorithm] = sf.donated) -> None:
-    """The same bits at every step, an old state that cannot be used, and weights and moments written in place."""
+def check(
+    row: Row,
+    optimizer: str,
+    donate: Callable[[sf.Algorithm], sf.Algorithm] = sf.donated,
+) -> None:
+    """The same bits at every step, an old state that cannot be used, and weights and
+    moments written in place.
+    """
     case = large(row.meta.layout.form)
     algorithm = algorithm_of(row, case)
     whole = algorithm
@@ -35,19 +43,37 @@ def check(row: Row, optimizer: str, donate: Callable[[sf.Algorithm], sf.Algorith
     pure, state = whole.init(case.params), giving.init(case.params)
     in_place = 0
     for step in range(STEPS):
-        own = step % 3 == 0  # gradients that are tensors of the state: they are read when weights have been written
-        wanted = whole.update(pure, pure.params if own else case.grads[step % len(case.grads)], step)
-        old, places = leaves(state), {path: x.data_ptr() for path, x in leaves(state).items()}
+        # gradients that are tensors of the state: they are read when weights have been
+        # written
+        own = step % 3 == 0
+        wanted = whole.update(
+            pure, pure.params if own else case.grads[step % len(case.grads)], step
+        )
+        old, places = (
+            leaves(state),
+            {path: x.data_ptr() for path, x in leaves(state).items()},
+        )
         grads = state.params if own else case.grads[step % len(case.grads)]
         given = [] if own else [(x, x.clone()) for x in leaves(grads).values()]
         pure, state = wanted, giving.update(state, grads, step)
         assert_same(f"step {step} of donated and of the pure update", state, wanted)
         for x, copy in given:
-            assert torch.equal(bits_of(x), bits_of(copy)), "a donated update writes to its gradients"
+            assert torch.equal(bits_of(x), bits_of(copy)), (
+                "a donated update writes to its gradients"
+            )
         for path, x in old.items():
-            with pytest.raises(ValueError, match="a donated algorithm has updated the state"):
+            with pytest.raises(
+                ValueError, match="a donated algorithm has updated the state"
+            ):
                 pytest.fail(f"the old state has {x.shape} at {path}")
-        in_place += sum(places[path] == x.data_ptr() for path, x in leaves(state).items() if path.startswith("opt."))
-    one_pass = algorithm.view.put is masked_view.put and algorithm.view.grads is masked_view.grads
+        in_place += sum(
+            places[path] == x.data_ptr()
+            for path, x in leaves(state).items()
+            if path.startswith("opt.")
+        )
+    one_pass = (
+        algorithm.view.put is masked_view.put
+        and algorithm.view.grads is masked_view.grads
+    )
     momenta = bare and optimizer != "bare sgd"
     assert in_place or not momenta or not one_pass, "no moment was written in place"

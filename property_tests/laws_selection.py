@@ -1,4 +1,6 @@
-"""Laws of selection. Each takes the function under test first, so that a broken one can be shown to fail."""
+"""Laws of selection. Each takes the function under test first, so that a broken one can
+be shown to fail.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class Choice(NamedTuple):
     part: float  # of what can be chosen
 
     def groups(self) -> list[list[oracle.Unit]]:
-        return [[("", unit) for unit in group] for group in oracle.unit_groups(self.layout, tuple(self.scores.shape))]
+        return [
+            [("", unit) for unit in group]
+            for group in oracle.unit_groups(self.layout, tuple(self.scores.shape))
+        ]
 
     def values(self, group: Sequence[oracle.Unit]) -> list[float]:
         table = {"": self.scores.double().reshape(-1).tolist()}
@@ -51,38 +56,63 @@ def choice(source: Source) -> Choice:
     layout = source.pick(LAYOUTS)
     shape = values.shape(source, layout.form)
     like = torch.empty(shape, dtype=source.pick(values.DTYPES), device="meta")
-    scores = values.filled(source, source.pick(EXACT if layout.reduce is not None else EVERY), like)
+    scores = values.filled(
+        source, source.pick(EXACT if layout.reduce is not None else EVERY), like
+    )
     part = source.number(16) / 65535
     return Choice(layout, scores, _mask(source, shape), _mask(source, shape), part)
 
 
-def _every_way(what: str, wanted: Tensor, select: Callable[[Any], Tensor], counts: Any) -> None:
+def _every_way(
+    what: str, wanted: Tensor, select: Callable[[Any], Tensor], counts: Any
+) -> None:
     """An int, a 0-d tensor and a batched one give the same mask."""
     per_group = isinstance(counts, list)
-    given = [torch.tensor(counts, dtype=torch.int64)] if per_group else [counts, torch.tensor(counts)]
+    given = (
+        [torch.tensor(counts, dtype=torch.int64)]
+        if per_group
+        else [counts, torch.tensor(counts)]
+    )
     for count in given:
         got = select(count)
-        assert torch.equal(got, wanted), f"{what} with {count}: expected\n{wanted}\ngot\n{got}"
+        assert torch.equal(got, wanted), (
+            f"{what} with {count}: expected\n{wanted}\ngot\n{got}"
+        )
     batched = torch.vmap(select)(given[-1].unsqueeze(0))[0]
-    assert torch.equal(batched, wanted), f"{what} with a batched count: expected\n{wanted}\ngot\n{batched}"
+    assert torch.equal(batched, wanted), (
+        f"{what} with a batched count: expected\n{wanted}\ngot\n{batched}"
+    )
 
 
 def topk_keeps_the_best(topk_mask: Callable[..., Tensor], choice: Choice) -> None:
     groups, layout = choice.groups(), choice.layout
     if layout.fixed is not None:
-        best = [(g, oracle.best_of(choice.values(g), [True] * len(g), layout.fixed)) for g in groups]
-        assert torch.equal(topk_mask(choice.scores, None, pattern=layout.pattern), choice.elements(best))
+        best = [
+            (g, oracle.best_of(choice.values(g), [True] * len(g), layout.fixed))
+            for g in groups
+        ]
+        assert torch.equal(
+            topk_mask(choice.scores, None, pattern=layout.pattern),
+            choice.elements(best),
+        )
         return
     count = round(choice.part * min(map(len, groups), default=0))
-    best = [(g, oracle.best_of(choice.values(g), [True] * len(g), count)) for g in groups]
+    best = [
+        (g, oracle.best_of(choice.values(g), [True] * len(g), count)) for g in groups
+    ]
     select = lambda n: topk_mask(choice.scores, n, pattern=layout.pattern)  # noqa: E731
     _every_way("topk", choice.elements(best), select, count)
     counts = [round(choice.part * len(g) / (i + 1)) for i, g in enumerate(groups)]
-    best = [(g, oracle.best_of(choice.values(g), [True] * len(g), n)) for g, n in zip(groups, counts, strict=True)]
+    best = [
+        (g, oracle.best_of(choice.values(g), [True] * len(g), n))
+        for g, n in zip(groups, counts, strict=True)
+    ]
     _every_way("topk", choice.elements(best), select, counts)
 
 
-def dropping_clears_the_worst(drop_lowest: Callable[..., Tensor], choice: Choice) -> None:
+def dropping_clears_the_worst(
+    drop_lowest: Callable[..., Tensor], choice: Choice
+) -> None:
     groups = choice.groups()
     if choice.layout.fixed is not None:
         return
@@ -94,7 +124,12 @@ def dropping_clears_the_worst(drop_lowest: Callable[..., Tensor], choice: Choice
     ]
     wanted = choice.mask & choice.elements(stay)
     _every_way(
-        "drop", wanted, lambda n: drop_lowest(choice.scores, choice.mask, n, pattern=choice.layout.pattern), count
+        "drop",
+        wanted,
+        lambda n: drop_lowest(
+            choice.scores, choice.mask, n, pattern=choice.layout.pattern
+        ),
+        count,
     )
 
 
@@ -103,45 +138,75 @@ def growing_fills_the_best(grow_highest: Callable[..., Tensor], choice: Choice) 
     if choice.layout.fixed is not None:
         return
     free = [
-        [not (a or b) for a, b in zip(choice.any_of(choice.mask, g), choice.any_of(choice.exclude, g), strict=True)]
+        [
+            not (a or b)
+            for a, b in zip(
+                choice.any_of(choice.mask, g),
+                choice.any_of(choice.exclude, g),
+                strict=True,
+            )
+        ]
         for g in groups
     ]
     count = round(choice.part * min(map(sum, free), default=0))
-    grown = [(g, oracle.best_of(choice.values(g), flags, count)) for g, flags in zip(groups, free, strict=True)]
+    grown = [
+        (g, oracle.best_of(choice.values(g), flags, count))
+        for g, flags in zip(groups, free, strict=True)
+    ]
     options = {"pattern": choice.layout.pattern, "exclude": choice.exclude}
     select = lambda n: grow_highest(choice.scores, choice.mask, n, **options)  # noqa: E731
     _every_way("grow", choice.mask | choice.elements(grown), select, count)
 
 
-def one_competition_over_all_leaves(topk_masks: Callable[..., Any], example: tuple[Choice, Choice]) -> None:
+def one_competition_over_all_leaves(
+    topk_masks: Callable[..., Any], example: tuple[Choice, Choice]
+) -> None:
     trees = {"b": example[0].scores, "a": example[1].scores}
     shapes = {path: tuple(trees[path].shape) for path in sorted(trees)}
     (units,) = oracle.competing_units(ELEMENTS, shapes, joint=True)
     values = {path: leaf.double().reshape(-1).tolist() for path, leaf in trees.items()}
     scores = [oracle.score(ELEMENTS, values, unit) for unit in units]
     count = round(example[0].part * len(units))
-    best = {(units[i][0], units[i][1][0]) for i in oracle.best_of(scores, [True] * len(units), count)}
+    best = {
+        (units[i][0], units[i][1][0])
+        for i in oracle.best_of(scores, [True] * len(units), count)
+    }
     for n in (count, torch.tensor(count)):
         for path, mask in topk_masks(trees, n).items():
             wanted = [(path, i) in best for i in range(mask.numel())]
-            assert mask.reshape(-1).tolist() == wanted, f"{path}: expected {wanted}, got {mask}"
+            assert mask.reshape(-1).tolist() == wanted, (
+                f"{path}: expected {wanted}, got {mask}"
+            )
 
 
-def thresholds_keep_what_is_above(threshold_mask: Callable[..., Tensor], choice: Choice) -> None:
+def thresholds_keep_what_is_above(
+    threshold_mask: Callable[..., Tensor], choice: Choice
+) -> None:
     values = choice.scores.double().reshape(-1).tolist()
     least = round(choice.part * len(values))
     for tau in (0.0, 0.5, -1.0):
         best = oracle.best_of(values, [True] * len(values), least)
         wanted = [value > tau or i in best for i, value in enumerate(values)]
-        assert threshold_mask(choice.scores, tau, min_keep=least).reshape(-1).tolist() == wanted, f"above {tau}"
+        assert (
+            threshold_mask(choice.scores, tau, min_keep=least).reshape(-1).tolist()
+            == wanted
+        ), f"above {tau}"
 
 
-def packing_round_trips(pack_and_unpack: tuple[Callable[..., Any], Callable[..., Any]], choice: Choice) -> None:
+def packing_round_trips(
+    pack_and_unpack: tuple[Callable[..., Any], Callable[..., Any]], choice: Choice
+) -> None:
     pack, unpack = pack_and_unpack
-    tree = {"mask": choice.mask, "dense": torch.tensor(True), "turned": choice.exclude.movedim(0, -1)}
+    tree = {
+        "mask": choice.mask,
+        "dense": torch.tensor(True),
+        "turned": choice.exclude.movedim(0, -1),
+    }
     packed = pack(tree)
     for path, mask in tree.items():
-        assert torch.equal(unpack(packed, tree)[path], mask), f"{path}: {mask} comes back otherwise"
+        assert torch.equal(unpack(packed, tree)[path], mask), (
+            f"{path}: {mask} comes back otherwise"
+        )
         assert mask.ndim == 0 or packed[path].numel() == -(-mask.numel() // 8), (
             f"{path} takes more than one bit a weight"
         )

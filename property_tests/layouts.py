@@ -18,20 +18,34 @@ def _rows(parts: int) -> Callable[[Box], Box]:
     return lambda grid: (grid[0] // parts, *grid[1:])
 
 
-NM = Layout(sf.patterns.nm(2, 4), group=lambda grid: (*(1 for _ in grid[1:]), 4), fixed=2, form=Form(columns=4))
+NM = Layout(
+    sf.patterns.nm(2, 4),
+    group=lambda grid: (*(1 for _ in grid[1:]), 4),
+    fixed=2,
+    form=Form(columns=4),
+)
 BLOCK = Layout(
-    sf.patterns.block((2, 2)), unit=lambda shape: (*(1 for _ in shape[2:]), 2, 2), reduce=mean, form=Form(least=2)
+    sf.patterns.block((2, 2)),
+    unit=lambda shape: (*(1 for _ in shape[2:]), 2, 2),
+    reduce=mean,
+    form=Form(least=2),
 )
 CHANNEL = Layout(
-    sf.patterns.channel(0), unit=lambda shape: (1, *shape[1:]), reduce=lambda unit: sum(abs(x) for x in unit)
+    sf.patterns.channel(0),
+    unit=lambda shape: (1, *shape[1:]),
+    reduce=lambda unit: sum(abs(x) for x in unit),
 )
 KERNEL = Layout(
-    sf.patterns.kernel("max"), unit=lambda shape: (*(1 for _ in shape[:2]), *shape[2:]), reduce=lambda unit: _max(unit)
+    sf.patterns.kernel("max"),
+    unit=lambda shape: (*(1 for _ in shape[:2]), *shape[2:]),
+    reduce=lambda unit: _max(unit),
 )
 OUT_GROUPS = Layout(sf.patterns.out_groups(2), group=_rows(2), form=Form(rows=2))
 ROW_BALANCED = Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:]))
 GATES = CHANNEL._replace(
-    pattern=sf.patterns.channel(0, groups=2), group=lambda grid: (grid[0] // 2, *grid[1:]), form=Form(rows=2)
+    pattern=sf.patterns.channel(0, groups=2),
+    group=lambda grid: (grid[0] // 2, *grid[1:]),
+    form=Form(rows=2),
 )
 HOLES = BLOCK._replace(pattern=sf.patterns.block((2, 2), zeros=3), zeros=3)
 BAND = Layout(
@@ -46,7 +60,9 @@ TILES = Layout(
     fixed=2,
     form=Form(rows=2, columns=2),
 )
-LARGE = Layout(sf.patterns.unstructured(), form=Form(rows=4, columns=4, least=2))  # leaves that a floor can bind
+LARGE = Layout(
+    sf.patterns.unstructured(), form=Form(rows=4, columns=4, least=2)
+)  # leaves that a floor can bind
 LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED, GATES)
 
 

@@ -1,4 +1,6 @@
-"""One row per method of `sf.methods`. The parts that they are made of have rows in `registry.py`."""
+"""One row per method of `sf.methods`. The parts that they are made of have rows in
+`registry.py`.
+"""
 
 import math
 from typing import Any
@@ -54,12 +56,17 @@ def lower(sparsity: Any) -> Schedule:
 def even_rows(shapes: Any, sparsity: Any) -> Any:
     """As many in every row, rounded down."""
     counts = sf.budgets.uniform()(shapes, sparsity)
-    return {path: counts[path] // max(shape[0], 1) * shape[0] for path, shape in shapes.items()}
+    return {
+        path: counts[path] // max(shape[0], 1) * shape[0]
+        for path, shape in shapes.items()
+    }
 
 
 ROWS = [
     # at the start
-    Row("snip", lambda s, key, _: sf.methods.snip(s), STARTED._replace(choose=SALIENCY)),
+    Row(
+        "snip", lambda s, key, _: sf.methods.snip(s), STARTED._replace(choose=SALIENCY)
+    ),
     Row(
         "snip of two batches",
         lambda s, key, _: sf.methods.snip(s, batches=2),
@@ -77,7 +84,9 @@ ROWS = [
     ),
     Row(
         "grasp",
-        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[2:],), temperature=None),
+        lambda s, key, _: sf.methods.grasp(
+            s, quadratic, lambda step: (EXAMPLES[2:],), temperature=None
+        ),
         SHOT._replace(choose=GRASP),
     ),
     Row(
@@ -95,7 +104,9 @@ ROWS = [
     Row(
         "ac_dc",
         lambda s, key, _: sf.methods.ac_dc(s, sparse=FIRST, dense=sf.at([2])),
-        PRUNE._replace(when=sf.at([0, 2]), level=turning, start="dense", monotone=False),
+        PRUNE._replace(
+            when=sf.at([0, 2]), level=turning, start="dense", monotone=False
+        ),
     ),
     # masks that move
     Row(
@@ -106,7 +117,13 @@ ROWS = [
     Row(
         "granet",
         lambda s, key, _: sf.methods.granet(s, steps=4, initial=0.0, when=EVEN),
-        Meta(level=rising, distribution=sf.budgets.global_(), start="dense", needs_grads=True, permutes=False),
+        Meta(
+            level=rising,
+            distribution=sf.budgets.global_(),
+            start="dense",
+            needs_grads=True,
+            permutes=False,
+        ),
     ),
     Row(
         "mest",
@@ -115,12 +132,18 @@ ROWS = [
     ),
     Row(
         "mest with a soft bound",
-        lambda s, key, _: sf.methods.mest(s, extra=0.25, soft=True, gradient=0.5, when=EVEN, key=key),
-        DRAWN._replace(level=lower, needs_grads=True, baseline=None, scale_free=False),  # weights plus gradients
+        lambda s, key, _: sf.methods.mest(
+            s, extra=0.25, soft=True, gradient=0.5, when=EVEN, key=key
+        ),
+        DRAWN._replace(
+            level=lower, needs_grads=True, baseline=None, scale_free=False
+        ),  # weights plus gradients
     ),
     Row(
         "top_kast",
-        lambda s, key, _: sf.methods.top_kast(0.5 * s, backward=0.25 * s, decay=0.5, when=EVEN),
+        lambda s, key, _: sf.methods.top_kast(
+            0.5 * s, backward=0.25 * s, decay=0.5, when=EVEN
+        ),
         Meta(
             level=lambda s: sf.schedules.constant(0.5 * s),
             start="magnitude",
@@ -132,13 +155,24 @@ ROWS = [
     ),
     Row(
         "srigl without ablation",
-        lambda s, key, _: sf.methods.srigl(s, steps=9, ablation=0.0, drop_fraction=0.4, when=EVEN, key=key),
-        DRAWN._replace(pattern=ROW_BALANCED, distribution=even_rows, needs_grads=True, stochastic=True),
+        lambda s, key, _: sf.methods.srigl(
+            s, steps=9, ablation=0.0, drop_fraction=0.4, when=EVEN, key=key
+        ),
+        DRAWN._replace(
+            pattern=ROW_BALANCED,
+            distribution=even_rows,
+            needs_grads=True,
+            stochastic=True,
+        ),
     ),
     Row(
         "srigl",
-        lambda s, key, _: sf.methods.srigl(s, steps=9, drop_fraction=0.4, when=EVEN, key=key),
-        DRAWN._replace(exact_count=False, needs_grads=True, stochastic=True, baseline=None),
+        lambda s, key, _: sf.methods.srigl(
+            s, steps=9, drop_fraction=0.4, when=EVEN, key=key
+        ),
+        DRAWN._replace(
+            exact_count=False, needs_grads=True, stochastic=True, baseline=None
+        ),
     ),
     Row(
         "deep_rewiring",
@@ -173,21 +207,35 @@ def calibrated(params: Tree) -> dict[str, dict[str, torch.Tensor]]:
     for path, leaf in leaves(params).items():
         if leaf.ndim > 1:
             width = math.prod(leaf.shape[1:])
-            square = 1.0 + torch.arange(width, dtype=torch.float64, device=leaf.device) % 3
-            stats[path] = {"count": torch.full((), 4, device=leaf.device), "square": square}
+            square = (
+                1.0 + torch.arange(width, dtype=torch.float64, device=leaf.device) % 3
+            )
+            stats[path] = {
+                "count": torch.full((), 4, device=leaf.device),
+                "square": square,
+            }
     return stats
 
 
 def examples_of(params: Tree) -> Tree:
     """Gradients of two examples."""
-    return optree.tree_map(lambda leaf: torch.stack([torch.ones_like(leaf), torch.full_like(leaf, -0.5)]), params)
+    return optree.tree_map(
+        lambda leaf: torch.stack([torch.ones_like(leaf), torch.full_like(leaf, -0.5)]),
+        params,
+    )
 
 
 ROWS += [
     Row(
         "edge_popup",
         lambda s, key, _: sf.methods.edge_popup(s, key=key),
-        Meta(start="random", stochastic=True, pruned="train", baseline=None, permutes=False),
+        Meta(
+            start="random",
+            stochastic=True,
+            pruned="train",
+            baseline=None,
+            permutes=False,
+        ),
     ),
     Row(
         "movement",
@@ -202,7 +250,9 @@ ROWS += [
     ),
     Row(
         "soft_movement",
-        lambda s, key, _: sf.methods.soft_movement(0.6, steps=4, strength=7.8, cooldown=0.5),
+        lambda s, key, _: sf.methods.soft_movement(
+            0.6, steps=4, strength=7.8, cooldown=0.5
+        ),
         Meta(
             exact_count=False,
             pruned="train",
@@ -215,7 +265,9 @@ ROWS += [
     Row(
         "powerprop",
         lambda s, key, _: sf.methods.powerprop(sf.gmp(s, when=EVEN)),
-        LEARNED._replace(exact_count=True, start="magnitude", choose=None, monotone=True),
+        LEARNED._replace(
+            exact_count=True, start="magnitude", choose=None, monotone=True
+        ),
     ),
     Row(
         "hard_concrete",
@@ -224,7 +276,9 @@ ROWS += [
     ),
     Row(
         "continuous_sparsification",
-        lambda s, key, _: sf.methods.continuous_sparsification(steps=3, strength=0.1, init=0.5),
+        lambda s, key, _: sf.methods.continuous_sparsification(
+            steps=3, strength=0.1, init=0.5
+        ),
         GATES,
     ),
     Row(
@@ -246,7 +300,9 @@ ROWS += [
     # sparsegpt and obs refuse weights that are not finite, which the laws try.
     Row(
         "woodfisher",
-        lambda s, key, params: sf.methods.woodfisher(float(s), examples_of(params), damp=0.5, block=3),
+        lambda s, key, params: sf.methods.woodfisher(
+            float(s), examples_of(params), damp=0.5, block=3
+        ),
         TRAINED._replace(scale_free=False),
     ),
     Row(
@@ -270,10 +326,14 @@ ROWS += [
     ),
     Row(
         "slimming",
-        lambda s, key, _: sf.methods.slimming(s, sf.default_where, steps=2, strength=0.5),
+        lambda s, key, _: sf.methods.slimming(
+            s, sf.default_where, steps=2, strength=0.5
+        ),
         TRAINED._replace(
             choose=sf.scores.magnitude,
-            baseline=lambda: sf.methods.slimming(0.0, sf.default_where, steps=2, strength=0.5),
+            baseline=lambda: sf.methods.slimming(
+                0.0, sf.default_where, steps=2, strength=0.5
+            ),
         ),
     ),
     Row(
@@ -293,5 +353,6 @@ ROWS += [
         ),
     ),
 ]
-# What the calls say is not said again, and a planted bug is held against what the healthy call says.
+# What the calls say is not said again, and a planted bug is held against what the
+# healthy call says.
 ROWS = [completed(row) for row in ROWS]

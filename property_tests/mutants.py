@@ -1,6 +1,7 @@
 """Planted bugs, and the laws that must notice them.
 
-`python -m property_tests.mutants` prints which checks notice which of them, and counts them by law, in some minutes.
+`python -m property_tests.mutants` prints which checks notice which of them, and counts
+them by law, in some minutes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ MUTANTS = MASKS + STATES
 
 
 def notices(
-    check: Check, row: Row, bug: str, raises: type[Exception] = AssertionError, examples: float | None = None
+    check: Check,
+    row: Row,
+    bug: str,
+    raises: type[Exception] = AssertionError,
+    examples: float | None = None,
 ) -> bool:
-    """Whether the check fails on the row, on as many examples as it gets on a few rows."""
+    """Whether the check fails on the row, on as many examples as it gets on a few
+    rows.
+    """
     try:
         hold(
             f"{bug} {check.name}",
@@ -44,14 +51,22 @@ def notices(
 
 def primitive_notices(law: PrimitiveLaw, mutant: PrimitiveMutant) -> bool:
     try:
-        hold(mutant.bug, lambda x: law.check(mutant.subject, x), law.examples, law.share * tries(), seed(), False)
+        hold(
+            mutant.bug,
+            lambda x: law.check(mutant.subject, x),
+            law.examples,
+            law.share * tries(),
+            seed(),
+            False,
+        )
     except AssertionError:
         return True
     return False
 
 
 def matrix(others: int) -> Iterator[str]:
-    """One line a mutant, one column a check: X where the one that must notice does, x where another one does.
+    """One line a mutant, one column a check: X where the one that must notice does, x
+    where another one does.
 
     The others get so many examples, or the part of them that is theirs.
     """
@@ -63,9 +78,13 @@ def matrix(others: int) -> Iterator[str]:
         marks = []
         for check in columns:
             own = check.name == planted.law
-            tried = own or (others and check not in COMPILE.checks and check.binds(planted.row.meta))
+            tried = own or (
+                others and check not in COMPILE.checks and check.binds(planted.row.meta)
+            )
             examples = None if own else check.share * others
-            found = tried and notices(check, planted.row, planted.bug, Exception, examples)
+            found = tried and notices(
+                check, planted.row, planted.bug, Exception, examples
+            )
             marks.append(" ." if not found else " X" if own else " x")
             caught[check.name] += bool(own and found)
         yield f"{' '.join(marks)}  {planted.row.name}: {planted.bug}"
@@ -82,12 +101,20 @@ def matrix(others: int) -> Iterator[str]:
         yield f"| {law.name} | {len(planted)} | {sum(caught[name] for name in names)} |"
     for primitive_law in laws_primitives.LAWS:
         name = primitive_law.name
-        yield f"| {name} | {sum(mutant.law == name for mutant in PRIMITIVES)} | {caught[name]} |"
+        yield (
+            f"| {name} | {sum(mutant.law == name for mutant in PRIMITIVES)} | "
+            f"{caught[name]} |"
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--others", type=int, default=3, help="examples for checks that need not notice; 0: none")
+    parser.add_argument(
+        "--others",
+        type=int,
+        default=3,
+        help="examples for checks that need not notice; 0: none",
+    )
     start = time.monotonic()
     warnings.simplefilter("ignore")  # what a broken algorithm warns of is not the point
     for line in matrix(parser.parse_args().others):

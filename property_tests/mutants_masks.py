@@ -60,19 +60,27 @@ MASKS = [
         "the count is truncated in float32",
         "counts_are_exact",
         "static magnitude keep",
-        magnitude_masks(lambda x, s: sf.topk_mask(x, int(torch.tensor(1.0 - s, dtype=torch.float32) * x.numel()))),
+        magnitude_masks(
+            lambda x, s: sf.topk_mask(
+                x, int(torch.tensor(1.0 - s, dtype=torch.float32) * x.numel())
+            )
+        ),
     ),
     mutant(
         "halves of a unit are rounded up",
         "counts_are_exact",
         "static magnitude keep",
-        magnitude_masks(lambda x, s: sf.topk_mask(x, x.numel() - math.floor(s * x.numel() + 0.5))),
+        magnitude_masks(
+            lambda x, s: sf.topk_mask(x, x.numel() - math.floor(s * x.numel() + 0.5))
+        ),
     ),
     mutant(
         "ties at the threshold all stay",
         "counts_are_exact",
         "static magnitude keep",
-        magnitude_masks(lambda x, s: by_threshold(torch.nan_to_num(x, nan=-1.0), kept(x, s))),
+        magnitude_masks(
+            lambda x, s: by_threshold(torch.nan_to_num(x, nan=-1.0), kept(x, s))
+        ),
     ),
     mutant(
         "the trigger fires one step late",
@@ -97,32 +105,49 @@ MASKS = [
         "the_best_are_kept",
         "gmp regrow keep",
         lambda s, key, _: sf.gmp(
-            lambda step: s, when=EVEN, score=per_leaf(_infinite_where_nan), regrow=True, pruned="keep"
+            lambda step: s,
+            when=EVEN,
+            score=per_leaf(_infinite_where_nan),
+            regrow=True,
+            pruned="keep",
         ),
     ),
     mutant(
         "ties go to the higher index",
         "the_best_are_kept",
         "static magnitude keep",
-        magnitude_masks(lambda x, s: sf.topk_mask(x.reshape(-1).flip(0), kept(x, s)).flip(0).reshape(x.shape)),
+        magnitude_masks(
+            lambda x, s: (
+                sf.topk_mask(x.reshape(-1).flip(0), kept(x, s)).flip(0).reshape(x.shape)
+            )
+        ),
     ),
     mutant(
-        "scores are compared in bfloat16", "the_best_are_kept", "gmp", gmp(per_leaf(lambda _, x: x.abs().bfloat16()))
+        "scores are compared in bfloat16",
+        "the_best_are_kept",
+        "gmp",
+        gmp(per_leaf(lambda _, x: x.abs().bfloat16())),
     ),
     mutant(
         "a unit is kept in part",
         "units_are_whole",
         "gmp channel",
-        lambda s, key, _: after_update(sf.gmp(ramp(s), when=EVEN, pattern=sf.patterns.channel(0)), _in_part),
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN, pattern=sf.patterns.channel(0)), _in_part
+        ),
     ),
-    mutant("pruned weights compete again", "masks_only_shrink", "gmp", gmp(regrow=True)),
+    mutant(
+        "pruned weights compete again", "masks_only_shrink", "gmp", gmp(regrow=True)
+    ),
     mutant(
         "what is off the mask is believed",
         "masks_only_shrink",
         "one_shot",
         lambda s, key, _: after_update(
             sf.one_shot(s, when=sf.at([1])),
-            lambda old, new, grads, step: new._replace(masks=each(lambda m, p: m | (p > 7), new.masks, old.params)),
+            lambda old, new, grads, step: new._replace(
+                masks=each(lambda m, p: m | (p > 7), new.masks, old.params)
+            ),
         ),
     ),
     mutant(
@@ -142,16 +167,29 @@ MASKS = [
         "the_worst_are_exchanged",
         "drop_grow exclude keep",
         lambda s, key, _: sf.drop_grow(
-            s, drop=sf.scores.saliency, grow=GRADIENT, key=key, exclude_dropped=False, pruned="keep", **swap
+            s,
+            drop=sf.scores.saliency,
+            grow=GRADIENT,
+            key=key,
+            exclude_dropped=False,
+            pruned="keep",
+            **swap,
         ),
     ),
     mutant(
         "the largest are dropped",
         "the_worst_are_exchanged",
         "set",
-        lambda s, key, _: sf.set(s, key=key, drop=per_leaf(lambda _, x: -x.abs()), **swap),
+        lambda s, key, _: sf.set(
+            s, key=key, drop=per_leaf(lambda _, x: -x.abs()), **swap
+        ),
     ),
-    mutant("more are dropped than the fraction says", "exchanges_conserve", "rigl", rigl(drop_fraction=0.9)),
+    mutant(
+        "more are dropped than the fraction says",
+        "exchanges_conserve",
+        "rigl",
+        rigl(drop_fraction=0.9),
+    ),
     mutant(
         "more come than go",
         "exchanges_conserve",
@@ -162,30 +200,59 @@ MASKS = [
         "grown weights start at one",
         "exchanges_conserve",
         "rigl",
-        rigl(grown=lambda state, grown, step: optree.tree_map(torch.ones_like, state.params)),
+        rigl(
+            grown=lambda state, grown, step: optree.tree_map(
+                torch.ones_like, state.params
+            )
+        ),
     ),
     mutant(
         "masks are made anew between triggers",
         "nothing_happens_between_triggers",
         "rigl even magnitude",
-        lambda s, key, _: sf.rigl(s, init="magnitude", drop_fraction=0.5, when=sf.always()),
+        lambda s, key, _: sf.rigl(
+            s, init="magnitude", drop_fraction=0.5, when=sf.always()
+        ),
     ),
     mutant(
         "an idle step copies the masks",
         "nothing_happens_between_triggers",
         "gmp",
         lambda s, key, _: after_update(
-            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(masks=each(torch.clone, new.masks))
+            sf.gmp(ramp(s), when=EVEN),
+            lambda old, new, grads, step: new._replace(
+                masks=each(torch.clone, new.masks)
+            ),
         ),
     ),
-    mutant("a score reads gradients on the sly", "gradients_matter_where_declared", "gmp", gmp(sf.scores.saliency)),
-    mutant("ties are broken by chance", "keys_matter_where_declared", "gmp", gmp(sf.scores.random)),
-    mutant("the key is a constant", "declared_dependence_is_real", "set", lambda s, key, _: sf.set(s, **swap)),
+    mutant(
+        "a score reads gradients on the sly",
+        "gradients_matter_where_declared",
+        "gmp",
+        gmp(sf.scores.saliency),
+    ),
+    mutant(
+        "ties are broken by chance",
+        "keys_matter_where_declared",
+        "gmp",
+        gmp(sf.scores.random),
+    ),
+    mutant(
+        "the key is a constant",
+        "declared_dependence_is_real",
+        "set",
+        lambda s, key, _: sf.set(s, **swap),
+    ),
     mutant(
         "every step draws the same",
         "declared_dependence_is_real",
         "set",
-        lambda s, key, _: sf.set(s, key=key, grow=lambda state, grads, step: sf.scores.random(state, grads, 0), **swap),
+        lambda s, key, _: sf.set(
+            s,
+            key=key,
+            grow=lambda state, grads, step: sf.scores.random(state, grads, 0),
+            **swap,
+        ),
     ),
     mutant(
         "gradients are masked before they are scored",
@@ -196,10 +263,17 @@ MASKS = [
             init="magnitude",
             when=EVEN,
             drop_fraction=0.5,
-            grow=lambda state, grads, step: sf.scores.gradient(state, sf.apply_masks(grads, state.masks), step),
+            grow=lambda state, grads, step: sf.scores.gradient(
+                state, sf.apply_masks(grads, state.masks), step
+            ),
         ),
     ),
-    mutant("keys are numbered by the leaf's place", "leaves_are_independent", "static", _draws_by_position),
+    mutant(
+        "keys are numbered by the leaf's place",
+        "leaves_are_independent",
+        "static",
+        _draws_by_position,
+    ),
     mutant(
         "one threshold for every scale",
         "scale_does_not_matter",
@@ -210,7 +284,11 @@ MASKS = [
         "the path is part of the score",
         "names_do_not_matter",
         "gmp",
-        gmp(per_leaf(lambda path, x: x.abs() * (1 if zlib.crc32(path.encode()) % 2 else -1))),
+        gmp(
+            per_leaf(
+                lambda path, x: x.abs() * (1 if zlib.crc32(path.encode()) % 2 else -1)
+            )
+        ),
     ),
     mutant(
         "the place is part of the score",
@@ -222,16 +300,24 @@ MASKS = [
         "the floor of a leaf is forgotten",
         "floors_are_respected",
         "gmp global floor",
-        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, score=lopsided, distribution=sf.budgets.global_()),
+        lambda s, key, _: sf.gmp(
+            ramp(0.5 * s), when=EVEN, score=lopsided, distribution=sf.budgets.global_()
+        ),
     ),
     Mutant(
         "the level leaves its bounds",
         "levels_stay_in_bounds",
-        HEALTHY["gmp"]._replace(meta=HEALTHY["gmp"].meta._replace(level=lambda s: sf.schedules.linear(s, 0.1))),
+        HEALTHY["gmp"]._replace(
+            meta=HEALTHY["gmp"].meta._replace(
+                level=lambda s: sf.schedules.linear(s, 0.1)
+            )
+        ),
     ),
     Mutant(
         "the trigger tells ints from tensors",
         "levels_stay_in_bounds",
-        HEALTHY["gmp"]._replace(meta=HEALTHY["gmp"].meta._replace(when=lambda step: isinstance(step, int))),
+        HEALTHY["gmp"]._replace(
+            meta=HEALTHY["gmp"].meta._replace(when=lambda step: isinstance(step, int))
+        ),
     ),
 ]

@@ -18,7 +18,12 @@ from torch import Tensor, fx, nn
 import sparsefn as sf
 from sparsefn.shrinking import analysis, arguments, moves, norms, tried
 from sparsefn.shrinking.atoms import Atoms
-from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
+from sparsefn.shrinking.counted import (
+    counted_group_norm,
+    counted_layer_norm,
+    counted_mean,
+    counted_rms_norm,
+)
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import Proof
@@ -28,12 +33,16 @@ from sparsefn.shrinking.values import values_in
 from tests.shrinking.compare import check, masked_weights, random_units
 from tests.shrinking.networks import networks
 
-GROUPS = import_module("sparsefn.shrinking.groups")  # the package has a function of that name
+GROUPS = import_module(
+    "sparsefn.shrinking.groups"
+)  # the package has a function of that name
 Place = tuple[Any, str, Any]  # where, which name, and what is put there
 
 
 class ShrinkingMutant(NamedTuple):
-    """Random networks, of all steps or of these, must get other outputs, or an error, under these changes."""
+    """Random networks, of all steps or of these, must get other outputs, or an error,
+    under these changes.
+    """
 
     bug: str
     places: tuple[Place, ...]
@@ -54,7 +63,12 @@ def cases(steps: tuple[str, ...] = (), count: int = 250) -> tuple[Case, ...]:
     found: list[Case] = []
     once = {"derandomize": True, "database": None, "phases": (Phase.generate,)}
 
-    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), **once)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        **once,
+    )
     @given(networks(most_steps=5, names=steps))
     def collect(net: Any) -> None:
         model, example = net
@@ -68,33 +82,47 @@ def cases(steps: tuple[str, ...] = (), count: int = 250) -> tuple[Case, ...]:
 def planted(places: tuple[Place, ...]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, new in places:
-            (patch.setitem if isinstance(owner, dict) else patch.setattr)(owner, name, new)
+            (patch.setitem if isinstance(owner, dict) else patch.setattr)(
+                owner, name, new
+            )
         yield
 
 
 def fault(case: Case, places: tuple[Place, ...], number: int) -> str:
-    """What goes wrong with a random network under these changes; nothing where it does not."""
+    """What goes wrong with a random network under these changes; nothing where it does
+    not.
+    """
     with planted((*places, (GROUPS, "traced", lambda *given, **how: case.graph))):
         try:
-            check(case.model, case.example, seed=number, counted=number % 2 == 0, forms=())
+            check(
+                case.model, case.example, seed=number, counted=number % 2 == 0, forms=()
+            )
         except Exception as error:  # a bug may do anything
             return f"{type(error).__name__}: {error}"
     return ""
 
 
 def proof_says(mutant: ShrinkingMutant, number: int) -> str:
-    """What the proof of `sf.shrink` says of the smaller program of a random network under the changes of a mutant."""
+    """What the proof of `sf.shrink` says of the smaller program of a random network
+    under the changes of a mutant.
+    """
     case = cases(mutant.steps)[number]
-    with planted((*mutant.places, (GROUPS, "traced", lambda *given, **how: case.graph))):
+    with planted(
+        (*mutant.places, (GROUPS, "traced", lambda *given, **how: case.graph))
+    ):
         found = GROUPS.groups(case.model, case.example, counted=number % 2 == 0)
         gone = random_units(found, number)
-        masked = sf.modules.bake(case.model, sf.State(*masked_weights(case.model, found, gone)))
+        masked = sf.modules.bake(
+            case.model, sf.State(*masked_weights(case.model, found, gone))
+        )
         return Proof(masked, case.example).reason(program(found.cut(gone)))
 
 
 def noticed(mutant: ShrinkingMutant) -> str:
     """The first random network that goes wrong: its number, and what it says."""
-    found = ((i, fault(case, mutant.places, i)) for i, case in enumerate(cases(mutant.steps)))
+    found = (
+        (i, fault(case, mutant.places, i)) for i, case in enumerate(cases(mutant.steps))
+    )
     return next((f"{i}: {text}" for i, text in found if text), "")
 
 
@@ -121,7 +149,9 @@ def _first_columns(self: Cut, name: str, x: Tensor) -> Tensor:
     return x.detach().clone()
 
 
-def _of_what_is_left(norm: Callable[..., Tensor], dims: Callable[..., int]) -> Callable[..., Tensor]:
+def _of_what_is_left(
+    norm: Callable[..., Tensor], dims: Callable[..., int]
+) -> Callable[..., Tensor]:
     @functools.wraps(norm)
     def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         place = 1 if norm is counted_group_norm else 0
@@ -144,7 +174,11 @@ def _in_groups(x: Tensor, count: int, *_: Any) -> int:
 
 def _repeats(step: Step, ins: Any, outs: Any) -> Any:
     known = _OF_GRIDS(step, ins, outs)
-    ones = {(0, e) for e, n in enumerate(outs[0].shape) if n == len(ins) > 1 and step.name in ("cat", "stack")}
+    ones = {
+        (0, e)
+        for e, n in enumerate(outs[0].shape)
+        if n == len(ins) > 1 and step.name in ("cat", "stack")
+    }
     return known._replace(repeats=known.repeats | ones)
 
 
@@ -153,7 +187,9 @@ def _only_the_first(self: Atoms, a: Any, b: Any, why: str) -> None:
 
 
 def _padding_of_zeros(step: Step) -> Any:
-    return moves.pad(dataclasses.replace(step, arguments={**step.arguments, "value": 0.0}))
+    return moves.pad(
+        dataclasses.replace(step, arguments={**step.arguments, "value": 0.0})
+    )
 
 
 def _never_mixed(step: Step) -> Any:
@@ -161,7 +197,11 @@ def _never_mixed(step: Step) -> Any:
     alike = ins and all(out.shape == ins[0].shape for out in outs)
     if not alike or any(value.dtype != torch.float64 for value in ins):
         return _TRIED(step)
-    return outs[0]._replace(labels=ins[0].labels, gone=ins[0].gone) if len(outs) == 1 else _TRIED(step)
+    return (
+        outs[0]._replace(labels=ins[0].labels, gone=ins[0].gone)
+        if len(outs) == 1
+        else _TRIED(step)
+    )
 
 
 def _norm_of_zeros(step: Step) -> Any:
@@ -183,28 +223,81 @@ LEFT = (
 COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "depthwise")
 PADDED = ("to_tokens_of_channels", "padded", "to_vector")
 NORMED = ("norm_of_channels", "scores_of_tokens", "gram_matrix_of_pixels")
-TABLES = ("constant_table", "scores_of_tokens", "gram_matrix_of_pixels", "norm_of_channels")
-SUMMED = ("scores_of_tokens", "gram_matrix_of_pixels", "linear_attention", "activation", "dense")
+TABLES = (
+    "constant_table",
+    "scores_of_tokens",
+    "gram_matrix_of_pixels",
+    "norm_of_channels",
+)
+SUMMED = (
+    "scores_of_tokens",
+    "gram_matrix_of_pixels",
+    "linear_attention",
+    "activation",
+    "dense",
+)
 WIDTH = (arguments.RULES, "scaled_dot_product_attention", lambda change: None)
-PADS = tuple((analysis._RULES, name, _padding_of_zeros) for name in ("pad", "constant_pad_nd"))
+PADS = tuple(
+    (analysis._RULES, name, _padding_of_zeros) for name in ("pad", "constant_pad_nd")
+)
 
 SHRINKING = [
-    ShrinkingMutant("every elementwise operation maps zero to zero", ((tried, "elementwise", _always_zero),)),
-    *(ShrinkingMutant(f"{place[1]} divides by what is left", (place,), COUNTED) for place in LEFT),
-    ShrinkingMutant("the program keeps the first columns", ((Cut, "take", _first_columns),)),
-    ShrinkingMutant("what is summed over need not be 0", ((Step, "freeze", unless("sums over it")),), SUMMED),
-    ShrinkingMutant("a concatenation of size 1 is a repeat", ((moves, "_of_grids", _repeats),)),
-    ShrinkingMutant("every operation of one shape passes", ((analysis, "tried", _never_mixed),)),
-    ShrinkingMutant("only the first of the joined indices are joined", ((Atoms, "join", _only_the_first),)),
-    ShrinkingMutant("means lose entries that are not 0", ((norms, "averaged", lambda step, label, x, dim: None),)),
-    ShrinkingMutant("an index that is taken alone may go", ((Step, "freeze", unless("takes this index alone")),)),
+    ShrinkingMutant(
+        "every elementwise operation maps zero to zero",
+        ((tried, "elementwise", _always_zero),),
+    ),
+    *(
+        ShrinkingMutant(f"{place[1]} divides by what is left", (place,), COUNTED)
+        for place in LEFT
+    ),
+    ShrinkingMutant(
+        "the program keeps the first columns", ((Cut, "take", _first_columns),)
+    ),
+    ShrinkingMutant(
+        "what is summed over need not be 0",
+        ((Step, "freeze", unless("sums over it")),),
+        SUMMED,
+    ),
+    ShrinkingMutant(
+        "a concatenation of size 1 is a repeat", ((moves, "_of_grids", _repeats),)
+    ),
+    ShrinkingMutant(
+        "every operation of one shape passes", ((analysis, "tried", _never_mixed),)
+    ),
+    ShrinkingMutant(
+        "only the first of the joined indices are joined",
+        ((Atoms, "join", _only_the_first),),
+    ),
+    ShrinkingMutant(
+        "means lose entries that are not 0",
+        ((norms, "averaged", lambda step, label, x, dim: None),),
+    ),
+    ShrinkingMutant(
+        "an index that is taken alone may go",
+        ((Step, "freeze", unless("takes this index alone")),),
+    ),
     ShrinkingMutant("every padding is of zeros", PADS, PADDED),
-    ShrinkingMutant("layer norms map zero to zero", ((analysis._RULES, "layer_norm", _norm_of_zeros),), NORMED),
-    ShrinkingMutant("tables are 0 where they go", ((analysis, "of_leaf", _all_masked),), TABLES),
-    ShrinkingMutant("attention is scaled by the width that is left", (WIDTH,), ("attention", "dense")),
+    ShrinkingMutant(
+        "layer norms map zero to zero",
+        ((analysis._RULES, "layer_norm", _norm_of_zeros),),
+        NORMED,
+    ),
+    ShrinkingMutant(
+        "tables are 0 where they go", ((analysis, "of_leaf", _all_masked),), TABLES
+    ),
+    ShrinkingMutant(
+        "attention is scaled by the width that is left",
+        (WIDTH,),
+        ("attention", "dense"),
+    ),
 ]
 
 if __name__ == "__main__":
     for mutant in (ShrinkingMutant("nothing", ()), *SHRINKING):
         lines = noticed(mutant).splitlines()
-        print(f"{mutant.bug}: network {lines[0]}" if lines else f"{mutant.bug}: not noticed", flush=True)
+        print(
+            f"{mutant.bug}: network {lines[0]}"
+            if lines
+            else f"{mutant.bug}: not noticed",
+            flush=True,
+        )

@@ -1,10 +1,12 @@
-"""Mutation testing: change a module in one place at a time, and see which changes no test notices.
+"""Mutation testing: change a module in one place at a time, and see which changes no
+test notices.
 
-`python -m property_tests.mutation sparsefn/masks/select.py tests/masks/test_select.py ...` prints the mutants that
-survive of one module. The mutants are those of mutmut's operators, less those of texts and those that put None for a
-value. No file is changed: a mutant exists in a forked process only. It is tried twice. First its code is put into the
-functions of a session that has collected the tests already, which is quick, but what was made while importing stays
-unmutated; so who survives that is imported anew.
+`python -m property_tests.mutation sparsefn/masks/select.py tests/masks/test_select.py
+...` prints the mutants that survive of one module. The mutants are those of mutmut's
+operators, less those of texts and those that put None for a value. No file is changed:
+a mutant exists in a forked process only. It is tried twice. First its code is put into
+the functions of a session that has collected the tests already, which is quick, but
+what was made while importing stays unmutated; so who survives that is imported anew.
 """
 
 from __future__ import annotations
@@ -34,22 +36,45 @@ from mutmut.mutation.pragma_handling import IgnoredCode
 
 ROOT = Path(__file__).parents[1]
 # Imported before any fork; nothing here may import the library.
-WARM = ["torch", "torch.func", "torch._dynamo", "torch._inductor.compile_fx", "optree", "hypothesis", "numpy"]
-OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+WARM = [
+    "torch",
+    "torch.func",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "optree",
+    "hypothesis",
+    "numpy",
+]
+OPTIONS = [
+    "-x",
+    "-q",
+    "--tb=no",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+]
 PASSED = 0
 QUICK = 4.0  # seconds of tests that are tried first
 SLOW = 12  # seconds of a processor for them: more is a loop without an end
 
 
 class _Visitor(MutationVisitor):
-    # mutmut's own runner must leave out functions with decorators, such as properties and operators.
+    # mutmut's own runner must leave out functions with decorators, such as properties
+    # and operators.
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
-        return not isinstance(node, cst.FunctionDef) and super()._skip_node_and_children(node)
+        return not isinstance(
+            node, cst.FunctionDef
+        ) and super()._skip_node_and_children(node)
 
 
 def mutants(source: str) -> Iterator[str]:
-    """The source, changed in one place: not its texts, nor what a run on one device cannot see."""
-    operators = [(kind, _fewer(operator)) for kind, operator in mutators.mutation_operators]
+    """The source, changed in one place: not its texts, nor what a run on one device
+    cannot see.
+    """
+    operators = [
+        (kind, _fewer(operator)) for kind, operator in mutators.mutation_operators
+    ]
     visitor = _Visitor(operators, IgnoredCode(set(), set(), set()))
     module = cst.metadata.MetadataWrapper(cst.parse_module(source)).visit(visitor)
     for mutation in visitor.mutations:
@@ -65,12 +90,20 @@ def _fewer(operator: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _visible(call: cst.Call, fewer: cst.Call) -> bool:
-    names = [[arg.keyword.value for arg in node.args if arg.keyword] for node in (call, fewer)]
-    return len(fewer.args) < len(call.args) and not ({*names[0]} - {*names[1]}) & {"strict", "device"}
+    names = [
+        [arg.keyword.value for arg in node.args if arg.keyword]
+        for node in (call, fewer)
+    ]
+    return len(fewer.args) < len(call.args) and not ({*names[0]} - {*names[1]}) & {
+        "strict",
+        "device",
+    }
 
 
 def outcome(run: Callable[[], int], limit: int) -> int:
-    """The exit status of a forked process that makes the call; negative if it needed more than so many seconds."""
+    """The exit status of a forked process that makes the call; negative if it needed
+    more than so many seconds.
+    """
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -90,7 +123,11 @@ def anew(path: Path, source: str, tests: list[str]) -> int:
 
     def get_code(self: Any, name: str) -> CodeType | None:
         mine = Path(self.path) == path
-        return compile(source, str(path), "exec", dont_inherit=True) if mine else plain(self, name)
+        return (
+            compile(source, str(path), "exec", dont_inherit=True)
+            if mine
+            else plain(self, name)
+        )
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
     return int(pytest.main([*OPTIONS, *tests]))
@@ -107,7 +144,10 @@ def _swap(old: Any, new: Any) -> None:
     for name, value in new.items():
         was = old.get(name)
         if inspect.isfunction(was) and inspect.isfunction(value):
-            was, value = inspect.unwrap(was), inspect.unwrap(value)  # the function inside its decorators
+            was, value = (
+                inspect.unwrap(was),
+                inspect.unwrap(value),
+            )  # the function inside its decorators
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 setattr(was, part, getattr(value, part))
         elif inspect.isclass(was) and was is not value:
@@ -117,7 +157,9 @@ def _swap(old: Any, new: Any) -> None:
 
 
 class Quick:
-    """A pytest plugin: instead of running the tests once, run the quicker ones in a fork for every mutant."""
+    """A pytest plugin: instead of running the tests once, run the quicker ones in a
+    fork for every mutant.
+    """
 
     def __init__(self, name: str, sources: list[str], notes: Path, limit: int) -> None:
         self.name, self.sources, self.notes, self.limit = name, sources, notes, limit
@@ -149,7 +191,9 @@ class Quick:
         sums = list(itertools.accumulate(took[item.nodeid] for item in session.items))
         del session.items[1 + sum(x < QUICK for x in sums) :]
         for source in self.sources:
-            status = outcome(lambda source=source: attempt(source), min(self.limit, SLOW))  # type: ignore[misc]
+            status = outcome(
+                lambda source=source: attempt(source), min(self.limit, SLOW)
+            )  # type: ignore[misc]
             with (self.notes / "statuses").open("a") as file:
                 file.write(f"{status}\n")
         return True
@@ -170,11 +214,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("module", type=Path)
     parser.add_argument("tests", nargs="+", help="files and other arguments for pytest")
-    parser.add_argument("--limit", type=int, default=60, help="seconds of a processor for a mutant")
-    parser.add_argument("--every", type=int, default=1, help="try only every so many-th mutant")
+    parser.add_argument(
+        "--limit", type=int, default=60, help="seconds of a processor for a mutant"
+    )
+    parser.add_argument(
+        "--every", type=int, default=1, help="try only every so many-th mutant"
+    )
     parser.add_argument("--first", type=int, default=0, help="from this one on")
-    parser.add_argument("--only", type=numbers, help="try only those of these numbers: 3,7,20-40")
-    parser.add_argument("--quick", action="store_true", help="do not import anew those that survive the quicker tests")
+    parser.add_argument(
+        "--only", type=numbers, help="try only those of these numbers: 3,7,20-40"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="do not import anew those that survive the quicker tests",
+    )
     given, options = parser.parse_known_args()
     tests, path = [*given.tests, *options], (ROOT / given.module).resolve()
     for name in WARM:
@@ -183,23 +237,43 @@ def main() -> None:
     chosen = {
         number: mutant
         for number, mutant in enumerate(mutants(source))
-        if (number % given.every == given.first if given.only is None else number in given.only)
+        if (
+            number % given.every == given.first
+            if given.only is None
+            else number in given.only
+        )
     }
     sources = list(chosen.values())
     with tempfile.TemporaryDirectory() as folder:
-        # The module as it is comes first: putting in a source must not be what the tests notice.
-        quick = Quick(".".join(given.module.with_suffix("").parts), [source, *sources], Path(folder), given.limit)
+        # The module as it is comes first: putting in a source must not be what the
+        # tests notice.
+        quick = Quick(
+            ".".join(given.module.with_suffix("").parts),
+            [source, *sources],
+            Path(folder),
+            given.limit,
+        )
         if outcome(lambda: int(pytest.main([*OPTIONS, *tests], [quick])), 10**6):
             sys.exit("the tests fail on the module as it is")
-        unchanged, *statuses = [int(line) for line in Path(folder, "statuses").read_text().split()]
+        unchanged, *statuses = [
+            int(line) for line in Path(folder, "statuses").read_text().split()
+        ]
     assert unchanged == PASSED and len(statuses) == len(sources)
     for i, (number, mutant) in enumerate(chosen.items()):
         if statuses[i] == PASSED and not given.quick:
-            statuses[i] = outcome(lambda mutant=mutant: anew(path, mutant, tests), given.limit)  # type: ignore[misc]
+            statuses[i] = outcome(
+                lambda mutant=mutant: anew(path, mutant, tests), given.limit
+            )  # type: ignore[misc]
         if statuses[i] <= PASSED:
             print(f"{number} {statuses[i]}\n{difference(source, mutant)}\n", flush=True)
-    left, late = sum(status == PASSED for status in statuses), sum(status < PASSED for status in statuses)
-    print(f"{given.module}: {len(sources)} mutants, {left} survived, {late} ran out of time")
+    left, late = (
+        sum(status == PASSED for status in statuses),
+        sum(status < PASSED for status in statuses),
+    )
+    print(
+        f"{given.module}: {len(sources)} mutants, {left} survived, {late} ran out of "
+        "time"
+    )
 
 
 if __name__ == "__main__":

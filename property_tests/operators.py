@@ -1,4 +1,6 @@
-"""The thirteenth law: `torch.library.opcheck` of each operator that the library defines, on inputs of its own."""
+"""The thirteenth law: `torch.library.opcheck` of each operator that the library
+defines, on inputs of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,33 @@ import torch
 import sparsefn as sf
 import sparsefn.solve as solve
 
-# What opcheck does with each: is the schema true, does the fake kernel say the shapes, does it compile for any sizes.
-UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+# What opcheck does with each: is the schema true, does the fake kernel say the shapes,
+# does it compile for any sizes.
+UTILITIES = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
 KEY, W = sf.random.key(3), torch.linspace(-1, 1, 24).reshape(4, 6)
 NARROW, FLAGS = W.to(torch.bfloat16), W > 0
 HESSIAN = W[:, :].T @ W + torch.eye(6)
 
 INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
-    "elementary": [("power", W.abs().double() + 0.5, torch.tensor(2.5, dtype=torch.float64))],
+    "elementary": [
+        ("power", W.abs().double() + 0.5, torch.tensor(2.5, dtype=torch.float64))
+    ],
     "mask_bytes": [([FLAGS, FLAGS[0]],)],
-    "obs_exact": [(W, HESSIAN, [], 0, 9, 0.01), (W, HESSIAN, [], 3, 1, 0.01), (W, HESSIAN, [1, 2, 0, 6], 0, 6, 0.01)],
-    "pool": [(W, [2, 3], "mean", 0.0), (NARROW, [1, 6], "sum", 0.0), (W.double(), [4, 1], "max", 0.0)],
+    "obs_exact": [
+        (W, HESSIAN, [], 0, 9, 0.01),
+        (W, HESSIAN, [], 3, 1, 0.01),
+        (W, HESSIAN, [1, 2, 0, 6], 0, 6, 0.01),
+    ],
+    "pool": [
+        (W, [2, 3], "mean", 0.0),
+        (NARROW, [1, 6], "sum", 0.0),
+        (W.double(), [4, 1], "max", 0.0),
+    ],
     "refit": [(W, HESSIAN, FLAGS, 0.01)],
     "reinterpreted": [(W, torch.int32), (NARROW, torch.int16)],
     "threefry2x32": [
@@ -30,8 +48,24 @@ INPUTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
     "widened": [(NARROW,), (NARROW[:0],)],
     "winners": [
         ([W.reshape(1, -1)], [None], [None], [True], torch.tensor([5]), [1], False),
-        ([W.reshape(1, -1), W[:1] * 2], [None, None], [None, None], [False, True], torch.tensor([3, 2]), [1, 1], False),
-        ([W.reshape(1, -1), W[:1] * 2], [None, None], [None, None], [True, True], torch.tensor([7]), [1], True),
+        (
+            [W.reshape(1, -1), W[:1] * 2],
+            [None, None],
+            [None, None],
+            [False, True],
+            torch.tensor([3, 2]),
+            [1, 1],
+            False,
+        ),
+        (
+            [W.reshape(1, -1), W[:1] * 2],
+            [None, None],
+            [None, None],
+            [True, True],
+            torch.tensor([7]),
+            [1],
+            True,
+        ),
     ],
 }
 
@@ -40,12 +74,22 @@ def operators() -> list[str]:
     """The names of all operators that the library has defined so far."""
     assert solve  # which defines two of them
     names = torch._C._dispatch_get_all_op_names()
-    return sorted({name.split("::")[1].split(".")[0] for name in names if name.startswith("sparsefn::")})
+    return sorted(
+        {
+            name.split("::")[1].split(".")[0]
+            for name in names
+            if name.startswith("sparsefn::")
+        }
+    )
 
 
 def operators_are_sound(operator: Any, inputs: Sequence[tuple[Any, ...]]) -> None:
-    """Schema, fake kernel and compiled code of an operator say the truth; AssertionError where one does not."""
+    """Schema, fake kernel and compiled code of an operator say the truth;
+    AssertionError where one does not.
+    """
     for given in inputs:
-        found = torch.library.opcheck(operator, given, test_utils=UTILITIES, raise_exception=False)
+        found = torch.library.opcheck(
+            operator, given, test_utils=UTILITIES, raise_exception=False
+        )
         failed = {name: result for name, result in found.items() if result != "SUCCESS"}
         assert not failed, f"{operator}: {failed}"

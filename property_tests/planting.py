@@ -32,11 +32,19 @@ class Mutant(NamedTuple):
         return HEALTHY[self.row.name]
 
 
-def mutant(bug: str, law: str, base: str, make: Callable[[Any, Tensor, Tree], sf.Algorithm], **options: Any) -> Mutant:
+def mutant(
+    bug: str,
+    law: str,
+    base: str,
+    make: Callable[[Any, Tensor, Tree], sf.Algorithm],
+    **options: Any,
+) -> Mutant:
     return Mutant(bug, law, HEALTHY[base]._replace(make=make), **options)
 
 
-def after_update(algorithm: sf.Algorithm, change: Callable[[sf.State, sf.State, Tree, Any], sf.State]) -> sf.Algorithm:
+def after_update(
+    algorithm: sf.Algorithm, change: Callable[[sf.State, sf.State, Tree, Any], sf.State]
+) -> sf.Algorithm:
     """`change(before, after, grads, step)` has the last word in every update."""
 
     def update(state: sf.State, grads: Tree, step: Any) -> sf.State:
@@ -50,15 +58,22 @@ def masks_by(rule: Callable[[str, Tensor], Tensor]) -> Callable[[Tree], Tree]:
 
     def init(params: Tree) -> Tree:
         true = torch.ones((), dtype=torch.bool)
-        made = [rule(p, x) if sf.default_where(p, x) else true for p, x in leaves(params).items()]
+        made = [
+            rule(p, x) if sf.default_where(p, x) else true
+            for p, x in leaves(params).items()
+        ]
         return optree.tree_unflatten(optree.tree_structure(params), made)
 
     return init
 
 
-def magnitude_masks(choose: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
+def magnitude_masks(
+    choose: Callable[[Tensor, Any], Tensor],
+) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
     """`static magnitude keep` with masks made by `choose(scores, sparsity)`."""
-    return lambda s, key, _: sf.static(None, init=masks_by(lambda path, leaf: choose(leaf.abs(), s)), pruned="keep")
+    return lambda s, key, _: sf.static(
+        None, init=masks_by(lambda path, leaf: choose(leaf.abs(), s)), pruned="keep"
+    )
 
 
 def kept(scores: Tensor, sparsity: Any) -> Any:
@@ -82,7 +97,9 @@ def by_threshold(scores: Tensor, count: Any) -> Tensor:
     return scores >= scores.reshape(-1).sort(descending=True).values[int(count) - 1]
 
 
-def per_leaf(fn: Callable[[str, Tensor], Tensor]) -> Callable[[sf.State, Tree, Any], Tree]:
+def per_leaf(
+    fn: Callable[[str, Tensor], Tensor],
+) -> Callable[[sf.State, Tree, Any], Tree]:
     """A score that sees the path of a leaf."""
 
     def score(state: sf.State, grads: Tree, step: Any) -> Tree:
@@ -92,8 +109,12 @@ def per_leaf(fn: Callable[[str, Tensor], Tensor]) -> Callable[[sf.State, Tree, A
     return score
 
 
-def gmp(score: Any = MAGNITUDE, **options: Any) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
-    return lambda s, key, _: sf.gmp(ramp(s), score=score, **{"when": EVEN, "key": key, **options})
+def gmp(
+    score: Any = MAGNITUDE, **options: Any
+) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
+    return lambda s, key, _: sf.gmp(
+        ramp(s), score=score, **{"when": EVEN, "key": key, **options}
+    )
 
 
 def rigl(**options: Any) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:

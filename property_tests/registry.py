@@ -32,18 +32,30 @@ from sparsefn.tree import Tree
 
 EVEN, ALWAYS, NEVER = sf.every(2), sf.always(), sf.never()
 FADING = sf.schedules.cosine_decay(0.6, 2)  # exactly 0 from step 2 on
-MAGNITUDE, GRADIENT, SALIENCY = sf.scores.magnitude, sf.scores.gradient, sf.scores.saliency
+MAGNITUDE, GRADIENT, SALIENCY = (
+    sf.scores.magnitude,
+    sf.scores.gradient,
+    sf.scores.saliency,
+)
 RANDOM, MOVED = sf.scores.random, sf.scores.sum(sf.scores.movement)
-GLOBAL, ERK, FLOOR = sf.budgets.global_(), sf.budgets.erk(), sf.budgets.global_(floor=0.45)
+GLOBAL, ERK, FLOOR = (
+    sf.budgets.global_(),
+    sf.budgets.erk(),
+    sf.budgets.global_(floor=0.45),
+)
 
 
 def quadratic(params: Tree, x: torch.Tensor) -> torch.Tensor:
-    """A loss whose second derivatives are the same everywhere: no sum rounds in the derivatives of an element."""
+    """A loss whose second derivatives are the same everywhere: no sum rounds in the
+    derivatives of an element.
+    """
     return x.mean() * sum((leaf * leaf).sum() for leaf in leaves(params).values()) / 2
 
 
 def neighbours(params: Tree) -> torch.Tensor:
-    """A loss whose Hessian has its entries beside the diagonal: an estimate of the diagonal is all noise."""
+    """A loss whose Hessian has its entries beside the diagonal: an estimate of the
+    diagonal is all noise.
+    """
     flat = [leaf.reshape(-1) for leaf in leaves(params).values()]
     return torch.stack([(leaf * leaf.roll(1)).sum().double() for leaf in flat]).sum()
 
@@ -56,7 +68,8 @@ EXAMPLES = torch.tensor([2.0, -1.0, 0.5])
 FISHER = sf.curvature.fisher(quadratic, (EXAMPLES,), chunk_size=2)
 OBD = sf.curvature.obd(FISHER)
 HUTCHINSON = sf.curvature.hessian_diagonal(neighbours, (), samples=2)
-# The example is small, as w * Hg of weights up to 200 would be infinite in float16, and infinite scores are ties.
+# The example is small, as w * Hg of weights up to 200 would be infinite in float16, and
+# infinite scores are ties.
 GRASP = sf.curvature.grasp(quadratic, lambda step: (EXAMPLES[2:],), temperature=None)
 SYNFLOW = sf.curvature.synflow(weighed, (1,))
 
@@ -82,12 +95,17 @@ def then_dense(sparsity: Any) -> Schedule:
 
 
 def chosen(params: Tree) -> list[str]:
-    return [path for path, leaf in leaves(params).items() if sf.default_where(path, leaf)]
+    return [
+        path for path, leaf in leaves(params).items() if sf.default_where(path, leaf)
+    ]
 
 
 def checkerboards(sparsity: Any, params: Tree) -> sf.Algorithm:
     paths, true = chosen(params), torch.ones((), dtype=torch.bool, device="cpu")
-    masks = [sf.masks.checkerboard(x.shape, sparsity) if p in paths else true for p, x in leaves(params).items()]
+    masks = [
+        sf.masks.checkerboard(x.shape, sparsity) if p in paths else true
+        for p, x in leaves(params).items()
+    ]
     return sf.from_masks(optree.tree_unflatten(optree.tree_structure(params), masks))
 
 
@@ -98,13 +116,23 @@ def board(sparsity: Any) -> Callable[[Tree], Tree]:
 
 def lopsided(state: sf.State, grads: Tree, step: Any) -> Tree:
     """Magnitudes, but leaves of more columns lose to all others."""
-    return optree.tree_map(lambda x: (x.abs() + 1) / 8.0 ** sum(x.shape[1:]), state.params)
+    return optree.tree_map(
+        lambda x: (x.abs() + 1) / 8.0 ** sum(x.shape[1:]), state.params
+    )
 
 
 def halves_of(params: Tree, first: Any, rest: Any) -> list[Any]:
-    """(paths, one thing for leaves of an even number of rows and another for the rest): others do not matter."""
-    rows, paths = {path: leaf.shape[:1] for path, leaf in leaves(params).items()}, chosen(params)
-    halves = [([path for path in paths if rows[path][0] % 2 == odd], one) for odd, one in enumerate((first, rest))]
+    """(paths, one thing for leaves of an even number of rows and another for the rest):
+    others do not matter.
+    """
+    rows, paths = (
+        {path: leaf.shape[:1] for path, leaf in leaves(params).items()},
+        chosen(params),
+    )
+    halves = [
+        ([path for path in paths if rows[path][0] % 2 == odd], one)
+        for odd, one in enumerate((first, rest))
+    ]
     return [half for half in halves if half[0]] or halves[:1]
 
 
@@ -125,11 +153,19 @@ def adam(algorithm: sf.Algorithm) -> sf.Algorithm:
 
 
 def sgd(algorithm: sf.Algorithm) -> sf.Algorithm:
-    return sf.with_optimizer(algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=sf.at([1]), reset=sf.at([2]))
+    return sf.with_optimizer(
+        algorithm,
+        sf.optimizers.sgd(0.25, momentum=0.5),
+        skip=sf.at([1]),
+        reset=sf.at([2]),
+    )
 
 
 def two_rates(algorithm: sf.Algorithm) -> sf.Algorithm:
-    rates = {"params": sf.optimizers.adam(0.1), "scores": sf.optimizers.sgd(0.5, momentum=0.5)}
+    rates = {
+        "params": sf.optimizers.adam(0.1),
+        "scores": sf.optimizers.sgd(0.5, momentum=0.5),
+    }
     return sf.with_optimizer(algorithm, sf.optimizers.parts(rates))
 
 
@@ -147,11 +183,17 @@ def rewound(algorithm: sf.Algorithm) -> sf.Algorithm:
 
 STATIC = Meta(when=NEVER, start="magnitude", monotone=True)
 PRUNE = Meta(level=ramp, when=EVEN, start="magnitude", choose=MAGNITUDE, monotone=True)
-ITERATIVE = PRUNE._replace(level=sf.schedules.constant, exact_count="relative", start="dense")
+ITERATIVE = PRUNE._replace(
+    level=sf.schedules.constant, exact_count="relative", start="dense"
+)
 SHOT = Meta(start="dense", choose=MAGNITUDE, monotone=True)
 EXCHANGE = Exchange(MAGNITUDE, GRADIENT, FADING)
-AT_RANDOM, BY_AVERAGE = EXCHANGE._replace(grow=None), EXCHANGE._replace(grow=sf.scores.momentum(0.5))
-# An exchange of weights that starts at random: permuted weights do not have permuted masks.
+AT_RANDOM, BY_AVERAGE = (
+    EXCHANGE._replace(grow=None),
+    EXCHANGE._replace(grow=sf.scores.momentum(0.5)),
+)
+# An exchange of weights that starts at random: permuted weights do not have permuted
+# masks.
 SWAP = Meta(
     start="random",
     choose=EXCHANGE,
@@ -185,9 +227,13 @@ def halves(params: Tree) -> Tree:
 
 @described
 def best_of(s: Any, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """The largest weights, scaled: what `rewrite` takes, of which kept weights may change."""
+    """The largest weights, scaled: what `rewrite` takes, of which kept weights may
+    change.
+    """
 
-    def fn(path: str, weight: torch.Tensor, mask: torch.Tensor, step: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def fn(
+        path: str, weight: torch.Tensor, mask: torch.Tensor, step: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         kept = sf.topk_mask(weight.abs(), sf.budgets.n_kept(weight.numel(), s))
         return torch.where(kept, weight * scale, 0.0), kept
 
@@ -196,7 +242,11 @@ def best_of(s: Any, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Ten
 
 ROWS = [
     # one mask for good
-    Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(exact_count=False, start="other", baseline=None)),
+    Row(
+        "dense",
+        lambda s, key, _: sf.dense(),
+        STATIC._replace(exact_count=False, start="other", baseline=None),
+    ),
     Row(
         "static",
         lambda s, key, _: sf.static(s, key=key),
@@ -220,7 +270,9 @@ ROWS = [
     Row(
         "static channel random",
         lambda s, key, _: sf.static(s, key=key, pattern=CHANNEL.pattern),
-        STATIC._replace(start="random", stochastic=True, permutes=False, pattern=CHANNEL),
+        STATIC._replace(
+            start="random", stochastic=True, permutes=False, pattern=CHANNEL
+        ),
     ),
     Row(
         "static checkerboard",
@@ -230,7 +282,9 @@ ROWS = [
     Row(
         "static bernoulli",
         lambda s, key, _: sf.static(s, key=key, init="bernoulli"),
-        STATIC._replace(exact_count=False, start="other", stochastic=True, permutes=False),
+        STATIC._replace(
+            exact_count=False, start="other", stochastic=True, permutes=False
+        ),
     ),
     Row(
         "from_masks",
@@ -239,7 +293,11 @@ ROWS = [
     ),
     # masks and weights together
     # at sparsity 0 it still scales
-    Row("rewrite", lambda s, key, _: sf.rewrite(best_of(s, 0.5), when=sf.at([1])), SHOT._replace(baseline=None)),
+    Row(
+        "rewrite",
+        lambda s, key, _: sf.rewrite(best_of(s, 0.5), when=sf.at([1])),
+        SHOT._replace(baseline=None),
+    ),
     Row(
         "rewrite train",
         lambda s, key, _: sf.rewrite(best_of(s, 1.0), when=EVEN, pruned="train"),
@@ -272,8 +330,16 @@ ROWS = [
         SHOT._replace(choose=None, stochastic=True, permutes=False),
     ),
     # by derivatives that the score takes itself
-    Row("one_shot fisher", lambda s, key, _: sf.one_shot(s, FISHER, when=sf.at([1])), SHOT._replace(choose=FISHER)),
-    Row("iterative obd", lambda s, key, _: sf.iterative(s, when=EVEN, score=OBD), ITERATIVE._replace(choose=OBD)),
+    Row(
+        "one_shot fisher",
+        lambda s, key, _: sf.one_shot(s, FISHER, when=sf.at([1])),
+        SHOT._replace(choose=FISHER),
+    ),
+    Row(
+        "iterative obd",
+        lambda s, key, _: sf.iterative(s, when=EVEN, score=OBD),
+        ITERATIVE._replace(choose=OBD),
+    ),
     Row(
         "one_shot hutchinson",
         lambda s, key, _: sf.one_shot(s, HUTCHINSON, when=sf.at([1]), key=key),
@@ -291,27 +357,40 @@ ROWS = [
     ),
     # as many as the scores say
     Row(
-        "one_shot above", lambda s, key, _: sf.one_shot(sf.counts.above(0.5), when=sf.at([1])), SHOT._replace(**COUNTED)
+        "one_shot above",
+        lambda s, key, _: sf.one_shot(sf.counts.above(0.5), when=sf.at([1])),
+        SHOT._replace(**COUNTED),
     ),
     Row(
         "gmp mass of channels",
-        lambda s, key, _: sf.gmp(sf.counts.mass(0.8), when=EVEN, pattern=CHANNEL.pattern),
+        lambda s, key, _: sf.gmp(
+            sf.counts.mass(0.8), when=EVEN, pattern=CHANNEL.pattern
+        ),
         PRUNE._replace(pattern=CHANNEL, **COUNTED),
     ),
     Row(
         "gmp above global",
-        lambda s, key, _: sf.gmp(sf.counts.above(0.5, at_least=3), when=EVEN, distribution=GLOBAL, pruned="keep"),
+        lambda s, key, _: sf.gmp(
+            sf.counts.above(0.5, at_least=3),
+            when=EVEN,
+            distribution=GLOBAL,
+            pruned="keep",
+        ),
         PRUNE._replace(**COUNTED | {"pruned": "keep"}),
     ),
     # by scores that are made of others
     Row(
         "one_shot lamp",
-        lambda s, key, _: sf.one_shot(s, sf.scores.lamp, when=sf.at([1]), distribution=GLOBAL),
+        lambda s, key, _: sf.one_shot(
+            s, sf.scores.lamp, when=sf.at([1]), distribution=GLOBAL
+        ),
         SHOT._replace(choose=sf.scores.lamp, scale_free=False),
     ),
     Row(
         "one_shot sampled",
-        lambda s, key, _: sf.one_shot(s, sf.scores.sampled(MAGNITUDE, 2.0), when=sf.at([1]), key=key),
+        lambda s, key, _: sf.one_shot(
+            s, sf.scores.sampled(MAGNITUDE, 2.0), when=sf.at([1]), key=key
+        ),
         SHOT._replace(choose=None, stochastic=True, permutes=False, scale_free=False),
     ),
     Row(
@@ -331,15 +410,23 @@ ROWS = [
         lambda s, key, _: sf.gmp(wave(s), when=EVEN, regrow=True, pruned="keep"),
         PRUNE._replace(level=wave, monotone=False, baseline=None),
     ),
-    Row("gmp nm", lambda s, key, _: sf.gmp(0.5, when=EVEN, pattern=NM.pattern), PRUNE._replace(**FIXED)),
+    Row(
+        "gmp nm",
+        lambda s, key, _: sf.gmp(0.5, when=EVEN, pattern=NM.pattern),
+        PRUNE._replace(**FIXED),
+    ),
     Row(
         "gmp block global",
-        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=BLOCK.pattern, distribution=GLOBAL),
+        lambda s, key, _: sf.gmp(
+            ramp(s), when=EVEN, pattern=BLOCK.pattern, distribution=GLOBAL
+        ),
         PRUNE._replace(pattern=BLOCK),
     ),
     Row(
         "gmp global floor",
-        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, score=lopsided, distribution=FLOOR),
+        lambda s, key, _: sf.gmp(
+            ramp(0.5 * s), when=EVEN, score=lopsided, distribution=FLOOR
+        ),
         PRUNE._replace(
             pattern=LARGE,
             level=lambda s: ramp(0.5 * s),
@@ -357,7 +444,9 @@ ROWS = [
     # Each leaf is a tied set by itself, and its units are what channels are.
     Row(
         "gmp tied",
-        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=sf.tied([["*", 0]], reduce="sum")),
+        lambda s, key, _: sf.gmp(
+            ramp(s), when=EVEN, pattern=sf.tied([["*", 0]], reduce="sum")
+        ),
         PRUNE._replace(pattern=CHANNEL),
     ),
     Row(
@@ -373,7 +462,13 @@ ROWS = [
     Row(
         "gmp transposable",
         lambda s, key, _: sf.gmp(None, when=EVEN, pattern=TILES.pattern),
-        PRUNE._replace(**FIXED | {"pattern": TILES}, choose=None, start="other", monotone=False, permutes=False),
+        PRUNE._replace(
+            **FIXED | {"pattern": TILES},
+            choose=None,
+            start="other",
+            monotone=False,
+            permutes=False,
+        ),
     ),
     Row(
         "static band",
@@ -408,13 +503,16 @@ ROWS = [
     ),
     Row(
         "chain keep ste",
-        lambda s, key, _: sf.chain(sf.gmp(0.5 * s, regrow=True, pruned="keep", when=EVEN), sf.ste(s, when=EVEN)),
+        lambda s, key, _: sf.chain(
+            sf.gmp(0.5 * s, regrow=True, pruned="keep", when=EVEN), sf.ste(s, when=EVEN)
+        ),
         Meta(
             start="magnitude",
             choose=MAGNITUDE,
             when=EVEN,
             pruned=lambda s: sf.schedules.constant(0.5 * s),
-            permutes=False,  # weights off the support stay, and may tie with those that came later
+            # weights off the support stay, and may tie with those that came later
+            permutes=False,
         ),
     ),
     # exchanging weights
@@ -426,7 +524,9 @@ ROWS = [
     Row("rigl", lambda s, key, _: sf.rigl(s, key=key, **swap), SWAP),
     Row(
         "rigl below",
-        lambda s, key, _: sf.rigl(s, key=key, when=ALWAYS, drop_fraction=sf.counts.below(0.5, spare=2)),
+        lambda s, key, _: sf.rigl(
+            s, key=key, when=ALWAYS, drop_fraction=sf.counts.below(0.5, spare=2)
+        ),
         SWAP._replace(choose=None, scale_free=False, baseline=None),
     ),
     Row(
@@ -450,7 +550,9 @@ ROWS = [
         SWAP,
     ),
     Row(
-        "rigl block", lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap), SWAP._replace(pattern=BLOCK)
+        "rigl block",
+        lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap),
+        SWAP._replace(pattern=BLOCK),
     ),
     Row(
         "rigl kernel",
@@ -464,13 +566,21 @@ ROWS = [
     ),
     Row(
         "rigl tied",
-        lambda s, key, _: sf.rigl(s, key=key, pattern=sf.tied([["*", 0]], reduce="sum"), **swap),
+        lambda s, key, _: sf.rigl(
+            s, key=key, pattern=sf.tied([["*", 0]], reduce="sum"), **swap
+        ),
         SWAP._replace(pattern=CHANNEL),
     ),
-    Row("rigl nm", lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap), SWAP._replace(**FIXED)),
+    Row(
+        "rigl nm",
+        lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap),
+        SWAP._replace(**FIXED),
+    ),
     Row(
         "rigl from dense",
-        lambda s, key, _: sf.rigl(ramp(s), init="dense", drop_fraction=0.6, when=ALWAYS),
+        lambda s, key, _: sf.rigl(
+            ramp(s), init="dense", drop_fraction=0.6, when=ALWAYS
+        ),
         SWAP._replace(
             level=ramp,
             start="dense",
@@ -482,7 +592,13 @@ ROWS = [
     Row(
         "drop_grow exclude keep",
         lambda s, key, _: sf.drop_grow(
-            s, drop=SALIENCY, grow=GRADIENT, key=key, exclude_dropped=True, pruned="keep", **swap
+            s,
+            drop=SALIENCY,
+            grow=GRADIENT,
+            key=key,
+            exclude_dropped=True,
+            pruned="keep",
+            **swap,
         ),
         SWAP._replace(choose=EXCHANGE._replace(drop=SALIENCY, exclude=True)),
     ),
@@ -503,24 +619,37 @@ ROWS = [
     ),
     Row(
         "snfs exclude keep",
-        lambda s, key, _: sf.snfs(s, decay=0.5, key=key, exclude_dropped=True, pruned="keep", **swap),
-        SWAP._replace(choose=BY_AVERAGE._replace(exclude=True), exact_count="total", idle=False),
+        lambda s, key, _: sf.snfs(
+            s, decay=0.5, key=key, exclude_dropped=True, pruned="keep", **swap
+        ),
+        SWAP._replace(
+            choose=BY_AVERAGE._replace(exclude=True), exact_count="total", idle=False
+        ),
     ),
     Row(
         "rigl by momentum with rates",
-        lambda s, key, _: sf.rigl(s, key=key, redistribute=BY_MOMENTUM, restart_dropped=True, **swap),
+        lambda s, key, _: sf.rigl(
+            s, key=key, redistribute=BY_MOMENTUM, restart_dropped=True, **swap
+        ),
         SWAP._replace(choose=None, exact_count="total", idle=False, baseline=None),
     ),
     Row(
         "set by chance",
-        lambda s, key, _: sf.set(s, key=key, grow_count=sf.redistribute.independently, **swap),
+        lambda s, key, _: sf.set(
+            s, key=key, grow_count=sf.redistribute.independently, **swap
+        ),
         SWAP._replace(
-            choose=AT_RANDOM._replace(conserves=False), exact_count=False, needs_grads=False, stochastic="anew"
+            choose=AT_RANDOM._replace(conserves=False),
+            exact_count=False,
+            needs_grads=False,
+            stochastic="anew",
         ),
     ),
     Row(
         "drop_grow current",
-        lambda s, key, params: sf.drop_grow("current", drop=MAGNITUDE, grow=RANDOM, key=key, init=board(s), **swap),
+        lambda s, key, params: sf.drop_grow(
+            "current", drop=MAGNITUDE, grow=RANDOM, key=key, init=board(s), **swap
+        ),
         SWAP._replace(
             choose=AT_RANDOM,
             needs_grads=False,
@@ -532,7 +661,9 @@ ROWS = [
     # learned
     Row(
         "power rigl",
-        lambda s, key, _: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(s, key=key, **swap)),
+        lambda s, key, _: sf.reparametrised(
+            sf.reparam.power(2.0), sf.rigl(s, key=key, **swap)
+        ),
         SWAP._replace(choose=None, baseline=None, **LEARNED),
     ),
     Row(
@@ -543,16 +674,26 @@ ROWS = [
     Row(
         "hard_concrete",
         lambda s, key, _: sf.reparametrised(sf.reparam.hard_concrete(), key=key),
-        Meta(exact_count=False, start="other", stochastic="anew", baseline=None, **LEARNED),
+        Meta(
+            exact_count=False,
+            start="other",
+            stochastic="anew",
+            baseline=None,
+            **LEARNED,
+        ),
     ),
     Row(
         "sigmoid_gate in rounds",
-        lambda s, key, _: sf.reparametrised(sf.reparam.sigmoid_gate(ramp(0.5), round_end=EVEN)),
+        lambda s, key, _: sf.reparametrised(
+            sf.reparam.sigmoid_gate(ramp(0.5), round_end=EVEN)
+        ),
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(
         "faded nm",
-        lambda s, key, _: sf.reparametrised(sf.reparam.faded(NM.pattern, 0.0, slope=0.5)),
+        lambda s, key, _: sf.reparametrised(
+            sf.reparam.faded(NM.pattern, 0.0, slope=0.5)
+        ),
         Meta(start="magnitude", **LEARNED, **FIXED),
     ),
     Row(
@@ -562,17 +703,27 @@ ROWS = [
     ),
     Row(
         "low_rank",
-        lambda s, key, _: sf.reparametrised(sf.reparam.low_rank(2, 4.0, dropout=0.25), key=key),
+        lambda s, key, _: sf.reparametrised(
+            sf.reparam.low_rank(2, 4.0, dropout=0.25), key=key
+        ),
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(
         "supermask",
         lambda s, key, _: sf.supermask(s, key=key),
-        Meta(start="random", stochastic=True, pruned="train", baseline=None, permutes=False),
+        Meta(
+            start="random",
+            stochastic=True,
+            pruned="train",
+            baseline=None,
+            permutes=False,
+        ),
     ),
     Row(
         "supermask joint ramp",
-        lambda s, key, _: sf.supermask(ramp(s), mode="joint", init="magnitude", when=EVEN, distribution=ERK),
+        lambda s, key, _: sf.supermask(
+            ramp(s), mode="joint", init="magnitude", when=EVEN, distribution=ERK
+        ),
         Meta(level=ramp, start="magnitude", pruned="train"),
     ),
     Row(
@@ -591,24 +742,32 @@ ROWS = [
     Row(
         "chain",
         lambda s, key, _: sf.chain(
-            sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern), sf.one_shot(s, when=sf.at([2]))
+            sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern),
+            sf.one_shot(s, when=sf.at([2])),
         ),
         PRUNE._replace(exact_count=False, choose=None, start="other", permutes=False),
     ),
     Row(
         "sequence",
         lambda s, key, _: sf.sequence(sf.gmp(ramp(s)), sf.rigl("current", **swap)),
-        SWAP._replace(level=ramp, start="magnitude", choose=None, stochastic=False, permutes=True),
+        SWAP._replace(
+            level=ramp, start="magnitude", choose=None, stochastic=False, permutes=True
+        ),
     ),
     Row(
         "phases to dense",
-        lambda s, key, _: sf.phases([(0, sf.static(s, init="magnitude")), (2, sf.dense())]),
+        lambda s, key, _: sf.phases(
+            [(0, sf.static(s, init="magnitude")), (2, sf.dense())]
+        ),
         Meta(level=then_dense, when=sf.at([2]), start="magnitude"),
     ),
     Row(
         "phases to rigl",
         lambda s, key, _: sf.phases(
-            [(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, when=ALWAYS, drop_fraction=0.5))]
+            [
+                (0, sf.gmp(ramp(s), when=EVEN)),
+                (2, sf.rigl(s, key=key, when=ALWAYS, drop_fraction=0.5)),
+            ]
         ),
         PRUNE._replace(
             when=ALWAYS,
@@ -622,7 +781,9 @@ ROWS = [
     ),
     Row(
         "partition",
-        lambda s, key, params: split(params, sf.rigl(s, key=key, **swap), sf.static(s, key=key)),
+        lambda s, key, params: split(
+            params, sf.rigl(s, key=key, **swap), sf.static(s, key=key)
+        ),
         SWAP._replace(choose=None),
     ),
     Row(
@@ -638,13 +799,17 @@ ROWS = [
     Row(
         "chain of exchanges",
         lambda s, key, _: sf.chain(
-            sf.rigl(s, key=key, pattern=CHANNEL.pattern, **swap), sf.static(s, key=key), sf.set(s, key=key, **swap)
+            sf.rigl(s, key=key, pattern=CHANNEL.pattern, **swap),
+            sf.static(s, key=key),
+            sf.set(s, key=key, **swap),
         ),
         SWAP._replace(exact_count=False, choose=None, start="other"),
     ),
     Row(
         "sequence of halves",
-        lambda s, key, params: sf.sequence(*(make(s, key, on) for on, make in halves_of(params, gmp_keep, rigl_on))),
+        lambda s, key, params: sf.sequence(
+            *(make(s, key, on) for on, make in halves_of(params, gmp_keep, rigl_on))
+        ),
         SWAP._replace(
             exact_count=False,
             choose=None,
@@ -655,7 +820,11 @@ ROWS = [
     Row(
         "phases to ste",
         lambda s, key, _: sf.phases(
-            [(0, sf.rigl(s, key=key, **swap)), (1, sf.ste(s)), (2, sf.iterative(s, when=EVEN))]
+            [
+                (0, sf.rigl(s, key=key, **swap)),
+                (1, sf.ste(s)),
+                (2, sf.iterative(s, when=EVEN)),
+            ]
         ),
         SWAP._replace(exact_count=False, choose=None, pruned="train"),
     ),
@@ -663,12 +832,24 @@ ROWS = [
     Row(
         "adam supermask",
         lambda s, key, _: adam(sf.supermask(s, mode="joint", init="zeros")),
-        Meta(start="other", needs_grads=True, pruned="train", baseline=lambda: adam(sf.dense()), **OWN),
+        Meta(
+            start="other",
+            needs_grads=True,
+            pruned="train",
+            baseline=lambda: adam(sf.dense()),
+            **OWN,
+        ),
     ),
     Row(
         "parts supermask",
         lambda s, key, _: two_rates(sf.supermask(s, mode="joint", init="zeros")),
-        Meta(start="other", needs_grads=True, pruned="train", baseline=lambda: adam(sf.dense()), **OWN),
+        Meta(
+            start="other",
+            needs_grads=True,
+            pruned="train",
+            baseline=lambda: adam(sf.dense()),
+            **OWN,
+        ),
     ),
     Row(
         "adam rigl",
@@ -683,42 +864,74 @@ ROWS = [
     Row(
         "sgd ste",
         lambda s, key, _: sgd(sf.ste(s)),
-        Meta(start="magnitude", pruned="train", needs_grads=True, baseline=lambda: sgd(sf.dense()), **OWN),
+        Meta(
+            start="magnitude",
+            pruned="train",
+            needs_grads=True,
+            baseline=lambda: sgd(sf.dense()),
+            **OWN,
+        ),
     ),
     Row(
         "torchopt gmp",
         lambda s, key, _: torchopt_sgd(sf.gmp(ramp(s), when=EVEN)),
-        PRUNE._replace(**OWN, needs_grads=True, baseline=lambda: torchopt_sgd(sf.dense())),
+        PRUNE._replace(
+            **OWN, needs_grads=True, baseline=lambda: torchopt_sgd(sf.dense())
+        ),
     ),
     Row(
         "adam power",
-        lambda s, key, _: adam(sf.reparametrised(sf.reparam.power(2.0), sf.static(s, key=key))),
+        lambda s, key, _: adam(
+            sf.reparametrised(sf.reparam.power(2.0), sf.static(s, key=key))
+        ),
         STATIC._replace(start="random", stochastic=True, baseline=None, **OWN),
     ),
     Row(
         "partition of optimizers",
         lambda s, key, params: split(
-            params, adam(sf.rigl(s, key=key, grow=sf.scores.momentum(0.5), **swap)), sgd(sf.static(s, key=key))
+            params,
+            adam(sf.rigl(s, key=key, grow=sf.scores.momentum(0.5), **swap)),
+            sgd(sf.static(s, key=key)),
         ),
         SWAP._replace(**OWN, baseline=None),
     ),
     Row(
         "adam chain",
-        lambda s, key, _: adam(sf.chain(sf.static(s, key=key, pattern=CHANNEL.pattern), sf.rigl(s, key=key, **swap))),
-        SWAP._replace(**OWN, exact_count=False, start="other", baseline=lambda: adam(sf.dense())),
+        lambda s, key, _: adam(
+            sf.chain(
+                sf.static(s, key=key, pattern=CHANNEL.pattern),
+                sf.rigl(s, key=key, **swap),
+            )
+        ),
+        SWAP._replace(
+            **OWN, exact_count=False, start="other", baseline=lambda: adam(sf.dense())
+        ),
     ),
     Row(
         "sgd phases",
-        lambda s, key, _: sgd(sf.phases([(0, sf.ste(s)), (2, sf.static(s, init="magnitude"))])),
-        SWAP._replace(**OWN, start="magnitude", stochastic=False, pruned="train", baseline=lambda: sgd(sf.dense())),
+        lambda s, key, _: sgd(
+            sf.phases([(0, sf.ste(s)), (2, sf.static(s, init="magnitude"))])
+        ),
+        SWAP._replace(
+            **OWN,
+            start="magnitude",
+            stochastic=False,
+            pruned="train",
+            baseline=lambda: sgd(sf.dense()),
+        ),
     ),
     Row(
         "sgd soft_threshold set",
-        lambda s, key, _: sgd(sf.reparametrised(sf.reparam.soft_threshold(init=-1.0), sf.set(s, key=key, **swap))),
+        lambda s, key, _: sgd(
+            sf.reparametrised(
+                sf.reparam.soft_threshold(init=-1.0), sf.set(s, key=key, **swap)
+            )
+        ),
         SWAP._replace(**OWN, exact_count=False, baseline=None),
     ),
 ]
-# What the calls say is not said again, and a planted bug is held against what the healthy call says.
+# What the calls say is not said again, and a planted bug is held against what the
+# healthy call says.
 ROWS = [completed(row) for row in ROWS]
 
 # One or more of a kind: with these `make test` runs the laws.

@@ -1,7 +1,8 @@
-"""One run of an algorithm through all that people do with a state, in any order, beside plain eager updates.
+"""One run of an algorithm through all that people do with a state, in any order, beside
+plain eager updates.
 
-The oracle makes its algorithm anew for every update and copies what it is given, so that nothing is remembered there.
-A machine runs inside `one_process()`.
+The oracle makes its algorithm anew for every update and copies what it is given, so
+that nothing is remembered there. A machine runs inside `one_process()`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree, leaves_of
 from tests.distributed.sharded import full, laid
 
-NAMES = ("gmp", "rigl", "snfs", "ste", "chain", "set", "adam rigl", "sgd ste", "parts supermask", "gmp channel")
+NAMES = (
+    "gmp",
+    "rigl",
+    "snfs",
+    "ste",
+    "chain",
+    "set",
+    "adam rigl",
+    "sgd ste",
+    "parts supermask",
+    "gmp channel",
+)
 CHOSEN = {row.name: row for row in ROWS if row.name in NAMES}
 SPARSITIES = (0.5, 0.25, 0.75)
 Update = Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State]
@@ -54,24 +66,34 @@ def eager(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> s
     return algorithm.update(state, grads, step)
 
 
-def given_away(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+def given_away(
+    algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+) -> sf.State:
     return sf.donated(algorithm).update(state, grads, step)
 
 
-def in_a_batch(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+def in_a_batch(
+    algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+) -> sf.State:
     """The second of two members, the first of which gets other gradients."""
     others = optree.tree_map(torch.neg, grads)
     stacked = sf.ensemble.stack([state, state]), sf.ensemble.stack([others, grads])
-    new: sf.State = sf.ensemble.unstack(torch.vmap(algorithm.update, in_dims=(0, 0, None))(*stacked, step))[1]
+    new: sf.State = sf.ensemble.unstack(
+        torch.vmap(algorithm.update, in_dims=(0, 0, None))(*stacked, step)
+    )[1]
     return new
 
 
-def with_threads(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+def with_threads(
+    algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+) -> sf.State:
     with threads(3):
         return algorithm.update(state, grads, step)
 
 
-def compiled(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+def compiled(
+    algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+) -> sf.State:
     torch._dynamo.reset()
     update = torch.compile(algorithm.update, backend="eager", fullgraph=True)
     new: sf.State = update(state, grads, torch.tensor(step))
@@ -105,12 +127,16 @@ class Machine(RuleBasedStateMachine):
         self.saved: tuple[dict[str, Any], sf.State, int] | None = None
         self.algorithm = self.make(self.row, self.sparsity, self.case.params)
         self.state = self.algorithm.init(cloned(self.case.params))
-        self.wanted = made(self.row, self.sparsity, self.case.params).init(cloned(self.case.params))
+        self.wanted = made(self.row, self.sparsity, self.case.params).init(
+            cloned(self.case.params)
+        )
         self.same()
         self.updated(0, 0, 0)
 
     def same(self) -> None:
-        assert_same(f"{self.row.name} before step {self.step}", self.wanted, full(self.state))
+        assert_same(
+            f"{self.row.name} before step {self.step}", self.wanted, full(self.state)
+        )
 
     @rule(way=st.integers(0, 100), which=st.integers(0, 2), skipped=st.integers(0, 2))
     def update(self, way: int, which: int, skipped: int) -> None:
@@ -130,10 +156,14 @@ class Machine(RuleBasedStateMachine):
         if run in UNSHARDED:
             self.gather()
         oracle = made(self.row, self.sparsity, self.case.params)
-        self.wanted = oracle.update(cloned(self.wanted), cloned(self.case.grads[which]), self.step)
+        self.wanted = oracle.update(
+            cloned(self.wanted), cloned(self.case.grads[which]), self.step
+        )
         grads = self.lay(self.case.grads[which])
         self.state = run(self.algorithm, self.state, grads, self.step)
-        optree.tree_map_(lambda x: x.fill_(7), grads)  # buffers of gradients are written to again
+        optree.tree_map_(
+            lambda x: x.fill_(7), grads
+        )  # buffers of gradients are written to again
         self.step += 1
         self.same()
 
@@ -143,7 +173,9 @@ class Machine(RuleBasedStateMachine):
             self.algorithm = self.make(self.row, self.sparsity, self.case.params)
         if self.lay is not cloned:
             return self.move(self.lay)
-        saved = {name: x.clone() for name, x in sf.checkpoint.state_dict(self.state).items()}
+        saved = {
+            name: x.clone() for name, x in sf.checkpoint.state_dict(self.state).items()
+        }
         self.saved = saved, self.wanted, self.step
         self.state = loaded(self.algorithm, self.case.params, saved)
         self.same()
@@ -162,7 +194,9 @@ class Machine(RuleBasedStateMachine):
         """Every leaf is split along its first dimension."""
         mesh = init_device_mesh("cpu", (1,))
         self.move(lambda tree: laid(cloned(tree), mesh, [Shard(0)]))
-        assert all(isinstance(x, DTensor) for x in leaves_of(self.state.masks) if x.ndim)
+        assert all(
+            isinstance(x, DTensor) for x in leaves_of(self.state.masks) if x.ndim
+        )
 
     @rule()
     def gather(self) -> None:
@@ -174,7 +208,9 @@ class Machine(RuleBasedStateMachine):
         self.lay = lay
         with tempfile.TemporaryDirectory() as folder:
             sf.distributed.save(self.state, Path(folder) / "ckpt")
-            self.state = sf.distributed.load(self.algorithm.init(lay(self.case.params)), Path(folder) / "ckpt")
+            self.state = sf.distributed.load(
+                self.algorithm.init(lay(self.case.params)), Path(folder) / "ckpt"
+            )
         self.same()
 
     @rule()
@@ -183,7 +219,12 @@ class Machine(RuleBasedStateMachine):
         self.state = sf.ensemble.unstack(sf.ensemble.stack([other, self.state]))[1]
         self.same()
 
-    @rule(to=st.sampled_from(SPARSITIES), way=st.integers(0, 100), which=st.integers(0, 2), times=st.integers(0, 2))
+    @rule(
+        to=st.sampled_from(SPARSITIES),
+        way=st.integers(0, 100),
+        which=st.integers(0, 2),
+        times=st.integers(0, 2),
+    )
     def change_the_sparsity(self, to: float, way: int, which: int, times: int) -> None:
         """With two steps, one of which is a trigger's, or with fewer."""
         self.sparsity = to

@@ -1,4 +1,6 @@
-"""Every algorithm of the registry, and every method, attached to modules that torch's optimizers train."""
+"""Every algorithm of the registry, and every method, attached to modules that torch's
+optimizers train.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +11,35 @@ from hypothesis import HealthCheck, settings
 
 import sparsefn as sf
 from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
-from property_tests.attach_rules import MISUSES, WRITES, LbfgsMachine, Machine, misuse, pickled, settled, step
+from property_tests.attach_rules import (
+    MISUSES,
+    WRITES,
+    LbfgsMachine,
+    Machine,
+    misuse,
+    pickled,
+    settled,
+    step,
+)
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
 from property_tests.registry import QUICK_ROWS
-from sparsefn.attached import Attached, attached, files, gradients, moments, placed, writes
+from sparsefn.attached import (
+    Attached,
+    attached,
+    files,
+    gradients,
+    moments,
+    placed,
+    writes,
+)
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
-pytestmark = pytest.mark.filterwarnings("ignore:before_step. somebody wrote to pruned entries")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:before_step. somebody wrote to pruned entries"
+)
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
     max_examples=2 * tries(),
@@ -38,13 +59,26 @@ def test_the_reference_is_with_optimizer(name: str) -> None:
     params = dict(leaves(case.params))
     algorithm = ROWS[name].make(0.5, sf.random.key(3), params)
     skip, reset = sf.at([1]), sf.at([2])
-    alone = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=skip, reset=reset)
-    kind, groups = Kind(torch.optim.SGD, {"lr": 0.25, "momentum": 0.5}), [[list(params)]]
-    reference, state = Reference(algorithm, params, groups, [kind], skip, reset, None), alone.init(params)
+    alone = sf.with_optimizer(
+        algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=skip, reset=reset
+    )
+    kind, groups = (
+        Kind(torch.optim.SGD, {"lr": 0.25, "momentum": 0.5}),
+        [[list(params)]],
+    )
+    reference, state = (
+        Reference(algorithm, params, groups, [kind], skip, reset, None),
+        alone.init(params),
+    )
     for i in range(4):
-        grads = {path: x / 2**i for path, x in leaves(case.grads[i % len(case.grads)]).items()}
+        grads = {
+            path: x / 2**i
+            for path, x in leaves(case.grads[i % len(case.grads)]).items()
+        }
         state = alone.update(state, grads, i)
-        assert_same(f"step {i}", step_of_reference(reference, grads, i), state._replace(opt=()))
+        assert_same(
+            f"step {i}", step_of_reference(reference, grads, i), state._replace(opt=())
+        )
 
 
 @pytest.mark.deep(
@@ -63,7 +97,9 @@ def test_the_reference_is_with_optimizer(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ROWS)
 def test_a_script(name: str) -> None:
-    """What the machine does by chance, once in order for each row; rows take turns with the optimizers."""
+    """What the machine does by chance, once in order for each row; rows take turns with
+    the optimizers.
+    """
     kinds = [kind for kind in KINDS if kind != "lbfgs"]
     turn = list(ROWS).index(name)
     kind = kinds[turn % len(kinds)]
@@ -134,7 +170,7 @@ def test_a_compiled_module(name: str) -> None:
         step(loop, seed)
 
 
-# ---- bugs that the law must notice ------------------------------------------------------------------
+# ---- bugs that the law must notice ---------------------------------------------------
 
 
 def given_anew(give: Any) -> Any:
@@ -144,7 +180,9 @@ def given_anew(give: Any) -> Any:
         dense = list(rest[-1].values())
         give(records, trained, *rest)
         for record in trained:
-            if record.beside and any(torch.equal(record.parameter.grad, grad) for grad in dense):
+            if record.beside and any(
+                torch.equal(record.parameter.grad, grad) for grad in dense
+            ):
                 record.give(None)
 
     return wrong
@@ -188,7 +226,11 @@ def restored(unmasked: Any) -> Any:
     """Weights that are all zeros are taken for those that nobody has loaded."""
 
     def wrong(self: Any) -> Any:
-        found = {name: record.found for name, record in self.weights.items() if not record.parameter.any()}
+        found = {
+            name: record.found
+            for name, record in self.weights.items()
+            if not record.parameter.any()
+        }
         return unmasked(self) | {name: x for name, x in found.items() if x is not None}
 
     return wrong
@@ -213,35 +255,118 @@ Plant = Callable[[Any], Any]
 
 # bug: (setup, where, name, what is made of it)
 BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
-    "latents that are weights do not train": (Setup("soft_nm"), gradients, "give", given_anew),
-    "latents with an exponent of one do not train": (Setup("powerprop of one"), gradients, "give", given_anew),
-    "every optimizer keeps entries apart": (Setup("static", ("adafactor",)), placed, "zeros_stay", always(True)),
+    "latents that are weights do not train": (
+        Setup("soft_nm"),
+        gradients,
+        "give",
+        given_anew,
+    ),
+    "latents with an exponent of one do not train": (
+        Setup("powerprop of one"),
+        gradients,
+        "give",
+        given_anew,
+    ),
+    "every optimizer keeps entries apart": (
+        Setup("static", ("adafactor",)),
+        placed,
+        "zeros_stay",
+        always(True),
+    ),
     "pruned weights are not zeroed": (Setup("static"), placed, "zero_", always(None)),
-    "what is written in secret is lost": (Setup("ste"), placed.Placed, "shows", always(True)),
-    "what follows is written": (Setup("supermask"), writes, "check_followers", always(None)),
-    "what is loaded in secret is lost": (Setup("rigl"), placed, "differ", lambda _: lambda pairs: [False] * len(pairs)),
-    "dense gradients are those of the optimizer": (Setup("ste by mean saliency"), gradients, "give", given_alike),
-    "a gradient is missing": (Setup("rigl"), gradients, "dense_gradients", lambda _: zero_gradients),
+    "what is written in secret is lost": (
+        Setup("ste"),
+        placed.Placed,
+        "shows",
+        always(True),
+    ),
+    "what follows is written": (
+        Setup("supermask"),
+        writes,
+        "check_followers",
+        always(None),
+    ),
+    "what is loaded in secret is lost": (
+        Setup("rigl"),
+        placed,
+        "differ",
+        lambda _: lambda pairs: [False] * len(pairs),
+    ),
+    "dense gradients are those of the optimizer": (
+        Setup("ste by mean saliency"),
+        gradients,
+        "give",
+        given_alike,
+    ),
+    "a gradient is missing": (
+        Setup("rigl"),
+        gradients,
+        "dense_gradients",
+        lambda _: zero_gradients,
+    ),
     "before_step may come twice": (Setup("rigl"), Attached, "before_step", twice),
     "closures may step twice": (Setup("rigl"), Attached, "enter_step", by_closure),
-    "step sizes begin at zero": (Setup("rigl", ("rprop",)), moments, "first_value", always(0.0)),
-    "sums begin at zero": (Setup("rigl", ("adagrad",)), moments, "first_value", always(0.0)),
-    "what users write is lost": (Setup("rigl"), placed, "taken_over", lambda _: lambda call, state, written: state),
-    "zeros are not loaded": (Setup("nothing at first"), placed.Placed, "unmasked", restored),
-    "other arguments are loaded": (Setup("rigl"), files, "_check_arguments", always(None)),
+    "step sizes begin at zero": (
+        Setup("rigl", ("rprop",)),
+        moments,
+        "first_value",
+        always(0.0),
+    ),
+    "sums begin at zero": (
+        Setup("rigl", ("adagrad",)),
+        moments,
+        "first_value",
+        always(0.0),
+    ),
+    "what users write is lost": (
+        Setup("rigl"),
+        placed,
+        "taken_over",
+        lambda _: lambda call, state, written: state,
+    ),
+    "zeros are not loaded": (
+        Setup("nothing at first"),
+        placed.Placed,
+        "unmasked",
+        restored,
+    ),
+    "other arguments are loaded": (
+        Setup("rigl"),
+        files,
+        "_check_arguments",
+        always(None),
+    ),
     "a copy is the original": (Setup("rigl"), Attached, "__deepcopy__", shared),
-    "moments are kept where masks change": (Setup("rigl"), moments, "clear_changed", always(None)),
-    "moments that are loaded are not masked": (Setup("gmp"), placed, "clear_moments", always(None)),
+    "moments are kept where masks change": (
+        Setup("rigl"),
+        moments,
+        "clear_changed",
+        always(None),
+    ),
+    "moments that are loaded are not masked": (
+        Setup("gmp"),
+        placed,
+        "clear_moments",
+        always(None),
+    ),
     "nothing is hidden": (Setup("ste"), placed, "hiding", always(None)),
     "no gradient is finite": (Setup("rigl"), attached, "all_finite", always(False)),
     "members are not looked at": (Setup("rigl"), writes, "check_members", always([])),
-    "replaced layers are not looked at": (Setup("rigl"), writes, "check_links", always(None)),
+    "replaced layers are not looked at": (
+        Setup("rigl"),
+        writes,
+        "check_links",
+        always(None),
+    ),
     "others may move weights": (Setup("rigl"), writes, "check_order", always("")),
 }
 
 
 def zero_gradients(records: Any) -> Any:
-    return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
+    return {
+        record.name: dense_gradient(record.parameter, record.parameter)
+        for record in records
+    }
 
 
 @pytest.mark.deep
@@ -250,6 +375,8 @@ def test_the_law_notices_the_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
     setup, where, name, plant = BUGS[bug]
     setup = settled(setup)
     script(Loop(setup))
-    monkeypatch.setattr(where, name, plant(getattr(where, name, None)), raising=name != "__deepcopy__")
+    monkeypatch.setattr(
+        where, name, plant(getattr(where, name, None)), raising=name != "__deepcopy__"
+    )
     with pytest.raises((AssertionError, RuntimeError, pytest.fail.Exception)):
         script(Loop(setup))

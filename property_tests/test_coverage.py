@@ -1,4 +1,6 @@
-"""The laws' cases are hard enough: a stated share has ties, NaN, empty leaves, halves of a unit and more."""
+"""The laws' cases are hard enough: a stated share has ties, NaN, empty leaves, halves
+of a unit and more.
+"""
 
 import pytest
 from hypothesis.strategies import SearchStrategy
@@ -12,7 +14,8 @@ from sparsefn.testing.strategies import cases
 from sparsefn.testing.values import EVERY, EXACT
 
 CASES = 400
-# What these strategies cannot have, or need not: leaves of a pattern that accepts no empty ones, values without ties.
+# What these strategies cannot have, or need not: leaves of a pattern that accepts no
+# empty ones, values without ties.
 LACKS = {"blocks": {"empty leaf"}, "distinct": {"ties", "nan"}}
 STRATEGIES: dict[str, SearchStrategy[Case]] = {
     "every": cases(palettes=EVERY),
@@ -23,7 +26,9 @@ STRATEGIES: dict[str, SearchStrategy[Case]] = {
 
 
 def below(found: list[Case]) -> set[str]:
-    """The traits that fewer cases have than the least share says; `coverage.missing` leaves room for chance."""
+    """The traits that fewer cases have than the least share says; `coverage.missing`
+    leaves room for chance.
+    """
     shares = coverage.trait_shares(coverage.of_cases(found))
     return {trait for trait, share in coverage.LEAST.items() if shares[trait] < share}
 
@@ -46,7 +51,13 @@ def test_a_run_of_all_rows_has_each_trait() -> None:
     """As many of each row's own cases as it takes, together."""
     found: list[Case] = []
     for row in ROWS:
-        hold(f"coverage {row.name}", found.append, drawn(row.meta), CASES / len(ROWS), seed())
+        hold(
+            f"coverage {row.name}",
+            found.append,
+            drawn(row.meta),
+            CASES / len(ROWS),
+            seed(),
+        )
     assert below(found) == set()
 
 
@@ -60,5 +71,7 @@ def test_a_run_of_all_rows_has_each_trait() -> None:
     ],
     ids=["values", "shapes", "sparsities"],
 )
-def test_a_poor_strategy_is_noticed(poor: SearchStrategy[Case], lacks: set[str]) -> None:
+def test_a_poor_strategy_is_noticed(
+    poor: SearchStrategy[Case], lacks: set[str]
+) -> None:
     assert short(poor) == lacks

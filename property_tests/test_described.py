@@ -1,4 +1,6 @@
-"""Every algorithm of the registry reads like the call that made it, and pickles where its parts do."""
+"""Every algorithm of the registry reads like the call that made it, and pickles where
+its parts do.
+"""
 
 import builtins
 import copy
@@ -14,20 +16,43 @@ from sparsefn.testing import Row
 from sparsefn.testing.harness import algorithm_of, assert_same, updates
 from sparsefn.testing.strategies import large
 
-# What the reprs are written in. Of two things of one name, the registry means the later one.
-MODULES = (builtins, registry, torch, sf.schedules, sf.patterns, sf.terms, sf.reparam, sf.budgets, sf.counts)
+# What the reprs are written in. Of two things of one name, the registry means the later
+# one.
+MODULES = (
+    builtins,
+    registry,
+    torch,
+    sf.schedules,
+    sf.patterns,
+    sf.terms,
+    sf.reparam,
+    sf.budgets,
+    sf.counts,
+)
 MODULES = (*MODULES, sf.curvature, sf, sf.redistribute, sf.scores, sf.optimizers)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items()}
-METHOD_NAMES = NAMES | vars(method_rows) | {name: getattr(sf.methods, name) for name in sf.methods.__all__}
+METHOD_NAMES = (
+    NAMES
+    | vars(method_rows)
+    | {name: getattr(sf.methods, name) for name in sf.methods.__all__}
+)
 
-ROWS = [*registry.ROWS, *(row._replace(name=f"methods.{row.name}") for row in method_rows.ROWS)]
+ROWS = [
+    *registry.ROWS,
+    *(row._replace(name=f"methods.{row.name}") for row in method_rows.ROWS),
+]
 ALGORITHMS = {row.name: algorithm_of(row, large(row.meta.layout.form)) for row in ROWS}
-# Some part of these is a function that was made inside another, which has no name to pickle it by.
+# Some part of these is a function that was made inside another, which has no name to
+# pickle it by.
 LOCAL = {"one_shot global grasp", "drop_grow current", "torchopt gmp", "methods.grasp"}
 # These are given large tensors as well.
 UNSPOKEN = {*LOCAL, "from_masks", "methods.wanda", "methods.ria", "methods.woodfisher"}
 # Factories of which a call is shown and pickled here.
-SHOWN = {repr(algorithm).partition("(")[0] for name, algorithm in ALGORITHMS.items() if name not in UNSPOKEN}
+SHOWN = {
+    repr(algorithm).partition("(")[0]
+    for name, algorithm in ALGORITHMS.items()
+    if name not in UNSPOKEN
+}
 
 
 def test_the_rows_exist() -> None:
@@ -36,11 +61,16 @@ def test_the_rows_exist() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - UNSPOKEN))
 def test_the_repr_is_a_call_that_makes_the_algorithm(name: str) -> None:
-    text, names = repr(ALGORITHMS[name]), METHOD_NAMES if name.startswith("methods.") else NAMES
+    text, names = (
+        repr(ALGORITHMS[name]),
+        METHOD_NAMES if name.startswith("methods.") else NAMES,
+    )
     assert repr(eval(text, dict(names))) == text
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in LOCAL], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.name not in LOCAL], ids=lambda row: row.name
+)
 def test_a_pickled_algorithm_has_the_same_bits(row: Row) -> None:
     run, algorithm = large(row.meta.layout.form), ALGORITHMS[row.name]
     states = list(updates(algorithm, run))
@@ -50,7 +80,15 @@ def test_a_pickled_algorithm_has_the_same_bits(row: Row) -> None:
             assert_same("a copy", old, new)
 
 
-PLAIN = ("magnitude", "gradient", "saliency", "movement", "random", "lamp", "distance()")
+PLAIN = (
+    "magnitude",
+    "gradient",
+    "saliency",
+    "movement",
+    "random",
+    "lamp",
+    "distance()",
+)
 PLAIN = (*PLAIN, "topology()", "ema(gradient, 0.5)", "momentum(0.5)", "first_sign()")
 OVER = {
     "absolute": "absolute({})",
@@ -76,7 +114,9 @@ def test_every_combinator_of_scores_is_here() -> None:
 
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("plain", PLAIN)
-def test_a_score_of_a_score_is_shown_as_the_call_and_pickles(plain: str, over: str) -> None:
+def test_a_score_of_a_score_is_shown_as_the_call_and_pickles(
+    plain: str, over: str
+) -> None:
     names = {**NAMES, "torch": torch, "largest": largest}
     memory = ("ema(", "momentum(", "first_sign(")
     text = OVER[over].format(plain)

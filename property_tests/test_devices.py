@@ -1,6 +1,8 @@
-"""Every row of the registry on another device: tensors there have shapes and no values, so that none can be read.
+"""Every row of the registry on another device: tensors there have shapes and no values,
+so that none can be read.
 
-The results are where the params are, tensors of two devices do not meet, and updates wait for nothing.
+The results are where the params are, tensors of two devices do not meet, and updates
+wait for nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +27,15 @@ EXAMPLES = torch.zeros(3, device="meta")
 FISHER = sf.curvature.fisher(quadratic, (EXAMPLES,), chunk_size=2)
 OWN: dict[str, Callable[..., sf.Algorithm]] = {
     "one_shot fisher": lambda s, key, _: sf.one_shot(s, FISHER, when=sf.at([1])),
-    "iterative obd": lambda s, key, _: sf.iterative(s, when=sf.every(2), score=sf.curvature.obd(FISHER)),
+    "iterative obd": lambda s, key, _: sf.iterative(
+        s, when=sf.every(2), score=sf.curvature.obd(FISHER)
+    ),
 }
-STEPS = {"an int": int, "a tensor": torch.tensor, "a tensor there": lambda i: torch.tensor(i).to("meta")}
+STEPS = {
+    "an int": int,
+    "a tensor": torch.tensor,
+    "a tensor there": lambda i: torch.tensor(i).to("meta"),
+}
 
 
 def there(tree: Any) -> Any:
@@ -39,8 +47,12 @@ def run_of(row: Row) -> Case:
 
 
 def places(state: sf.State) -> dict[str, set[str]]:
-    """The devices of each leaf of a state, but for keys, which stay where they were given."""
-    kept = {path: x for path, x in leaves(state).items() if "key" not in path.split(".")}
+    """The devices of each leaf of a state, but for keys, which stay where they were
+    given.
+    """
+    kept = {
+        path: x for path, x in leaves(state).items() if "key" not in path.split(".")
+    }
     return {path: {x.device.type} - {"meta"} for path, x in kept.items()}
 
 
@@ -59,7 +71,9 @@ def places(state: sf.State) -> dict[str, set[str]]:
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_updates_wait_for_nothing(row: Row, step: str) -> None:
     run = run_of(row)
-    algorithm = OWN.get(row.name, row.make)(run.sparsity, sf.random.key(run.seed), there(run.params))
+    algorithm = OWN.get(row.name, row.make)(
+        run.sparsity, sf.random.key(run.seed), there(run.params)
+    )
     state = algorithm.init(there(run.params))
     assert not any(places(state).values())
     grads = [there(grads) for grads in run.grads]
@@ -75,13 +89,18 @@ def test_updates_wait_for_nothing(row: Row, step: str) -> None:
 
 def resnet50() -> dict[str, torch.Tensor]:
     """The 54 weights of a ResNet-50, without values."""
-    return {f"{i:02d}": torch.empty(shape, device="meta") for i, shape in enumerate(resnet50_shapes())}
+    return {
+        f"{i:02d}": torch.empty(shape, device="meta")
+        for i, shape in enumerate(resnet50_shapes())
+    }
 
 
 THERE = torch.empty((), dtype=torch.int64, device="meta")
 GLOBAL, ROWS_ALIKE = sf.budgets.global_(), sf.patterns.row_balanced()
 SGD, ADAM = sf.optimizers.sgd(0.1, momentum=0.9), sf.optimizers.adam(0.1)
-BUDGETS: dict[str, tuple[sf.Algorithm, Any, int, int]] = {  # launches, and bytes a weight
+BUDGETS: dict[
+    str, tuple[sf.Algorithm, Any, int, int]
+] = {  # launches, and bytes a weight
     "gmp": (sf.gmp(0.9), 100, 35, 180),
     "gmp global": (sf.gmp(0.9, distribution=GLOBAL), 100, 30, 140),
     "rigl": (sf.rigl(0.9), 100, 85, 350),
@@ -117,7 +136,12 @@ def test_an_update_of_54_leaves_stays_in_its_budget(name: str) -> None:
 
 
 R = sf.redistribute
-SHARES = {"mean_active": R.mean_active, "active": R.active, "survivors": R.survivors, "lost": R.lost}
+SHARES = {
+    "mean_active": R.mean_active,
+    "active": R.active,
+    "survivors": R.survivors,
+    "lost": R.lost,
+}
 
 
 @pytest.mark.parametrize("most", [1.0, 0.99])
@@ -128,7 +152,12 @@ def test_launches_of_shares_do_not_grow_with_leaves(share: str, most: float) -> 
         before = {path: x > 0 for path, x in scores.items()}
         with Launches() as counted:
             parts = SHARES[share](scores, before, before)
-            R.allocate(parts, torch.empty((), dtype=torch.int64, device="meta"), R.active({}, before, before), most)
+            R.allocate(
+                parts,
+                torch.empty((), dtype=torch.int64, device="meta"),
+                R.active({}, before, before),
+                most,
+            )
             R.careful(SHARES[share])(0.3, scores, before)
         assert not counted.waits
         return counted.launches
@@ -142,7 +171,9 @@ DRAWING: dict[str, sf.Algorithm] = {
     "one_shot random": sf.one_shot(0.5, sf.scores.random, when=sf.always(), key=KEY),
     "supermask bernoulli": sf.supermask("bernoulli", key=KEY),
     "chts": sf.methods.chts(0.5, steps=5, when=sf.always(), key=KEY),
-    "above a schedule": sf.gmp(sf.counts.above(sf.schedules.linear(0.1, 0.2)), when=sf.always()),
+    "above a schedule": sf.gmp(
+        sf.counts.above(sf.schedules.linear(0.1, 0.2)), when=sf.always()
+    ),
     "deep_rewiring": sf.methods.deep_rewiring(0.5, key=KEY),
 }
 
@@ -150,7 +181,9 @@ DRAWING: dict[str, sf.Algorithm] = {
 @pytest.mark.deep(but=["set-*", "chts-*"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", DRAWING)
-def test_keys_and_numbers_on_the_cpu_are_written_and_not_copied(name: str, step: str) -> None:
+def test_keys_and_numbers_on_the_cpu_are_written_and_not_copied(
+    name: str, step: str
+) -> None:
     algorithm = sf.with_optimizer(DRAWING[name], sf.optimizers.sgd(0.1))
     params = there({"w": torch.ones(8, 6), "v": torch.ones(4, 3), "b": torch.ones(8)})
     now = STEPS[step](3)

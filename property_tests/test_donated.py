@@ -1,4 +1,6 @@
-"""Every algorithm of the registry with its state given away, and bugs that the law must notice."""
+"""Every algorithm of the registry with its state given away, and bugs that the law must
+notice.
+"""
 
 import importlib
 from collections.abc import Callable
@@ -17,7 +19,9 @@ from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
 from sparsefn.tree import leaves_of
 
-donated = importlib.import_module("sparsefn.compose.donated")  # the package hands out the function
+donated = importlib.import_module(
+    "sparsefn.compose.donated"
+)  # the package hands out the function
 with_optimizer = importlib.import_module("sparsefn.compose.with_optimizer")
 adam = importlib.import_module("sparsefn.optimizers.adam")  # so does this one
 BY_NAME = {row.name: row for row in ROWS}
@@ -30,14 +34,31 @@ def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists, "_MOST_ON_CPU", 100)  # a part is a leaf
 
 
-@pytest.mark.deep(but=["gmp-adamw", "rigl-adamw", "ste-adamw", "supermask-adamw", "rigl block-adamw", "set-adamw"])
+@pytest.mark.deep(
+    but=[
+        "gmp-adamw",
+        "rigl-adamw",
+        "ste-adamw",
+        "supermask-adamw",
+        "rigl block-adamw",
+        "set-adamw",
+    ]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("row", [row for row in ROWS if not has_optimizer(first_state(row))], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if not has_optimizer(first_state(row))],
+    ids=lambda row: row.name,
+)
 def test_donated_has_the_bits_of_the_pure_update(row: Row, optimizer: str) -> None:
     check(row, optimizer)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if has_optimizer(first_state(row))], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if has_optimizer(first_state(row))],
+    ids=lambda row: row.name,
+)
 def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
     check(row, "sgd")
 
@@ -55,12 +76,22 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "results are written over inputs that are read again": (
         adam,
         "_in_blocks",
-        lambda numbers, sign, blocks: IN_BLOCKS(numbers, sign, map(_written_early, blocks)),
+        lambda numbers, sign, blocks: IN_BLOCKS(
+            numbers, sign, map(_written_early, blocks)
+        ),
     ),
     "the old state stays": (donated, "empty", lambda tensors: None),
-    "memory that others share is given away": (donated, "unshared_memory", lambda tensors, others: tensors),
+    "memory that others share is given away": (
+        donated,
+        "unshared_memory",
+        lambda tensors, others: tensors,
+    ),
     "no memory is given away": (donated, "unshared_memory", lambda tensors, others: []),
-    "a tensor that the update hands on is emptied": (donated, "opened", lambda tree: (leaves_of(tree), lambda _: tree)),
+    "a tensor that the update hands on is emptied": (
+        donated,
+        "opened",
+        lambda tree: (leaves_of(tree), lambda _: tree),
+    ),
     "weights that are read again are offered": (
         with_optimizer,
         "update_of",

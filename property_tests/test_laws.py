@@ -22,7 +22,9 @@ from sparsefn.testing.strategies import large
 CHECKS = [(law, check) for law in LAWS if law is not COMPILE for check in law.checks]
 
 
-@pytest.mark.deep(but=["nothing_moves_off_the_support-*", *(f"*-{row}" for row in QUICK_ROWS)])
+@pytest.mark.deep(
+    but=["nothing_moves_off_the_support-*", *(f"*-{row}" for row in QUICK_ROWS)]
+)
 @parametrize_laws(ROWS, laws=[law for law in LAWS if law is not COMPILE])
 def test_laws_hold(law: Law, check: Check, row: Row) -> None:
     check_row(law, check, row, max_examples=tries(), seed=seed())
@@ -31,21 +33,38 @@ def test_laws_hold(law: Law, check: Check, row: Row) -> None:
 def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:
     assert len(LAWS) == 12
     assert all(any(check.binds(row.meta) for row in ROWS) for _, check in CHECKS)
-    assert all(len({law.name for law, check in CHECKS if check.binds(row.meta)}) >= 6 for row in ROWS)
+    assert all(
+        len({law.name for law, check in CHECKS if check.binds(row.meta)}) >= 6
+        for row in ROWS
+    )
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
 def test_all_but_these_take_a_tensor_for_the_sparsity() -> None:
-    """Laws do not give a tensor to one that reads its value, so that one which begins to is noticed here."""
+    """Laws do not give a tensor to one that reads its value, so that one which begins
+    to is noticed here.
+    """
     rows = [*ROWS, *method_rows.ROWS]
-    assert {row.name for row in rows if not takes_tensor(row, run_of(row))} == {"static checkerboard", "woodfisher"}
+    assert {row.name for row in rows if not takes_tensor(row, run_of(row))} == {
+        "static checkerboard",
+        "woodfisher",
+    }
 
 
 def test_every_algorithm_has_a_row() -> None:
     made = Path(str(registry.__file__)).read_text(encoding="utf-8")
-    returns = {name: getattr(value, "__annotations__", {}).get("return") for name, value in vars(algorithms).items()}
-    missing = [name for name, kind in returns.items() if kind == "Algorithm" and f"sf.{name}(" not in made]
-    assert "rigl" in returns and not missing, f"add a Row to property_tests/registry.py for each of {missing}"
+    returns = {
+        name: getattr(value, "__annotations__", {}).get("return")
+        for name, value in vars(algorithms).items()
+    }
+    missing = [
+        name
+        for name, kind in returns.items()
+        if kind == "Algorithm" and f"sf.{name}(" not in made
+    ]
+    assert "rigl" in returns and not missing, (
+        f"add a Row to property_tests/registry.py for each of {missing}"
+    )
 
 
 def digests() -> dict[str, str]:
@@ -59,8 +78,18 @@ def digests() -> dict[str, str]:
 
 @pytest.mark.deep
 def test_another_process_gives_the_same_bits() -> None:
-    script = "import json; from property_tests.test_laws import digests; print(json.dumps(digests()))"
+    script = (
+        "import json; from property_tests.test_laws import digests; "
+        "print(json.dumps(digests()))"
+    )
     env = {**os.environ, "PYTHONHASHSEED": "1234", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout) == digests()

@@ -1,6 +1,8 @@
-"""The laws of `sf.methods`: each method is held to all that bind it, on a few examples a check.
+"""The laws of `sf.methods`: each method is held to all that bind it, on a few examples
+a check.
 
-The parts that methods are made of have rows in `registry.py`, where every check gets its full number of examples.
+The parts that methods are made of have rows in `registry.py`, where every check gets
+its full number of examples.
 """
 
 import pytest
@@ -10,7 +12,19 @@ from sparsefn.testing import LAWS, Row, check_laws
 from sparsefn.testing.laws import COMPILE
 
 
-@pytest.mark.deep(but=["wanda", "movement", "snip", "powerprop", "set by sign", "ac_dc", "srigl", "top_kast", "sr_ste"])
+@pytest.mark.deep(
+    but=[
+        "wanda",
+        "movement",
+        "snip",
+        "powerprop",
+        "set by sign",
+        "ac_dc",
+        "srigl",
+        "top_kast",
+        "sr_ste",
+    ]
+)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_laws_hold(row: Row) -> None:
     laws = [law for law in LAWS if law is not COMPILE]

@@ -55,7 +55,10 @@ def library() -> Iterator[torch.library.Library]:
     ],
 )
 def test_a_bad_operator_is_noticed(
-    library: torch.library.Library, kernel: Callable[[Tensor], Tensor], fake: Callable[[Tensor], Tensor], sound: bool
+    library: torch.library.Library,
+    kernel: Callable[[Tensor], Tensor],
+    fake: Callable[[Tensor], Tensor],
+    sound: bool,
 ) -> None:
     library.define("bad(Tensor x) -> Tensor")
     library.impl("bad", kernel, "CPU")

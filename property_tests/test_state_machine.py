@@ -1,4 +1,6 @@
-"""The machine runs, and finds bugs that lie between operations, which the laws do not find."""
+"""The machine runs, and finds bugs that lie between operations, which the laws do not
+find.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +18,15 @@ from torch.distributed.tensor import DTensor
 
 import sparsefn as sf
 from property_tests.effort import tries
-from property_tests.state_machine import CHOSEN, Machine, Update, compiled, eager, made, one_process
+from property_tests.state_machine import (
+    CHOSEN,
+    Machine,
+    Update,
+    compiled,
+    eager,
+    made,
+    one_process,
+)
 from sparsefn.testing import Row
 from sparsefn.testing.harness import leaves
 from sparsefn.testing.laws import COMPILE
@@ -46,10 +56,18 @@ def test_any_order_has_the_bits_of_eager_updates() -> None:
 
 @pytest.mark.deep
 def test_so_has_compiled_code() -> None:
-    run(type("Compiling", (Machine,), {"names": ("rigl", "sgd ste"), "ways": (compiled, eager)}), 4, 10)
+    run(
+        type(
+            "Compiling",
+            (Machine,),
+            {"names": ("rigl", "sgd ste"), "ways": (compiled, eager)},
+        ),
+        4,
+        10,
+    )
 
 
-# ---- bugs -----------------------------------------------------------------------------------------
+# ---- bugs ----------------------------------------------------------------------------
 
 
 def same(make: Make) -> Make:
@@ -57,7 +75,9 @@ def same(make: Make) -> Make:
 
 
 class Bug(NamedTuple):
-    """Planted in the algorithms of a row, by `make`, and in functions of the library: `library(real) -> new`."""
+    """Planted in the algorithms of a row, by `make`, and in functions of the library:
+    `library(real) -> new`.
+    """
 
     row: str
     make: Callable[[Make], Make] = same
@@ -66,26 +86,39 @@ class Bug(NamedTuple):
 
     @contextmanager
     def planted(self) -> Iterator[Row]:
-        """The row with the bug; laws and machine alike then meet it in the library, too."""
+        """The row with the bug; laws and machine alike then meet it in the library,
+        too.
+        """
         row = CHOSEN[self.row]
         with pytest.MonkeyPatch.context() as patch:
             for real, change in self.library.items():
                 new = change(real)
                 for module in list(sys.modules.values()):
-                    for name in [name for name, value in getattr(module, "__dict__", {}).items() if value is real]:
+                    for name in [
+                        name
+                        for name, value in getattr(module, "__dict__", {}).items()
+                        if value is real
+                    ]:
                         patch.setattr(module, name, new)
             yield row._replace(make=self.make(row.make))
 
 
-def updating(change: Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State]) -> Callable[[Make], Make]:
-    """Algorithms whose update is `change(algorithm, state, grads, step)`, but for compiled and batched code."""
+def updating(
+    change: Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State],
+) -> Callable[[Make], Make]:
+    """Algorithms whose update is `change(algorithm, state, grads, step)`, but for
+    compiled and batched code.
+    """
 
     def planted(make: Make) -> Make:
         def broken(sparsity: Any, key: Tensor, params: Tree) -> sf.Algorithm:
             algorithm = make(sparsity, key, params)
 
             def update(state: sf.State, grads: Tree, step: Any) -> sf.State:
-                if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(leaves_of(grads)[0]):
+                if (
+                    torch.compiler.is_compiling()
+                    or torch._C._functorch.is_batchedtensor(leaves_of(grads)[0])
+                ):
                     return algorithm.update(state, grads, step)
                 return change(algorithm, state, grads, step)
 
@@ -97,11 +130,15 @@ def updating(change: Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State]) ->
 
 
 def first_counts(real: Any) -> Any:
-    """All members of a stack get the counts of the first: those of one `vmap` have the same."""
+    """All members of a stack get the counts of the first: those of one `vmap` have the
+    same.
+    """
 
     def member(state: Tree, i: int) -> Tree:
         is_count = lambda x: x.ndim == 0 and x.dtype == torch.int64  # noqa: E731
-        return optree.tree_map(lambda x, first: first if is_count(x) else x, real(state, i), real(state, 0))
+        return optree.tree_map(
+            lambda x, first: first if is_count(x) else x, real(state, i), real(state, 0)
+        )
 
     return member
 
@@ -120,8 +157,12 @@ def marked(real: Any) -> Any:
     return load
 
 
-def keeping_gradients(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
-    """The first step after a load keeps the memory of the gradients, which a loop writes to again."""
+def keeping_gradients(
+    algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+) -> sf.State:
+    """The first step after a load keeps the memory of the gradients, which a loop
+    writes to again.
+    """
     new = algorithm.update(state, grads, step)
     if not any(state.key is key for key in LOADED):
         return new
@@ -129,7 +170,9 @@ def keeping_gradients(algorithm: sf.Algorithm, state: sf.State, grads: Tree, ste
     def kept(g: Tensor, memory: Tensor) -> Tensor:
         return g.copy_(memory) if g.dtype == memory.dtype else memory
 
-    return new._replace(scores=new.scores | {"grow": optree.tree_map(kept, grads, new.scores["grow"])})
+    return new._replace(
+        scores=new.scores | {"grow": optree.tree_map(kept, grads, new.scores["grow"])}
+    )
 
 
 def sharing(real: Any) -> Any:
@@ -137,7 +180,9 @@ def sharing(real: Any) -> Any:
 
     def load(template: Tree, saved: Any, **options: Any) -> Tree:
         real(template, saved, **options)
-        return optree.tree_unflatten(optree.tree_structure(template), [saved[path] for path in leaves(template)])
+        return optree.tree_unflatten(
+            optree.tree_structure(template), [saved[path] for path in leaves(template)]
+        )
 
     return load
 
@@ -145,21 +190,32 @@ def sharing(real: Any) -> Any:
 MADE: list[tuple[Tensor, sf.Algorithm]] = []
 
 
-def staying(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+def staying(
+    algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+) -> sf.State:
     """A state goes on with the algorithm that made it."""
     masks = [mask for mask in leaves_of(state.masks) if mask.ndim]
-    owner = next((maker for known, maker in MADE if any(known is mask for mask in masks)), algorithm)
+    owner = next(
+        (maker for known, maker in MADE if any(known is mask for mask in masks)),
+        algorithm,
+    )
     new = owner.update(state, grads, step)
     MADE[:] = [(mask, owner) for mask in leaves_of(new.masks) if mask.ndim]
     return new
 
 
 def by_threads(make: Make) -> Make:
-    """A new algorithm takes the place of the old one for the number of threads that there is then, and for no other."""
+    """A new algorithm takes the place of the old one for the number of threads that
+    there is then, and for no other.
+    """
     known: dict[int, sf.Algorithm] = {}
 
-    def change(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
-        return known.setdefault(torch.get_num_threads(), algorithm).update(state, grads, step)
+    def change(
+        algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+    ) -> sf.State:
+        return known.setdefault(torch.get_num_threads(), algorithm).update(
+            state, grads, step
+        )
 
     def broken(sparsity: Any, key: Tensor, params: Tree) -> sf.Algorithm:
         known[torch.get_num_threads()] = make(sparsity, key, params)
@@ -172,8 +228,14 @@ def by_mesh(make: Make) -> Make:
     """Shards go on with the first algorithm that they met."""
     known: list[sf.Algorithm] = []
 
-    def change(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
-        known[:] = (known or [algorithm]) if any(isinstance(x, DTensor) for x in leaves_of(state.masks)) else []
+    def change(
+        algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any
+    ) -> sf.State:
+        known[:] = (
+            (known or [algorithm])
+            if any(isinstance(x, DTensor) for x in leaves_of(state.masks))
+            else []
+        )
         return (known or [algorithm])[0].update(state, grads, step)
 
     return updating(change)(make)
@@ -186,7 +248,11 @@ def standing(real: Any) -> Any:
         giving = real(algorithm)
 
         def update(state: sf.State, grads: Tree, step: Any) -> sf.State:
-            counts = {path: x.clone() for path, x in leaves(state).items() if not x.ndim and x.dtype == torch.int64}
+            counts = {
+                path: x.clone()
+                for path, x in leaves(state).items()
+                if not x.ndim and x.dtype == torch.int64
+            }
             new = giving.update(state, grads, step)
             if any(isinstance(x, DTensor) for x in leaves_of(new.masks)):
                 return sf.tree.map_with_path(lambda path, x: counts.get(path, x), new)
@@ -202,7 +268,11 @@ def of_template(real: Any) -> Any:
 
     def load(template: Tree, folder: Any) -> Tree:
         is_count = lambda x: x.ndim == 0 and x.dtype == torch.int64  # noqa: E731
-        return optree.tree_map(lambda x, given: given if is_count(x) else x, real(template, folder), template)
+        return optree.tree_map(
+            lambda x, given: given if is_count(x) else x,
+            real(template, folder),
+            template,
+        )
 
     return load
 
@@ -210,21 +280,35 @@ def of_template(real: Any) -> Any:
 def kept_code(real: Any) -> Any:
     """What was compiled for a backend is used for every other algorithm, too."""
     known: dict[Any, Any] = {}
-    return lambda fn, *, backend, fullgraph: known.setdefault(backend, real(fn, backend=backend, fullgraph=fullgraph))
+    return lambda fn, *, backend, fullgraph: known.setdefault(
+        backend, real(fn, backend=backend, fullgraph=fullgraph)
+    )
 
 
 BUGS = {
-    "members get the counts of the first": Bug("adam rigl", library={sf.ensemble.member: first_counts}),
+    "members get the counts of the first": Bug(
+        "adam rigl", library={sf.ensemble.member: first_counts}
+    ),
     "the first step after a load keeps the gradients": Bug(
         "snfs", updating(keeping_gradients), {sf.checkpoint.load_state_dict: marked}
     ),
-    "a load shares memory with what was saved": Bug("adam rigl", library={sf.checkpoint.load_state_dict: sharing}),
-    "a state stays with the algorithm that made it": Bug("gmp", updating(staying), ways=(eager,)),
+    "a load shares memory with what was saved": Bug(
+        "adam rigl", library={sf.checkpoint.load_state_dict: sharing}
+    ),
+    "a state stays with the algorithm that made it": Bug(
+        "gmp", updating(staying), ways=(eager,)
+    ),
     "other threads go on with an old algorithm": Bug("gmp", by_threads),
     "shards go on with an old algorithm": Bug("gmp", by_mesh, ways=(eager,)),
-    "a donated step on shards is not counted": Bug("adam rigl", library={sf.donated: standing}),
-    "a folder gives the counts of the template": Bug("adam rigl", library={sf.distributed.load: of_template}),
-    "compiled code stays at its sparsity": Bug("gmp", library={torch.compile: kept_code}, ways=(eager, compiled)),
+    "a donated step on shards is not counted": Bug(
+        "adam rigl", library={sf.donated: standing}
+    ),
+    "a folder gives the counts of the template": Bug(
+        "adam rigl", library={sf.distributed.load: of_template}
+    ),
+    "compiled code stays at its sparsity": Bug(
+        "gmp", library={torch.compile: kept_code}, ways=(eager, compiled)
+    ),
 }
 
 
@@ -232,15 +316,24 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_the_machine_alone_notices_the_bug(bug: Bug) -> None:
     with bug.planted() as row:
-        # What is planted in an update is left out of compiled code, and compiling takes long.
-        laws = [law for law in sf.testing.LAWS if law is not COMPILE or compiled in bug.ways]
-        report = sf.testing.check_laws(row.make, meta=row.meta, max_examples=5, laws=laws, on_fail="report")
+        # What is planted in an update is left out of compiled code, and compiling takes
+        # long.
+        laws = [
+            law for law in sf.testing.LAWS if law is not COMPILE or compiled in bug.ways
+        ]
+        report = sf.testing.check_laws(
+            row.make, meta=row.meta, max_examples=5, laws=laws, on_fail="report"
+        )
         assert report.ok and len(report.held) > 20, report.failures
         make = staticmethod(lambda _, sparsity, params: made(row, sparsity, params))
-        broken = type("Broken", (Machine,), {"names": (row.name,), "make": make, "ways": bug.ways})
+        broken = type(
+            "Broken", (Machine,), {"names": (row.name,), "make": make, "ways": bug.ways}
+        )
         with pytest.raises((AssertionError, ValueError)) as raised:
             run(broken, 60)
-    assert "before step" in str(raised.value) or "a donated algorithm has updated the state" in str(raised.value)
+    assert "before step" in str(
+        raised.value
+    ) or "a donated algorithm has updated the state" in str(raised.value)
 
 
 @pytest.mark.deep

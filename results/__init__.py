@@ -1,1 +1,3 @@
-"""Published claims about sparse training and pruning, measured: `python -m results` runs them and writes the page."""
+"""Published claims about sparse training and pruning, measured: `python -m results`
+runs them and writes the page.
+"""

@@ -13,11 +13,26 @@ DOCS = HERE.parent / "docs"
 
 def main() -> None:
     """Run, and make the page and the figures."""
-    parser = argparse.ArgumentParser(prog="python -m results", description="Measure published claims.")
+    parser = argparse.ArgumentParser(
+        prog="python -m results", description="Measure published claims."
+    )
     add = parser.add_argument
-    add("--workers", type=int, default=2, help="processes of one thread each (default: 2); numbers do not depend on it")
-    add("--tiny", action="store_true", help="one seed and a few steps of everything; give other folders")
-    add("--page", action="store_true", help="run nothing: the page and the figures of the rows that are there")
+    add(
+        "--workers",
+        type=int,
+        default=2,
+        help="processes of one thread each (default: 2); numbers do not depend on it",
+    )
+    add(
+        "--tiny",
+        action="store_true",
+        help="one seed and a few steps of everything; give other folders",
+    )
+    add(
+        "--page",
+        action="store_true",
+        help="run nothing: the page and the figures of the rows that are there",
+    )
     add("--numbers", type=Path, default=HERE / "numbers", help="folder of the rows")
     add("--docs", type=Path, default=DOCS, help="folder of the page and the figures")
     chosen = parser.parse_args()
@@ -32,14 +47,18 @@ def main() -> None:
         if not chosen.page:
             runner.everything(chosen.numbers, plan, chosen.workers)
     except KeyboardInterrupt:
-        parser.exit(130, "stopped; the same command goes on, and --page shows what is there\n")
+        parser.exit(
+            130, "stopped; the same command goes on, and --page shows what is there\n"
+        )
     write(chosen.numbers, chosen.docs, plan)
 
 
 def write(numbers: Path, docs: Path, plan: Plan) -> None:
     """The summary of the rows, and from it the page and the figures."""
     found = summary.summarised(store.read(numbers, runner.VERSIONS), plan)
-    (numbers / "summary.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (numbers / "summary.json").write_text(
+        json.dumps(found, indent=1) + "\n", encoding="utf-8"
+    )
     docs.mkdir(parents=True, exist_ok=True)
     (docs / "results.md").write_text(page.text(found), encoding="utf-8")
     figures.draw(found, docs)

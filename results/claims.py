@@ -1,4 +1,6 @@
-"""The claims: each compares two arms of runs, seed by seed, and says what was published about them."""
+"""The claims: each compares two arms of runs, seed by seed, and says what was published
+about them.
+"""
 
 from typing import NamedTuple
 
@@ -6,7 +8,9 @@ Side = tuple[str, str, str]  # group, arm, level
 
 
 class Claim(NamedTuple):
-    """A difference, positive where the first side is better, and what is claimed of it."""
+    """A difference, positive where the first side is better, and what is claimed of
+    it.
+    """
 
     section: str
     text: str
@@ -29,55 +33,82 @@ class Section(NamedTuple):
 _LENET = "LeNet-300-100 on MNIST-5k."
 _SMALL = "An MLP (40-128-128-10) on MNIST-1D."
 _CONV = "A convnet of three layers with batch norm on MNIST-5k, 24,080 weights."
-_TEXT = "A transformer of two blocks on the text of Python's standard library; in bits per character."
+_TEXT = (
+    "A transformer of two blocks on the text of Python's standard library; in bits per "
+    "character."
+)
 
 SECTIONS = {
-    "methods": Section("Methods", f"{_LENET} Each has a learning rate of its own, and ERK where layers have shares."),
+    "methods": Section(
+        "Methods",
+        f"{_LENET} Each has a learning rate of its own, and ERK where layers have "
+        "shares.",
+    ),
     "start": Section(
         "RigL, static masks, and the start",
-        f"{_LENET} A static mask leaves units a few of their inputs, and He's weights are then too small; with a "
-        "scaled start (here: scaled) each layer is divided by the root of its density. What RigL gains over a plain "
+        f"{_LENET} A static mask leaves units a few of their inputs, and He's weights "
+        "are then too small; with a "
+        "scaled start (here: scaled) each layer is divided by the root of its density. "
+        "What RigL gains over a plain "
         "static mask is in part this start.",
     ),
-    "before": Section("Masks before training", f"{_LENET} And {_CONV[0].lower()}{_CONV[1:]}"),
-    "tickets": Section("Lottery tickets", f"{_LENET} Seven rounds, back to the weights of step 10."),
+    "before": Section(
+        "Masks before training", f"{_LENET} And {_CONV[0].lower()}{_CONV[1:]}"
+    ),
+    "tickets": Section(
+        "Lottery tickets", f"{_LENET} Seven rounds, back to the weights of step 10."
+    ),
     "layout": Section(
         "ERK and uniform",
-        f"{_CONV} Uniform leaves the first layer dense, as in the papers, and keeps as many weights as ERK; for equal "
+        f"{_CONV} Uniform leaves the first layer dense, as in the papers, and keeps as "
+        "many weights as ERK; for equal "
         "FLOPs ERK keeps fewer or more.",
     ),
     "longer": Section("Longer training", f"{_SMALL} 3 % kept."),
     "itop": Section(
         "Exploration within a method",
-        f"{_SMALL} 3 % kept. Masks change every 60th part of a run, or every 4th; the shares of the weights that were "
+        f"{_SMALL} 3 % kept. Masks change every 60th part of a run, or every 4th; the "
+        "shares of the weights that were "
         "ever kept are below.",
     ),
     "nm": Section(
         "N of M",
-        f"{_SMALL} ASP trains half of the steps dense and half pruned, or as many as SR-STE has of both.",
+        f"{_SMALL} ASP trains half of the steps dense and half pruned, or as many as "
+        "SR-STE has of both.",
     ),
-    "ensembles": Section("Ensembles of equal size", f"{_SMALL} Their parameters add up to those of the dense network."),
+    "ensembles": Section(
+        "Ensembles of equal size",
+        f"{_SMALL} Their parameters add up to those of the dense network.",
+    ),
     "filters": Section(
         "Filters",
-        f"{_CONV} Half of the filters of each layer go while it trains; a network that is born with half of them has "
+        f"{_CONV} Half of the filters of each layer go while it trains; a network that "
+        "is born with half of them has "
         "the same shapes, and as many steps, or as much time.",
     ),
     "data": Section(
-        "Pruning with data", f"{_TEXT} Blocks of the trained model are pruned in order, none is trained again."
+        "Pruning with data",
+        f"{_TEXT} Blocks of the trained model are pruned in order, none is trained "
+        "again.",
     ),
     "low rank": Section(
         "Low-rank updates",
-        f"{_TEXT} Pruned to 70 % by SparseGPT, then tuned; all have the same zeros at the end.",
+        f"{_TEXT} Pruned to 70 % by SparseGPT, then tuned; all have the same zeros at "
+        "the end.",
     ),
     "collapse": Section(
         "Layer collapse",
-        "An MLP with six hidden layers of 100 on scikit-learn's digits, pruned before training. The difference is in "
-        "powers of ten of the largest compression that leaves a path from input to output.",
+        "An MLP with six hidden layers of 100 on scikit-learn's digits, pruned before "
+        "training. The difference is in "
+        "powers of ten of the largest compression that leaves a path from input to "
+        "output.",
     ),
 }
 
 PAI = "2009.08576, abstract"
-SHUFFLES = "A mask shuffled within its layers is as good as the mask chosen before training"
+SHUFFLES = (
+    "A mask shuffled within its layers is as good as the mask chosen before training"
+)
 LEVELS = ("1", "2", "3", "5", "10")
 SHOWN = {  # how arms of LeNet are named in a difference
     "scaled start": "scaled {}",
@@ -115,21 +146,40 @@ def _lenet() -> list[Claim]:
         words: str = "",
         case: str = "",
     ) -> Claim:
-        names = [SHOWN.get(name.split(", ")[-1], "{}").format(name.split(", ")[0]) for name in (a, b)]
+        names = [
+            SHOWN.get(name.split(", ")[-1], "{}").format(name.split(", ")[0])
+            for name in (a, b)
+        ]
         text = f"{' - '.join(names)}, {k} %"
         sides = ("lenet", a, k), ("lenet", b, k)
-        return _pair(section, text, *sides, says, number, source, words, case or f"{k} %")
+        return _pair(
+            section, text, *sides, says, number, source, words, case or f"{k} %"
+        )
 
     numbered = {("gmp", "10"), ("gmp", "5")}
     found = []
     for k in LEVELS:
-        found.append(two("SNFS", "SET", k, ">", f"snfs-set-{k}", words="SNFS beats SET"))
+        found.append(
+            two("SNFS", "SET", k, ">", f"snfs-set-{k}", words="SNFS beats SET")
+        )
     for k in LEVELS:
-        found.append(two("RigL", "SET", k, ">", source="1911.11134", words="RigL beats SET"))
+        found.append(
+            two("RigL", "SET", k, ">", source="1911.11134", words="RigL beats SET")
+        )
     for k in LEVELS:
         number = f"gmp-rigl-{k}" if ("gmp", k) in numbered else ""
         source = "" if number else "1911.11134, at 5 % and 10 %"
-        found.append(two("GMP", "RigL", k, ">", number, source, words="Gradual pruning (GMP) beats RigL"))
+        found.append(
+            two(
+                "GMP",
+                "RigL",
+                k,
+                ">",
+                number,
+                source,
+                words="Gradual pruning (GMP) beats RigL",
+            )
+        )
     for k in LEVELS:
         found.append(two("DSR", "SET", k, ">", f"dsr-set-{k}", words="DSR beats SET"))
     for k, says in zip(LEVELS[1:], ">><<", strict=True):
@@ -138,12 +188,34 @@ def _lenet() -> list[Claim]:
     for k in LEVELS:
         number = f"rigl-static-{k}" if k in ("5", "10") else ""
         source = "" if number else "1911.11134"
-        found.append(two("RigL", "static", k, ">", number, source, "start", "RigL beats a random mask that stays"))
+        found.append(
+            two(
+                "RigL",
+                "static",
+                k,
+                ">",
+                number,
+                source,
+                "start",
+                "RigL beats a random mask that stays",
+            )
+        )
     grown = tuple(("lenet", arm, k) for arm, k in (("RigL", "1"), ("static", "10")))
     lost = tuple(("lenet", arm, k) for arm, k in (("static", "1"), ("RigL", "10")))
     text = "(RigL - static at 1 %) - (at 10 %)"
     words = "RigL leads a random mask that stays by more, the fewer weights are kept"
-    found.append(Claim("start", text, grown, lost, ">", "rigl-static-growth", words=words, case="1 % against 10 %"))
+    found.append(
+        Claim(
+            "start",
+            text,
+            grown,
+            lost,
+            ">",
+            "rigl-static-growth",
+            words=words,
+            case="1 % against 10 %",
+        )
+    )
     scaled = "static, scaled start"
     for k in LEVELS:
         found.append(two(scaled, "static", k, "", section="start"))
@@ -151,19 +223,54 @@ def _lenet() -> list[Claim]:
         found.append(two("RigL, scaled start", scaled, k, "", section="start"))
     for name in ("SNIP", "GraSP", "SynFlow"):
         shuffled = {"words": SHUFFLES, "case": f"{name}, 3 %"}
-        tickets = {"words": "Lottery tickets (IMP) beat masks chosen before training", "case": f"{name}, 3 %"}
-        found.append(two(f"{name}, shuffled", name, "3", ">=", source=PAI, section="before", **shuffled))
-        found.append(two(f"{name}, shuffled within inputs", name, "3", "", section="before"))
-        found.append(two("IMP", name, "3", ">", source=PAI, section="before", **tickets))
+        tickets = {
+            "words": "Lottery tickets (IMP) beat masks chosen before training",
+            "case": f"{name}, 3 %",
+        }
+        found.append(
+            two(
+                f"{name}, shuffled",
+                name,
+                "3",
+                ">=",
+                source=PAI,
+                section="before",
+                **shuffled,
+            )
+        )
+        found.append(
+            two(f"{name}, shuffled within inputs", name, "3", "", section="before")
+        )
+        found.append(
+            two("IMP", name, "3", ">", source=PAI, section="before", **tickets)
+        )
     found.append(two("GraSP", "GraSP, temperature 1", "3", "", section="before"))
     source = "1803.03635, abstract"
-    lacks = {"other weights": "A ticket needs its initial weights", "shuffled mask": "A ticket needs its mask"}
+    lacks = {
+        "other weights": "A ticket needs its initial weights",
+        "shuffled mask": "A ticket needs its mask",
+    }
     for how, words in lacks.items():
-        found.append(two("IMP", f"ticket, {how}", "3", ">", source=source, section="tickets", words=words))
+        found.append(
+            two(
+                "IMP",
+                f"ticket, {how}",
+                "3",
+                ">",
+                source=source,
+                section="tickets",
+                words=words,
+            )
+        )
     words = "A ticket is as good as the dense network"
     for k in LEVELS:
         a, b = ("lenet", "IMP", k), ("lenet", "dense", "100")
-        claimed = {"says": ">=", "source": f"{source}: at 10-20 % and above", "words": words, "case": "10 %"}
+        claimed = {
+            "says": ">=",
+            "source": f"{source}: at 10-20 % and above",
+            "words": words,
+            "case": "10 %",
+        }
         if k != "10":
             claimed = {"says": ""}
         found.append(_pair("tickets", f"IMP, {k} % - dense", a, b, **claimed))
@@ -175,8 +282,13 @@ def _conv() -> list[Claim]:
     for name in ("SNIP", "SynFlow"):
         for k in ("20", "5"):
             a, b = ("conv", f"{name}, shuffled", k), ("conv", name, k)
-            text, case = f"shuffled {name} - {name}, {k} %, convnet", f"{name}, convnet, {k} %"
-            found.append(_pair("before", text, a, b, ">=", source=PAI, words=SHUFFLES, case=case))
+            text, case = (
+                f"shuffled {name} - {name}, {k} %, convnet",
+                f"{name}, convnet, {k} %",
+            )
+            found.append(
+                _pair("before", text, a, b, ">=", source=PAI, words=SHUFFLES, case=case)
+            )
     for method in ("RigL", "static"):
         for k in ("20", "10"):
             uniform = ("conv", f"{method}, uniform", k)
@@ -186,11 +298,24 @@ def _conv() -> list[Claim]:
             source = "" if number else "1911.11134, with RigL"
             text, case = f"ERK - uniform, {k} %, {method}", f"{method}, {k} %"
             words = "ERK beats uniform shares, with as many weights"
-            found.append(_pair("layout", text, equal, uniform, ">", number, source, words, case))
+            found.append(
+                _pair("layout", text, equal, uniform, ">", number, source, words, case)
+            )
             text = f"ERK - uniform, equal FLOPs, {k} %, {method}"
             if (method, k) == ("RigL", "20"):
                 words = "Uniform shares beat ERK, with as many FLOPs"
-                found.append(_pair("layout", text, flops, uniform, "<", "erk-uniform-flops", words=words, case=case))
+                found.append(
+                    _pair(
+                        "layout",
+                        text,
+                        flops,
+                        uniform,
+                        "<",
+                        "erk-uniform-flops",
+                        words=words,
+                        case=case,
+                    )
+                )
             else:
                 found.append(_pair("layout", text, flops, uniform, ""))
     pruned = ("conv", "filters pruned", "half")
@@ -198,8 +323,21 @@ def _conv() -> list[Claim]:
     words = "A network born narrow is as good as one whose filters are pruned"
     for arm, case in (("narrow", "as many steps"), ("narrow, as long", "as much time")):
         text, narrow = f"half pruned - born narrow, {case}", ("conv", arm, "half")
-        found.append(_pair("filters", text, pruned, narrow, "<=", source=source, words=words, case=case))
-    found.append(_pair("filters", "half pruned - dense", pruned, ("conv", "dense", "100"), ""))
+        found.append(
+            _pair(
+                "filters",
+                text,
+                pruned,
+                narrow,
+                "<=",
+                source=source,
+                words=words,
+                case=case,
+            )
+        )
+    found.append(
+        _pair("filters", "half pruned - dense", pruned, ("conv", "dense", "100"), "")
+    )
     return found
 
 
@@ -209,33 +347,72 @@ def _small() -> list[Claim]:
 
     found = []
     words = "Three times the steps lower the error"
-    for method, number in (("RigL", "rigl-longer"), ("static", "static-longer"), ("GMP", "")):
+    for method, number in (
+        ("RigL", "rigl-longer"),
+        ("static", "static-longer"),
+        ("GMP", ""),
+    ):
         source = "" if number else "1911.11134, figure 4"
-        text, long, short = f"{method}: 3x as long - 1x", side(method, "3x"), side(method, "1x")
-        found.append(_pair("longer", text, long, short, ">", number, source, words, method))
+        text, long, short = (
+            f"{method}: 3x as long - 1x",
+            side(method, "3x"),
+            side(method, "1x"),
+        )
+        found.append(
+            _pair("longer", text, long, short, ">", number, source, words, method)
+        )
     text, source = "RigL, 3x as long - GMP, 1x", "1911.11134, at 5x"
     words = "RigL with more steps beats gradual pruning"
     a, b = side("RigL", "3x"), side("GMP", "1x")
-    found.append(_pair("longer", text, a, b, ">", source=source, words=words, case="3x the steps"))
+    found.append(
+        _pair(
+            "longer", text, a, b, ">", source=source, words=words, case="3x the steps"
+        )
+    )
     for k in ("1x", "3x"):
-        found.append(_pair("longer", f"GMP - RigL, {k}", side("GMP", k), side("RigL", k), ""))
-        found.append(_pair("longer", f"RigL - static, {k}", side("RigL", k), side("static", k), ""))
+        found.append(
+            _pair("longer", f"GMP - RigL, {k}", side("GMP", k), side("RigL", k), "")
+        )
+        found.append(
+            _pair(
+                "longer", f"RigL - static, {k}", side("RigL", k), side("static", k), ""
+            )
+        )
     words = "Masks that change more often end with a lower error"
     for method, number in (("RigL", "itop-rigl"), ("SET", "")):
         source = "" if number else "2102.02887"
-        text, often, seldom = f"{method}: every 60th - every 4th", side(method, "a 60th"), side(method, "a 4th")
-        found.append(_pair("itop", text, often, seldom, ">", number, source, words, method))
+        text, often, seldom = (
+            f"{method}: every 60th - every 4th",
+            side(method, "a 60th"),
+            side(method, "a 4th"),
+        )
+        found.append(
+            _pair("itop", text, often, seldom, ">", number, source, words, method)
+        )
     for shape in ("2:4", "1:8"):
         for other in ("STE", "ASP", "ASP, twice as long"):
             text, source = f"SR-STE - {other}, {shape}", "2102.04010, abstract"
             source = source if other == "STE" else "2102.04010"
-            words, sides = f"SR-STE beats {other}", (side("SR-STE", shape), side(other, shape))
-            found.append(_pair("nm", text, *sides, ">", source=source, words=words, case=shape))
+            words, sides = (
+                f"SR-STE beats {other}",
+                (side("SR-STE", shape), side(other, shape)),
+            )
+            found.append(
+                _pair("nm", text, *sides, ">", source=source, words=words, case=shape)
+            )
     words = "Sparse networks, averaged, beat one dense network with as many weights"
     for members in ("4", "16"):
-        text, source = f"{members} RigL networks at 1/{members} - dense", "2106.14568, abstract"
-        sides, case = (side("ensemble", members), side("dense", "100")), f"{members} networks"
-        found.append(_pair("ensembles", text, *sides, ">", source=source, words=words, case=case))
+        text, source = (
+            f"{members} RigL networks at 1/{members} - dense",
+            "2106.14568, abstract",
+        )
+        sides, case = (
+            (side("ensemble", members), side("dense", "100")),
+            f"{members} networks",
+        )
+        found.append(
+            _pair("ensembles", text, *sides, ">", source=source, words=words, case=case)
+        )
     return found
 
 
@@ -246,7 +423,11 @@ def _text() -> list[Claim]:
     found = []
     for level, key in (("50", "50"), ("2:4", "24"), ("70", "")):
         shown = level if ":" in level else f"{level} % pruned"
-        for a, b in (("SparseGPT", "magnitude"), ("Wanda", "magnitude"), ("SparseGPT", "Wanda")):
+        for a, b in (
+            ("SparseGPT", "magnitude"),
+            ("Wanda", "magnitude"),
+            ("SparseGPT", "Wanda"),
+        ):
             number = f"{a.lower()}-{b.lower()}-{key}" if key else ""
             source = "" if key else "2306.11695, at 50 % and 2:4"
             says, words = ">", f"{a} beats {b}"
@@ -254,15 +435,41 @@ def _text() -> list[Claim]:
                 says, words = "<", "Wanda beats SparseGPT"
             text, sides = f"{a} - {b}, {shown}", (side(a, level), side(b, level))
             if key or b != "Wanda":
-                found.append(_pair("data", text, *sides, says, number, source, words, shown))
+                found.append(
+                    _pair("data", text, *sides, says, number, source, words, shown)
+                )
             else:
                 found.append(_pair("data", text, *sides, ""))
     keeps, source = side("low rank, keeps zeros", "70"), "the recipe of this library"
-    text, other = "keeps zeros - masked at the end", side("low rank, masked at the end", "70")
+    text, other = (
+        "keeps zeros - masked at the end",
+        side("low rank, masked at the end", "70"),
+    )
     words = "Low-rank updates that keep the zeros beat a mask after tuning"
-    found.append(_pair("low rank", text, keeps, other, ">", source=source, words=words, case="70 % pruned"))
-    found.append(_pair("low rank", "keeps zeros - kept weights", keeps, side("kept weights", "70"), ""))
-    found.append(_pair("low rank", "keeps zeros - not tuned", keeps, side("SparseGPT", "70"), ""))
+    found.append(
+        _pair(
+            "low rank",
+            text,
+            keeps,
+            other,
+            ">",
+            source=source,
+            words=words,
+            case="70 % pruned",
+        )
+    )
+    found.append(
+        _pair(
+            "low rank",
+            "keeps zeros - kept weights",
+            keeps,
+            side("kept weights", "70"),
+            "",
+        )
+    )
+    found.append(
+        _pair("low rank", "keeps zeros - not tuned", keeps, side("SparseGPT", "70"), "")
+    )
     return found
 
 
@@ -272,7 +479,18 @@ def _collapse() -> list[Claim]:
     found = []
     for name in ("random", "magnitude", "SNIP", "GraSP"):
         text, other = f"SynFlow - {name}", ("collapse", name, "reach")
-        found.append(_pair("collapse", text, ours, other, ">", source=source, words=words, case=f"than {name}"))
+        found.append(
+            _pair(
+                "collapse",
+                text,
+                ours,
+                other,
+                ">",
+                source=source,
+                words=words,
+                case=f"than {name}",
+            )
+        )
     return found
 
 

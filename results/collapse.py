@@ -1,4 +1,5 @@
-"""How far a fresh network is pruned before no path joins its input and its output: nothing is trained.
+"""How far a fresh network is pruned before no path joins its input and its output:
+nothing is trained.
 
 Six hidden layers of 100 on scikit-learn's digits.
 """
@@ -36,7 +37,11 @@ def connected(masks: dict[str, torch.Tensor]) -> bool:
 def jobs(plan: Plan) -> list[Job]:
     """All of this group: a job has all ratios of a method."""
     return [
-        job for method in METHODS for job in each("collapse", method, [(method, str(ratio)) for ratio in RATIOS], plan)
+        job
+        for method in METHODS
+        for job in each(
+            "collapse", method, [(method, str(ratio)) for ratio in RATIOS], plan
+        )
     ]
 
 
@@ -53,9 +58,18 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     for method, ratio in job.arms:
         net, sparsity = fresh(SIZES, seed), 1 - 1 / int(ratio)
         if method == "random":
-            masks = sf.static(sparsity, key=sf.random.key(seed)).init(sf.modules.params_of(net)).masks
+            masks = (
+                sf.static(sparsity, key=sf.random.key(seed))
+                .init(sf.modules.params_of(net))
+                .masks
+            )
         else:
             masks = masks_at_start(method, net, sparsity, x, y, plan.rounds)
-        row = {"arm": method, "level": ratio, "connected": connected(masks), "kept": sf.masks.n_kept(masks)}
+        row = {
+            "arm": method,
+            "level": ratio,
+            "connected": connected(masks),
+            "kept": sf.masks.n_kept(masks),
+        }
         rows.append(row)
     return rows

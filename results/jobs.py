@@ -8,11 +8,15 @@ import sparsefn as sf
 Row = dict[str, Any]
 Key = tuple[str, str, str, int]  # group, arm, level, seed
 
-WARMUP = 0.1  # of all steps: without it one run of SET and all runs of GraSP at 10 % lost units for good
+# of all steps: without it one run of SET and all runs of GraSP at 10 % lost units for
+# good
+WARMUP = 0.1
 
 
 class Plan(NamedTuple):
-    """How large all runs are: steps are multiples of 40, so that masks change in 40ths and rest in the last quarter."""
+    """How large all runs are: steps are multiples of 40, so that masks change in 40ths
+    and rest in the last quarter.
+    """
 
     seeds: int = 10
     block: int = 5  # seeds that are trained in one vmapped loop
@@ -27,12 +31,23 @@ class Plan(NamedTuple):
 
 
 TINY = Plan(
-    seeds=1, block=1, steps=40, conv_steps=40, text_steps=40, tuned_steps=40, windows=8, width=32, rates=1, rounds=4
+    seeds=1,
+    block=1,
+    steps=40,
+    conv_steps=40,
+    text_steps=40,
+    tuned_steps=40,
+    windows=8,
+    width=32,
+    rates=1,
+    rounds=4,
 )
 
 
 class Job(NamedTuple):
-    """One call of a group's `run`, which ends with a row for each arm, level and seed."""
+    """One call of a group's `run`, which ends with a row for each arm, level and
+    seed.
+    """
 
     group: str
     name: str
@@ -41,11 +56,17 @@ class Job(NamedTuple):
 
     def makes(self) -> set[Key]:
         """The keys of its rows."""
-        return {(self.group, arm, level, seed) for arm, level in self.arms for seed in self.seeds}
+        return {
+            (self.group, arm, level, seed)
+            for arm, level in self.arms
+            for seed in self.seeds
+        }
 
 
 class Task(NamedTuple):
-    """What a learning rate is chosen for: a method of a group, at the ends of the levels that the rate serves."""
+    """What a learning rate is chosen for: a method of a group, at the ends of the
+    levels that the rate serves.
+    """
 
     group: str
     method: str
@@ -63,7 +84,9 @@ Rates = Mapping[str, float]  # the name of a task -> the rate
 
 def learning_rate(peak: float, steps: int) -> Callable[[Any], Any]:
     """The schedule of every run: a linear rise, times half a cosine."""
-    rise = sf.schedules.polynomial(0.0, 1.0, begin=0, end=max(1, round(WARMUP * steps)), power=1)
+    rise = sf.schedules.polynomial(
+        0.0, 1.0, begin=0, end=max(1, round(WARMUP * steps)), power=1
+    )
     fall = sf.schedules.cosine_decay(peak, steps)
     return lambda step: rise(step + 1) * fall(step)
 

@@ -1,6 +1,8 @@
-"""LeNet-300-100 on 5,000 digits of MNIST, in loops of torch.optim: methods by the share of weights that is kept.
+"""LeNet-300-100 on 5,000 digits of MNIST, in loops of torch.optim: methods by the share
+of weights that is kept.
 
-Runs of a seed share images, batches and initial weights. A job is one run, but for tickets: their rounds are one chain.
+Runs of a seed share images, batches and initial weights. A job is one run, but for
+tickets: their rounds are one chain.
 """
 
 import copy
@@ -35,7 +37,7 @@ RATES = (0.4, 0.2, 0.8)
 WITHOUT_MOMENTUM = (2.0, 1.0, 4.0)  # DeepR's noise and signs are those of plain SGD
 
 
-# ---- networks and algorithms ---------------------------------------------------------------------
+# ---- networks and algorithms ---------------------------------------------------------
 
 
 def fresh(sizes: tuple[int, ...], seed: int) -> nn.Sequential:
@@ -57,9 +59,14 @@ def network(seed: int) -> nn.Sequential:
 
 
 def moving_options(steps: int) -> dict[str, Any]:
-    """When masks move, and how much of them: 30 times, in the first three quarters of a run, less and less."""
+    """When masks move, and how much of them: 30 times, in the first three quarters of a
+    run, less and less.
+    """
     stop = 3 * steps // 4
-    return {"when": sf.every(steps // 40, stop=stop), "drop_fraction": sf.schedules.cosine_decay(0.3, stop)}
+    return {
+        "when": sf.every(steps // 40, stop=stop),
+        "drop_fraction": sf.schedules.cosine_decay(0.3, stop),
+    }
 
 
 def algorithm(method: str, sparsity: float, key: Tensor, steps: int) -> sf.Algorithm:
@@ -80,23 +87,39 @@ def algorithm(method: str, sparsity: float, key: Tensor, steps: int) -> sf.Algor
             return sf.snfs(sparsity, **moving)
         case "DSR":
             target = max(1, round(0.05 * kept))
-            return sf.methods.dsr(sparsity, when=moving["when"], target=target, key=key, distribution=erk)
+            return sf.methods.dsr(
+                sparsity, when=moving["when"], target=target, key=key, distribution=erk
+            )
         case "DeepR":
             return sf.methods.deep_rewiring(sparsity, key=key, distribution=erk)
         case "GMP":
             cubic = sf.schedules.polynomial(0.0, sparsity, begin=0, end=stop)
-            return sf.gmp(cubic, when=sf.every(steps // 40, stop=stop + 1), distribution=sf.budgets.global_())
+            return sf.gmp(
+                cubic,
+                when=sf.every(steps // 40, stop=stop + 1),
+                distribution=sf.budgets.global_(),
+            )
     raise ValueError(f"no method {method}")
 
 
 def masks_at_start(
-    method: str, net: nn.Module, sparsity: float, x: Tensor, y: Tensor, rounds: int, **options: Any
+    method: str,
+    net: nn.Module,
+    sparsity: float,
+    x: Tensor,
+    y: Tensor,
+    rounds: int,
+    **options: Any,
 ) -> Any:
-    """SNIP, GraSP, SynFlow or magnitude of a fresh network, each by its published algorithm."""
+    """SNIP, GraSP, SynFlow or magnitude of a fresh network, each by its published
+    algorithm.
+    """
     params = sf.modules.params_of(net)
 
     def loss(params: Any, x: Tensor, y: Tensor, temperature: float = 1.0) -> Tensor:
-        logits, _ = sf.modules.call_with_buffers(net, params, sf.modules.buffers_of(net), x)
+        logits, _ = sf.modules.call_with_buffers(
+            net, params, sf.modules.buffers_of(net), x
+        )
         return functional.cross_entropy(logits / temperature, y)
 
     grads, steps = params, 1
@@ -105,7 +128,10 @@ def masks_at_start(
     elif method == "GraSP":
         chosen = sf.methods.grasp(sparsity, loss, (x, y), **options)
     elif method == "SynFlow":
-        chosen, steps = sf.methods.synflow(sparsity, net, x.shape[1:], rounds=rounds), rounds
+        chosen, steps = (
+            sf.methods.synflow(sparsity, net, x.shape[1:], rounds=rounds),
+            rounds,
+        )
     else:
         chosen = sf.one_shot(sparsity, distribution=sf.budgets.global_())
     state = chosen.init(params)
@@ -116,13 +142,15 @@ def masks_at_start(
 
 @torch.no_grad()
 def scale(net: nn.Module, masks: Any) -> None:
-    """He's weights for the inputs that a unit has left: divided by the root of each leaf's density."""
+    """He's weights for the inputs that a unit has left: divided by the root of each
+    leaf's density.
+    """
     for path, weight in net.named_parameters():
         if masks[path].ndim:
             weight /= masks[path].float().mean().sqrt()
 
 
-# ---- training ------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------
 
 
 @functools.cache
@@ -134,16 +162,29 @@ def images(seed: int, tuning: bool) -> data.Split:
 def batches(n: int, steps: int, seed: int) -> Tensor:
     """The indices of every batch, the same for all methods of a seed."""
     generator, per = torch.Generator().manual_seed(1000 + seed), n // BATCH
-    orders = [torch.randperm(n, generator=generator)[: per * BATCH] for _ in range(-(-steps // per))]
+    orders = [
+        torch.randperm(n, generator=generator)[: per * BATCH]
+        for _ in range(-(-steps // per))
+    ]
     return torch.cat(orders).view(-1, BATCH)[:steps]
 
 
 def loop(
-    net: nn.Module, optimizer: Any, split: data.Split, seed: int, span: range, total: int, rate: float
+    net: nn.Module,
+    optimizer: Any,
+    split: data.Split,
+    seed: int,
+    span: range,
+    total: int,
+    rate: float,
 ) -> Iterator[int]:
-    """A span of a run of `total` steps: the caller moves the weights where it yields."""
+    """A span of a run of `total` steps: the caller moves the weights where it
+    yields.
+    """
     schedule = learning_rate(rate, total)
-    for step, index in zip(span, batches(len(split.y), total, seed)[span.start : span.stop], strict=True):
+    for step, index in zip(
+        span, batches(len(split.y), total, seed)[span.start : span.stop], strict=True
+    ):
         for group in optimizer.param_groups:
             group["lr"] = schedule(step)
         functional.cross_entropy(net(split.x[index]), split.y[index]).backward()
@@ -153,7 +194,9 @@ def loop(
 
 def sgd(net: nn.Module, rate: float, momentum: float = MOMENTUM) -> torch.optim.SGD:
     """The optimizer of all runs with images."""
-    return torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, weight_decay=DECAY)
+    return torch.optim.SGD(
+        net.parameters(), lr=rate, momentum=momentum, weight_decay=DECAY
+    )
 
 
 def train(
@@ -167,7 +210,9 @@ def train(
     momentum: float = MOMENTUM,
     at: Callable[[int], None] = lambda done: None,
 ) -> sf.State:
-    """Train in place with an algorithm; `at` is called after every step with their number."""
+    """Train in place with an algorithm; `at` is called after every step with their
+    number.
+    """
     optimizer = sgd(net, rate, momentum)
     sparse = sf.attach(chosen, net, optimizer)
     for step in loop(net, optimizer, split, seed, range(steps), steps, rate):
@@ -195,7 +240,9 @@ def sparsity_of(level: str) -> float:
     return 1 - float(level) / 100
 
 
-def prepared(method: str, level: str, seed: int, plan: Plan, split: data.Split) -> tuple[nn.Module, sf.Algorithm]:
+def prepared(
+    method: str, level: str, seed: int, plan: Plan, split: data.Split
+) -> tuple[nn.Module, sf.Algorithm]:
     """A network and what is attached to it, before training."""
     net, key, sparsity = network(seed), sf.random.key(seed), sparsity_of(level)
     x, y = split.x[:SCORED], split.y[:SCORED]
@@ -204,7 +251,9 @@ def prepared(method: str, level: str, seed: int, plan: Plan, split: data.Split) 
         options = {"temperature": 1.0} if how == ["temperature 1"] else {}
         masks = masks_at_start(name, net, sparsity, x, y, plan.rounds, **options)
         if how and how[0].startswith("shuffled"):
-            masks = sf.masks.shuffle(masks, key, within=1 if how[0].endswith("inputs") else None)
+            masks = sf.masks.shuffle(
+                masks, key, within=1 if how[0].endswith("inputs") else None
+            )
         return net, sf.from_masks(masks)
     chosen = algorithm(name, sparsity, key, plan.steps)
     if method in SCALED:
@@ -212,7 +261,9 @@ def prepared(method: str, level: str, seed: int, plan: Plan, split: data.Split) 
     return net, chosen
 
 
-def one(method: str, level: str, seed: int, plan: Plan, rate: float, tuning: bool = False) -> Row:
+def one(
+    method: str, level: str, seed: int, plan: Plan, rate: float, tuning: bool = False
+) -> Row:
     """Train one network."""
     split = images(seed, tuning)
     net, chosen = prepared(method, level, seed, plan, split)
@@ -221,11 +272,13 @@ def one(method: str, level: str, seed: int, plan: Plan, rate: float, tuning: boo
     return measured(net, split)
 
 
-# ---- tickets -------------------------------------------------------------------------------------
+# ---- tickets -------------------------------------------------------------------------
 
 
 def tickets(seed: int, plan: Plan, rate: float, tuning: bool = False) -> list[Row]:
-    """Rounds of training, global magnitude pruning, and the weights of an early step; then two controls."""
+    """Rounds of training, global magnitude pruning, and the weights of an early step;
+    then two controls.
+    """
     split, net, rows = images(seed, tuning), network(seed), []
     early: dict[str, Tensor] = {}
 
@@ -250,22 +303,40 @@ def tickets(seed: int, plan: Plan, rate: float, tuning: bool = False) -> list[Ro
         if kept == SHOWN and not tuning:
             other = trained(network(500 + seed).state_dict(), masks)
             moved = trained(early, sf.masks.shuffle(masks, sf.random.key(seed)))
-            rows.append({"arm": "ticket, other weights", "level": str(SHOWN), **measured(other, split)})
-            rows.append({"arm": "ticket, shuffled mask", "level": str(SHOWN), **measured(moved, split)})
+            rows.append(
+                {
+                    "arm": "ticket, other weights",
+                    "level": str(SHOWN),
+                    **measured(other, split),
+                }
+            )
+            rows.append(
+                {
+                    "arm": "ticket, shuffled mask",
+                    "level": str(SHOWN),
+                    **measured(moved, split),
+                }
+            )
     return rows
 
 
-# ---- jobs ----------------------------------------------------------------------------------------
+# ---- jobs ----------------------------------------------------------------------------
 
 
 def jobs(plan: Plan) -> list[Job]:
     """All of this group."""
-    controls = [f"{name}, {how}" for how in ("shuffled", "shuffled within inputs") for name in AT_START]
+    controls = [
+        f"{name}, {how}"
+        for how in ("shuffled", "shuffled within inputs")
+        for name in AT_START
+    ]
     arms = [("dense", "100")]
     arms += [(method, str(level)) for level in LEVELS for method in (*METHODS, *SCALED)]
     arms += [(method, str(SHOWN)) for method in (*controls, "GraSP, temperature 1")]
     chain = [("IMP", str(level)) for level in LEVELS]
-    chain += [(f"ticket, {how}", str(SHOWN)) for how in ("other weights", "shuffled mask")]
+    chain += [
+        (f"ticket, {how}", str(SHOWN)) for how in ("other weights", "shuffled mask")
+    ]
     made = [job for arm in arms for job in each("lenet", arm[0], [arm], plan)]
     return made + each("lenet", "tickets", chain, plan)
 
@@ -274,7 +345,10 @@ def tasks() -> list[Task]:
     """Learning rates to choose."""
     levels = {"dense": ("100",)}
     rates = {"DeepR": WITHOUT_MOMENTUM}
-    return [Task("lenet", name, levels.get(name, ENDS), rates.get(name, RATES)) for name in TUNED]
+    return [
+        Task("lenet", name, levels.get(name, ENDS), rates.get(name, RATES))
+        for name in TUNED
+    ]
 
 
 def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
@@ -283,16 +357,29 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     if job.name == "tickets":
         return tickets(seed, plan, rates["lenet IMP"])
     ((arm, level),) = job.arms
-    rate = rates[f"lenet {arm.split(',')[0]}"]  # that of the method, whatever was done to its start or mask
+    rate = rates[
+        f"lenet {arm.split(',')[0]}"
+    ]  # that of the method, whatever was done to its start or mask
     return [{"arm": arm, "level": level, **one(arm, level, seed, plan, rate)}]
 
 
-def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[dict[str, float]]:
+def tuned(
+    task: Task, seeds: tuple[int, ...], plan: Plan, rate: float
+) -> list[dict[str, float]]:
     """The error of each seed at each level of the task, on the data for tuning."""
     if task.method == "IMP":
-        rows = [{row["level"]: row["error"] for row in tickets(seed, plan, rate, tuning=True)} for seed in seeds]
+        rows = [
+            {
+                row["level"]: row["error"]
+                for row in tickets(seed, plan, rate, tuning=True)
+            }
+            for seed in seeds
+        ]
         return [{level: errors[level] for level in task.levels} for errors in rows]
     return [
-        {level: one(task.method, level, seed, plan, rate, tuning=True)["error"] for level in task.levels}
+        {
+            level: one(task.method, level, seed, plan, rate, tuning=True)["error"]
+            for level in task.levels
+        }
         for seed in seeds
     ]

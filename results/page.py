@@ -68,14 +68,24 @@ def signed(number: float, digits: int = 2) -> str:
 
 def with_interval(row: dict[str, Any], digits: int = 2, sign: bool = True) -> str:
     """The median and its interval: +1.40 [+0.82, +1.98]"""
-    ends = [row["median"]] if row["low"] is None else [row["median"], row["low"], row["high"]]
-    middle, *interval = [signed(end, digits) if sign else f"{end:.{digits}f}" for end in ends]
+    ends = (
+        [row["median"]]
+        if row["low"] is None
+        else [row["median"], row["low"], row["high"]]
+    )
+    middle, *interval = [
+        signed(end, digits) if sign else f"{end:.{digits}f}" for end in ends
+    ]
     return f"{middle} [{', '.join(interval)}]" if interval else middle
 
 
 def link(source: str) -> str:
     """An arXiv number as a link."""
-    return re.sub(r"^\d{4}\.\d{5}", lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[0]})", source)
+    return re.sub(
+        r"^\d{4}\.\d{5}",
+        lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[0]})",
+        source,
+    )
 
 
 class Page:
@@ -87,24 +97,42 @@ class Page:
     def published(self, row: dict[str, Any]) -> str:
         """What a source says of a row."""
         if row["published"] is None:
-            sign = {">": "> 0", "<": "< 0", ">=": "0 or more", "<=": "0 or less", "": ""}[row["says"]]
+            sign = {
+                ">": "> 0",
+                "<": "< 0",
+                ">=": "0 or more",
+                "<=": "0 or less",
+                "": "",
+            }[row["says"]]
             return f"{sign} ({link(row['source'])})" if sign else ""
         source = f"{link(row['source'])}: {row['where']}"
         if source not in self.sources:
             self.sources.append(source)
         unit = " bits per token" if row["section"] == "data" else ""
-        return f"{signed(row['published'])}{unit}, {row['network']} ([{self.sources.index(source) + 1}](#sources))"
+        return (
+            f"{signed(row['published'])}{unit}, {row['network']} "
+            f"([{self.sources.index(source) + 1}](#sources))"
+        )
 
     def seeds(self, row: dict[str, Any]) -> str:
         """In how many seeds the first side is better."""
         ties = f", equal in {row['equal']}" if row["equal"] else ""
-        few = f"; {self.all['seeds'] - row['n']} to run" if row["n"] < self.all["seeds"] else ""
+        few = (
+            f"; {self.all['seeds'] - row['n']} to run"
+            if row["n"] < self.all["seeds"]
+            else ""
+        )
         return f"{row['better']} of {row['n']}{ties}{few}"
 
     def section(self, name: str) -> list[str]:
         """Its claims: what does not hold comes first."""
         rows = [row for row in self.all["claims"] if row["section"] == name]
-        lines = [f"## {SECTIONS[name].title}", "", *textwrap.wrap(SECTIONS[name].about, 120), ""]
+        lines = [
+            f"## {SECTIONS[name].title}",
+            "",
+            *textwrap.wrap(SECTIONS[name].about, 120),
+            "",
+        ]
         if not rows:
             return [*lines, "Not run yet.", ""]
         digits = 3 if name in ("data", "low rank") else 2
@@ -127,26 +155,56 @@ class Page:
         found = getattr(self, f"_{name}", list)()
         return [*found, ""] if found else []
 
-    def _grid(self, group: str, arms: Iterable[str], levels: Iterable[str], corner: str, unit: str) -> list[str]:
-        cells = {(row["arm"], row["level"]): with_interval(row, 1, sign=False) for row in self.all["errors"][group]}
-        rows = [[arm, *(cells.get((arm, level), "") for level in levels)] for arm in arms]
+    def _grid(
+        self,
+        group: str,
+        arms: Iterable[str],
+        levels: Iterable[str],
+        corner: str,
+        unit: str,
+    ) -> list[str]:
+        cells = {
+            (row["arm"], row["level"]): with_interval(row, 1, sign=False)
+            for row in self.all["errors"][group]
+        }
+        rows = [
+            [arm, *(cells.get((arm, level), "") for level in levels)] for arm in arms
+        ]
         rows = [row for row in rows if any(row[1:])]
-        return table((corner, *(f"{level}{unit}" for level in levels)), rows) if rows else []
+        return (
+            table((corner, *(f"{level}{unit}" for level in levels)), rows)
+            if rows
+            else []
+        )
 
     def _methods(self) -> list[str]:
         arms = ("IMP", *(m for m in METHODS if m not in AT_START), *AT_START, *SCALED)
-        grid = self._grid("lenet", arms, list(map(str, LEVELS)), "test error, %", " % kept")
-        dense = [with_interval(row, 1, sign=False) for row in self.all["errors"]["lenet"] if row["arm"] == "dense"]
+        grid = self._grid(
+            "lenet", arms, list(map(str, LEVELS)), "test error, %", " % kept"
+        )
+        dense = [
+            with_interval(row, 1, sign=False)
+            for row in self.all["errors"]["lenet"]
+            if row["arm"] == "dense"
+        ]
         return [*grid, "", *(f"The dense network has {error} %." for error in dense)]
 
     def _itop(self) -> list[str]:
         rows = self.all["explored"]
-        cells = [[row["arm"], f"every {row['level'][2:]} part", f"{100 * row['median']:.1f} %"] for row in rows]
+        cells = [
+            [
+                row["arm"],
+                f"every {row['level'][2:]} part",
+                f"{100 * row['median']:.1f} %",
+            ]
+            for row in rows
+        ]
         return table(("", "masks change", "ever kept"), cells) if cells else []
 
     def _ensembles(self) -> list[str]:
         return [
-            f"Of {row['level']} networks one alone has an error of {with_interval(row, 1, sign=False)} %."
+            f"Of {row['level']} networks one alone has an error of "
+            f"{with_interval(row, 1, sign=False)} %."
             for row in self.all["alone"]
         ]
 
@@ -160,23 +218,55 @@ class Page:
             ]
             for row in self.all["flops"]
         ]
-        return table(("", "test error, %", "FLOPs for an image"), cells) if cells else []
+        return (
+            table(("", "test error, %", "FLOPs for an image"), cells) if cells else []
+        )
 
     def _filters(self) -> list[str]:
-        cells = [[row["arm"], with_interval(row, 2, sign=False)] for row in self.all["seconds"]]
+        cells = [
+            [row["arm"], with_interval(row, 2, sign=False)]
+            for row in self.all["seconds"]
+        ]
         times = [f"{row['arm']}: {row['median']:.2f}" for row in self.all["ms"]]
-        found = table(("", "seconds of processor time to train"), cells) if cells else []
-        return [*found, "", f"Milliseconds for a batch of 100, in turn: {'; '.join(times)}."] if times else found
+        found = (
+            table(("", "seconds of processor time to train"), cells) if cells else []
+        )
+        return (
+            [
+                *found,
+                "",
+                f"Milliseconds for a batch of 100, in turn: {'; '.join(times)}.",
+            ]
+            if times
+            else found
+        )
 
     def _data(self) -> list[str]:
-        cells = [[row["arm"], row["level"], with_interval(row, 3, sign=False)] for row in self.all["bits"]]
+        cells = [
+            [row["arm"], row["level"], with_interval(row, 3, sign=False)]
+            for row in self.all["bits"]
+        ]
         return table(("", "pruned", "bits per character"), cells) if cells else []
 
     def _collapse(self) -> list[str]:
-        ratios = list(dict.fromkeys(sorted((row["level"] for row in self.all["connected"]), key=int)))
-        cells = {(r["arm"], r["level"]): f"{round(r['mean'] * r['n'])} of {r['n']}" for r in self.all["connected"]}
-        rows = [[arm, *(cells.get((arm, ratio), "") for ratio in ratios)] for arm in dict.fromkeys(a for a, _ in cells)]
-        return table(("a path is left at", *(f"1/{ratio}" for ratio in ratios)), rows) if rows else []
+        ratios = list(
+            dict.fromkeys(
+                sorted((row["level"] for row in self.all["connected"]), key=int)
+            )
+        )
+        cells = {
+            (r["arm"], r["level"]): f"{round(r['mean'] * r['n'])} of {r['n']}"
+            for r in self.all["connected"]
+        }
+        rows = [
+            [arm, *(cells.get((arm, ratio), "") for ratio in ratios)]
+            for arm in dict.fromkeys(a for a, _ in cells)
+        ]
+        return (
+            table(("a path is left at", *(f"1/{ratio}" for ratio in ratios)), rows)
+            if rows
+            else []
+        )
 
     def sentences(self, verdict: str) -> list[str]:
         """The claims of a verdict in words, each with its cases."""
@@ -192,10 +282,16 @@ class Page:
         if not claims:
             return ["Nothing has been run yet.", ""]
         counts = {name: sum(row["verdict"] == name for row in claims) for name in ORDER}
-        lines = [f"Of {len(claims)} claims {counts[HOLDS]} hold, {counts[FAILS]} do not hold, {counts[OPEN]} are open."]
+        lines = [
+            f"Of {len(claims)} claims {counts[HOLDS]} hold, {counts[FAILS]} do not "
+            f"hold, {counts[OPEN]} are open."
+        ]
         few = [row["n"] for row in claims if row["n"] < self.all["seeds"]]
         if few:
-            lines += [f"The runs are not complete: {len(few)} of these have fewer seeds, the least {min(few)}."]
+            lines += [
+                f"The runs are not complete: {len(few)} of these have fewer seeds, the "
+                f"least {min(few)}."
+            ]
         parts = [
             ("**What holds**", self.sentences(HOLDS)),
             ("**What does not hold**", self.sentences(FAILS)),
@@ -209,19 +305,47 @@ class Page:
 
     def runs(self) -> list[str]:
         """How much was run, the runs that diverged, and the learning rates."""
-        cells = [[name, f"{r['done']} of {r['jobs']}", f"{r['cpu']:,}"] for name, r in self.all["runs"].items()]
-        lines = ["## Runs", "", *table(("", "jobs", "seconds of processor time"), cells), ""]
-        lost = [f"{r['runs']} of {r['n']} of {r['group']} {r['arm']} {r['level']}" for r in self.all["diverged"]]
+        cells = [
+            [name, f"{r['done']} of {r['jobs']}", f"{r['cpu']:,}"]
+            for name, r in self.all["runs"].items()
+        ]
+        lines = [
+            "## Runs",
+            "",
+            *table(("", "jobs", "seconds of processor time"), cells),
+            "",
+        ]
+        lost = [
+            f"{r['runs']} of {r['n']} of {r['group']} {r['arm']} {r['level']}"
+            for r in self.all["diverged"]
+        ]
         if lost:
-            lines += [f"Runs that diverged to the loss of a guess, and count as they are: {'; '.join(lost)}.", ""]
+            lines += [
+                "Runs that diverged to the loss of a guess, and count as they are: "
+                f"{'; '.join(lost)}.",
+                "",
+            ]
         elif self.all["claims"]:
             lines += ["No run diverged to the loss of a guess.", ""]
         rates = [
-            [name, ", ".join(levels), f"{self.all['rates'][name]:g}", ", ".join(f"{rate:g}" for rate in tried)]
+            [
+                name,
+                ", ".join(levels),
+                f"{self.all['rates'][name]:g}",
+                ", ".join(f"{rate:g}" for rate in tried),
+            ]
             for name, (levels, tried) in self.all["tasks"].items()
             if name in self.all["rates"]
         ]
-        return [*lines, *table(("", "chosen at", "peak learning rate", "tried"), rates), ""] if rates else lines
+        return (
+            [
+                *lines,
+                *table(("", "chosen at", "peak learning rate", "tried"), rates),
+                "",
+            ]
+            if rates
+            else lines
+        )
 
 
 def text(summary: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Runs the jobs that are not done, in a few processes of one thread each, the first seeds of all claims first."""
+"""Runs the jobs that are not done, in a few processes of one thread each, the first
+seeds of all claims first.
+"""
 
 import multiprocessing
 import sys
@@ -12,14 +14,24 @@ import torch
 from results import collapse, conv, lenet, small, store, text, tuning
 from results.jobs import Job, Key, Plan, Rates, Row
 
-GROUPS = {"lenet": lenet, "small": small, "conv": conv, "collapse": collapse, "text": text}
+GROUPS = {
+    "lenet": lenet,
+    "small": small,
+    "conv": conv,
+    "collapse": collapse,
+    "text": text,
+}
 # Rates are a part of what a run is: rows of another tuning are not used.
-VERSIONS = {"tuning": f"{tuning.VERSION}"} | {name: f"{g.VERSION}.{tuning.VERSION}" for name, g in GROUPS.items()}
+VERSIONS = {"tuning": f"{tuning.VERSION}"} | {
+    name: f"{g.VERSION}.{tuning.VERSION}" for name, g in GROUPS.items()
+}
 EVERY = 5.0  # seconds between two lines of progress
 
 
 def all_jobs(plan: Plan) -> list[Job]:
-    """By their first seed: a run that is stopped has fewer seeds of all claims, not fewer claims."""
+    """By their first seed: a run that is stopped has fewer seeds of all claims, not
+    fewer claims.
+    """
     found = [job for group in GROUPS.values() for job in group.jobs(plan)]
     return sorted(found, key=lambda job: job.seeds[0])  # it is stable
 
@@ -27,7 +39,9 @@ def all_jobs(plan: Plan) -> list[Job]:
 def done(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     """The rows of a job, with the seconds of processor time that each took."""
     begin = time.process_time()
-    rows = (tuning if job.group == "tuning" else GROUPS[job.group]).run(job, plan, rates)
+    rows = (tuning if job.group == "tuning" else GROUPS[job.group]).run(
+        job, plan, rates
+    )
     seconds = round((time.process_time() - begin) / len(rows), 3)
     about = {"group": job.group, "version": VERSIONS[job.group], "seed": job.seeds[0]}
     return [{**about, **row, "cpu": seconds} for row in rows]
@@ -46,12 +60,16 @@ def _one_thread() -> None:
 
 
 class Progress:
-    """A line every few seconds: what is done, what ended last, and how long the rest takes."""
+    """A line every few seconds: what is done, what ended last, and how long the rest
+    takes.
+    """
 
     def __init__(self, jobs: list[Job]) -> None:
         self.left, self.total = list(jobs), len(jobs)
         self.begin = self.shown = time.perf_counter()
-        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(list)  # of processor time
+        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(
+            list
+        )  # of processor time
 
     def tick(self, job: Job, seconds: float) -> None:
         """A job has ended."""
@@ -63,7 +81,8 @@ class Progress:
         self.shown = now
         passed, ended = (now - self.begin) / 60, self.total - len(self.left)
         print(
-            f"{ended}/{self.total} jobs, {passed:.1f} min, about {self.rest(passed):.0f} min left; "
+            f"{ended}/{self.total} jobs, {passed:.1f} min, about "
+            f"{self.rest(passed):.0f} min left; "
             f"last: {job.group} {job.name} {job.arms[0][1]}, seed {job.seeds[0]}",
             file=sys.stderr,
             flush=True,
@@ -74,10 +93,18 @@ class Progress:
         known = {name: sum(each) / len(each) for name, each in self.seconds.items()}
         spent = sum(map(sum, self.seconds.values()))
         usual = spent / (self.total - len(self.left))
-        return passed / spent * sum(known.get((job.group, job.name), usual) for job in self.left) if spent else 0.0
+        return (
+            passed
+            / spent
+            * sum(known.get((job.group, job.name), usual) for job in self.left)
+            if spent
+            else 0.0
+        )
 
 
-def stage(jobs: Iterable[Job], folder: Path, plan: Plan, rates: Rates, workers: int) -> dict[Key, Row]:
+def stage(
+    jobs: Iterable[Job], folder: Path, plan: Plan, rates: Rates, workers: int
+) -> dict[Key, Row]:
     """Run what is not in the folder yet, and return all rows that are there then."""
     rows = store.read(folder, VERSIONS)
     missing = [job for job in jobs if not job.makes() <= rows.keys()]

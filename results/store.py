@@ -1,4 +1,6 @@
-"""Rows of numbers in NAME.jsonl, one for each run that has ended: a killed run goes on where it was."""
+"""Rows of numbers in NAME.jsonl, one for each run that has ended: a killed run goes on
+where it was.
+"""
 
 import fcntl
 import json
@@ -20,7 +22,9 @@ def read(folder: Path, versions: dict[str, str]) -> dict[Key, Row]:
     found = {}
     for group, version in versions.items():
         file = folder / f"{group}.jsonl"
-        for line in file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []:
+        for line in (
+            file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
+        ):
             if line.endswith("\n"):  # else the run was killed in the midst of it
                 row = json.loads(line)
                 if row["version"] == version:
@@ -29,7 +33,9 @@ def read(folder: Path, versions: dict[str, str]) -> dict[Key, Row]:
 
 
 def add(folder: Path, rows: Iterable[Row]) -> None:
-    """Append the rows of one job, of one group, in one write; what is left of a line that was cut goes first."""
+    """Append the rows of one job, of one group, in one write; what is left of a line
+    that was cut goes first.
+    """
     rows = list(rows)
     file = folder / f"{rows[0]['group']}.jsonl"
     with file.open("ab+") as out:

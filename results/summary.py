@@ -1,10 +1,13 @@
-"""From rows to what the page and the figures show: differences by seed, their intervals, and what became of a claim.
+"""From rows to what the page and the figures show: differences by seed, their
+intervals, and what became of a claim.
 
-The rule, for every row: the number is the median of the differences by seed. Its interval is between order statistics,
-the closest two with at least 95 % coverage for every distribution; of ten seeds they are the second least and the
-second greatest difference (97.9 %), so that one bad run cannot decide a row. A claim holds where the interval is on the
-published side: at least nine of ten seeds agree. It does not hold where the interval is on the other side. Else it is
-open. "The same or better" leaves a margin on the worse side, as no number of runs shows that two methods are equal.
+The rule, for every row: the number is the median of the differences by seed. Its
+interval is between order statistics, the closest two with at least 95 % coverage for
+every distribution; of ten seeds they are the second least and the second greatest
+difference (97.9 %), so that one bad run cannot decide a row. A claim holds where the
+interval is on the published side: at least nine of ten seeds agree. It does not hold
+where the interval is on the other side. Else it is open. "The same or better" leaves a
+margin on the worse side, as no number of runs shows that two methods are equal.
 """
 
 import math
@@ -20,18 +23,32 @@ from results import collapse, runner, tuning
 from results.claims import CLAIMS, Claim, Side
 from results.jobs import Key, Plan, Row
 
-PUBLISHED: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))
+PUBLISHED: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("published.toml").read_text("utf-8")
+)
 FAILS, OPEN, HOLDS, CONTROL = "does not hold", "open", "holds", ""
-MARGIN = 0.5  # points of test accuracy: a claim of "the same or better" may be worse by as much
+# points of test accuracy: a claim of "the same or better" may be worse by as much
+MARGIN = 0.5
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """The median, its interval of order statistics (None for fewer than six values), the mean, and the number."""
+    """The median, its interval of order statistics (None for fewer than six values),
+    the mean, and the number.
+    """
     values = list(map(float, values))
     found = stats.quantile_test(values, p=0.5).confidence_interval(0.95)
-    low, high = (None if math.isnan(end) else round(float(end), 4) for end in (found.low, found.high))
+    low, high = (
+        None if math.isnan(end) else round(float(end), 4)
+        for end in (found.low, found.high)
+    )
     middle, mean = statistics.median(values), statistics.fmean(values)
-    return {"median": round(middle, 4), "low": low, "high": high, "mean": round(mean, 4), "n": len(values)}
+    return {
+        "median": round(middle, 4),
+        "low": low,
+        "high": high,
+        "mean": round(mean, 4),
+        "n": len(values),
+    }
 
 
 def verdict(says: str, low: float | None, high: float | None) -> str:
@@ -49,14 +66,18 @@ def verdict(says: str, low: float | None, high: float | None) -> str:
 
 
 def gain(number: Mapping[str, Any]) -> float:
-    """How much better the first of two published numbers is: in points, or in bits per token."""
+    """How much better the first of two published numbers is: in points, or in bits per
+    token.
+    """
     if number.get("perplexity"):
         return round(math.log2(number["b"] / number["a"]), 4)
     return round(number["a"] - number["b"], 4)
 
 
 def reach(rows: Mapping[Key, Row], method: str, seed: int) -> float | None:
-    """Powers of ten of the largest compression that leaves a path, of all that are smaller too."""
+    """Powers of ten of the largest compression that leaves a path, of all that are
+    smaller too.
+    """
     found = 0.0
     for ratio in collapse.RATIOS:
         row = rows.get(("collapse", method, str(ratio), seed))
@@ -69,7 +90,9 @@ def reach(rows: Mapping[Key, Row], method: str, seed: int) -> float | None:
 
 
 def value(rows: Mapping[Key, Row], side: Side, seed: int) -> float | None:
-    """Less is better: the error in per cent, bits per character, or minus what `reach` says."""
+    """Less is better: the error in per cent, bits per character, or minus what `reach`
+    says.
+    """
     group, arm, level = side
     if level == "reach":
         far = reach(rows, arm, seed)
@@ -119,15 +142,22 @@ def arms(rows: Mapping[Key, Row], group: str, what: str) -> list[Row]:
     for (named, arm, level, _), row in sorted(rows.items(), key=lambda item: item[0]):
         if named == group and what in row:
             found.setdefault((arm, level), []).append(row[what])
-    return [{"arm": arm, "level": level, **interval(values)} for (arm, level), values in found.items()]
+    return [
+        {"arm": arm, "level": level, **interval(values)}
+        for (arm, level), values in found.items()
+    ]
 
 
 def diverged(rows: Mapping[Key, Row]) -> list[Row]:
-    """The arms with runs that ended with the loss of a guess, as where all units of a layer are dead."""
+    """The arms with runs that ended with the loss of a guess, as where all units of a
+    layer are dead.
+    """
     found: dict[tuple[str, str, str], list[bool]] = {}
     for (group, arm, level, _), row in sorted(rows.items(), key=lambda item: item[0]):
         if "loss" in row:
-            found.setdefault((group, arm, level), []).append(not row["loss"] < 0.99 * math.log(10))
+            found.setdefault((group, arm, level), []).append(
+                not row["loss"] < 0.99 * math.log(10)
+            )
     return [
         {"group": group, "arm": arm, "level": level, "runs": sum(ends), "n": len(ends)}
         for (group, arm, level), ends in found.items()
@@ -137,25 +167,43 @@ def diverged(rows: Mapping[Key, Row]) -> list[Row]:
 
 def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
     """All that the page and the figures show."""
-    jobs = {"tuning": tuning.jobs(plan, rows)} | {name: group.jobs(plan) for name, group in runner.GROUPS.items()}
+    jobs = {"tuning": tuning.jobs(plan, rows)} | {
+        name: group.jobs(plan) for name, group in runner.GROUPS.items()
+    }
     claims = [of_claim(rows, claim, plan.seeds) for claim in CLAIMS]
     tuned = all(job.makes() <= rows.keys() for job in jobs["tuning"])
     return {
         "seeds": plan.seeds,
-        "steps": {"lenet": plan.steps, "small": plan.steps, "conv": plan.conv_steps, "text": plan.text_steps},
+        "steps": {
+            "lenet": plan.steps,
+            "small": plan.steps,
+            "conv": plan.conv_steps,
+            "text": plan.text_steps,
+        },
         "runs": {
             name: {
                 "jobs": len(each),
                 "done": sum(job.makes() <= rows.keys() for job in each),
-                "cpu": round(sum(row["cpu"] for key, row in rows.items() if key[0] == name)),
+                "cpu": round(
+                    sum(row["cpu"] for key, row in rows.items() if key[0] == name)
+                ),
             }
             for name, each in jobs.items()
         },
         "rates": tuning.chosen(rows, plan) if tuned else {},
-        "tasks": {name: [task.levels, tuning.tried(task, rows)] for name, task in tuning.tasks(plan).items()},
+        "tasks": {
+            name: [task.levels, tuning.tried(task, rows)]
+            for name, task in tuning.tasks(plan).items()
+        },
         "claims": [claim for claim in claims if claim],
-        "missing": [claim.text for claim, found in zip(CLAIMS, claims, strict=True) if found is None],
-        "errors": {group: arms(rows, group, "error") for group in ("lenet", "small", "conv")},
+        "missing": [
+            claim.text
+            for claim, found in zip(CLAIMS, claims, strict=True)
+            if found is None
+        ],
+        "errors": {
+            group: arms(rows, group, "error") for group in ("lenet", "small", "conv")
+        },
         "diverged": diverged(rows),
         "bits": arms(rows, "text", "bits"),
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
@@ -163,6 +211,9 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         "alone": arms(rows, "small", "member"),
         "flops": arms(rows, "conv", "flops"),
         "seconds": arms(rows, "conv", "seconds"),
-        "ms": [*arms(rows, "conv", "ms"), *({**r, "arm": "born narrow"} for r in arms(rows, "conv", "narrow_ms"))],
+        "ms": [
+            *arms(rows, "conv", "ms"),
+            *({**r, "arm": "born narrow"} for r in arms(rows, "conv", "narrow_ms")),
+        ],
         "connected": arms(rows, "collapse", "connected"),
     }

@@ -1,4 +1,6 @@
-"""Learning rates: for each method the best of a few, on data that no result is measured on."""
+"""Learning rates: for each method the best of a few, on data that no result is measured
+on.
+"""
 
 import math
 from collections.abc import Mapping
@@ -9,17 +11,28 @@ from results.jobs import Job, Key, Plan, Rates, Row, Task
 
 VERSION = 2  # raise it where runs are tuned in another way, and all are run again
 SEEDS = (100, 101, 102)
-GROUPS: dict[str, ModuleType] = {"lenet": lenet, "small": small, "conv": conv, "text": text}
+GROUPS: dict[str, ModuleType] = {
+    "lenet": lenet,
+    "small": small,
+    "conv": conv,
+    "text": text,
+}
 
 
 def tasks(plan: Plan) -> dict[str, Task]:
     """All of them by name, with the rates that are tried first."""
-    found = [task._replace(rates=task.rates[: plan.rates]) for group in GROUPS.values() for task in group.tasks()]
+    found = [
+        task._replace(rates=task.rates[: plan.rates])
+        for group in GROUPS.values()
+        for task in group.tasks()
+    ]
     return {task.name: task for task in found}
 
 
 def typical_error(task: Task, rate: float, rows: Mapping[Key, Row]) -> float | None:
-    """The geometric mean over seeds and levels, so that each level counts alike; None before the runs."""
+    """The geometric mean over seeds and levels, so that each level counts alike; None
+    before the runs.
+    """
     keys = [("tuning", task.name, str(rate), seed) for seed in SEEDS]
     if any(key not in rows for key in keys):
         return None
@@ -29,7 +42,9 @@ def typical_error(task: Task, rate: float, rows: Mapping[Key, Row]) -> float | N
 
 
 def tried(task: Task, rows: Mapping[Key, Row]) -> list[float]:
-    """The rates of a task, least first: the first ones, and others until the best one has neighbours."""
+    """The rates of a task, least first: the first ones, and others until the best one
+    has neighbours.
+    """
     rates = sorted(task.rates)
     while len(rates) > 1:
         best = best_rate(task, rates, rows)
@@ -43,16 +58,26 @@ def tried(task: Task, rows: Mapping[Key, Row]) -> list[float]:
 
 
 def best_rate(task: Task, rates: list[float], rows: Mapping[Key, Row]) -> float | None:
-    """The rate of the least typical error, the least of several; None before all are run."""
+    """The rate of the least typical error, the least of several; None before all are
+    run.
+    """
     errors = {rate: typical_error(task, rate, rows) for rate in rates}
     known = {rate: error for rate, error in errors.items() if error is not None}
-    return min(known, key=lambda rate: (known[rate], rate)) if len(known) == len(rates) else None
+    return (
+        min(known, key=lambda rate: (known[rate], rate))
+        if len(known) == len(rates)
+        else None
+    )
 
 
 def jobs(plan: Plan, rows: Mapping[Key, Row]) -> list[Job]:
     """One for each task and rate, as far as the rows say which."""
     found = tasks(plan).items()
-    return [Job("tuning", name, SEEDS, ((name, str(rate)),)) for name, task in found for rate in tried(task, rows)]
+    return [
+        Job("tuning", name, SEEDS, ((name, str(rate)),))
+        for name, task in found
+        for rate in tried(task, rows)
+    ]
 
 
 def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:

@@ -4,7 +4,19 @@ from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from sparsefn import budgets, checkpoint, masks, modules, optimizers, patterns, random, reparam, scores, solve, tree
+from sparsefn import (
+    budgets,
+    checkpoint,
+    masks,
+    modules,
+    optimizers,
+    patterns,
+    random,
+    reparam,
+    scores,
+    solve,
+    tree,
+)
 
 # Algorithms: init(params) -> state, update(state, grads, step) -> state
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, snfs
@@ -52,7 +64,15 @@ from sparsefn.optimizers.clipping import clip_norm
 from sparsefn.patterns.tied import tied
 
 # Vocabulary
-from sparsefn.state import Accumulated, Algorithm, State, TrainView, apply_masks, effective, with_params
+from sparsefn.state import (
+    Accumulated,
+    Algorithm,
+    State,
+    TrainView,
+    apply_masks,
+    effective,
+    with_params,
+)
 from sparsefn.state import masked_view as masked_view
 from sparsefn.timing import schedules, triggers
 from sparsefn.timing.triggers import always, at, every, never
@@ -60,7 +80,8 @@ from sparsefn.tree.chosen import default_where
 
 __version__ = "0.2.0"
 
-# The names of `from sparsefn import *`: all but `set`, which would hide the builtin, and `testing`.
+# The names of `from sparsefn import *`: all but `set`, which would hide the builtin,
+# and `testing`.
 __all__ = [
     "Accumulated",
     "Algorithm",
@@ -147,14 +168,24 @@ __all__ = [
 ]
 
 if _TYPE_CHECKING:
-    from sparsefn import calibration, config, curvature, distributed, ensemble, integrations, methods, report, shrinking
+    from sparsefn import (
+        calibration,
+        config,
+        curvature,
+        distributed,
+        ensemble,
+        integrations,
+        methods,
+        report,
+        shrinking,
+    )
     from sparsefn.config import from_config, shorthand
     from sparsefn.config.shorthand import from_shorthand, to_shorthand
     from sparsefn.masks import activations
     from sparsefn.shrinking import shrink
 
-# Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
-# which users who only train do not have.
+# Loaded on first use: these modules take as long to load as the ones for training, and
+# `sf.testing` needs Hypothesis, which users who only train do not have.
 _LATER = {
     "activations": "masks.activations",
     "calibration": "calibration",
@@ -185,5 +216,13 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    # Modules that cannot be loaded are not listed, so that help and inspect work without Hypothesis.
-    return sorted({*__all__, "__version__", "set", *(["testing"] if _find_spec("hypothesis") else [])})
+    # Modules that cannot be loaded are not listed, so that help and inspect work
+    # without Hypothesis.
+    return sorted(
+        {
+            *__all__,
+            "__version__",
+            "set",
+            *(["testing"] if _find_spec("hypothesis") else []),
+        }
+    )

@@ -28,12 +28,15 @@ def stack(states: Sequence[Tree]) -> Tree:
     >>> torch.vmap(sf.effective)(stacked)["w"].shape
     torch.Size([3, 2])
 
-    A 0-d mask becomes (B,), so masks of a stack are applied inside `vmap`. Any trees of tensors
-    may be stacked. Raises ValueError for no member, or a member whose structure or shapes differ from member 0's,
-    TypeError for another dtype or a leaf that is not a tensor, naming the member and the path.
+    A 0-d mask becomes (B,), so masks of a stack are applied inside `vmap`. Any trees of
+    tensors may be stacked. Raises ValueError for no member, or a member whose structure
+    or shapes differ from member 0's, TypeError for another dtype or a leaf that is not
+    a tensor, naming the member and the path.
     """
     if hasattr(states, "_fields") or not isinstance(states, Sequence):
-        raise TypeError(f"expected a sequence of states, got one {type(states).__name__}")
+        raise TypeError(
+            f"expected a sequence of states, got one {type(states).__name__}"
+        )
     if not states:
         raise ValueError("expected one state or more to stack, got none")
     for i, state in enumerate(states):
@@ -54,13 +57,18 @@ def size(state: Tree) -> int:
         raise ValueError("expected a stack of states, got a tree without leaves")
     for path, leaf in leaves.items():
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"expected a stack of tensors, got {type(leaf).__name__} at {path!r}")
+            raise TypeError(
+                f"expected a stack of tensors, got {type(leaf).__name__} at {path!r}"
+            )
         if not leaf.ndim:
             raise ValueError(f"expected a stack, but the leaf at {path!r} is 0-d")
     (first, model), *others = leaves.items()
     for path, leaf in others:
         if len(leaf) != len(model):
-            raise ValueError(f"expected {len(model)} members at {path!r} as at {first!r}, got {len(leaf)}")
+            raise ValueError(
+                f"expected {len(model)} members at {path!r} as at {first!r}, got "
+                f"{len(leaf)}"
+            )
     return len(model)
 
 
@@ -70,8 +78,8 @@ def member(state: Tree, i: int) -> Tree:
     >>> sf.ensemble.member({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, -1)
     {'w': tensor([3., 4.])}
 
-    It shares no memory with the stack. Raises IndexError for an index out of range, TypeError for one that is not an
-    int, and as `size` does.
+    It shares no memory with the stack. Raises IndexError for an index out of range,
+    TypeError for one that is not an int, and as `size` does.
     """
     n = size(state)
     check_int("", "the index of a member", i)
@@ -102,14 +110,18 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
 
     >>> best, lowest = {"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([0.5, 0.3])
     >>> now, losses = {"w": torch.tensor([[5.0], [6.0]])}, torch.tensor([0.4, 0.9])
-    >>> best, lowest = sf.ensemble.freeze(best, now, losses >= lowest), torch.minimum(lowest, losses)
+    >>> best, lowest = (
+    ...     sf.ensemble.freeze(best, now, losses >= lowest),
+    ...     torch.minimum(lowest, losses),
+    ... )
     >>> best["w"].tolist(), lowest
     ([[5.0], [2.0]], tensor([0.4000, 0.3000]))
 
-    `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack of stacks: its dimensions are
-    the first ones of every leaf. Leaves are selected and not computed with, so a frozen member keeps every bit:
-    weights, masks, scores, key and optimizer. Raises TypeError for a tensor that is not bool or for leaves of another
-    dtype, ValueError for another structure or shape, naming the path.
+    `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack
+    of stacks: its dimensions are the first ones of every leaf. Leaves are selected and
+    not computed with, so a frozen member keeps every bit: weights, masks, scores, key
+    and optimizer. Raises TypeError for a tensor that is not bool or for leaves of
+    another dtype, ValueError for another structure or shape, naming the path.
     """
     check_like("the new states", new, old)
     if not isinstance(frozen, Tensor) or frozen.dtype != torch.bool:
@@ -117,12 +129,19 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
         raise TypeError(f"expected frozen to be a bool tensor, got {got}")
     for path, leaf in flatten(old)[0].items():
         if leaf.shape[: frozen.ndim] != frozen.shape:
-            raise ValueError(f"expected a stack of shape {(*frozen.shape, ...)} at {path!r}, got {tuple(leaf.shape)}")
+            raise ValueError(
+                f"expected a stack of shape {(*frozen.shape, ...)} at {path!r}, got "
+                f"{tuple(leaf.shape)}"
+            )
 
     def select(before: Tensor, after: Tensor) -> Tensor:
         if before is after:
             return after
-        return torch.where(frozen.reshape((*frozen.shape, *(1,) * (after.ndim - frozen.ndim))), before, after)
+        return torch.where(
+            frozen.reshape((*frozen.shape, *(1,) * (after.ndim - frozen.ndim))),
+            before,
+            after,
+        )
 
     return optree.tree_map(select, old, new)
 
@@ -132,27 +151,39 @@ def check_one_state(state: State) -> None:
 
     A stack is recognized by masks that were 0-d and by keys; one without either passes.
     """
-    batches = {state.key.shape[:-1]} if isinstance(state.key, Tensor) and state.key.ndim > 1 else set()
-    for leaf, mask in zip(leaves_of(state.params), leaves_of(state.masks), strict=False):
-        if isinstance(mask, Tensor) and mask.ndim == 1 < leaf.ndim and len(mask) == len(leaf):
+    batches = (
+        {state.key.shape[:-1]}
+        if isinstance(state.key, Tensor) and state.key.ndim > 1
+        else set()
+    )
+    for leaf, mask in zip(
+        leaves_of(state.params), leaves_of(state.masks), strict=False
+    ):
+        if (
+            isinstance(mask, Tensor)
+            and mask.ndim == 1 < leaf.ndim
+            and len(mask) == len(leaf)
+        ):
             batches.add(mask.shape)
     if len(batches) == 1:
         ((members, *_),) = batches
         raise ValueError(
-            f"expected one state, got a stack of {members}: sf.ensemble.summary counts the members of a stack, "
+            f"expected one state, got a stack of {members}: sf.ensemble.summary counts "
+            "the members of a stack, "
             "and sf.ensemble.member(states, i) gives one"
         )
 
 
 class Row(NamedTuple):
-    """Kept weights of one leaf, or of several together: how many each member has, and how many two members share.
+    """Kept weights of one leaf, or of several together: how many each member has, and
+    how many two members share.
 
     >>> row = sf.ensemble.Row("w", (2,), total=2, shared=torch.tensor([[1, 0], [0, 2]]))
     >>> row.kept, row.sparsity, row.mean
     ((1, 2), (0.5, 0.0), 0.25)
 
-    `shape` and `total` are those of one member. `shared[i, j]` counts the weights that members i and j
-    both keep, int64 and exact.
+    `shape` and `total` are those of one member. `shared[i, j]` counts the weights that
+    members i and j both keep, int64 and exact.
     """
 
     path: str
@@ -178,7 +209,9 @@ class Row(NamedTuple):
 
     @property
     def overlap(self) -> Tensor:
-        """Pairwise overlap, (B, B) float64: weights kept by both members over weights kept by either, 1.0 if none."""
+        """Pairwise overlap, (B, B) float64: weights kept by both members over weights
+        kept by either, 1.0 if none.
+        """
         kept = self.shared.diagonal()
         either = kept[:, None] + kept - self.shared
         return torch.where(either > 0, self.shared.double() / either.clamp(min=1), 1.0)
@@ -191,8 +224,9 @@ class Summary(NamedTuple):
     >>> sf.ensemble.summary(sf.ensemble.stack(members)).sparsified.kept
     (4, 2)
 
-    `rows` has a `Row` for every leaf, `total` is over all of them, `sparsified` over those that have
-    masks, and `dense` holds the paths of the others. `overlap` is that of `sparsified`.
+    `rows` has a `Row` for every leaf, `total` is over all of them, `sparsified` over
+    those that have masks, and `dense` holds the paths of the others. `overlap` is that
+    of `sparsified`.
     """
 
     rows: tuple[Row, ...]
@@ -227,9 +261,13 @@ def summary(states: State) -> Summary:
     """Sparsity over the members of a stack, and how much their masks overlap.
 
     >>> def init(key, sparsity):
-    ...     return sf.static(sparsity, key=key).init({"0.weight": torch.ones(20, 50), "0.bias": torch.ones(20)})
+    ...     return sf.static(sparsity, key=key).init(
+    ...         {"0.weight": torch.ones(20, 50), "0.bias": torch.ones(20)}
+    ...     )
     >>> keys = sf.random.split(sf.random.key(0), 3)
-    >>> states = torch.vmap(init)(keys, torch.tensor([0.5, 0.5, 0.9], dtype=torch.float64))
+    >>> states = torch.vmap(init)(
+    ...     keys, torch.tensor([0.5, 0.5, 0.9], dtype=torch.float64)
+    ... )
     >>> summary = sf.ensemble.summary(states)
     >>> print(summary)
     path        shape     total    mean     min     max  overlap
@@ -242,19 +280,22 @@ def summary(states: State) -> Summary:
             [0.3106, 1.0000, 0.0969],
             [0.0969, 0.0969, 1.0000]], dtype=torch.float64)
 
-    The overlap of two members is the number of weights that both keep over the number that at least one keeps
-    (Jaccard), as in `sf.report.changed`; the table shows its mean over pairs of members. Two random masks that keep
-    shares p and q have p * q / (p + q - p * q). Counts come from the masks, exact to the last weight, by a product of
-    (B, weights) matrices: no (B, B, weights) tensor is made. For a stack of stacks, ask for one stack at a time.
-    Raises as `size` does, ValueError where masks do not fit params or there is no member, and TypeError for a mask
-    that is not bool.
+    The overlap of two members is the number of weights that both keep over the number
+    that at least one keeps (Jaccard), as in `sf.report.changed`; the table shows its
+    mean over pairs of members. Two random masks that keep shares p and q have p * q /
+    (p + q - p * q). Counts come from the masks, exact to the last weight, by a product
+    of (B, weights) matrices: no (B, B, weights) tensor is made. For a stack of stacks,
+    ask for one stack at a time. Raises as `size` does, ValueError where masks do not
+    fit params or there is no member, and TypeError for a mask that is not bool.
     """
     members = size(states)
     if not members:
         raise ValueError("expected a stack of one member or more, got none")
     leaves = flatten(states.params)[0]
     rows, dense = [], []
-    for (path, leaf), mask in zip(leaves.items(), leaves_like(states.masks, states.params), strict=True):
+    for (path, leaf), mask in zip(
+        leaves.items(), leaves_like(states.masks, states.params), strict=True
+    ):
         shape = tuple(leaf.shape[1:])
         total = math.prod(shape)
         if mask.dtype != torch.bool:
@@ -266,14 +307,20 @@ def summary(states: State) -> Summary:
             shared = _shared(mask.reshape(members, total))
         else:
             wanted = f"{tuple(leaf.shape)} or {(members,)}"
-            raise ValueError(f"expected a mask of shape {wanted} at {path!r}, got {tuple(mask.shape)}")
+            raise ValueError(
+                f"expected a mask of shape {wanted} at {path!r}, got "
+                f"{tuple(mask.shape)}"
+            )
         rows.append(Row(path, shape, total, shared))
-    sparsified = _sum("sparsified", [row for row in rows if row.path not in dense], members)
+    sparsified = _sum(
+        "sparsified", [row for row in rows if row.path not in dense], members
+    )
     return Summary(tuple(rows), _sum("all", rows, members), sparsified, tuple(dense))
 
 
 def _shared(masks: Tensor) -> Tensor:
-    # Sums of zeros and ones are exact in float64 below 2^53, in any order; parts bound the memory.
+    # Sums of zeros and ones are exact in float64 below 2^53, in any order; parts bound
+    # the memory.
     counts = torch.zeros(len(masks), len(masks), dtype=torch.int64, device="cpu")
     for first in range(0, masks.shape[1], 1 << 16):
         wide = masks[:, first : first + (1 << 16)].double()
@@ -282,5 +329,8 @@ def _shared(masks: Tensor) -> Tensor:
 
 
 def _sum(path: str, rows: Sequence[Row], members: int) -> Row:
-    shared = sum((row.shared for row in rows), torch.zeros(members, members, dtype=torch.int64, device="cpu"))
+    shared = sum(
+        (row.shared for row in rows),
+        torch.zeros(members, members, dtype=torch.int64, device="cpu"),
+    )
     return Row(path, (), sum(row.total for row in rows), shared)

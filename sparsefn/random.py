@@ -1,8 +1,10 @@
-"""Counter-based random numbers: a draw depends on a key and a global element index, and on nothing else.
+"""Counter-based random numbers: a draw depends on a key and a global element index, and
+on nothing else.
 
-The generator is Threefry-2x32 with 20 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random
-numbers: as easy as 1, 2, 3", SC 2011, doi 10.1145/2063384.2063405. Element i of a draw is the block
-of counter (i >> 32, i & 0xffffffff), so a shard that knows its global indices draws its own part.
+The generator is Threefry-2x32 with 20 rounds: Salmon, Moraes, Dror and Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011, doi 10.1145/2063384.2063405. Element i of
+a draw is the block of counter (i >> 32, i & 0xffffffff), so a shard that knows its
+global indices draws its own part.
 Draws land on the device of the key. No global generator is read or advanced.
 """
 
@@ -43,9 +45,9 @@ def key(seed: int) -> Tensor:
     >>> sf.random.key(7)
     tensor([0, 7])
 
-    `seed` is an int in [0, 2^64); its high word comes first. The key is on the CPU; move it with `.to(device)` to
-    draw elsewhere, bits are the same. Raises TypeError for a seed that is not an int, ValueError for one out of
-    range.
+    `seed` is an int in [0, 2^64); its high word comes first. The key is on the CPU;
+    move it with `.to(device)` to draw elsewhere, bits are the same. Raises TypeError
+    for a seed that is not an int, ValueError for one out of range.
     """
     check_int("", "seed", seed)
     if not 0 <= seed < 1 << 64:
@@ -70,23 +72,34 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     """The key that belongs to `key` and a number or a name.
 
     >>> key = sf.random.key(0)
-    >>> bool((sf.random.fold_in(key, 3) == sf.random.fold_in(key, torch.tensor(3))).all())
+    >>> bool(
+    ...     (sf.random.fold_in(key, 3) == sf.random.fold_in(key, torch.tensor(3))).all()
+    ... )
     True
 
-    `data` is an int in [-2^63, 2^63), a 0-d int64 tensor (the same key as its int) or a str (taken by
-    its BLAKE2b digest). Numbers and names are told apart: `3` and `"3"` give unrelated keys. Keys of shape (..., 2)
-    are each folded. Raises TypeError for other data, ValueError for an int out of range or a tensor that is not 0-d.
+    `data` is an int in [-2^63, 2^63), a 0-d int64 tensor (the same key as its int) or a
+    str (taken by its BLAKE2b digest). Numbers and names are told apart: `3` and `"3"`
+    give unrelated keys. Keys of shape (..., 2) are each folded. Raises TypeError for
+    other data, ValueError for an int out of range or a tensor that is not 0-d.
     """
     draws.check_key(key)
     if isinstance(data, str):
         return draws.folded_key(key, draws.digest(data), "fold str")
     if isinstance(data, Tensor):
         if data.dtype != torch.int64:
-            raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
+            raise TypeError(
+                "expected data to be an int, a str or a 0-d int64 tensor, got a "
+                f"tensor of {data.dtype}"
+            )
         if data.ndim:
-            raise ValueError(f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}")
+            raise ValueError(
+                f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}"
+            )
     elif not is_int(data):
-        raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
+        raise TypeError(
+            "expected data to be an int, a str or a 0-d int64 tensor, got "
+            f"{type(data).__name__}"
+        )
     elif not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
     return draws.folded_key(key, data, "fold int")
@@ -98,7 +111,8 @@ def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor
     >>> sf.random.leaf_key(sf.random.key(0), "0.weight", 5).shape
     torch.Size([2])
 
-    It depends on the key, the dotted path and the step, and not on the leaf's position in the tree.
+    It depends on the key, the dotted path and the step, and not on the leaf's position
+    in the tree.
     """
     folded = fold_in(key, path)
     return folded if step is None else fold_in(folded, step)
@@ -118,16 +132,33 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
     """The bare block function: key words and counter words to two random words.
 
     >>> threefry2x32 = sf.random.threefry2x32
-    >>> [hex(word) for word in threefry2x32(torch.tensor([0, 0]), torch.tensor([0, 0])).tolist()]
+    >>> [
+    ...     hex(word)
+    ...     for word in threefry2x32(
+    ...         torch.tensor([0, 0]), torch.tensor([0, 0])
+    ...     ).tolist()
+    ... ]
     ['0x6b200159', '0x99ba4efe']
 
-    `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0, 2^32), in the order of Random123
-    (its known answers hold). Element i of a draw has the counter (i >> 32, i & 0xffffffff).
+    `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0,
+    2^32), in the order of Random123 (its known answers hold). Element i of a draw has
+    the counter (i >> 32, i & 0xffffffff).
     """
     draws.check_key(key)
-    if not isinstance(counter, Tensor) or counter.dtype != torch.int64 or counter.ndim == 0 or counter.shape[-1] != 2:
-        got = f"{counter.dtype} {tuple(counter.shape)}" if isinstance(counter, Tensor) else type(counter).__name__
-        raise ValueError(f"expected counter to be an int64 tensor of shape (..., 2), got {got}")
+    if (
+        not isinstance(counter, Tensor)
+        or counter.dtype != torch.int64
+        or counter.ndim == 0
+        or counter.shape[-1] != 2
+    ):
+        got = (
+            f"{counter.dtype} {tuple(counter.shape)}"
+            if isinstance(counter, Tensor)
+            else type(counter).__name__
+        )
+        raise ValueError(
+            f"expected counter to be an int64 tensor of shape (..., 2), got {got}"
+        )
     index = ((counter[..., 0] << 32) | (counter[..., 1] & MASK32)).unsqueeze(-1)
     return draws.as_keys(draw(key, index, 1, "pairs", torch.int64)[..., 0])
 
@@ -138,67 +169,86 @@ def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> T
     >>> sf.random.bits(sf.random.key(0), (2,)).tolist()
     [1797259609, 928981903]
 
-    Element i in row-major order is the first word of block i. `index`, an int64 tensor of that
-    shape, draws those global elements instead. Keys of shape (..., 2) give (..., *shape). Raises
-    TypeError or ValueError for a bad key, shape or index.
+    Element i in row-major order is the first word of block i. `index`, an int64 tensor
+    of that shape, draws those global elements instead. Keys of shape (..., 2) give
+    (..., *shape). Raises TypeError or ValueError for a bad key, shape or index.
     """
     return draws.draws_of(key, shape, index, "words", torch.int64)
 
 
 def uniform(
-    key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, index: Tensor | None = None
+    key: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    index: Tensor | None = None,
 ) -> Tensor:
     """Uniform numbers in [0, 1), never 1.0.
 
     >>> sf.random.uniform(sf.random.key(0), (3,))
     tensor([0.4185, 0.2163, 0.9653])
 
-    As many leading bits of a block as `dtype` holds exactly: float32 is `(word >> 8) * 2**-24`,
-    float16 has 11 bits, bfloat16 8, float64 53 (of both words). `key`, `shape` and `index` as in
-    `bits`. Raises TypeError for another dtype.
+    As many leading bits of a block as `dtype` holds exactly: float32 is
+    `(word >> 8) * 2**-24`, float16 has 11 bits, bfloat16 8, float64 53 (of both words).
+    `key`, `shape` and `index` as in `bits`. Raises TypeError for another dtype.
     """
     draws.check_draw_dtype(dtype)
     return draws.draws_of(key, shape, index, "uniform", dtype)
 
 
 def normal(
-    key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, index: Tensor | None = None
+    key: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    index: Tensor | None = None,
 ) -> Tensor:
     """Standard normal numbers.
 
     >>> sf.random.normal(sf.random.key(0), (3,))
     tensor([-1.0655,  0.5837, -0.1782])
 
-    Box and Muller (1958) on the two words of a block, in float64 by IEEE-exact operations, then
-    rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and `index` as in `bits`. Raises
-    TypeError for a dtype that `uniform` does not take.
+    Box and Muller (1958) on the two words of a block, in float64 by IEEE-exact
+    operations, then rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and
+    `index` as in `bits`. Raises TypeError for a dtype that `uniform` does not take.
     """
     draws.check_draw_dtype(dtype)
     return draws.draws_of(key, shape, index, "normal", dtype)
 
 
-def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform numbers of the shape of a leaf; of a DTensor, a DTensor of the same placements.
+def uniform_like(
+    key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Uniform numbers of the shape of a leaf; of a DTensor, a DTensor of the same
+    placements.
 
     >>> key = sf.random.key(0)
-    >>> torch.equal(sf.random.uniform_like(key, torch.zeros(3)), sf.random.uniform(key, (3,)))
+    >>> torch.equal(
+    ...     sf.random.uniform_like(key, torch.zeros(3)), sf.random.uniform(key, (3,))
+    ... )
     True
 
-    The numbers are those of `uniform(key, leaf.shape, dtype)`, and they are where the leaf is, for which a key on the
-    CPU is not copied: nothing waits for a device. They do not depend on how the leaf is sharded. Each
-    process draws the part that it holds, and nothing is sent. The dtype is float32 whatever the leaf's is. Raises
-    the errors of `uniform`, and ValueError for a DTensor that is partial or has parts that torch.chunk would not make,
-    or with several keys.
+    The numbers are those of `uniform(key, leaf.shape, dtype)`, and they are where the
+    leaf is, for which a key on the CPU is not copied: nothing waits for a device. They
+    do not depend on how the leaf is sharded. Each process draws the part that it holds,
+    and nothing is sent. The dtype is float32 whatever the leaf's is. Raises the errors
+    of `uniform`, and ValueError for a DTensor that is partial or has parts that
+    torch.chunk would not make, or with several keys.
     """
     draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "uniform", dtype)
 
 
-def normal_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers of the shape of a leaf; of a DTensor, a DTensor of the same placements.
+def normal_like(
+    key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Standard normal numbers of the shape of a leaf; of a DTensor, a DTensor of the
+    same placements.
 
     >>> key = sf.random.key(0)
-    >>> torch.equal(sf.random.normal_like(key, torch.zeros(3)), sf.random.normal(key, (3,)))
+    >>> torch.equal(
+    ...     sf.random.normal_like(key, torch.zeros(3)), sf.random.normal(key, (3,))
+    ... )
     True
 
     To `normal` as `uniform_like` is to `uniform`.
@@ -208,38 +258,60 @@ def normal_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -
 
 
 def bernoulli(
-    key: Tensor, p: float | Tensor, shape: Sequence[int] | None = None, *, index: Tensor | None = None
+    key: Tensor,
+    p: float | Tensor,
+    shape: Sequence[int] | None = None,
+    *,
+    index: Tensor | None = None,
 ) -> Tensor:
     """Coin flips: bool, True with probability `p`.
 
     >>> sf.random.bernoulli(sf.random.key(0), torch.tensor([0.0, 0.5, 1.0]))
     tensor([False,  True,  True])
 
-    `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape` (default: the
-    shape of `p`). True where the 32-bit word is below `p * 2**32`, computed in float64: 0 never
-    fires, 1 always; in a tensor, entries above 1 always fire, entries below 0 or NaN never do. `key` and `index` as
-    in `bits`. A DTensor of probabilities gives a DTensor of the same placements, with the flips that the whole would
-    give. Raises ValueError for a number outside [0, 1], and for a DTensor with another shape, an index or several keys.
+    `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape`
+    (default: the shape of `p`). True where the 32-bit word is below `p * 2**32`,
+    computed in float64: 0 never fires, 1 always; in a tensor, entries above 1 always
+    fire, entries below 0 or NaN never do. `key` and `index` as in `bits`. A DTensor of
+    probabilities gives a DTensor of the same placements, with the flips that the whole
+    would give. Raises ValueError for a number outside [0, 1], and for a DTensor with
+    another shape, an index or several keys.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():
             raise TypeError(f"expected p to be a float tensor, got {p.dtype}")
         shape = tuple(p.shape) if shape is None else shape
         if not draws.broadcasts(p.shape, shape):
-            raise ValueError(f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}")
+            raise ValueError(
+                f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}"
+            )
         shape, places = draws.checked(key, shape, index)
         if is_sharded(p):
             if index is not None or shape != tuple(p.shape):
-                raise ValueError("expected a DTensor of probabilities without an index and without another shape")
+                raise ValueError(
+                    "expected a DTensor of probabilities without an index and without "
+                    "another shape"
+                )
             extent = draws.drawn_extent(key, p)
-            return sharded_like(draws.flips(key, here(p), extent, math.prod(extent.size)).reshape(extent.size), p)
-        return draws.flips(key, p.expand(shape), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
+            return sharded_like(
+                draws.flips(key, here(p), extent, math.prod(extent.size)).reshape(
+                    extent.size
+                ),
+                p,
+            )
+        return draws.flips(key, p.expand(shape), places, math.prod(shape)).reshape(
+            (*key.shape[:-1], *shape)
+        )
     if not is_number(p):
-        raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
+        raise TypeError(
+            f"expected p to be a number or a float tensor, got {type(p).__name__}"
+        )
     if not 0 <= p <= 1:
         raise ValueError(f"expected 0 <= p <= 1, got {p}")
     shape, places = draws.checked(key, () if shape is None else shape, index)
-    return draws.flips(key, math.ceil(p * 2.0**32), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
+    return draws.flips(key, math.ceil(p * 2.0**32), places, math.prod(shape)).reshape(
+        (*key.shape[:-1], *shape)
+    )
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
@@ -248,7 +320,12 @@ def permutation(key: Tensor, n: int) -> Tensor:
     >>> sf.random.permutation(sf.random.key(1), 5)
     tensor([2, 3, 0, 4, 1])
 
-    Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
+    Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError
+    for n < 0.
     """
     check_int("permutation(key, n)", "n", n, 0)
-    return draws.draws_of(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices
+    return (
+        draws.draws_of(key, (n,), None, "pairs", torch.int64)
+        .sort(dim=-1, stable=True)
+        .indices
+    )

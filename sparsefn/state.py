@@ -30,7 +30,16 @@ from sparsefn.tree import (
     structure_error,
 )
 
-__all__ = ["Accumulated", "Algorithm", "State", "TrainView", "apply_masks", "effective", "masked_view", "with_params"]
+__all__ = [
+    "Accumulated",
+    "Algorithm",
+    "State",
+    "TrainView",
+    "apply_masks",
+    "effective",
+    "masked_view",
+    "with_params",
+]
 __dir__ = __all__.copy
 
 
@@ -48,12 +57,14 @@ class State(NamedTuple):
     >>> state.masks, state.scores
     ({'w': tensor(True)}, ())
 
-    `params` are the weights before masks; run `sf.effective(state)`. `masks` has the treedef of
-    `params`: bool, True = kept, 0-d True for a leaf that is not sparsified. `scores` holds the tensors that the
-    algorithm accumulates or learns, a dict of trees by role. The trees "learned" and "latent" can be trained only by
-    an optimizer inside the algorithm. `key` is the PRNG key, `opt` the inner optimizer's state. `support` says which
-    weights move: a tree of masks, or `()` if it is `masks` itself. `parts` are the states of the algorithms that a
-    composition is made of; what they share with the whole is `()` in them. An unused field is `()`.
+    `params` are the weights before masks; run `sf.effective(state)`. `masks` has the
+    treedef of `params`: bool, True = kept, 0-d True for a leaf that is not sparsified.
+    `scores` holds the tensors that the algorithm accumulates or learns, a dict of trees
+    by role. The trees "learned" and "latent" can be trained only by an optimizer inside
+    the algorithm. `key` is the PRNG key, `opt` the inner optimizer's state. `support`
+    says which weights move: a tree of masks, or `()` if it is `masks` itself. `parts`
+    are the states of the algorithms that a composition is made of; what they share with
+    the whole is `()` in them. An unused field is `()`.
     """
 
     params: Tree
@@ -66,7 +77,8 @@ class State(NamedTuple):
 
 
 class TrainView(NamedTuple):
-    """How an optimizer sees a state: which tree it trains, with which gradients, and where.
+    """How an optimizer sees a state: which tree it trains, with which gradients, and
+    where.
 
     >>> import sparsefn as sf
     >>> algorithm = sf.dense()
@@ -74,9 +86,10 @@ class TrainView(NamedTuple):
     >>> algorithm.view.get(state)
     {'w': tensor([1., 1.])}
 
-    `get` reads the trained tree, `put` writes it back, `grads(state, grads, step)` turns the
-    gradient at the effective weights into the gradient of `get(state)`, and `support` is a bool
-    tree like `get(state)`: where it moves and keeps moments (0-d True = everywhere).
+    `get` reads the trained tree, `put` writes it back, `grads(state, grads, step)`
+    turns the gradient at the effective weights into the gradient of `get(state)`, and
+    `support` is a bool tree like `get(state)`: where it moves and keeps moments (0-d
+    True = everywhere).
     """
 
     get: Callable[[State], Tree]
@@ -86,15 +99,17 @@ class TrainView(NamedTuple):
 
 
 class Accumulated(NamedTuple):
-    """A score with memory: its leaves live in `state.scores`, under the role of the score.
+    """A score with memory: its leaves live in `state.scores`, under the role of the
+    score.
 
     >>> import sparsefn as sf
     >>> ema = sf.scores.ema(sf.scores.gradient, decay=0.5)
     >>> ema.init({"w": torch.ones(2)})
     {'w': tensor([0., 0.])}
 
-    `init(params)` makes the memory, `accumulate(memory, state, grads, step)` advances it on every
-    step, `value(memory, state, grads, step)` reads the scores when a trigger fires.
+    `init(params)` makes the memory, `accumulate(memory, state, grads, step)` advances
+    it on every step, `value(memory, state, grads, step)` reads the scores when a
+    trigger fires.
     """
 
     init: Callable[[Tree], Tree]
@@ -107,7 +122,9 @@ Score = PlainScore | Accumulated
 
 
 def support_of(state: State) -> Tree:
-    """The entries at which weights of a state move: its support if it has one, else the masks."""
+    """The entries at which weights of a state move: its support if it has one, else the
+    masks.
+    """
     return state.support if has_own_support(state) else state.masks
 
 
@@ -117,7 +134,8 @@ def has_own_support(state: State) -> bool:
 
 
 def has_optimizer(state: State) -> bool:
-    """Whether a state holds that of an optimizer, in one of its parts or around them all.
+    """Whether a state holds that of an optimizer, in one of its parts or around them
+    all.
 
     >>> import sparsefn as sf
     >>> trained = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1))
@@ -136,10 +154,17 @@ def _true(leaf: Tensor) -> Tensor:
     return torch.ones((), dtype=torch.bool, device=leaf.device)
 
 
-def inside(support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = False) -> Tree:
-    """The new leaves on their support, and off it the old ones, or +0.0; `apply_masks` without its checks.
+def inside(
+    support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = False
+) -> Tree:
+    """The new leaves on their support, and off it the old ones, or +0.0; `apply_masks`
+    without its checks.
 
-    >>> inside({"w": torch.tensor([True, False])}, {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
+    >>> inside(
+    ...     {"w": torch.tensor([True, False])},
+    ...     {"w": torch.tensor([1.0, 2.0])},
+    ...     {"w": torch.tensor([3.0, 4.0])},
+    ... )
     {'w': tensor([1., 4.])}
 
     With `overwrite`, new leaves that were offered are zeroed in their own memory.
@@ -154,19 +179,24 @@ def inside(support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = 
 def apply_masks(tree: Tree, masks: Tree) -> Tree:
     """The tree with +0.0 wherever its mask is False.
 
-    >>> sf.apply_masks({"w": torch.tensor([1.0, -0.0, float("nan")])}, {"w": torch.tensor([True, False, False])})
+    >>> sf.apply_masks(
+    ...     {"w": torch.tensor([1.0, -0.0, float("nan")])},
+    ...     {"w": torch.tensor([True, False, False])},
+    ... )
     {'w': tensor([1., 0., 0.])}
 
-    It selects and does not multiply: -0.0, NaN and inf off the mask become +0.0. A 0-d mask keeps
-    its leaf whole. Differentiable in `tree`. Raises ValueError for another structure or a mask of
-    another shape, TypeError for a mask that is not bool.
+    It selects and does not multiply: -0.0, NaN and inf off the mask become +0.0. A 0-d
+    mask keeps its leaf whole. Differentiable in `tree`. Raises ValueError for another
+    structure or a mask of another shape, TypeError for a mask that is not bool.
     """
     check_masks(masks, tree)
     return inside(masks, tree)
 
 
 def check_masks(masks: Tree, params: Tree) -> None:
-    """Raise unless `masks` fits `params`: the same structure, bool, each of its leaf's shape or 0-d."""
+    """Raise unless `masks` fits `params`: the same structure, bool, each of its leaf's
+    shape or 0-d.
+    """
     if not same_structure(masks, params):
         raise ValueError(structure_error("masks", masks, params))
     leaves, wanted = leaves_of(masks), leaves_of(params)
@@ -176,11 +206,16 @@ def check_masks(masks: Tree, params: Tree) -> None:
             raise TypeError(f"expected a bool mask at {paths(params)[i]!r}, got {got}")
         if mask.ndim and mask.shape != leaf.shape:
             at = paths(params)[i]
-            raise ValueError(f"expected a mask of shape {tuple(leaf.shape)} or () at {at!r}, got {tuple(mask.shape)}")
+            raise ValueError(
+                f"expected a mask of shape {tuple(leaf.shape)} or () at {at!r}, got "
+                f"{tuple(mask.shape)}"
+            )
 
 
 def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
-    """Raise for gradients that do not fit the params; without `layout`, DTensors may be laid out otherwise."""
+    """Raise for gradients that do not fit the params; without `layout`, DTensors may be
+    laid out otherwise.
+    """
     if grads is None:
         return
     try:
@@ -188,14 +223,16 @@ def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
     except ValueError:
         for path in () if same_structure(grads, params) else none_paths(grads):
             raise ValueError(
-                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
+                f"expected a gradient for every param, got None at {path!r}: a frozen "
+                "param, or one that the loss does "
                 "not use, has none; give zeros, or leave it out of params"
             ) from None
         raise
 
 
 def effective(state: State) -> Tree:
-    """The weights to run the model with: `params` under `masks`, right for every algorithm.
+    """The weights to run the model with: `params` under `masks`, right for every
+    algorithm.
 
     >>> sf.effective(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}
@@ -204,7 +241,10 @@ def effective(state: State) -> Tree:
     """
     if not isinstance(state, State):
         got = f"{type(state).__name__}{mend_of('state', state)}"
-        raise TypeError(f"effective: expected a State, as algorithm.init(params) gives it, got {got}")
+        raise TypeError(
+            "effective: expected a State, as algorithm.init(params) gives it, got "
+            f"{got}"
+        )
     return apply_masks(state.params, state.masks)
 
 
@@ -215,27 +255,39 @@ def _put(state: State, params: Tree) -> State:
 def with_params(state: State, params: Tree) -> State:
     """The state with a copy of an outside optimizer's weights put in, detached.
 
-    >>> state = sf.State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
+    >>> state = sf.State(
+    ...     {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])}
+    ... )
     >>> sf.with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
     {'w': tensor([2., 0.])}
 
-    Weights are taken at the entries of the support: the mask, or everything under `pruned="train"`; elsewhere the
-    state keeps its own. For algorithms whose view trains params. Raises ValueError or TypeError for another
-    structure, shape or dtype, naming the path, and ValueError for a state of `reparametrised` or of a `supermask`
+    Weights are taken at the entries of the support: the mask, or everything under
+    `pruned="train"`; elsewhere the state keeps its own. For algorithms whose view
+    trains params. Raises ValueError or TypeError for another structure, shape or dtype,
+    naming the path, and ValueError for a state of `reparametrised` or of a `supermask`
     whose scores train.
     """
     _check_outside(state)
     check_like("the new params", params, state.params)
     given = optree.tree_map(lambda p: p.detach().contiguous(), params)
     put = _put(state, given)
-    return put._replace(params=optree.tree_map(lambda new, old: new.clone() if new is old else new, put.params, given))
+    return put._replace(
+        params=optree.tree_map(
+            lambda new, old: new.clone() if new is old else new, put.params, given
+        )
+    )
 
 
 def _check_outside(state: State) -> None:
     if "latent" in state.scores:
-        raise ValueError("this state trains latents, which follow from no params; use with_optimizer")
+        raise ValueError(
+            "this state trains latents, which follow from no params; use with_optimizer"
+        )
     if "learned" in state.scores:
-        raise ValueError("this state learns masks by scores, which params alone leave as they are; use with_optimizer")
+        raise ValueError(
+            "this state learns masks by scores, which params alone leave as they are; "
+            "use with_optimizer"
+        )
     for part in state.parts:
         _check_outside(part)
 
@@ -243,14 +295,19 @@ def _check_outside(state: State) -> None:
 def moved(state: State, updates: Tree) -> State:
     """The state with updates added to its params on their support.
 
-    >>> state = State({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])})
+    >>> state = State(
+    ...     {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])}
+    ... )
     >>> moved(state, {"w": torch.tensor([0.5, 0.5])}).params
     {'w': tensor([1.5000, 2.0000])}
 
-    Equal to `masked_view.put` of the sums, in one pass. Raises ValueError for another structure.
+    Equal to `masked_view.put` of the sums, in one pass. Raises ValueError for another
+    structure.
     """
     old, rebuild = opened(state.params)
-    new = leafwise.added(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
+    new = leafwise.added(
+        leaves_of(support_of(state)), old, leaves_like(updates, state.params)
+    )
     return state._replace(params=rebuild(new))
 
 
@@ -273,12 +330,14 @@ class Algorithm(NamedTuple):
     {'w': tensor([[False, False],
             [ True,  True]])}
 
-    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
-    `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
-    algorithm without `within` are intersected, and `_replace` of `init` or `update` clears it. `settled(state)` is the
+    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what
+    an optimizer trains. `within(masks)` is the same algorithm choosing only among what
+    `masks` keep (used by `sf.chain`); masks of an algorithm without `within` are
+    intersected, and `_replace` of `init` or `update` clears it. `settled(state)` is the
     state to evaluate, where it is another one: see `sf.settled`.
 
-    The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
+    The repr of an algorithm that a function of this library made is that call. It
+    pickles if the arguments do.
     """
 
     init: Callable[[Tree], State]
@@ -289,15 +348,21 @@ class Algorithm(NamedTuple):
 
 
 def check_score(name: str, score: object) -> None:
-    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory."""
+    """Raise TypeError unless it is a score: a function of (state, grads, step), or one
+    with memory.
+    """
     if isinstance(score, Accumulated):
         return
     if not callable(score):
-        raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
+        raise TypeError(
+            f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}"
+        )
     check_call(name, score, "state", "grads", "step")
 
 
 def masks_tree(params: Tree, masks: Leaves) -> Tree:
     """The masks of some leaves as a tree like params, 0-d True for the rest."""
     leaves, rebuild = flatten(params)
-    return rebuild([masks[path] if path in masks else _true(leaf) for path, leaf in leaves.items()])
+    return rebuild(
+        [masks[path] if path in masks else _true(leaf) for path, leaf in leaves.items()]
+    )

@@ -8,7 +8,10 @@ import sparsefn as sf
 MAKE = torch.Generator().manual_seed(0)
 
 
-RANDOM = {path: torch.randn(shape, generator=MAKE) for path, shape in (("a", (6, 8)), ("b", (8, 4)), ("c", (5,)))}
+RANDOM = {
+    path: torch.randn(shape, generator=MAKE)
+    for path, shape in (("a", (6, 8)), ("b", (8, 4)), ("c", (5,)))
+}
 
 
 def slopes(params):

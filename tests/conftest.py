@@ -1,7 +1,9 @@
-"""Every test starts from the same process-wide state of torch, and leaves it as it was; profiles of Hypothesis.
+"""Every test starts from the same process-wide state of torch, and leaves it as it was;
+profiles of Hypothesis.
 
-`quick` and `default` are always the same; `--hypothesis-profile=deep` searches. No example has a deadline: the first
-one may load a compiler, and other processes may be at work.
+`quick` and `default` are always the same; `--hypothesis-profile=deep` searches. No
+example has a deadline: the first one may load a compiler, and other processes may be at
+work.
 """
 
 import sys
@@ -20,9 +22,15 @@ settings.load_profile("default")
 
 
 def stays(item: pytest.Item) -> bool:
-    """Whether `make test` runs an item of a deep test: `@pytest.mark.deep(but=["rigl-*"])` names such parameters."""
+    """Whether `make test` runs an item of a deep test:
+    `@pytest.mark.deep(but=["rigl-*"])` names such parameters.
+    """
     name = item.name.partition("[")[2].removesuffix("]")
-    return any(fnmatchcase(name, row) for mark in item.iter_markers("deep") for row in mark.kwargs.get("but", ()))
+    return any(
+        fnmatchcase(name, row)
+        for mark in item.iter_markers("deep")
+        for row in mark.kwargs.get("but", ())
+    )
 
 
 def starts_processes(item: pytest.Item) -> bool:
@@ -34,7 +42,9 @@ def starts_processes(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if stays(item):
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "deep"]
+            item.own_markers = [
+                mark for mark in item.own_markers if mark.name != "deep"
+            ]
         elif starts_processes(item) and not any(item.iter_markers("quick")):
             item.add_marker("deep")
 
@@ -42,10 +52,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def isolated() -> Iterator[None]:
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    torch.default_generator.manual_seed(0)  # torch.manual_seed asks every kind of device
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed asks every kind of device
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
-    # torch.compile counts recompilations per function and gives up after a few: each test has its own count.
+    # torch.compile counts recompilations per function and gives up after a few: each
+    # test has its own count.
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

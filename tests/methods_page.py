@@ -1,4 +1,6 @@
-"""The cards of published methods: `python tests/methods_page.py` writes their part of docs/methods.md."""
+"""The cards of published methods: `python tests/methods_page.py` writes their part of
+docs/methods.md.
+"""
 
 import ast
 import copy
@@ -16,10 +18,14 @@ from sparsefn import methods
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN = "<!-- cards: made by `python tests/methods_page.py` -->"
 END = "<!-- end of the cards -->"
-PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
+PAPER = re.compile(
+    r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}"
+)
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 LONGEST = 190  # characters of an expression; a longer one keeps some of its variables
-AUTHORS = re.compile(r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)")  # three or more
+AUTHORS = re.compile(
+    r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)"
+)  # three or more
 SAME = ("The authors' code does the same", "The paper published no code")
 
 
@@ -35,13 +41,19 @@ class Method(NamedTuple):
 
 def named() -> dict[str, Callable[..., Any]]:
     """The functions that `sparsefn.methods` hands on, by name."""
-    given = {name: value for name, value in vars(methods).items() if not name.startswith("_")}
-    return {name: given[name] for name in sorted(given) if inspect.isfunction(given[name])}
+    given = {
+        name: value for name, value in vars(methods).items() if not name.startswith("_")
+    }
+    return {
+        name: given[name] for name in sorted(given) if inspect.isfunction(given[name])
+    }
 
 
 def paragraphs(doc: str) -> list[str]:
     """The paragraphs of a docstring, each in one line."""
-    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(doc))]
+    return [
+        " ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(doc))
+    ]
 
 
 def method(name: str, make: Callable[..., Any]) -> Method:
@@ -49,18 +61,29 @@ def method(name: str, make: Callable[..., Any]) -> Method:
     parts = paragraphs(make.__doc__ or "")
     headline = parts[0]
     verified = [part for part in parts if part.startswith("Verified by ")]
-    differs = [part for part in parts if part.startswith("Differs from the authors' code: ") or part.startswith(SAME)]
-    if is_handed_on(make):  # its docstring has another form, and tests/test_golden_*.py its recordings
+    differs = [
+        part
+        for part in parts
+        if part.startswith("Differs from the authors' code: ") or part.startswith(SAME)
+    ]
+    if is_handed_on(
+        make
+    ):  # its docstring has another form, and tests/test_golden_*.py its recordings
         found = [paper for part in parts for paper in PAPER.findall(part)]
-        return Method(name, headline, f"`sf.{name}`", "; ".join(found), "recordings, and laws")
+        return Method(
+            name, headline, f"`sf.{name}`", "; ".join(found), "recordings, and laws"
+        )
     if len(verified) != 1 or len(differs) != 1 or not YEAR.search(parts[-1]):
         raise ValueError(
-            f"{name}: expected a paragraph 'Verified by ...', one on the authors' code and the paper at the end of its "
+            f"{name}: expected a paragraph 'Verified by ...', one on the authors' code "
+            "and the paper at the end of its "
             f"docstring, got {len(verified)}, {len(differs)} and {parts[-1]!r}"
         )
     told = verified[0].removeprefix("Verified by ").rstrip(".")
     paper = AUTHORS.sub(r"\1 et al. \2", parts[-1].rstrip("."))
-    return Method(name, headline, f"`{expression(make)}`", paper, without_brackets(told))
+    return Method(
+        name, headline, f"`{expression(make)}`", paper, without_brackets(told)
+    )
 
 
 def is_handed_on(make: Callable[..., Any]) -> bool:
@@ -75,39 +98,63 @@ def without_brackets(text: str) -> str:
     return text
 
 
-# ---- the expression ------------------------------------------------------------------------------
+# ---- the expression ------------------------------------------------------------------
 
 
 def expression(make: Callable[..., Any]) -> str:
-    """What a method returns, with the values of its variables in their places and the public names of its parts."""
+    """What a method returns, with the values of its variables in their places and the
+    public names of its parts.
+    """
     function = inspect.unwrap(make)
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
-    deep: dict[str, ast.expr] = {}  # the values of variables, without other variables in them
+    deep: dict[
+        str, ast.expr
+    ] = {}  # the values of variables, without other variables in them
     flat: dict[str, ast.expr] = {}  # the same as they stand
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=variable)], value=value) if not has_private_name(value):
-                deep[variable], flat[variable] = (inlined(value, x, function.__globals__) for x in (deep, {}))
+            case ast.Assign(targets=[ast.Name(id=variable)], value=value) if (
+                not has_private_name(value)
+            ):
+                deep[variable], flat[variable] = (
+                    inlined(value, x, function.__globals__) for x in (deep, {})
+                )
             case ast.Return(value=ast.expr() as value):
-                texts = [ast.unparse(inlined(value, x, function.__globals__)) for x in (deep, flat, {})]
+                texts = [
+                    ast.unparse(inlined(value, x, function.__globals__))
+                    for x in (deep, flat, {})
+                ]
                 return next((text for text in texts if len(text) <= LONGEST), texts[-1])
-    raise ValueError(f"{function.__name__}: expected a return at the end of the function")
+    raise ValueError(
+        f"{function.__name__}: expected a return at the end of the function"
+    )
 
 
 def has_private_name(value: ast.expr) -> bool:
-    """Whether an expression is made of parts that a reader has no name for: its variable then stands for it."""
-    return any(isinstance(part, ast.Name) and part.id.startswith("_") for part in ast.walk(value))
+    """Whether an expression is made of parts that a reader has no name for: its
+    variable then stands for it.
+    """
+    return any(
+        isinstance(part, ast.Name) and part.id.startswith("_")
+        for part in ast.walk(value)
+    )
 
 
-def inlined(value: ast.expr, values: dict[str, ast.expr], names: dict[str, Any]) -> ast.expr:
+def inlined(
+    value: ast.expr, values: dict[str, ast.expr], names: dict[str, Any]
+) -> ast.expr:
     """An expression with values in the places of variables, and public names."""
-    made: ast.expr = ast.fix_missing_locations(Inlined(values, names).visit(copy.deepcopy(value)))
+    made: ast.expr = ast.fix_missing_locations(
+        Inlined(values, names).visit(copy.deepcopy(value))
+    )
     return made
 
 
 class Inlined(ast.NodeTransformer):
-    """Puts values in the places of variables, and leaves out the arguments that are only passed on."""
+    """Puts values in the places of variables, and leaves out the arguments that are
+    only passed on.
+    """
 
     def __init__(self, values: dict[str, ast.expr], names: dict[str, Any]) -> None:
         self.values, self.names = values, names
@@ -120,7 +167,11 @@ class Inlined(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """The call without keywords such as `when=when`."""
-        plain = [key for key in node.keywords if not (isinstance(key.value, ast.Name) and key.value.id == key.arg)]
+        plain = [
+            key
+            for key in node.keywords
+            if not (isinstance(key.value, ast.Name) and key.value.id == key.arg)
+        ]
         return self.generic_visit(ast.Call(node.func, node.args, plain))
 
 
@@ -141,16 +192,21 @@ def public_name(name: str, value: Any) -> str:
     return called
 
 
-# ---- the page ------------------------------------------------------------------------------------
+# ---- the page ------------------------------------------------------------------------
 
 
 def card(row: Method) -> str:
-    """A heading, a sentence, a picture where there is one, the expression, and the evidence."""
+    """A heading, a sentence, a picture where there is one, the expression, and the
+    evidence.
+    """
     title, told = row.headline.split(": ", 1)
     name = f"`sf.methods.{row.name}`"
     lines = [f"### {title}", wrapped(f"{name}: {told}")]
     if (PAGE.parent / "gallery" / f"{row.name}.png").exists():
-        lines.append(f"![Masks of one layer at five steps of training with {row.name}](gallery/{row.name}.png)")
+        lines.append(
+            "![Masks of one layer at five steps of training with "
+            f"{row.name}](gallery/{row.name}.png)"
+        )
     if row.expression != f"`sf.{row.name}`":
         lines.append(wrapped(row.expression))
     return "\n\n".join([*lines, wrapped(f"{row.paper}. Verified by {row.verified}.")])

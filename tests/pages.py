@@ -1,4 +1,6 @@
-"""Pages of Markdown: their prose, their links, and their Python blocks, which are run. For tests and docs/conf.py."""
+"""Pages of Markdown: their prose, their links, and their Python blocks, which are run.
+For tests and docs/conf.py.
+"""
 
 import re
 from contextlib import redirect_stdout
@@ -7,7 +9,9 @@ from typing import NamedTuple
 
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<info>[^`]*?)\s*$")
 NO_RUN = re.compile(r"<!--\s*no-run\b(?P<reason>.*?)-->")
-LINK = re.compile(r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE)  # `[text](target)` or `[label]: target`
+LINK = re.compile(
+    r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE
+)  # `[text](target)` or `[label]: target`
 
 
 class Block(NamedTuple):
@@ -27,7 +31,12 @@ def split(text: str) -> tuple[str, list[Block]]:
         match = FENCE.match(line)
         if fence is None and match:
             fence, start, code = match, number + 1, []
-        elif fence is not None and match and match["ticks"].startswith(fence["ticks"]) and not match["info"]:
+        elif (
+            fence is not None
+            and match
+            and match["ticks"].startswith(fence["ticks"])
+            and not match["info"]
+        ):
             language = (fence["info"].split() or [""])[0]
             found.append(Block(start, language, "\n".join(code), before))
             fence, before = None, ""
@@ -46,19 +55,27 @@ def runnable(text: str) -> list[Block]:
     found = []
     for block in split(text)[1]:
         if block.language.lower().startswith("py") and block.language != "python":
-            raise ValueError(f"line {block.line - 1}: write ```python, not ```{block.language}, so that the block runs")
+            raise ValueError(
+                f"line {block.line - 1}: write ```python, not ```{block.language}, so "
+                "that the block runs"
+            )
         if block.language != "python":
             continue
         mark = NO_RUN.fullmatch(block.before)
         if mark is None:
             found.append(block)
         elif not re.fullmatch(r":\s*\S.*", mark["reason"]):
-            raise ValueError(f"line {block.line - 1}: a block that does not run says why: <!-- no-run: reason -->")
+            raise ValueError(
+                f"line {block.line - 1}: a block that does not run says why: <!-- "
+                "no-run: reason -->"
+            )
     return found
 
 
 def run(text: str, filename: str) -> dict[int, str]:
-    """Run the blocks of one page in order, in one namespace; what each prints, by the line of its last fence."""
+    """Run the blocks of one page in order, in one namespace; what each prints, by the
+    line of its last fence.
+    """
     namespace = {"__name__": "__main__"}
     printed = {}
     for block in runnable(text):
@@ -73,4 +90,8 @@ def run(text: str, filename: str) -> dict[int, str]:
 def links(text: str) -> list[str]:
     """The relative links of a page, without anchors; code is not searched."""
     prose = re.sub(r"`[^`\n]*`", "", split(text)[0])
-    return [target.split("#")[0] for target in LINK.findall(prose) if not re.match(r"[a-z][a-z0-9+.-]*:|#", target)]
+    return [
+        target.split("#")[0]
+        for target in LINK.findall(prose)
+        if not re.match(r"[a-z][a-z0-9+.-]*:|#", target)
+    ]

@@ -1,4 +1,6 @@
-"""A small net with a loss, and its derivatives by brute force, for the scores of `sf.curvature`."""
+"""A small net with a loss, and its derivatives by brute force, for the scores of
+`sf.curvature`.
+"""
 
 import optree
 import torch
@@ -40,13 +42,18 @@ def flat(tree):
 
 
 def hessian_and_gradient(state, loss=loss, batch=(X, Y)):
-    """Both by the sparsified leaves a and b, at the effective weights, by reverse mode twice."""
+    """Both by the sparsified leaves a and b, at the effective weights, by reverse mode
+    twice.
+    """
     params = sf.effective(state)
     leaves = [params["a"], params["b"]]
     sizes = [leaf.numel() for leaf in leaves]
 
     def of_vector(vector):
-        parts = [part.reshape(leaf.shape) for part, leaf in zip(vector.split(sizes), leaves, strict=True)]
+        parts = [
+            part.reshape(leaf.shape)
+            for part, leaf in zip(vector.split(sizes), leaves, strict=True)
+        ]
         return loss({**params, "a": parts[0], "b": parts[1]}, *batch)
 
     vector = flat(leaves)

@@ -1,4 +1,6 @@
-"""The conformance matrix: its page, its adapters, and that each law rejects a subject that breaks it."""
+"""The conformance matrix: its page, its adapters, and that each law rejects a subject
+that breaks it.
+"""
 
 import importlib
 import json
@@ -36,9 +38,13 @@ def systems() -> dict[str, Any]:
 
 
 def test_adapters_are_thin() -> None:
-    files = [file for file in (HERE / "adapters").glob("*.py") if file.name != "__init__.py"]
+    files = [
+        file for file in (HERE / "adapters").glob("*.py") if file.name != "__init__.py"
+    ]
     assert {file.stem for file in files} == set(systems()) == set(results()["systems"])
-    assert [file.name for file in files if len(file.read_text().splitlines()) >= 60] == []
+    assert [
+        file.name for file in files if len(file.read_text().splitlines()) >= 60
+    ] == []
 
 
 def test_the_page_is_made_of_the_results(found: Callable[[str], Any]) -> None:
@@ -48,12 +54,20 @@ def test_the_page_is_made_of_the_results(found: Callable[[str], Any]) -> None:
 
 def test_every_no_has_a_short_reproduction_and_nothing_else_has_one() -> None:
     rows = results()["systems"].items()
-    wanted = {f"{name}_{law}" for name, row in rows for law, cell in row["cells"].items() if cell["status"] == "no"}
+    wanted = {
+        f"{name}_{law}"
+        for name, row in rows
+        for law, cell in row["cells"].items()
+        if cell["status"] == "no"
+    }
     files = [*(HERE / "reproductions").glob("*.py")]
     assert {file.stem for file in files} == wanted
 
     def length(file: Path) -> int:
-        return sum(bool(x) and not x.startswith(("import ", "from ")) for x in file.read_text().splitlines())
+        return sum(
+            bool(x) and not x.startswith(("import ", "from "))
+            for x in file.read_text().splitlines()
+        )
 
     assert [file.name for file in files if length(file) > 5] == []
 
@@ -64,7 +78,9 @@ def test_our_own_row_keeps_every_law(found: Callable[[str], Any]) -> None:
     cells = found("laws").check(subject)
     assert {law: cell for law, cell in cells.items() if cell[0] != "yes"} == {}
     ours = results()["systems"]["sparsefn_attach"]["cells"]
-    assert {law: cell["status"] for law, cell in ours.items()} == dict.fromkeys(cells, "yes")
+    assert {law: cell["status"] for law, cell in ours.items()} == dict.fromkeys(
+        cells, "yes"
+    )
 
 
 def top(x: np.ndarray, count: int) -> np.ndarray:
@@ -83,12 +99,23 @@ def right() -> SimpleNamespace:
 
     def twice(weights: list[np.ndarray], low: float, high: float) -> Any:
         first = masks(weights, low)
-        left = [np.where(mask, np.abs(x) + 1, 0) for mask, x in zip(first, weights, strict=True)]
+        left = [
+            np.where(mask, np.abs(x) + 1, 0)
+            for mask, x in zip(first, weights, strict=True)
+        ]
         return first, masks(left, high)
 
-    def train(weights: Any, sparsity: float, optimizer: str, steps: int, save_at: int | None = None) -> Any:
+    def train(
+        weights: Any,
+        sparsity: float,
+        optimizer: str,
+        steps: int,
+        save_at: int | None = None,
+    ) -> Any:
         kept = masks(weights, sparsity)
-        return [(kept, [x * mask for x, mask in zip(weights, kept, strict=True)])] * (steps + 1)
+        return [(kept, [x * mask for x, mask in zip(weights, kept, strict=True)])] * (
+            steps + 1
+        )
 
     def pair(weights: Any, sparsity: float) -> Any:
         return masks(weights, sparsity), masks(weights, sparsity)
@@ -124,13 +151,21 @@ def mutant(law: str) -> SimpleNamespace:
         return masks(weights, sparsity), [~mask for mask in masks(weights, sparsity)]
 
     def threshold(weights: Any, sparsity: float) -> Any:
-        return [np.abs(x) >= np.sort(np.abs(x), axis=None)[round(x.size * sparsity)] for x in weights]
+        return [
+            np.abs(x) >= np.sort(np.abs(x), axis=None)[round(x.size * sparsity)]
+            for x in weights
+        ]
 
     bugs = {
         "count": {"masks": lambda w, s: [top(x, x.size - int(x.size * s)) for x in w]},
         "ties": {"masks": threshold},
         "nan": {"masks": lambda w, s: masks([np.nan_to_num(x, nan=9.0) for x in w], s)},
-        "monotone": {"twice": lambda w, low, high: (masks(w, low), masks([1 / (x + 9) for x in w], high))},
+        "monotone": {
+            "twice": lambda w, low, high: (
+                masks(w, low),
+                masks([1 / (x + 9) for x in w], high),
+            )
+        },
         "inputs": {"inputs": lambda w, s: [x * 0 for x in w]},
         "rng": {"masks": drawn},
         "resume": {"train": forgets},
@@ -143,12 +178,27 @@ def mutant(law: str) -> SimpleNamespace:
     return SimpleNamespace(**(vars(made) | bugs[law]))
 
 
-LAWS = ["count", "ties", "nan", "monotone", "inputs", "rng", "resume", "zeros", "vmap", "compile", "deepcopy", "keys"]
+LAWS = [
+    "count",
+    "ties",
+    "nan",
+    "monotone",
+    "inputs",
+    "rng",
+    "resume",
+    "zeros",
+    "vmap",
+    "compile",
+    "deepcopy",
+    "keys",
+]
 
 
 def test_a_right_subject_keeps_every_law(found: Callable[[str], Any]) -> None:
     cells = found("laws").check(right())
-    assert {law: status for law, (status, _) in cells.items()} == dict.fromkeys(LAWS, "yes")
+    assert {law: status for law, (status, _) in cells.items()} == dict.fromkeys(
+        LAWS, "yes"
+    )
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -158,6 +208,8 @@ def test_each_law_rejects_its_bug(law: str, found: Callable[[str], Any]) -> None
 
 
 def test_what_a_subject_lacks_is_not_applicable(found: Callable[[str], Any]) -> None:
-    cells = found("laws").check(SimpleNamespace(masks=right().masks, EXEMPT={"count": "no counts"}))
+    cells = found("laws").check(
+        SimpleNamespace(masks=right().masks, EXEMPT={"count": "no counts"})
+    )
     assert cells["count"] == ("not applicable", "no counts")
     assert cells["inputs"] == ("not applicable", "in place by design")

@@ -16,8 +16,13 @@ from sparsefn.testing import Launches
 from sparsefn.tree import choose
 
 PACKAGE, ROOT = Path(sf.__file__).parent, Path(__file__).parents[1]
-FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "kernels" / "sparsefn_kernels").rglob("*.py"))]
-FACTORIES = {factory.__name__ for factory in _device_constructors()}  # of torch, which ask for the default device
+FILES = [
+    *sorted(PACKAGE.rglob("*.py")),
+    *sorted((ROOT / "kernels" / "sparsefn_kernels").rglob("*.py")),
+]
+FACTORIES = {
+    factory.__name__ for factory in _device_constructors()
+}  # of torch, which ask for the default device
 KEY = sf.random.key(0)
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 META = X.to("meta")
@@ -39,29 +44,56 @@ def unplaced(source: str) -> list[str]:
 
 def test_every_factory_names_its_device():
     sources = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in FILES}
-    assert {name: unplaced(source) for name, source in sources.items() if unplaced(source)} == {}
-    assert [name for name, source in sources.items() if "from torch import tensor" in source] == []  # it would not see
+    assert {
+        name: unplaced(source) for name, source in sources.items() if unplaced(source)
+    } == {}
+    assert [
+        name for name, source in sources.items() if "from torch import tensor" in source
+    ] == []  # it would not see
 
 
 def test_the_rule_finds_what_it_looks_for():
-    said, other = "torch.as_tensor(x, device=x.device)", "np.zeros(2) + torch.where(x, 1, 2)"
+    said, other = (
+        "torch.as_tensor(x, device=x.device)",
+        "np.zeros(2) + torch.where(x, 1, 2)",
+    )
     source = f"def f(x):\n    return torch.tensor(1) + {said} + {other}"
     assert unplaced(source) == ["line 2: torch.tensor(1)"]
-    assert {"tensor", "as_tensor", "arange", "full", "zeros", "ones", "empty", "eye", "sparse_csr_tensor"} <= FACTORIES
+    assert {
+        "tensor",
+        "as_tensor",
+        "arange",
+        "full",
+        "zeros",
+        "ones",
+        "empty",
+        "eye",
+        "sparse_csr_tensor",
+    } <= FACTORIES
 
 
 def copied(source: str) -> list[str]:
-    """The calls that copy Python numbers to a device, which waits until it has done all before."""
+    """The calls that copy Python numbers to a device, which waits until it has done all
+    before.
+    """
     found = []
-    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+    for call in (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+    ):
         name = ast.unparse(call.func)
-        device = next((ast.unparse(k.value) for k in call.keywords if k.arg == "device"), "'cpu'")
-        if name in ("torch.tensor", "torch.as_tensor") and device not in ("'cpu'", "torch.device('cpu')"):
+        device = next(
+            (ast.unparse(k.value) for k in call.keywords if k.arg == "device"), "'cpu'"
+        )
+        if name in ("torch.tensor", "torch.as_tensor") and device not in (
+            "'cpu'",
+            "torch.device('cpu')",
+        ):
             found.append(name)
     return found
 
 
-# Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in any case.
+# Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in
+# any case.
 COPIES = {
     "engine/checks/rounding.py",
     "engine/leaves/memory.py",
@@ -69,23 +101,42 @@ COPIES = {
     "patterns/places.py",
     "patterns/tied.py",
 }
-COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
+COPIES |= {
+    "calibration/sums.py",
+    "checkpoint/states.py",
+    "checkpoint/compressed.py",
+    "solve/greedy.py",
+}
 
 
 def test_numbers_are_not_copied_to_a_device():
-    found = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if copied(file.read_text("utf-8"))}
+    found = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if copied(file.read_text("utf-8"))
+    }
     assert found == COPIES
 
 
 def test_the_rule_finds_copies():
-    source = "torch.tensor(1, device='cpu'), torch.tensor([1], device=x.device), torch.as_tensor(x, device=d)"
+    source = (
+        "torch.tensor(1, device='cpu'), torch.tensor([1], device=x.device), "
+        "torch.as_tensor(x, device=d)"
+    )
     assert copied(source) == ["torch.tensor", "torch.as_tensor"]
 
 
 REFUSED = {
-    "a count": (lambda: sf.topk_mask(X, torch.tensor(3, device="meta")), "scores and counts"),
+    "a count": (
+        lambda: sf.topk_mask(X, torch.tensor(3, device="meta")),
+        "scores and counts",
+    ),
     "counts": (
-        lambda: sf.topk_mask(X, torch.ones(4, dtype=torch.int64, device="meta"), pattern=sf.patterns.row_balanced()),
+        lambda: sf.topk_mask(
+            X,
+            torch.ones(4, dtype=torch.int64, device="meta"),
+            pattern=sf.patterns.row_balanced(),
+        ),
         "scores and counts",
     ),
     "a count of short rows": (
@@ -93,20 +144,29 @@ REFUSED = {
         "scores and counts",
     ),
     "a mask": (lambda: sf.drop_lowest(X, META > 0, 2), "scores and flags"),
-    "flags of short rows": (lambda: dispatch.winners([Entry(X, META > 0)], [2]), "scores and flags"),
+    "flags of short rows": (
+        lambda: dispatch.winners([Entry(X, META > 0)], [2]),
+        "scores and flags",
+    ),
     "leaves": (lambda: sf.topk_masks([X, META], 2), "all scores of one competition"),
     "an index": (
         lambda: sf.random.uniform(KEY, (2,), index=torch.ones(2, device="meta").long()),
         "a key and its indices",
     ),
-    "chances": (lambda: sf.bernoulli_mask(META.sigmoid(), KEY), "a key and its probabilities"),
+    "chances": (
+        lambda: sf.bernoulli_mask(META.sigmoid(), KEY),
+        "a key and its probabilities",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_two_devices_are_refused_by_name(name):
     call, what = REFUSED[name]
-    with pytest.raises(ValueError, match=rf"expected {what} on one device, got (cpu and meta|meta and cpu)"):
+    with pytest.raises(
+        ValueError,
+        match=rf"expected {what} on one device, got (cpu and meta|meta and cpu)",
+    ):
         call()
 
 
@@ -122,8 +182,16 @@ def test_counts_on_the_cpu_go_where_the_scores_are():
 
 def test_what_is_made_from_numbers_alone_lies_on_the_cpu():
     with torch.device("meta"):
-        made = [sf.random.key(1), sf.masks.checkerboard((2, 8), 0.5), spread(7, 3), dispatch.totals([])]
-        assert sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9) == {"a": 1267, "b": 640}
+        made = [
+            sf.random.key(1),
+            sf.masks.checkerboard((2, 8), 0.5),
+            spread(7, 3),
+            dispatch.totals([]),
+        ]
+        assert sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9) == {
+            "a": 1267,
+            "b": 640,
+        }
     assert {x.device.type for x in made} == {"cpu"}
     assert sf.masks.checkerboard((2, 8), 0.5, device="meta").is_meta
     assert math.prod(sf.topk_mask(META, 1).shape) == 32
@@ -153,5 +221,9 @@ def test_a_step_on_a_device_is_not_read_and_one_on_the_cpu_is():
     assert choose(torch.tensor(False), lambda x: 1 / 0, META) is META
     asked = []
     old = {"w": META, "key": KEY}
-    chosen = choose(META.sum() > 0, lambda x: asked.append(x) or {"w": META + 1, "key": KEY + 1}, old)
+    chosen = choose(
+        META.sum() > 0,
+        lambda x: asked.append(x) or {"w": META + 1, "key": KEY + 1},
+        old,
+    )
     assert asked and chosen["w"].is_meta and chosen["key"].is_meta

@@ -1,4 +1,6 @@
-"""Bad input: one clear error each, that names the value, what was expected and the path; nothing is changed."""
+"""Bad input: one clear error each, that names the value, what was expected and the
+path; nothing is changed.
+"""
 
 import math
 import re
@@ -12,7 +14,10 @@ import sparsefn as sf
 W = torch.tensor([[4.0, 3.0, 2.0, 1.0], [0.5, 0.6, 0.7, 0.8]])
 PARAMS = {"w": W, "b": torch.ones(2)}
 NAN = math.nan
-LEFT_OUT = "; leave it out with where=lambda path, leaf: sf.default_where(path, leaf) and path not in ['w']"
+LEFT_OUT = (
+    "; leave it out with where=lambda path, leaf: sf.default_where(path, leaf) and "
+    "path not in ['w']"
+)
 
 
 def init(algorithm, params=PARAMS):
@@ -20,7 +25,9 @@ def init(algorithm, params=PARAMS):
 
 
 def update(algorithm, params=PARAMS, grads=None, step=0):
-    return algorithm.update(algorithm.init(params), params if grads is None else grads, step)
+    return algorithm.update(
+        algorithm.init(params), params if grads is None else grads, step
+    )
 
 
 def opt(algorithm):
@@ -31,12 +38,25 @@ SPARSITY = [
     (1.5, ValueError, "expected {} in [0, 1], got 1.5"),
     (-0.1, ValueError, "expected {} in [0, 1], got -0.1"),
     (NAN, ValueError, "expected {} in [0, 1], got nan"),
-    (1, TypeError, "expected {} to be a float in [0, 1], got the int 1; a fraction is written 1.0"),
+    (
+        1,
+        TypeError,
+        "expected {} to be a float in [0, 1], got the int 1; a fraction is written 1.0",
+    ),
     (True, TypeError, "expected {} to be a float in [0, 1], got the bool True"),
     ("half", TypeError, "expected {} to be a float in [0, 1], got 'half'"),
     ([0.5], TypeError, "expected {} to be a float in [0, 1], got [0.5]"),
-    (torch.tensor(1), TypeError, "expected {} to be a 0-d floating-point tensor, got torch.int64 of shape ()"),
-    (torch.ones(2), TypeError, "expected {} to be a 0-d floating-point tensor, got torch.float32 of shape (2,)"),
+    (
+        torch.tensor(1),
+        TypeError,
+        "expected {} to be a 0-d floating-point tensor, got torch.int64 of shape ()",
+    ),
+    (
+        torch.ones(2),
+        TypeError,
+        "expected {} to be a 0-d floating-point tensor, got torch.float32 of shape "
+        "(2,)",
+    ),
 ]
 TAKES_SPARSITY = {
     "static": sf.static,
@@ -53,7 +73,9 @@ TAKES_FRACTION = {
 }
 
 
-@pytest.mark.parametrize(("value", "error", "message"), SPARSITY, ids=[str(row[0]) for row in SPARSITY])
+@pytest.mark.parametrize(
+    ("value", "error", "message"), SPARSITY, ids=[str(row[0]) for row in SPARSITY]
+)
 @pytest.mark.parametrize("name", [*TAKES_SPARSITY, *TAKES_FRACTION])
 def test_sparsities_and_fractions(name, value, error, message):
     make = TAKES_SPARSITY.get(name) or TAKES_FRACTION[name]
@@ -61,7 +83,8 @@ def test_sparsities_and_fractions(name, value, error, message):
     if isinstance(value, str) and name in ("set", "rigl", "snfs"):
         error, message = (
             ValueError,
-            "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got 'half'",
+            "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', "
+            "got 'half'",
         )
     with pytest.raises(error, match=re.escape(message)):
         make(value)
@@ -72,17 +95,20 @@ TABLE = {
     "gmp None": (
         lambda: sf.gmp(None),
         TypeError,
-        "expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None",
+        "expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got "
+        "None",
     ),
     "rigl None": (
         lambda: sf.rigl(None),
         TypeError,
-        "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got None",
+        "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got "
+        "None",
     ),
     "per cent": (
         lambda: sf.rigl(90),
         TypeError,
-        "expected sparsity to be a float in [0, 1], got the int 90; 90 per cent is written 0.9",
+        "expected sparsity to be a float in [0, 1], got the int 90; 90 per cent is "
+        "written 0.9",
     ),
     "per cent as a float": (
         lambda: sf.set(0.5, drop_fraction=30.0),
@@ -99,7 +125,11 @@ TABLE = {
         TypeError,
         "expected a sparsity schedule to give numbers, got function at step 0",
     ),
-    "steps of 0": (lambda: sf.rigl(0.5, steps=0), ValueError, "drop_grow: expected steps >= 1, got 0"),
+    "steps of 0": (
+        lambda: sf.rigl(0.5, steps=0),
+        ValueError,
+        "drop_grow: expected steps >= 1, got 0",
+    ),
     "steps of a float": (
         lambda: sf.set(0.5, steps=1e4),
         TypeError,
@@ -108,22 +138,26 @@ TABLE = {
     "steps of nothing": (
         lambda: sf.snfs(0.5, steps=1000, when=sf.every(10), drop_fraction=0.3),
         ValueError,
-        "expected steps, or both when and drop_fraction, got all three: steps would say nothing",
+        "expected steps, or both when and drop_fraction, got all three: steps would "
+        "say nothing",
     ),
     "static None": (
         lambda: init(sf.static(None)),
         ValueError,
-        "init='random' needs a sparsity, got None; init may be an algorithm that has one",
+        "init='random' needs a sparsity, got None; init may be an algorithm that has "
+        "one",
     ),
     "iterative at random": (
         lambda: init(sf.iterative(0.2, init="random")),
         ValueError,
-        "init='random' needs a sparsity, got None; init may be an algorithm that has one",
+        "init='random' needs a sparsity, got None; init may be an algorithm that has "
+        "one",
     ),
     "a sparsity for latents": (
         lambda: sf.reparametrised(0.8),
         TypeError,
-        "reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), got 0.8; a sparsity belongs to "
+        "reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), "
+        "got 0.8; a sparsity belongs to "
         "inner, as in reparametrised(sf.reparam.power(2.0), sf.static(0.9))",
     ),
     "a sparsity for inner": (
@@ -162,31 +196,40 @@ TABLE = {
         "expected a sparsity schedule to give numbers, got str at step 0",
     ),
     # patterns
-    "n > m": (lambda: sf.patterns.nm(5, 4), ValueError, "nm: expected n <= m, got n=5, m=4"),
+    "n > m": (
+        lambda: sf.patterns.nm(5, 4),
+        ValueError,
+        "nm: expected n <= m, got n=5, m=4",
+    ),
     "axis not divisible": (
         lambda: init(sf.gmp(1 / 3, pattern=sf.patterns.nm(2, 3))),
         ValueError,
-        "nm(2, 3, axis=-1): expected axis -1 divisible by 3, got shape (2, 4) at 'w'" + LEFT_OUT,
+        "nm(2, 3, axis=-1): expected axis -1 divisible by 3, got shape (2, 4) at 'w'"
+        + LEFT_OUT,
     ),
     "no such axis": (
         lambda: init(sf.gmp(0.5, pattern=sf.patterns.nm(2, 4, axis=2))),
         ValueError,
-        "nm(2, 4, axis=2): no axis 2 in shape (2, 4) at 'w'; write axis=1, along which the inputs of convolutions lie",
+        "nm(2, 4, axis=2): no axis 2 in shape (2, 4) at 'w'; write axis=1, along "
+        "which the inputs of convolutions lie",
     ),
     "n:m of another sparsity": (
         lambda: init(sf.gmp(0.9, pattern=sf.patterns.nm(2, 4))),
         ValueError,
-        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9 at 'w'; give None in the place of the sparsity",
+        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9 at 'w'; give None in "
+        "the place of the sparsity",
     ),
     "block of more dimensions": (
         lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((1, 2, 2)))),
         ValueError,
-        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, 4) at 'w'" + LEFT_OUT,
+        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, "
+        "4) at 'w'" + LEFT_OUT,
     ),
     "unknown reduce": (
         lambda: sf.patterns.block((2, 2), reduce="median"),
         ValueError,
-        "expected reduce to be one of 'mean', 'sum', 'max', 'min', 'l2' or a callable, got 'median'",
+        "expected reduce to be one of 'mean', 'sum', 'max', 'min', 'l2' or a "
+        "callable, got 'median'",
     ),
     "no pattern": (
         lambda: sf.gmp(0.5, pattern="2:4"),
@@ -202,22 +245,26 @@ TABLE = {
     "1-D erdos_renyi": (
         lambda: init(sf.rigl(0.5, where="*", distribution=sf.budgets.erdos_renyi())),
         ValueError,
-        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b': leave them out of `where`",
+        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at "
+        "'b': leave them out of `where`",
     ),
     "1-D erk": (
         lambda: init(sf.static(0.5, where="*", distribution=sf.budgets.erk())),
         ValueError,
-        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b': leave them out of `where`",
+        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at "
+        "'b': leave them out of `where`",
     ),
     "floor too high": (
         lambda: init(sf.gmp(0.9, distribution=sf.budgets.global_(floor=0.5))),
         ValueError,
-        "global_(floor=0.5, ceiling=1.0) keeps between 4 and 8 units, but the sparsity asks for 1 over 'w'",
+        "global_(floor=0.5, ceiling=1.0) keeps between 4 and 8 units, but the "
+        "sparsity asks for 1 over 'w'",
     ),
     "ceiling too low": (
         lambda: update(sf.one_shot(0.1, distribution=sf.budgets.global_(ceiling=0.5))),
         ValueError,
-        "global_(floor=0.0, ceiling=0.5) keeps between 0 and 4 units, but the sparsity asks for 7 over 'w'",
+        "global_(floor=0.0, ceiling=0.5) keeps between 0 and 4 units, but the "
+        "sparsity asks for 7 over 'w'",
     ),
     "floor above ceiling": (
         lambda: sf.budgets.global_(0.5, 0.25),
@@ -225,9 +272,12 @@ TABLE = {
         "global_: expected floor <= ceiling, got 0.5 > 0.25",
     ),
     "global_ over groups": (
-        lambda: init(sf.gmp(0.5, pattern=sf.patterns.nm(2, 4), distribution=sf.budgets.global_())),
+        lambda: init(
+            sf.gmp(0.5, pattern=sf.patterns.nm(2, 4), distribution=sf.budgets.global_())
+        ),
         ValueError,
-        "global_ needs a pattern with one competing group a leaf, got nm(2, 4, axis=-1)",
+        "global_ needs a pattern with one competing group a leaf, got nm(2, 4, "
+        "axis=-1)",
     ),
     "by_path unknown": (
         lambda: init(sf.gmp(0.5, distribution=sf.budgets.by_path({"v": 0.5}))),
@@ -249,7 +299,8 @@ TABLE = {
     "unknown init": (
         lambda: init(sf.static(0.5, init="ones")),
         ValueError,
-        "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an "
+        "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', "
+        "'from_zeros', 'checkerboard', an "
         "algorithm, a function of params or a masks tree, got 'ones'",
     ),
     "unknown pruned": (
@@ -281,12 +332,14 @@ TABLE = {
     "iterative budgets": (
         lambda: sf.iterative(0.2, when=sf.always(), distribution=sf.budgets.erk()),
         ValueError,
-        "iterative: expected distribution to be uniform() or global_(), which follow what remains",
+        "iterative: expected distribution to be uniform() or global_(), which follow "
+        "what remains",
     ),
     "iterative n:m": (
         lambda: sf.iterative(0.2, when=sf.always(), pattern=sf.patterns.nm(2, 4)),
         ValueError,
-        "iterative: expected a pattern that leaves the count open, got nm(2, 4, axis=-1)",
+        "iterative: expected a pattern that leaves the count open, got nm(2, 4, "
+        "axis=-1)",
     ),
     "iterative nothing": (
         lambda: sf.iterative(),
@@ -326,7 +379,8 @@ TABLE = {
     "snfs with a pattern": (
         lambda: sf.snfs(0.5, pattern=sf.patterns.channel(0)),
         ValueError,
-        "redistribute moves elements between leaves: it needs unstructured() and no global_()",
+        "redistribute moves elements between leaves: it needs unstructured() and no "
+        "global_()",
     ),
     # params
     "integer params": (
@@ -351,12 +405,16 @@ TABLE = {
     ),
     # masks
     "mask of another shape": (
-        lambda: init(sf.from_masks({"w": torch.ones(4, 2) > 0, "b": torch.tensor(True)})),
+        lambda: init(
+            sf.from_masks({"w": torch.ones(4, 2) > 0, "b": torch.tensor(True)})
+        ),
         ValueError,
         "expected a mask of shape (2, 4) or () at 'w', got (4, 2)",
     ),
     "init of another shape": (
-        lambda: init(sf.gmp(0.5, init={"w": torch.ones(2) > 0, "b": torch.tensor(True)})),
+        lambda: init(
+            sf.gmp(0.5, init={"w": torch.ones(2) > 0, "b": torch.tensor(True)})
+        ),
         ValueError,
         "expected a mask of shape (2, 4) or () at 'w', got (2,)",
     ),
@@ -368,7 +426,8 @@ TABLE = {
     "masks of another structure": (
         lambda: init(sf.static(None, init=lambda params: {"w": W > 0})),
         ValueError,
-        "expected masks with the structure of params, but there is no leaf at 'b' in masks",
+        "expected masks with the structure of params, but there is no leaf at 'b' in "
+        "masks",
     ),
     "0-d False": (
         lambda: sf.from_masks({"w": torch.tensor(False)}),
@@ -376,7 +435,9 @@ TABLE = {
         "expected a mask of full shape or 0-d True, got 0-d False at 'w'",
     ),
     "init with 0-d False": (
-        lambda: init(sf.static(None, init={"w": torch.tensor(False), "b": torch.tensor(True)})),
+        lambda: init(
+            sf.static(None, init={"w": torch.tensor(False), "b": torch.tensor(True)})
+        ),
         ValueError,
         "expected a mask of full shape or 0-d True, got 0-d False at 'w'",
     ),
@@ -389,25 +450,36 @@ TABLE = {
     "score of another structure": (
         lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W})),
         ValueError,
-        "expected scores with the structure of params, but there is no leaf at 'b' in scores",
+        "expected scores with the structure of params, but there is no leaf at 'b' in "
+        "scores",
     ),
     "score of another shape": (
-        lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W.T, "b": W})),
+        lambda: update(
+            sf.gmp(0.5, score=lambda state, grads, step: {"w": W.T, "b": W})
+        ),
         ValueError,
         "expected scores of shape (2,) at 'b', got (2, 4)",
     ),
     "score of integers": (
-        lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W.long(), "b": torch.ones(2)})),
+        lambda: update(
+            sf.gmp(
+                0.5,
+                score=lambda state, grads, step: {"w": W.long(), "b": torch.ones(2)},
+            )
+        ),
         TypeError,
         "expected floating-point scores, got torch.int64 at 'w'",
     ),
     "grown of another structure": (
         lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {"w": W})),
         ValueError,
-        "expected grown values with the structure of params, but there is no leaf at 'b' in grown values",
+        "expected grown values with the structure of params, but there is no leaf at "
+        "'b' in grown values",
     ),
     "grown of another dtype": (
-        lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {**PARAMS, "w": W.double()})),
+        lambda: update(
+            sf.rigl(0.5, grown=lambda state, grown, step: {**PARAMS, "w": W.double()})
+        ),
         TypeError,
         "expected grown values of dtype torch.float32 at 'w', got torch.float64",
     ),
@@ -418,14 +490,18 @@ TABLE = {
         "expected state to be a State from init, got dict",
     ),
     "load another structure": (
-        lambda: sf.checkpoint.load_state_dict(init(sf.gmp(0.5)), sf.checkpoint.state_dict(init(opt(sf.gmp(0.5))))),
+        lambda: sf.checkpoint.load_state_dict(
+            init(sf.gmp(0.5)), sf.checkpoint.state_dict(init(opt(sf.gmp(0.5))))
+        ),
         ValueError,
-        "expected the paths of the template, but missing are [] and unexpected ['opt.count', 'opt.momentum.b', "
+        "expected the paths of the template, but missing are [] and unexpected "
+        "['opt.count', 'opt.momentum.b', "
         "'opt.momentum.w']",
     ),
     "load another shape": (
         lambda: sf.checkpoint.load_state_dict(
-            init(sf.dense()), sf.checkpoint.state_dict(init(sf.dense(), {**PARAMS, "w": W.T}))
+            init(sf.dense()),
+            sf.checkpoint.state_dict(init(sf.dense(), {**PARAMS, "w": W.T})),
         ),
         ValueError,
         "expected a tensor of shape (2, 4) at 'params.w', got (4, 2)",
@@ -439,20 +515,24 @@ TABLE = {
     "a torch optimizer": (
         lambda: sf.with_optimizer(sf.dense(), torch.optim.SGD([W], lr=0.1)),
         TypeError,
-        "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
+        "with_optimizer: expected an optimizer with init(params) and update(grads, "
+        "state, *, params, inplace), such as "
         "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got SGD without init",
     ),
     "a class of torch's": (
         lambda: sf.with_optimizer(sf.dense(), torch.optim.Adam),
         TypeError,
-        "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
+        "with_optimizer: expected an optimizer with init(params) and update(grads, "
+        "state, *, params, inplace), such as "
         "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got Adam without init",
     ),
     "an optimizer that was not called": (
         lambda: sf.with_optimizer(sf.dense(), sf.optimizers.adam),
         TypeError,
-        "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
-        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got adam itself; call it: adam(lr)",
+        "with_optimizer: expected an optimizer with init(params) and update(grads, "
+        "state, *, params, inplace), such as "
+        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got adam itself; call it: "
+        "adam(lr)",
     ),
     "an optimizer twice": (
         lambda: init(opt(opt(sf.dense()))),
@@ -483,7 +563,8 @@ TABLE = {
     "partition without algorithms": (
         lambda: sf.partition([("w", sf.dense()), ("b", sf.dense)]),
         TypeError,
-        "partition: expected an Algorithm at position 1, got dense itself; call it: dense()",
+        "partition: expected an Algorithm at position 1, got dense itself; call it: "
+        "dense()",
     ),
     "partition unknown": (
         lambda: init(sf.partition([("v", sf.dense())])),
@@ -495,7 +576,11 @@ TABLE = {
         TypeError,
         "expected where to be a function, a glob or a sequence of globs, got int",
     ),
-    "chain of nothing": (lambda: sf.chain(), ValueError, "chain: expected at least one algorithm, got none"),
+    "chain of nothing": (
+        lambda: sf.chain(),
+        ValueError,
+        "chain: expected at least one algorithm, got none",
+    ),
     "chain of a list": (
         lambda: sf.chain([sf.dense(), sf.dense()]),
         TypeError,
@@ -504,20 +589,27 @@ TABLE = {
     "sequence of optimizers": (
         lambda: init(sf.sequence(sf.dense(), opt(sf.dense()))),
         ValueError,
-        "sequence: the algorithm at position 1 has an optimizer; put with_optimizer outermost",
+        "sequence: the algorithm at position 1 has an optimizer; put with_optimizer "
+        "outermost",
     ),
     "chain of optimizers": (
         lambda: init(sf.chain(opt(sf.dense()))),
         ValueError,
-        "chain: the algorithm at position 0 has an optimizer; put with_optimizer outermost",
+        "chain: the algorithm at position 0 has an optimizer; put with_optimizer "
+        "outermost",
     ),
     "chain of latents": (
         lambda: sf.chain(sf.dense(), sf.reparametrised(sf.reparam.power(2.0))),
         ValueError,
-        "chain: the algorithm at position 1 has a view of its own (latents or terms); put that outermost: "
+        "chain: the algorithm at position 1 has a view of its own (latents or terms); "
+        "put that outermost: "
         "reparametrised(..., inner=chain(...)) or with_terms(chain(...), ...)",
     ),
-    "phases of nothing": (lambda: sf.phases([]), ValueError, "phases: expected at least one algorithm, got none"),
+    "phases of nothing": (
+        lambda: sf.phases([]),
+        ValueError,
+        "phases: expected at least one algorithm, got none",
+    ),
     "phases without pairs": (
         lambda: sf.phases([sf.dense()]),
         TypeError,
@@ -541,22 +633,28 @@ TABLE = {
     "phases of optimizers": (
         lambda: init(sf.phases([(0, sf.dense()), (1, opt(sf.dense()))])),
         ValueError,
-        "phases: the algorithm at position 1 has an optimizer; put with_optimizer outermost",
+        "phases: the algorithm at position 1 has an optimizer; put with_optimizer "
+        "outermost",
     ),
     "latents of latents": (
-        lambda: sf.reparametrised(sf.reparam.power(2.0), sf.reparametrised(sf.reparam.power(2.0))),
+        lambda: sf.reparametrised(
+            sf.reparam.power(2.0), sf.reparametrised(sf.reparam.power(2.0))
+        ),
         ValueError,
-        "reparametrised: expected an inner algorithm without a view of its own (latents or terms)",
+        "reparametrised: expected an inner algorithm without a view of its own "
+        "(latents or terms)",
     ),
     "latents of an optimizer": (
         lambda: init(sf.reparametrised(sf.reparam.power(2.0), opt(sf.dense()))),
         ValueError,
-        "reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost",
+        "reparametrised: the inner algorithm has an optimizer; put with_optimizer "
+        "outermost",
     ),
     "terms around an optimizer": (
         lambda: init(sf.with_terms(opt(sf.dense()), sf.terms.l1(0.1))),
         ValueError,
-        "with_terms: the algorithm at position 0 has an optimizer; put with_optimizer outermost",
+        "with_terms: the algorithm at position 0 has an optimizer; put with_optimizer "
+        "outermost",
     ),
     "terms for nothing": (
         lambda: sf.with_terms(sf.terms.l1(0.1)),
@@ -575,7 +673,7 @@ def test_message(name):
     assert type(caught.value) is error
 
 
-# ---- every update checks its arguments first ----------------------------------------------------
+# ---- every update checks its arguments first -----------------------------------------
 
 ALGORITHMS = {
     "dense": sf.dense,
@@ -588,7 +686,9 @@ ALGORITHMS = {
     "set": lambda: sf.set(0.5),
     "rigl": lambda: sf.rigl(0.5),
     "snfs": lambda: sf.snfs(0.5),
-    "reparametrised": lambda: sf.reparametrised(sf.reparam.soft_threshold(init=0.0), sf.rigl(0.5)),
+    "reparametrised": lambda: sf.reparametrised(
+        sf.reparam.soft_threshold(init=0.0), sf.rigl(0.5)
+    ),
     "partition": lambda: sf.partition([("w", sf.rigl(0.5))]),
     "chain": lambda: sf.chain(sf.static(0.25), sf.rigl(0.5)),
     "sequence": lambda: sf.sequence(sf.gmp(0.5), sf.rigl("current")),
@@ -601,38 +701,68 @@ BAD = {
         {"b": PARAMS["b"]},
         0,
         ValueError,
-        "expected grads with the structure of params, but there is no leaf at 'w' in grads",
+        "expected grads with the structure of params, but there is no leaf at 'w' in "
+        "grads",
     ),
     "unknown leaf": (
         {**PARAMS, "v": W},
         0,
         ValueError,
-        "expected grads with the structure of params, but there is an unknown leaf at 'v' in grads, which params lack",
+        "expected grads with the structure of params, but there is an unknown leaf at "
+        "'v' in grads, which params lack",
     ),
     "a list": (
         [W, PARAMS["b"]],
         0,
         ValueError,
-        "expected grads with the structure of params, but there is no leaf at 'b' in grads (and at 1 more); params "
-        "lack the one at '0': a sequence has no names; write dict(zip(params, ...)) where the order is theirs",
+        "expected grads with the structure of params, but there is no leaf at 'b' in "
+        "grads (and at 1 more); params "
+        "lack the one at '0': a sequence has no names; write dict(zip(params, ...)) "
+        "where the order is theirs",
     ),
-    "shape": ({**PARAMS, "w": W.T}, 0, ValueError, "expected grads of shape (2, 4) at 'w', got (4, 2)"),
-    "dense shape": ({**PARAMS, "b": torch.ones(1)}, 0, ValueError, "expected grads of shape (2,) at 'b', got (1,)"),
+    "shape": (
+        {**PARAMS, "w": W.T},
+        0,
+        ValueError,
+        "expected grads of shape (2, 4) at 'w', got (4, 2)",
+    ),
+    "dense shape": (
+        {**PARAMS, "b": torch.ones(1)},
+        0,
+        ValueError,
+        "expected grads of shape (2,) at 'b', got (1,)",
+    ),
     "dtype": (
         {**PARAMS, "w": W.double()},
         0,
         TypeError,
         "expected grads of dtype torch.float32 at 'w', got torch.float64",
     ),
-    "no tensor": ({**PARAMS, "b": 1.0}, 0, TypeError, "expected grads to be tensors, got float at 'b'"),
+    "no tensor": (
+        {**PARAMS, "b": 1.0},
+        0,
+        TypeError,
+        "expected grads to be tensors, got float at 'b'",
+    ),
     "negative step": (PARAMS, -1, ValueError, "expected step >= 0, got -1"),
-    "bool step": (PARAMS, True, TypeError, "expected step to be an int or a 0-d int64 tensor, got bool"),
-    "float step": (PARAMS, 1.0, TypeError, "expected step to be an int or a 0-d int64 tensor, got float"),
+    "bool step": (
+        PARAMS,
+        True,
+        TypeError,
+        "expected step to be an int or a 0-d int64 tensor, got bool",
+    ),
+    "float step": (
+        PARAMS,
+        1.0,
+        TypeError,
+        "expected step to be an int or a 0-d int64 tensor, got float",
+    ),
     "float tensor step": (
         PARAMS,
         torch.tensor(1.0),
         TypeError,
-        "expected step to be an int or a 0-d int64 tensor, got a tensor of torch.float32",
+        "expected step to be an int or a 0-d int64 tensor, got a tensor of "
+        "torch.float32",
     ),
     "int32 step": (
         PARAMS,
@@ -640,7 +770,12 @@ BAD = {
         TypeError,
         "expected step to be an int or a 0-d int64 tensor, got a tensor of torch.int32",
     ),
-    "1-d step": (PARAMS, torch.tensor([1]), ValueError, "expected step to be a 0-d tensor, got shape (1,)"),
+    "1-d step": (
+        PARAMS,
+        torch.tensor([1]),
+        ValueError,
+        "expected step to be a 0-d tensor, got shape (1,)",
+    ),
 }
 
 
@@ -649,12 +784,21 @@ def test_a_refused_update_changes_nothing(name):
     algorithm = ALGORITHMS[name]()
     state = algorithm.init(PARAMS)
     for grads, step, error, message in BAD.values():
-        inputs = [leaf for leaf in optree.tree_leaves((state, grads, step)) if isinstance(leaf, torch.Tensor)]
-        copies, versions = [leaf.clone() for leaf in inputs], [leaf._version for leaf in inputs]
+        inputs = [
+            leaf
+            for leaf in optree.tree_leaves((state, grads, step))
+            if isinstance(leaf, torch.Tensor)
+        ]
+        copies, versions = (
+            [leaf.clone() for leaf in inputs],
+            [leaf._version for leaf in inputs],
+        )
         with pytest.raises(error) as caught:
             algorithm.update(state, grads, step)
         assert str(caught.value) == message
         assert [leaf._version for leaf in inputs] == versions
         assert sf.checkpoint.tree_equal(inputs, copies)
     fresh = ALGORITHMS[name]()
-    assert sf.checkpoint.tree_equal(algorithm.update(state, PARAMS, 0), fresh.update(fresh.init(PARAMS), PARAMS, 0))
+    assert sf.checkpoint.tree_equal(
+        algorithm.update(state, PARAMS, 0), fresh.update(fresh.init(PARAMS), PARAMS, 0)
+    )

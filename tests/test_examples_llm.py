@@ -1,4 +1,6 @@
-"""The example that prunes a language model's folder, and the one that makes a tiny model to try it on."""
+"""The example that prunes a language model's folder, and the one that makes a tiny
+model to try it on.
+"""
 
 import importlib
 import json
@@ -19,7 +21,12 @@ pytestmark = pytest.mark.deep
 
 transformers.utils.logging.disable_progress_bar()
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 @pytest.fixture
@@ -39,7 +46,9 @@ def example(tiny: ModuleType) -> ModuleType:
 @pytest.fixture
 def folder(tiny: ModuleType, tmp_path: Path) -> Path:
     """A model with a tokenizer, and beside it a text."""
-    (tmp_path / "text.txt").write_text("The quick brown fox, naïve and lazy.\n" * 40, encoding="utf-8")
+    (tmp_path / "text.txt").write_text(
+        "The quick brown fox, naïve and lazy.\n" * 40, encoding="utf-8"
+    )
     tiny.llama(0).save_pretrained(tmp_path / "dense")
     tiny.save_tokenizer(tmp_path / "dense")
     return tmp_path / "dense"
@@ -49,9 +58,21 @@ def folder(tiny: ModuleType, tmp_path: Path) -> Path:
 def called(example: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the command line, which gets what the fixture made unless told otherwise."""
 
-    def call(*more: str, at: Path = folder, text: Path = folder.parent / "text.txt") -> None:
+    def call(
+        *more: str, at: Path = folder, text: Path = folder.parent / "text.txt"
+    ) -> None:
         out = folder.parent / "out"
-        given = [str(at), "--text", str(text), "--out", str(out), "--windows=8", "--length=16", "--batch=4", *more]
+        given = [
+            str(at),
+            "--text",
+            str(text),
+            "--out",
+            str(out),
+            "--windows=8",
+            "--length=16",
+            "--batch=4",
+            *more,
+        ]
         monkeypatch.setattr(sys, "argv", ["prune_llm.py", *given])
         example.main()
 
@@ -60,16 +81,29 @@ def called(example: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def matrices(folder: Path) -> dict[str, torch.Tensor]:
     """The matrices in the layers of a saved model, by name."""
-    found = {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+    found = {
+        name: x
+        for file in folder.glob("*.safetensors")
+        for name, x in load_file(file).items()
+    }
     return {name: x for name, x in found.items() if x.ndim > 1 and ".layers." in name}
 
 
 @pytest.mark.parametrize("level", ["0.5", "2:4", "4:8"])
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt", "ria", "magnitude"])
 def test_half_of_every_matrix_is_zero(
-    called: Any, folder: Path, method: str, level: str, capsys: pytest.CaptureFixture[str]
+    called: Any,
+    folder: Path,
+    method: str,
+    level: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    called(f"--method={method}", f"--sparsity={level}", "--eval", str(folder.parent / "text.txt"))
+    called(
+        f"--method={method}",
+        f"--sparsity={level}",
+        "--eval",
+        str(folder.parent / "text.txt"),
+    )
     out, before = folder.parent / "out", matrices(folder)
     new = matrices(out)
     assert len(new) == 2 * 7
@@ -87,21 +121,32 @@ def test_half_of_every_matrix_is_zero(
     assert f"\n{zeros:,} of {2 * zeros + 2 * 256 * 32:,} entries of matrices" in printed
     assert "\nmodel.layers.1.*" in printed and " before, " in printed
     loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
-    tokens = transformers.AutoTokenizer.from_pretrained(out)("naïve", return_tensors="pt")["input_ids"]
+    tokens = transformers.AutoTokenizer.from_pretrained(out)(
+        "naïve", return_tensors="pt"
+    )["input_ids"]
     assert loaded(tokens).logits.shape == (1, 6, 256)
 
 
-def test_owl_keeps_more_where_there_are_more_outliers(called: Any, example: ModuleType, folder: Path) -> None:
+def test_owl_keeps_more_where_there_are_more_outliers(
+    called: Any, example: ModuleType, folder: Path
+) -> None:
     tokens = example.tokens_of(folder, [folder.parent / "text.txt"])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[:, :3] *= 30
     model.save_pretrained(folder)
     ratios = example.outliers(folder, example.windows_of(tokens, 8, 16), 4)
-    assert list(ratios) == ["model.layers.0.*", "model.layers.1.*"] and ratios["model.layers.1.*"] > 0
+    assert (
+        list(ratios) == ["model.layers.0.*", "model.layers.1.*"]
+        and ratios["model.layers.1.*"] > 0
+    )
     called("--method=owl", "--sparsity=0.6")
     kept = [
-        sum(int((x != 0).sum()) for name, x in matrices(folder.parent / "out").items() if f".{i}." in name)
+        sum(
+            int((x != 0).sum())
+            for name, x in matrices(folder.parent / "out").items()
+            if f".{i}." in name
+        )
         for i in (0, 1)
     ]
     size = sum(x.numel() for x in matrices(folder).values()) / 2
@@ -119,7 +164,11 @@ def test_weights_that_are_stored_the_other_way_are_pruned_along_their_inputs(
         example.prune(folder, tmp_path / method, method, level("2:4"), words, 4)
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / method)
         for layer in model.transformer.h:
-            for weight in (layer.attn.c_attn.weight, layer.attn.c_proj.weight, layer.mlp.c_proj.weight):
+            for weight in (
+                layer.attn.c_attn.weight,
+                layer.attn.c_proj.weight,
+                layer.mlp.c_proj.weight,
+            ):
                 assert ((weight != 0).unflatten(0, (-1, 4)).sum(1) == 2).all()
     example.prune(folder, tmp_path / "rows", "wanda", level("0.5"), words, 4)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "rows")
@@ -143,18 +192,42 @@ def test_what_is_wrong_is_told_without_a_traceback(
     full.mkdir()
     (full / "notes.txt").write_text("mine")
     for more, changes, message in (
-        ((), {"at": tmp_path / "nowhere"}, "expected the folder of a model, with config.json, at"),
+        (
+            (),
+            {"at": tmp_path / "nowhere"},
+            "expected the folder of a model, with config.json, at",
+        ),
         ((), {"at": tmp_path / "bare"}, "expected a tokenizer beside the model in"),
-        ((), {"text": tmp_path / "one.txt"}, "8 windows of 16 tokens, got 1 tokens, which are 0: give more text, or"),
+        (
+            (),
+            {"text": tmp_path / "one.txt"},
+            "8 windows of 16 tokens, got 1 tokens, which are 0: give more text, or",
+        ),
         ((), {"text": tmp_path / "none.txt"}, "No such file or directory"),
         ((), {"text": tmp_path / "latin.txt"}, "latin.txt' in UTF-8"),
-        (("--eval", str(tmp_path / "one.txt")), {}, "--eval: expected a text of two tokens or more, got 1"),
-        (("--sparsity=half",), {}, "expected a fraction of zeros between 0 and 1, or n:m, got 'half'"),
-        (("--sparsity=50",), {}, "expected a fraction of zeros between 0 and 1, got 50"),
+        (
+            ("--eval", str(tmp_path / "one.txt")),
+            {},
+            "--eval: expected a text of two tokens or more, got 1",
+        ),
+        (
+            ("--sparsity=half",),
+            {},
+            "expected a fraction of zeros between 0 and 1, or n:m, got 'half'",
+        ),
+        (
+            ("--sparsity=50",),
+            {},
+            "expected a fraction of zeros between 0 and 1, got 50",
+        ),
         (("--sparsity=5:4",), {}, "expected n <= m, got n=5, m=4"),
         (("--sparsity=2:5",), {}, "divisible by 5"),
         (("--method=owl", "--sparsity=2:4"), {}, "owl spreads a fraction of zeros"),
-        (("--out", str(full)), {}, "to be new or a run that was killed, got 'notes.txt'"),
+        (
+            ("--out", str(full)),
+            {},
+            "to be new or a run that was killed, got 'notes.txt'",
+        ),
         (("--out", str(folder)), {}, "expected another folder to write to"),
         (("--keep", "*.nothing"), {}, "--keep: no weight matches '*.nothing'"),
         (("--length=17",), {}, "--length: the model takes 16 tokens, got 17"),
@@ -167,7 +240,11 @@ def test_what_is_wrong_is_told_without_a_traceback(
 
 
 def test_a_run_that_was_killed_goes_on_and_a_finished_one_is_not_written_over(
-    called: Any, example: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    called: Any,
+    example: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, seen, pruner = folder.parent / "out", list[str](), example.pruner
 
@@ -186,62 +263,104 @@ def test_a_run_that_was_killed_goes_on_and_a_finished_one_is_not_written_over(
     with pytest.raises(KeyboardInterrupt):
         called("--method=sparsegpt")
     assert (out / ".stream").exists()
-    with pytest.raises(SystemExit):  # with another method the block that is done has other bits
+    with pytest.raises(
+        SystemExit
+    ):  # with another method the block that is done has other bits
         called("--method=wanda")
     assert "give another folder out" in " ".join(capsys.readouterr().err.split())
     called("--method=sparsegpt")
     assert not (out / ".stream").exists()
     called("--method=sparsegpt", "--out", str(out.with_name("whole")))
     one, other = matrices(out), matrices(out.with_name("whole"))
-    assert one.keys() == other.keys() and all(torch.equal(x, other[name]) for name, x in one.items())
+    assert one.keys() == other.keys() and all(
+        torch.equal(x, other[name]) for name, x in one.items()
+    )
     with pytest.raises(SystemExit):
         called("--method=sparsegpt")
-    assert "to be new or a run that was killed" in " ".join(capsys.readouterr().err.split())
+    assert "to be new or a run that was killed" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_tiny_model_is_trained_pruned_tuned_and_reported(
-    tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--quick", "--steps=12", "--tune=3", "--held=600", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["tiny_llm.py", *arguments])
     tiny.main()
     printed = capsys.readouterr().out
-    results = json.loads((tmp_path / "tiny_llm.json").read_text(encoding="utf-8"))["results"]
+    results = json.loads((tmp_path / "tiny_llm.json").read_text(encoding="utf-8"))[
+        "results"
+    ]
     total = 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)
-    assert [r["method"] for r in results if r["level"] == "2:4"] == ["magnitude", "Wanda", "RIA"] + 2 * ["SparseGPT"]
+    assert [r["method"] for r in results if r["level"] == "2:4"] == [
+        "magnitude",
+        "Wanda",
+        "RIA",
+    ] + 2 * ["SparseGPT"]
     assert [r["tuned"] for r in results] == [*[False] * 6, True, *[False] * 4, True]
     for r in results:
         share = {"": 0.0, "60%": 0.6, "2:4": 0.5}[r["level"]]
-        assert r["total"] == total and r["zeros"] == pytest.approx(share * total, rel=2e-3)
-        assert 1 < r["perplexity"] < 256 and len(r["layers"]) == 14 and len(r["blocks"]) == 2
+        assert r["total"] == total and r["zeros"] == pytest.approx(
+            share * total, rel=2e-3
+        )
+        assert (
+            1 < r["perplexity"] < 256
+            and len(r["layers"]) == 14
+            and len(r["blocks"]) == 2
+        )
         assert f"{r['perplexity']:.3f}" in printed and f"{r['zeros']:,}" in printed
     for plain, tuned in ((results[5], results[6]), (results[10], results[11])):
         assert plain["method"] == tuned["method"] and plain["zeros"] == tuned["zeros"]
         assert plain["perplexity"] != tuned["perplexity"]
     content = (tmp_path / "tiny_llm.png").read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+    assert (
+        content.startswith(b"\x89PNG\r\n\x1a\n")
+        and int.from_bytes(content[16:20]) >= 1000
+    )
     folders = {path.name for path in (tmp_path / "tiny_llm").iterdir()}
     assert {"dense", "60_owl", "2_4_sparsegpt", "2_4_sparsegpt_tuned"} <= folders
 
 
-def test_text_and_its_bytes(tiny: ModuleType, example: ModuleType, folder: Path) -> None:
+def test_text_and_its_bytes(
+    tiny: ModuleType, example: ModuleType, folder: Path
+) -> None:
     assert all(file.exists() for file in tiny.sources(tiny.TRAIN + tiny.HELD))
     assert not {*tiny.TRAIN} & {*tiny.HELD}
     text = folder.parent / "text.txt"
     tokens = example.tokens_of(folder, [text, text])
     assert len(tokens) == 2 * text.stat().st_size
     windows = example.windows_of(tokens, 5, 7, seed=1)
-    assert torch.equal(windows, example.windows_of(tokens, 5, 7, seed=1)) and windows.shape == (5, 7)
+    assert torch.equal(
+        windows, example.windows_of(tokens, 5, 7, seed=1)
+    ) and windows.shape == (5, 7)
     assert not torch.equal(windows, example.windows_of(tokens, 5, 7, seed=2))
     whole = example.windows_of(tokens, len(tokens) // 7, 7)
     assert torch.equal(whole.flatten(), tokens[: whole.numel()])
 
 
-def test_the_options_of_the_tiny_model(tiny: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_of_the_tiny_model(
+    tiny: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = tiny.options([f"--out={tmp_path}"])
-    assert (chosen.steps, chosen.tune, chosen.windows, chosen.tuned) == (400, 100, 128, "sparsegpt")
-    assert [kept.name for kept in chosen.levels] == ["60%", "2:4"] and chosen.methods == list(tiny.NAMES)
-    for wrong, message in {"--levels=1": "between 0 and 1", "--steps=0": "1 or more", "--tuned=snip": "snip"}.items():
+    assert (chosen.steps, chosen.tune, chosen.windows, chosen.tuned) == (
+        400,
+        100,
+        128,
+        "sparsegpt",
+    )
+    assert [kept.name for kept in chosen.levels] == [
+        "60%",
+        "2:4",
+    ] and chosen.methods == list(tiny.NAMES)
+    for wrong, message in {
+        "--levels=1": "between 0 and 1",
+        "--steps=0": "1 or more",
+        "--tuned=snip": "snip",
+    }.items():
         with pytest.raises(SystemExit):
             tiny.options([wrong, f"--out={tmp_path}"])
         assert message in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """Held against recorded outputs of cerebras.pytorch.sparse 2.10.
 
-It counts in float32 and truncates (`int((1 - s) * n)`), per group with a shaper; sparsefn rounds half to even.
-Where the two counts differ, the recorded count is passed as an int.
+It counts in float32 and truncates (`int((1 - s) * n)`), per group with a shaper;
+sparsefn rounds half to even. Where the two counts differ, the recorded count is passed
+as an int.
 """
 
 import numpy as np
@@ -43,21 +44,25 @@ def truncated(sparsity: float, n: int) -> int:
     return int((np.float32(1) - np.float32(sparsity)) * np.float32(n))
 
 
-# ---- mask functions and score shapers ---------------------------------------------------------------
+# ---- mask functions and score shapers ------------------------------------------------
 
 
 @every("make_mask_topk_sparsity")
 def test_topk(case):
     pattern = pattern_of(case)
     groups = len(active(pattern, case.outputs["s0"]))
-    for i, (sparsity, kept) in enumerate(zip(case.args["sparsity"], case.value, strict=True)):
+    for i, (sparsity, kept) in enumerate(
+        zip(case.args["sparsity"], case.value, strict=True)
+    ):
         mask = sf.topk_mask(case.inputs["score"], kept // groups, pattern=pattern)
         assert torch.equal(mask, case.outputs[f"s{i}"]), sparsity
         assert truncated(sparsity, mask.numel() // groups) == kept // groups
 
 
 def test_topk_counts_round_half_even_here():
-    case = next(c for c in cases(SYSTEM, "make_mask_topk_sparsity") if c.id == "topk_1_none")
+    case = next(
+        c for c in cases(SYSTEM, "make_mask_topk_sparsity") if c.id == "topk_1_none"
+    )
     counts = [sf.budgets.n_kept(10, sparsity) for sparsity in case.args["sparsity"]]
     # theirs:      10, 9, 7, 7, 5, 3, 3, 2, 1, 1, 0, 0, 0
     assert counts == [10, 9, 8, 7, 5, 4, 3, 2, 2, 1, 0, 0, 0]
@@ -68,7 +73,10 @@ def test_counts_differ_by_one_at_most_up_to_two_to_the_24():
     for i, n in enumerate(draws):
         sparsity = i / len(draws)
         assert abs(truncated(sparsity, n) - sf.budgets.n_kept(n, sparsity)) <= 1
-    assert (truncated(0.6, 10**9), sf.budgets.n_kept(10**9, 0.6)) == (399_999_968, 400_000_000)
+    assert (truncated(0.6, 10**9), sf.budgets.n_kept(10**9, 0.6)) == (
+        399_999_968,
+        400_000_000,
+    )
 
 
 @every("make_mask_drop_minimum")
@@ -93,25 +101,35 @@ def test_grow(case):
 
 @every("ScoreShaper")
 def test_groups_of_the_shapers_are_those_of_the_patterns(case):
-    # The order inside a group differs for input groups, so that ties would fall differently.
+    # The order inside a group differs for input groups, so that ties would fall
+    # differently.
     rows = rows_of(pattern_of(case), case.inputs["x"])
     assert torch.equal(rows.sort(-1).values, case.outputs["shaped"].sort(-1).values)
 
 
-# ---- schedules --------------------------------------------------------------------------------------
+# ---- schedules -----------------------------------------------------------------------
 
 
 @every("schedule")
 def test_schedules(case):
-    config = {name: value for name, value in case.args.items() if name not in ("steps", "is_update")}
+    config = {
+        name: value
+        for name, value in case.args.items()
+        if name not in ("steps", "is_update")
+    }
     if config["type"] == "cycling":
         updates = [t for t, fires in enumerate(case.args["is_update"]) if fires]
         schedule = sf.config.level(config, sf.at(updates))
-        # Theirs moves on right after an update, ours at the next one: at every update both have the same value.
-        assert [schedule(t) for t in updates] == pytest.approx([case.value["values"][t] for t in updates])
+        # Theirs moves on right after an update, ours at the next one: at every update
+        # both have the same value.
+        assert [schedule(t) for t in updates] == pytest.approx(
+            [case.value["values"][t] for t in updates]
+        )
         return
     schedule = sf.config.level(config, sf.always())
-    assert [schedule(t) for t in case.args["steps"]] == pytest.approx(case.value["values"], abs=1e-5)
+    assert [schedule(t) for t in case.args["steps"]] == pytest.approx(
+        case.value["values"], abs=1e-5
+    )
     for span, (low, high, last) in case.value["min_max_end"].items():
         begin, end = map(int, span.split(","))
         ours = sf.schedules.min_max_end(schedule, begin, end)
@@ -128,7 +146,7 @@ def test_update_schedules(case):
     assert [t for t in range(60) if when(t)] == case.value
 
 
-# ---- initial masks and filters ----------------------------------------------------------------------
+# ---- initial masks and filters -------------------------------------------------------
 
 
 @every("checkerboard")
@@ -136,7 +154,10 @@ def test_checkerboard(case):
     shape, sparsity = case.args["shape"], case.args["sparsity"]
     assert torch.equal(sf.masks.checkerboard(shape, sparsity), case.outputs["mask"])
     config = {"sparsity": sparsity, "init_method": "checkerboard", "param_filter": "w"}
-    assert torch.equal(sf.config.from_config(config).init({"w": torch.ones(shape)}).masks["w"], case.outputs["mask"])
+    assert torch.equal(
+        sf.config.from_config(config).init({"w": torch.ones(shape)}).masks["w"],
+        case.outputs["mask"],
+    )
 
 
 @every("init.topk")
@@ -145,18 +166,26 @@ def test_init_topk(case):
     kept = truncated(case.args["sparsity"], p.numel())
     assert torch.equal(sf.topk_mask(p.abs(), kept), expected)
     config = {"sparsity": 1.0 - kept / p.numel(), "init_method": "topk"}
-    assert torch.equal(sf.config.from_config(config).init({"w": p}).masks["w"], expected)
+    assert torch.equal(
+        sf.config.from_config(config).init({"w": p}).masks["w"], expected
+    )
 
 
 @every("init.from_zeros")
 def test_init_from_zeros(case):
     config = {"sparsity": case.args["sparsity"], "init_method": "from_zeros"}
-    assert torch.equal(sf.config.from_config(config).init({"w": case.inputs["p"]}).masks["w"], case.outputs["mask"])
+    assert torch.equal(
+        sf.config.from_config(config).init({"w": case.inputs["p"]}).masks["w"],
+        case.outputs["mask"],
+    )
 
 
 @every("default_sparse_param_filter")
 def test_default_filter(case):
-    chosen = {name: sf.default_where(name, torch.zeros(shape)) for name, shape in case.args["params"].items()}
+    chosen = {
+        name: sf.default_where(name, torch.zeros(shape))
+        for name, shape in case.args["params"].items()
+    }
     assert chosen == case.value
 
 
@@ -173,7 +202,7 @@ def test_globs(case):
                 sf.config.from_config(config).init(params)
 
 
-# ---- trajectories -----------------------------------------------------------------------------------
+# ---- trajectories --------------------------------------------------------------------
 
 TRAJECTORIES = {case.id: case for case in cases(SYSTEM, "trajectory")}
 
@@ -181,32 +210,45 @@ TRAJECTORIES = {case.id: case for case in cases(SYSTEM, "trajectory")}
 def truncated_counts(groups: int = 1):
     """Their count of a leaf: truncated, per group."""
     return lambda shapes, sparsity: {
-        path: groups * truncated(float(sparsity), int(np.prod(shape)) // groups) for path, shape in shapes.items()
+        path: groups * truncated(float(sparsity), int(np.prod(shape)) // groups)
+        for path, shape in shapes.items()
     }
 
 
 def truncated_drop(fraction, active):
     """Their dropped count: what is left of `int((1 - fraction) * active)`."""
-    return active - ((1 - torch.tensor(fraction, dtype=torch.float32)) * active.float()).to(torch.int64)
+    return active - (
+        (1 - torch.tensor(fraction, dtype=torch.float32)) * active.float()
+    ).to(torch.int64)
 
 
 def follow(case: Case, algorithm: sf.Algorithm) -> sf.State:
-    """Train on the recorded gradients; weights, masks and momenta are the recorded ones at every step.
+    """Train on the recorded gradients; weights, masks and momenta are the recorded ones
+    at every step.
 
-    Their step is raised before the schedules are read, so the first update is that of step 1.
+    Their step is raised before the schedules are read, so the first update is that of
+    step 1.
     """
-    algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(case.args["lr"], momentum=case.args["momentum"]))
+    algorithm = sf.with_optimizer(
+        algorithm, sf.optimizers.sgd(case.args["lr"], momentum=case.args["momentum"])
+    )
     arrays = case.inputs | case.outputs
     state = algorithm.init({name: arrays[f"w_{name}"] for name in "ab"})
     for name in "ab":
-        assert torch.equal(state.masks[name], arrays[f"mask_{name}_0"]), f"mask {name} at the start"
+        assert torch.equal(state.masks[name], arrays[f"mask_{name}_0"]), (
+            f"mask {name} at the start"
+        )
     for step in range(1, case.args["steps"] + 1):
-        state = algorithm.update(state, {name: arrays[f"g_{name}_{step}"] for name in "ab"}, step)
+        state = algorithm.update(
+            state, {name: arrays[f"g_{name}_{step}"] for name in "ab"}, step
+        )
         for name in "ab":
             at = f"{name}_{step}"
             assert torch.equal(state.masks[name], arrays[f"mask_{at}"]), at
             assert torch.allclose(state.params[name], arrays[f"w_{at}"], atol=1e-5), at
-            assert torch.allclose(state.opt.momentum[name], arrays[f"buf_{at}"], atol=1e-5), at
+            assert torch.allclose(
+                state.opt.momentum[name], arrays[f"buf_{at}"], atol=1e-5
+            ), at
     return state
 
 
@@ -234,8 +276,8 @@ LATE = {0: 0.0, 2: 0.305, 3: 0.52, 4: 2 / 3, 5: 0.75}
 
 
 def test_trajectory_of_a_late_rigl():
-    # Theirs starts dense and drops f of what is active at each update until it is at the target
-    # (96, 67, 46, 32, 24); a sparsity schedule with those levels says so.
+    # Theirs starts dense and drops f of what is active at each update until it is at
+    # the target (96, 67, 46, 32, 24); a sparsity schedule with those levels says so.
     rigl = sf.rigl(
         sf.schedules.piecewise(LATE),
         when=sf.every(1, start=2),
@@ -265,7 +307,10 @@ def test_trajectory_of_gmp(name):
     config = case.args["config"]
     when = sf.config.trigger(config["update"])
     level = sf.config.level(config["sparsity"], when)
-    follow(case, sf.gmp(level, when=when, init="magnitude", distribution=truncated_counts()))
+    follow(
+        case,
+        sf.gmp(level, when=when, init="magnitude", distribution=truncated_counts()),
+    )
 
 
 @pytest.mark.parametrize("case", TRAJECTORIES.values(), ids=list(TRAJECTORIES))
@@ -280,7 +325,8 @@ def test_observed_levels(case):
         for path, observed in seen.items():
             name, value = next(computed)
             assert (path, observed.computed) == (name, pytest.approx(value))
-            # Before the first update their value is still that of step 0, as it was remembered; between two
-            # updates their cycling shows the value of the update to come.
+            # Before the first update their value is still that of step 0, as it was
+            # remembered; between two updates their cycling shows the value of the
+            # update to come.
             if when(step) or (step > 1 and not isinstance(config["sparsity"], list)):
                 assert observed.target == pytest.approx(target)

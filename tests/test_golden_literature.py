@@ -1,4 +1,6 @@
-"""Held against recorded outputs of the authors' code: GraSP's own repository, and SynFlow's, which has SNIP too."""
+"""Held against recorded outputs of the authors' code: GraSP's own repository, and
+SynFlow's, which has SNIP too.
+"""
 
 import itertools
 
@@ -16,11 +18,17 @@ def named(system, fn):
 
 
 def under(tensors, prefix):
-    return {name.removeprefix(prefix + "/"): x for name, x in tensors.items() if name.startswith(prefix + "/")}
+    return {
+        name.removeprefix(prefix + "/"): x
+        for name, x in tensors.items()
+        if name.startswith(prefix + "/")
+    }
 
 
 def linears(*sizes, bias=True, activations=(nn.ReLU, nn.ReLU)):
-    first, second, third = (nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(sizes))
+    first, second, third = (
+        nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(sizes)
+    )
     return nn.Sequential(first, activations[0](), second, activations[1](), third)
 
 
@@ -45,13 +53,17 @@ def module_of(case):
 
 def cross_entropy(module):
     def loss(params, x, y, temperature=1.0):
-        return functional.cross_entropy(sf.modules.call(module, params, x) / temperature, y)
+        return functional.cross_entropy(
+            sf.modules.call(module, params, x) / temperature, y
+        )
 
     return loss
 
 
 def check(case, score, params, grads, scale):
-    """The scores of the weights, and the masks of one round over all weights together."""
+    """The scores of the weights, and the masks of one round over all weights
+    together.
+    """
     recorded, masks = under(case.outputs, "score"), under(case.outputs, "mask")
     state = sf.one_shot(0.5, where=list(masks)).init(params)
     found = score(state, grads, 0)
@@ -63,8 +75,12 @@ def check(case, score, params, grads, scale):
 
 def pruned_once(score, params, grads, masks):
     total = sum(mask.numel() for mask in masks.values())
-    sparsity = torch.tensor(1 - sum(int(mask.sum()) for mask in masks.values()) / total, dtype=torch.float64)
-    algorithm = sf.one_shot(sparsity, score, where=list(masks), distribution=sf.budgets.global_())
+    sparsity = torch.tensor(
+        1 - sum(int(mask.sum()) for mask in masks.values()) / total, dtype=torch.float64
+    )
+    algorithm = sf.one_shot(
+        sparsity, score, where=list(masks), distribution=sf.budgets.global_()
+    )
     return algorithm.update(algorithm.init(params), grads, 0).masks
 
 
@@ -74,7 +90,9 @@ def same_masks(found, recorded):
 
 def summed_loss(case, module):
     x, y = under(case.inputs, "x"), under(case.inputs, "y")
-    return lambda params, **rest: sum(cross_entropy(module)(params, x[i], y[i], **rest) for i in x)
+    return lambda params, **rest: sum(
+        cross_entropy(module)(params, x[i], y[i], **rest) for i in x
+    )
 
 
 @named("synflow_repo", "SNIP")
@@ -101,17 +119,25 @@ def test_synflow(case):
 @named("synflow_repo", "SynFlow_rounds")
 def test_synflow_in_rounds(case):
     module, params = module_of(case)
-    recorded, rounds, density = under(case.outputs, "mask"), case.args["rounds"], case.args["density"]
+    recorded, rounds, density = (
+        under(case.outputs, "mask"),
+        case.args["rounds"],
+        case.args["density"],
+    )
     n = sum(mask.numel() for mask in recorded.values())
 
     def level(step):  # their count of what goes is truncated
-        return torch.tensor(int((1 - density ** ((step + 1) / rounds)) * n) / n, dtype=torch.float64)
+        return torch.tensor(
+            int((1 - density ** ((step + 1) / rounds)) * n) / n, dtype=torch.float64
+        )
 
     algorithm = sf.gmp(
         level,
         when=sf.every(1, stop=rounds),
         init="dense",
-        score=sf.curvature.synflow(module, (6,) if case.args["model"].startswith("mlp") else (2, 4, 4)),
+        score=sf.curvature.synflow(
+            module, (6,) if case.args["model"].startswith("mlp") else (2, 4, 4)
+        ),
         distribution=sf.budgets.global_(),
         where=list(recorded),
     )
@@ -120,7 +146,10 @@ def test_synflow_in_rounds(case):
         state = algorithm.update(state, params, step)
     # Theirs drops everything at the threshold, so that a tie may cost a weight more.
     assert not any((mask & ~state.masks[name]).any() for name, mask in recorded.items())
-    assert sum(int((state.masks[name] & ~mask).sum()) for name, mask in recorded.items()) <= 1
+    assert (
+        sum(int((state.masks[name] & ~mask).sum()) for name, mask in recorded.items())
+        <= 1
+    )
 
 
 @named("grasp", "GraSP")
@@ -132,6 +161,13 @@ def test_grasp(case):
     loss = cross_entropy(module)
 
     def both(params, **rest):  # they take the batch in halves, and add the two losses
-        return loss(params, x[:half], y[:half], **rest) + loss(params, x[half:], y[half:], **rest)
+        return loss(params, x[:half], y[:half], **rest) + loss(
+            params, x[half:], y[half:], **rest
+        )
 
-    assert same_masks(pruned_once(sf.curvature.grasp(both, (), case.args["T"]), params, params, masks), masks)
+    assert same_masks(
+        pruned_once(
+            sf.curvature.grasp(both, (), case.args["T"]), params, params, masks
+        ),
+        masks,
+    )

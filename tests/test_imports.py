@@ -1,4 +1,6 @@
-"""Imports inside the library go downward only, and importing it loads no package it does not need."""
+"""Imports inside the library go downward only, and importing it loads no package it
+does not need.
+"""
 
 import ast
 import graphlib
@@ -11,13 +13,25 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# The import law, a row a wing: a module may import from its own wing and from those above it in this table.
-# Inside a wing no import goes round in a circle. A new module of a package needs no row; another new module or
-# package is one name in the row where it belongs.
+# The import law, a row a wing: a module may import from its own wing and from those
+# above it in this table.
+# Inside a wing no import goes round in a circle. A new module of a package needs no
+# row; another new module or package is one name in the row where it belongs.
 WINGS = (
     ("engine",),
     (
-        *("state", "tree", "timing", "random", "scores", "patterns", "budgets", "masks", "solve", "reparam"),
+        *(
+            "state",
+            "tree",
+            "timing",
+            "random",
+            "scores",
+            "patterns",
+            "budgets",
+            "masks",
+            "solve",
+            "reparam",
+        ),
         "optimizers",
     ),
     ("algorithms",),
@@ -29,8 +43,19 @@ WINGS = (
     ("testing",),
 )
 
-# Only tests, benchmarks and examples need these; a function may still import one when it is called.
-NOT_ON_IMPORT = {"accelerate", "hypothesis", "lightning", "matplotlib", "peft", "pytest", "sklearn", "torchopt", "tqdm"}
+# Only tests, benchmarks and examples need these; a function may still import one when
+# it is called.
+NOT_ON_IMPORT = {
+    "accelerate",
+    "hypothesis",
+    "lightning",
+    "matplotlib",
+    "peft",
+    "pytest",
+    "sklearn",
+    "torchopt",
+    "tqdm",
+}
 NOT_ON_IMPORT |= {"safetensors", "transformers"}
 # But for these, which are loaded when they are asked for.
 MAY = {
@@ -41,7 +66,9 @@ MAY = {
 
 
 def modules_in(package: Path) -> dict[str, str]:
-    """`{dotted name below the package: source}`; the package's own `__init__` is left out."""
+    """`{dotted name below the package: source}`; the package's own `__init__` is left
+    out.
+    """
     found = {}
     for file in sorted(package.rglob("*.py")):
         parts = file.relative_to(package).with_suffix("").parts
@@ -58,17 +85,22 @@ def rank(name: str) -> int:
     for number, wing in enumerate(WINGS):
         if head in wing:
             return number
-    raise LookupError(f"sparsefn.{head} is in no wing: add {head!r} to WINGS in {Path(__file__).name}")
+    raise LookupError(
+        f"sparsefn.{head} is in no wing: add {head!r} to WINGS in {Path(__file__).name}"
+    )
 
 
 def imported(source: str, name: str = "x", package: bool = False) -> Iterator[str]:
-    """Absolute dotted names that the imports of one module mean, wherever in it they stand."""
+    """Absolute dotted names that the imports of one module mean, wherever in it they
+    stand.
+    """
     here = ("sparsefn." + name).split(".")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # One dot is the package that the module is in, which for an `__init__` is itself.
+            # One dot is the package that the module is in, which for an `__init__` is
+            # itself.
             above = here[: len(here) - node.level + package] if node.level else []
             origin = ".".join([*above, *([node.module] if node.module else [])])
             yield from (f"{origin}.{alias.name}" for alias in node.names)
@@ -78,12 +110,17 @@ def internal(source: str, name: str = "x", known: tuple[str, ...] = ()) -> list[
     """The modules of the library that a module imports; `""` is the package itself."""
     known = known or tuple(MODULES)
     found = []
-    for target in imported(source, name, package=any(other.startswith(name + ".") for other in known)):
+    for target in imported(
+        source, name, package=any(other.startswith(name + ".") for other in known)
+    ):
         head, *parts = target.split(".")
         if head == "sparsefn":
-            # `sparsefn.tree.paths` is a name in the module `tree`; the longest module name wins.
+            # `sparsefn.tree.paths` is a name in the module `tree`; the longest module
+            # name wins.
             prefixes = (".".join(parts[:n]) for n in range(len(parts), -1, -1))
-            found.append(next(prefix for prefix in prefixes if prefix in known or not prefix))
+            found.append(
+                next(prefix for prefix in prefixes if prefix in known or not prefix)
+            )
     return found
 
 
@@ -92,9 +129,14 @@ def problems(name: str, source: str, known: tuple[str, ...] = ()) -> list[str]:
     found = []
     for other in internal(source, name, known):
         if not other:
-            found.append(f"sparsefn.{name} imports the package itself; import from the module that defines the name")
+            found.append(
+                f"sparsefn.{name} imports the package itself; import from the module "
+                "that defines the name"
+            )
         elif rank(other) > rank(name):
-            found.append(f"sparsefn.{name} imports sparsefn.{other}, which is in a wing above it")
+            found.append(
+                f"sparsefn.{name} imports sparsefn.{other}, which is in a wing above it"
+            )
     return found
 
 
@@ -105,7 +147,11 @@ def on_import(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse:
+        elif (
+            isinstance(node, ast.If)
+            and ast.unparse(node.test) == "TYPE_CHECKING"
+            and not node.orelse
+        ):
             pass  # read by type checkers alone
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from on_import(node)
@@ -119,63 +165,104 @@ def test_every_module_has_a_wing_and_every_name_a_module() -> None:
 
 def test_a_module_without_a_wing_is_told_where_to_go() -> None:
     with pytest.raises(
-        LookupError, match=r"sparsefn\.newcomer is in no wing: add 'newcomer' to WINGS in test_imports\.py"
+        LookupError,
+        match=r"sparsefn\.newcomer is in no wing: add 'newcomer' to WINGS in "
+        r"test_imports\.py",
     ):
         rank("newcomer.part")
 
 
 def test_imports_go_downward() -> None:
-    assert [problem for name, source in MODULES.items() for problem in problems(name, source)] == []
+    assert [
+        problem
+        for name, source in MODULES.items()
+        for problem in problems(name, source)
+    ] == []
 
 
 def graph(sources: dict[str, str]) -> dict[str, set[str]]:
-    """The modules that each module loads: its imports, and the faces of the packages that they are in."""
+    """The modules that each module loads: its imports, and the faces of the packages
+    that they are in.
+    """
     found: dict[str, set[str]] = {}
     for name, source in sources.items():
         loads = found.setdefault(name, set())
         for other in internal(source, name, tuple(sources)):
             parts = other.split(".")
             faces = {".".join(parts[:n]) for n in range(1, len(parts))}
-            inside = {face for face in faces if name == face or name.startswith(face + ".")}
+            inside = {
+                face for face in faces if name == face or name.startswith(face + ".")
+            }
             loads |= {other, *(faces - inside)} - {""}
     return found
 
 
 def test_no_import_goes_round_in_a_circle() -> None:
-    assert list(graphlib.TopologicalSorter(graph(MODULES)).static_order())  # raises CycleError with the circle
+    assert list(
+        graphlib.TopologicalSorter(graph(MODULES)).static_order()
+    )  # raises CycleError with the circle
 
 
 def test_the_face_of_a_package_counts_as_imported_with_its_modules() -> None:
-    sources = {"a": "from .b import face", "a.b": "from sparsefn.c import d", "c": "from sparsefn.a.b import e"}
+    sources = {
+        "a": "from .b import face",
+        "a.b": "from sparsefn.c import d",
+        "c": "from sparsefn.a.b import e",
+    }
     assert graph(sources) == {"a": {"a.b"}, "a.b": {"c"}, "c": {"a", "a.b"}}
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter(graph(sources)).prepare()
 
 
 def test_modules_do_not_import_what_only_tests_need() -> None:
-    found = {(name, other) for name, source in MODULES.items() for other in on_import(ast.parse(source))}
+    found = {
+        (name, other)
+        for name, source in MODULES.items()
+        for other in on_import(ast.parse(source))
+    }
     assert [
         f"{name} imports {other}"
         for name, other in sorted(found)
-        if other in NOT_ON_IMPORT and not any(name.startswith(part) and other == may for part, may in MAY)
+        if other in NOT_ON_IMPORT
+        and not any(name.startswith(part) and other == may for part, may in MAY)
     ] == []
 
 
-# torch loads tqdm itself; its compiler and the parts of torch.distributed each take a second to load
-SLOW = ["torch._dynamo", "torch._inductor", *(f"torch.distributed.{name}" for name in ("tensor", "fsdp", "checkpoint"))]
+# torch loads tqdm itself; its compiler and the parts of torch.distributed each take a
+# second to load
+SLOW = [
+    "torch._dynamo",
+    "torch._inductor",
+    *(f"torch.distributed.{name}" for name in ("tensor", "fsdp", "checkpoint")),
+]
 
 
 @pytest.mark.deep
 def test_a_fresh_process_does_not_load_them() -> None:
     script = "import sys, sparsefn; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert not done.stderr
     loaded = set(done.stdout.split())
     assert "sparsefn.state" in loaded
     assert loaded & {*NOT_ON_IMPORT - {"tqdm"}, *SLOW} == set()
 
 
-KNOWN = ("tree", "scores", "masks", "compose", "algorithms", "algorithms.frame", "algorithms.prune", "testing.laws")
+KNOWN = (
+    "tree",
+    "scores",
+    "masks",
+    "compose",
+    "algorithms",
+    "algorithms.frame",
+    "algorithms.prune",
+    "testing.laws",
+)
 ABOVE = "sparsefn.masks imports sparsefn.compose, which is in a wing above it"
 
 
@@ -187,17 +274,29 @@ ABOVE = "sparsefn.masks imports sparsefn.compose, which is in a wing above it"
         ("masks", "import sparsefn.compose", [ABOVE]),
         ("masks", "from .compose import chain", [ABOVE]),
         ("masks", "def f():\n    from . import compose", [ABOVE]),
-        ("masks", "from .testing.laws import LAWS", [ABOVE.replace("compose", "testing.laws")]),
+        (
+            "masks",
+            "from .testing.laws import LAWS",
+            [ABOVE.replace("compose", "testing.laws")],
+        ),
         ("algorithms.prune", "from .frame import build\nfrom .. import masks", []),
-        ("algorithms.prune", "from ..compose import chain", [ABOVE.replace("masks", "algorithms.prune")]),
+        (
+            "algorithms.prune",
+            "from ..compose import chain",
+            [ABOVE.replace("masks", "algorithms.prune")],
+        ),
         ("algorithms", "from .frame import build\nfrom . import prune", []),
     ],
 )
-def test_the_checker_reads_every_form_of_import(name: str, source: str, expected: list[str]) -> None:
+def test_the_checker_reads_every_form_of_import(
+    name: str, source: str, expected: list[str]
+) -> None:
     assert problems(name, source, KNOWN) == expected
 
 
-@pytest.mark.parametrize("source", ["import sparsefn as sf", "from sparsefn import gmp", "from . import gmp"])
+@pytest.mark.parametrize(
+    "source", ["import sparsefn as sf", "from sparsefn import gmp", "from . import gmp"]
+)
 def test_the_checker_refuses_an_import_of_the_package_itself(source: str) -> None:
     (problem,) = problems("scores", source, KNOWN)
     assert problem.startswith("sparsefn.scores imports the package itself")

@@ -1,4 +1,6 @@
-"""The shape of the repository: small files, nothing empty, a test file for every module."""
+"""The shape of the repository: small files, nothing empty, a test file for every
+module.
+"""
 
 import ast
 import os
@@ -20,7 +22,9 @@ MACHINE_PATHS = [f"/{top}/".encode() for top in ("work", "tmp", "root")]
 
 
 def tree(root: Path) -> Iterator[Path]:
-    """The files a commit would hold: no hidden folder but .ci, nothing generated, no virtual environment."""
+    """The files a commit would hold: no hidden folder but .ci, nothing generated, no
+    virtual environment.
+    """
     for folder, folders, files in os.walk(root):
         folders[:] = [
             name
@@ -30,7 +34,9 @@ def tree(root: Path) -> Iterator[Path]:
             and not name.endswith(".egg-info")
             and not (Path(folder, name) / "pyvenv.cfg").exists()
         ]
-        yield from (Path(folder, name) for name in sorted(files) if name != ".git")  # a file in a worktree
+        yield from (
+            Path(folder, name) for name in sorted(files) if name != ".git"
+        )  # a file in a worktree
 
 
 def faults(root: Path) -> list[str]:
@@ -40,7 +46,9 @@ def faults(root: Path) -> list[str]:
         content, name = file.read_bytes(), file.relative_to(root).as_posix()
         if not content.strip() and file.name not in MAY_BE_EMPTY:
             found.append(f"{name} is empty")
-        found += [f"{name} names {path.decode()}" for path in MACHINE_PATHS if path in content]
+        found += [
+            f"{name} names {path.decode()}" for path in MACHINE_PATHS if path in content
+        ]
     return found
 
 
@@ -69,20 +77,33 @@ def test_the_checker_finds_what_it_looks_for(tmp_path: Path) -> None:
     ]
 
 
-LINES = {f"sparsefn/{module}": len((PACKAGE / module).read_text("utf-8").splitlines()) for module in MODULES}
+LINES = {
+    f"sparsefn/{module}": len((PACKAGE / module).read_text("utf-8").splitlines())
+    for module in MODULES
+}
 
 
 def test_modules_are_short() -> None:
-    assert {name: lines for name, lines in LINES.items() if lines > MOST_LINES} == {}, "split these"
+    assert {name: lines for name, lines in LINES.items() if lines > MOST_LINES} == {}, (
+        "split these"
+    )
 
 
 def beyond_a_face(source: str) -> list[str]:
-    """What a module does besides handing names on: anything but a docstring, imports and names with two underscores."""
+    """What a module does besides handing names on: anything but a docstring, imports
+    and names with two underscores.
+    """
     found = []
     for node in ast.parse(source).body:
-        names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
+        names = (
+            [ast.unparse(target) for target in node.targets]
+            if isinstance(node, ast.Assign)
+            else []
+        )
         names += [node.name] if isinstance(node, ast.FunctionDef) else []
-        dunder = bool(names) and all(name.startswith("__") and name.endswith("__") for name in names)
+        dunder = bool(names) and all(
+            name.startswith("__") and name.endswith("__") for name in names
+        )
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not (dunder or text or isinstance(node, ast.Import | ast.ImportFrom)):
             found.append(ast.unparse(node).split("\n")[0])
@@ -91,24 +112,46 @@ def beyond_a_face(source: str) -> list[str]:
 
 def test_an_init_only_hands_names_on() -> None:
     # The front door also loads some modules on first use.
-    faces = [module for module in MODULES if module.name == "__init__.py" and module != Path(module.name)]
-    work = {str(module): beyond_a_face((PACKAGE / module).read_text("utf-8")) for module in faces}
+    faces = [
+        module
+        for module in MODULES
+        if module.name == "__init__.py" and module != Path(module.name)
+    ]
+    work = {
+        str(module): beyond_a_face((PACKAGE / module).read_text("utf-8"))
+        for module in faces
+    }
     assert {name: found for name, found in work.items() if found} == {}
 
 
 def test_the_checker_of_faces_sees_work() -> None:
-    face = '"""Doc."""\nfrom a import b as b\n__all__ = ["b"]\ndef __dir__():\n    return __all__\n'
+    face = (
+        '"""Doc."""\nfrom a import b as b\n__all__ = ["b"]\ndef __dir__():\n    return '
+        "__all__\n"
+    )
     assert beyond_a_face(face) == []
-    assert beyond_a_face(face + "x = 1\ndef f(): ...\nb()") == ["x = 1", "def f():", "b()"]
+    assert beyond_a_face(face + "x = 1\ndef f(): ...\nb()") == [
+        "x = 1",
+        "def f():",
+        "b()",
+    ]
 
 
 def test_every_module_has_its_test_file() -> None:
-    expected = [Path("tests") / m.with_name(f"test_{m.name}") for m in MODULES if m.name != "__init__.py"]
-    assert [str(file) for file in expected if not (ROOT / file).is_file()] == [], "write these"
+    expected = [
+        Path("tests") / m.with_name(f"test_{m.name}")
+        for m in MODULES
+        if m.name != "__init__.py"
+    ]
+    assert [str(file) for file in expected if not (ROOT / file).is_file()] == [], (
+        "write these"
+    )
 
 
 def test_the_version_is_that_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     assert sparsefn.__version__ == project["version"]
 
 
@@ -117,18 +160,42 @@ KERNELS = ROOT / "kernels" / "sparsefn_kernels"
 
 def test_the_kernels_are_a_distribution_that_keeps_the_same_rules() -> None:
     files = sorted(KERNELS.rglob("*.py"))
-    assert not [file for file in files if len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES]
-    modules = [file.relative_to(KERNELS) for file in files if file.name != "__init__.py"]
-    tests = [KERNELS.parent / "tests" / module.with_name(f"test_{module.name}") for module in modules]
+    assert not [
+        file
+        for file in files
+        if len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES
+    ]
+    modules = [
+        file.relative_to(KERNELS) for file in files if file.name != "__init__.py"
+    ]
+    tests = [
+        KERNELS.parent / "tests" / module.with_name(f"test_{module.name}")
+        for module in modules
+    ]
     assert not [test for test in tests if not test.is_file()]
-    made = tomllib.loads((KERNELS.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = {".".join(file.parent.relative_to(KERNELS.parent).parts) for file in files}
+    made = tomllib.loads(
+        (KERNELS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    folders = {
+        ".".join(file.parent.relative_to(KERNELS.parent).parts) for file in files
+    }
     assert set(made["tool"]["setuptools"]["packages"]) == folders
     assert made["project"]["version"] == sparsefn.__version__
     assert f"sparsefn=={sparsefn.__version__}" in made["project"]["dependencies"]
 
 
-def test_what_they_are_written_in_is_named_on_one_page_and_nowhere_in_the_package() -> None:
-    files = [file for folder in (PACKAGE, ROOT / "docs") for file in tree(folder) if file.parent.name != "coming-from"]
-    named = [file.relative_to(ROOT).as_posix() for file in files if b"triton" in file.read_bytes().lower()]
+def test_what_they_are_written_in_is_named_on_one_page_and_nowhere_in_the_package() -> (
+    None
+):
+    files = [
+        file
+        for folder in (PACKAGE, ROOT / "docs")
+        for file in tree(folder)
+        if file.parent.name != "coming-from"
+    ]
+    named = [
+        file.relative_to(ROOT).as_posix()
+        for file in files
+        if b"triton" in file.read_bytes().lower()
+    ]
     assert named == ["docs/accelerators.md"]

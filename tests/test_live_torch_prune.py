@@ -1,7 +1,8 @@
-"""torch.nn.utils.prune beside sparsefn, round by round on the same weights: the masks are equal.
+"""torch.nn.utils.prune beside sparsefn, round by round on the same weights: the masks
+are equal.
 
-Scores are distinct, as ties are unspecified there. Weights are float64, so that the two ways to
-sum a norm never disagree about an order.
+Scores are distinct, as ties are unspecified there. Weights are float64, so that the two
+ways to sum a norm never disagree about an order.
 """
 
 import functools
@@ -34,12 +35,16 @@ class Holder(nn.Module):
 
 
 def normal(shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 shapes = st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple)
 seeds = st.integers(0, 2**31)
-fractions = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.35, 0.45, 0.5, 0.75, 0.9, 1.0]) | st.floats(0.0, 1.0)
+fractions = st.sampled_from(
+    [0.0, 0.05, 0.1, 0.25, 0.35, 0.45, 0.5, 0.75, 0.9, 1.0]
+) | st.floats(0.0, 1.0)
 
 
 def amounts(most):
@@ -51,7 +56,9 @@ def ours(amount):
 
 
 def masks_of(module):
-    return {name.removesuffix("_mask"): mask != 0 for name, mask in module.named_buffers()}
+    return {
+        name.removesuffix("_mask"): mask != 0 for name, mask in module.named_buffers()
+    }
 
 
 def assert_equal(state, module):
@@ -65,12 +72,16 @@ def assert_equal(state, module):
 
 def remaining(mask, dim=None):
     """The units that a round of theirs still looks at."""
-    return int(mask.sum() if dim is None else mask.movedim(dim, 0).flatten(1).any(1).sum())
+    return int(
+        mask.sum() if dim is None else mask.movedim(dim, 0).flatten(1).any(1).sum()
+    )
 
 
 @st.composite
 def rounds(draw, kinds):
-    """A weight, and rounds of pruning it: (amount, norm, dim), without norm and dim where it is unstructured."""
+    """A weight, and rounds of pruning it: (amount, norm, dim), without norm and dim
+    where it is unstructured.
+    """
     shape, seed = draw(shapes), draw(seeds)
     methods = []
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=4)):
@@ -83,7 +94,11 @@ def rounds(draw, kinds):
 
 
 def pattern_of(norm, dim):
-    return sf.patterns.unstructured() if norm is None else sf.patterns.channel(dim, norm=norm)
+    return (
+        sf.patterns.unstructured()
+        if norm is None
+        else sf.patterns.channel(dim, norm=norm)
+    )
 
 
 def prune_theirs(module, amount, norm, dim, **options):
@@ -97,11 +112,17 @@ def play(w, methods, score=sf.scores.magnitude, **options):
     """Every round in both; the states are compared after each."""
     module, params, init = Holder({"w": w}), {"w": w}, "dense"
     for amount, norm, dim in methods:
-        algorithm = sf.iterative(**ours(amount), pattern=pattern_of(norm, dim), score=score, init=init)
+        algorithm = sf.iterative(
+            **ours(amount), pattern=pattern_of(norm, dim), score=score, init=init
+        )
         begun = algorithm.init(params)
         left = remaining(begun.masks["w"], dim)
-        if isinstance(amount, int) and amount > left:  # theirs raises too, and loses its hook
-            with pytest.raises(ValueError, match=f"expected 0 <= count <= {left}, got {amount} at 'w'"):
+        if (
+            isinstance(amount, int) and amount > left
+        ):  # theirs raises too, and loses its hook
+            with pytest.raises(
+                ValueError, match=f"expected 0 <= count <= {left}, got {amount} at 'w'"
+            ):
                 algorithm.update(begun, params, 0)
             continue
         state = algorithm.update(begun, params, 0)
@@ -140,7 +161,9 @@ def test_importance_scores(case, seed):
 @live(max_examples=10)
 @given(shape=shapes, seed=seeds, data=st.data())
 def test_every_norm_on_fresh_weights(norm, shape, seed, data):
-    shape = shape[:3] if norm == "fro" else shape  # theirs has it for two reduced dimensions at most
+    shape = (
+        shape[:3] if norm == "fro" else shape
+    )  # theirs has it for two reduced dimensions at most
     w, dim = normal(shape, seed), data.draw(st.integers(-len(shape), len(shape) - 1))
     amount = data.draw(amounts(shape[dim]))
     module = prune.ln_structured(Holder({"w": w}), "w", amount, n=norm, dim=dim)
@@ -153,9 +176,15 @@ def test_every_norm_on_fresh_weights(norm, shape, seed, data):
 @given(rounds(["l1", "ln"]))
 def test_one_algorithm_for_all_rounds(case):
     w, methods = case
-    methods = [(amount if isinstance(amount, float) else 0.5, norm, dim) for amount, norm, dim in methods]
+    methods = [
+        (amount if isinstance(amount, float) else 0.5, norm, dim)
+        for amount, norm, dim in methods
+    ]
     algorithm = sf.sequence(
-        *(sf.iterative(f, pattern=pattern_of(*how), when=sf.at([step])) for step, (f, *how) in enumerate(methods))
+        *(
+            sf.iterative(f, pattern=pattern_of(*how), when=sf.at([step]))
+            for step, (f, *how) in enumerate(methods)
+        )
     )
     state, module = algorithm.init({"w": w}), Holder({"w": w})
     for step, (fraction, norm, dim) in enumerate(methods):
@@ -176,13 +205,20 @@ def test_weights_train_between_rounds(shape, seed, amounts):
         module()  # their hook computes the weight afresh
         prune.l1_unstructured(module, "w", amount)
         algorithm = sf.iterative(amount, init=init)
-        state = algorithm.update(sf.with_params(algorithm.init(params), {"w": trained}), params, 0)
+        state = algorithm.update(
+            sf.with_params(algorithm.init(params), {"w": trained}), params, 0
+        )
         assert_equal(state, module)
         params, init = state.params, state.masks
 
 
 @live()
-@given(st.lists(shapes, min_size=1, max_size=3), seeds, st.lists(amounts(9), min_size=1, max_size=4), st.booleans())
+@given(
+    st.lists(shapes, min_size=1, max_size=3),
+    seeds,
+    st.lists(amounts(9), min_size=1, max_size=4),
+    st.booleans(),
+)
 def test_global_unstructured(all_shapes, seed, amounts, given_scores):
     weights = {f"w{i}": normal(shape, seed + i) for i, shape in enumerate(all_shapes)}
     scores = {"w0": normal(all_shapes[0], seed - 1)} if given_scores else {}
@@ -193,16 +229,22 @@ def test_global_unstructured(all_shapes, seed, amounts, given_scores):
     module, params, init = Holder(weights), weights, "dense"
     where = [(module, name) for name in weights]
     for amount in amounts:
-        algorithm = sf.iterative(**ours(amount), distribution=sf.budgets.global_(), score=score, init=init)
+        algorithm = sf.iterative(
+            **ours(amount), distribution=sf.budgets.global_(), score=score, init=init
+        )
         begun = algorithm.init(params)
         left = int(sf.masks.n_kept(begun.masks))
         if isinstance(amount, int) and amount > left:
-            with pytest.raises(ValueError, match=f"expected 0 <= count <= {left}, got {amount} at 'w0'"):
+            with pytest.raises(
+                ValueError, match=f"expected 0 <= count <= {left}, got {amount} at 'w0'"
+            ):
                 algorithm.update(begun, params, 0)
             continue
         state = algorithm.update(begun, params, 0)
         importance = {(module, name): value for name, value in scores.items()}
-        prune.global_unstructured(where, prune.L1Unstructured, importance_scores=importance, amount=amount)
+        prune.global_unstructured(
+            where, prune.L1Unstructured, importance_scores=importance, amount=amount
+        )
         assert_equal(state, module)
         params, init = state.params, state.masks
 
@@ -216,7 +258,9 @@ def test_custom_masks_between_rounds(shape, seed, fraction, data):
     prune.custom_from_mask(module, "w", custom)
     algorithm = sf.iterative(fraction)
     state = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0)
-    state = sf.from_masks(sf.masks.intersect(state.masks, {"w": custom})).init(state.params)
+    state = sf.from_masks(sf.masks.intersect(state.masks, {"w": custom})).init(
+        state.params
+    )
     assert_equal(state, module)
     prune.l1_unstructured(module, "w", fraction)
     algorithm = sf.iterative(fraction, init=state.masks)
@@ -224,14 +268,26 @@ def test_custom_masks_between_rounds(shape, seed, fraction, data):
 
 
 @live()
-@given(shapes, seeds, st.lists(fractions, min_size=1, max_size=3), st.integers(0, 2**30), st.data())
+@given(
+    shapes,
+    seeds,
+    st.lists(fractions, min_size=1, max_size=3),
+    st.integers(0, 2**30),
+    st.data(),
+)
 def test_random_pruning_has_equal_counts(shape, seed, fractions, key, data):
     w = normal(shape, seed)
     dim = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))
     pattern = sf.patterns.unstructured() if dim is None else sf.patterns.channel(dim)
     module, params, init = Holder({"w": w}), {"w": w}, "dense"
     for step, fraction in enumerate(fractions):
-        algorithm = sf.iterative(fraction, score=sf.scores.random, pattern=pattern, key=sf.random.key(key), init=init)
+        algorithm = sf.iterative(
+            fraction,
+            score=sf.scores.random,
+            pattern=pattern,
+            key=sf.random.key(key),
+            init=init,
+        )
         state = algorithm.update(algorithm.init(params), params, step)
         init = state.masks
         if dim is None:
@@ -249,15 +305,23 @@ def test_remove_is_bake_and_the_gradient_is_theirs(seed, fraction):
     algorithm = sf.iterative(fraction)
     params = sf.modules.params_of(layer)
     state = algorithm.update(algorithm.init(params), params, 0)
-    grads = torch.func.grad(lambda p: sf.modules.call(layer, p, x).square().sum())(sf.effective(state))
+    grads = torch.func.grad(lambda p: sf.modules.call(layer, p, x).square().sum())(
+        sf.effective(state)
+    )
     baked = sf.modules.bake(layer, state)
     prune.l1_unstructured(layer, "weight", fraction)
-    torch.testing.assert_close(sf.modules.call(nn.Linear(5, 4, dtype=torch.float64), state, x), layer(x))
+    torch.testing.assert_close(
+        sf.modules.call(nn.Linear(5, 4, dtype=torch.float64), state, x), layer(x)
+    )
     layer(x).square().sum().backward()
-    torch.testing.assert_close(algorithm.view.grads(state, grads, 0)["weight"], layer.weight_orig.grad)
+    torch.testing.assert_close(
+        algorithm.view.grads(state, grads, 0)["weight"], layer.weight_orig.grad
+    )
     prune.remove(layer, "weight")
     assert torch.equal(baked.weight, layer.weight)
-    assert dict(baked.named_parameters()).keys() == dict(layer.named_parameters()).keys()
+    assert (
+        dict(baked.named_parameters()).keys() == dict(layer.named_parameters()).keys()
+    )
     assert torch.equal(baked(x), layer(x))
 
 
@@ -276,7 +340,12 @@ def test_pruned_modules_and_their_checkpoints_are_taken_over(case):
     fresh = prune.identity(Holder(weights), "w")
     fresh.load_state_dict(module.state_dict())
     plain = Holder(weights)
-    for source in ((module,), (fresh,), (plain, module.state_dict()), (fresh, module.state_dict())):
+    for source in (
+        (module,),
+        (fresh,),
+        (plain, module.state_dict()),
+        (fresh, module.state_dict()),
+    ):
         params, masks = sf.modules.from_pruned(*source)
         assert torch.equal(params["w"], module.w_orig)
         state = sf.from_masks(masks).init(params)
@@ -302,9 +371,13 @@ def test_is_pruned():
 
 
 def test_a_mask_that_is_not_0_and_1_is_refused_where_theirs_scales_the_weights():
-    module = prune.custom_from_mask(Holder({"w": torch.ones(2)}), "w", torch.tensor([2.0, 1.0]))
+    module = prune.custom_from_mask(
+        Holder({"w": torch.ones(2)}), "w", torch.tensor([2.0, 1.0])
+    )
     assert module.w.tolist() == [2.0, 1.0]
-    with pytest.raises(ValueError, match="expected a mask of zeros and ones at 'w_mask'"):
+    with pytest.raises(
+        ValueError, match="expected a mask of zeros and ones at 'w_mask'"
+    ):
         sf.modules.from_pruned(module)
 
 
@@ -331,7 +404,9 @@ def test_a_failed_update_leaves_the_state_where_theirs_loses_the_hook():
 
 def test_ties_go_to_the_lower_index_where_theirs_says_nothing():
     algorithm = sf.iterative(count=2)
-    state = algorithm.update(algorithm.init({"w": torch.ones(2, 2)}), {"w": torch.ones(2, 2)}, 0)
+    state = algorithm.update(
+        algorithm.init({"w": torch.ones(2, 2)}), {"w": torch.ones(2, 2)}, 0
+    )
     assert state.masks["w"].tolist() == [[True, True], [False, False]]
 
 
@@ -340,7 +415,11 @@ def test_the_nuclear_norm_is_a_score_of_ones_own():
         norms = torch.linalg.matrix_norm(state.params["w"], "nuc")
         return {"w": norms[:, None, None].expand_as(state.params["w"])}
 
-    w = torch.randn(6, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    w = torch.randn(
+        6, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     module = prune.ln_structured(Holder({"w": w}), "w", 0.5, n="nuc", dim=0)
-    algorithm = sf.iterative(0.5, score=nuclear, pattern=sf.patterns.channel(0, norm=math.inf))
+    algorithm = sf.iterative(
+        0.5, score=nuclear, pattern=sf.patterns.channel(0, norm=math.inf)
+    )
     assert_equal(algorithm.update(algorithm.init({"w": w}), {"w": w}, 0), module)

@@ -1,4 +1,6 @@
-"""The cards of docs/methods.md are those of the module, and their parts are read as they are meant."""
+"""The cards of docs/methods.md are those of the module, and their parts are read as
+they are meant.
+"""
 
 import ast
 import builtins
@@ -7,7 +9,16 @@ import re
 from pathlib import Path
 
 import pytest
-from methods_page import PAGE, card, expression, is_handed_on, method, named, page, without_brackets
+from methods_page import (
+    PAGE,
+    card,
+    expression,
+    is_handed_on,
+    method,
+    named,
+    page,
+    without_brackets,
+)
 from pages import split
 
 import sparsefn as sf
@@ -32,48 +43,84 @@ def test_every_method_has_a_card_with_a_paper_and_evidence() -> None:
 
 
 def test_every_recipe_has_a_sentence_code_and_a_paper() -> None:
-    parts = PAGE.with_name("more-methods.md").read_text(encoding="utf-8").split("\n### ")[1:]
+    parts = (
+        PAGE.with_name("more-methods.md")
+        .read_text(encoding="utf-8")
+        .split("\n### ")[1:]
+    )
     assert len(parts) >= RECIPES
     for part in parts:
         prose, blocks = split(part.split("\n## ")[0])
         title, *told = [line for line in prose.splitlines() if line]
-        assert (len(blocks) == 1 and told and told[0].rstrip()[-1] in ".,:") or len(told) > 1, title
+        assert (len(blocks) == 1 and told and told[0].rstrip()[-1] in ".,:") or len(
+            told
+        ) > 1, title
         assert "20" in " ".join(told), f"{title}: no paper"
 
 
 def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
     def made(stats, sparsity, where=None, key=None):  # type: ignore[no-untyped-def]
         score = saliency if sparsity else wanda(stats)
-        return one_shot(sparsity, score, distribution=distributions.global_(), where=where, key=key)
+        return one_shot(
+            sparsity, score, distribution=distributions.global_(), where=where, key=key
+        )
 
     assert expression(made) == (
-        "sf.one_shot(sparsity, sf.scores.saliency if sparsity else sf.scores.wanda(stats), "
+        "sf.one_shot(sparsity, sf.scores.saliency if sparsity else "
+        "sf.scores.wanda(stats), "
         "distribution=distributions.global_())"
     )
 
     def passed(sparsity, where):  # type: ignore[no-untyped-def]
-        return set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)
+        return set(
+            sparsity,
+            drop_fraction=counts.below(0.0),
+            where=lambda path, leaf: where(path, leaf) | False,
+        )
 
     assert expression(passed) == (
-        "sf.set(sparsity, drop_fraction=sf.counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)"
+        "sf.set(sparsity, drop_fraction=sf.counts.below(0.0), where=lambda path, leaf: "
+        "where(path, leaf) | False)"
     )
 
 
 def test_a_long_expression_keeps_its_variables() -> None:
     def made(sparsity):  # type: ignore[no-untyped-def]
-        score = [saliency, saliency, saliency, saliency, saliency, saliency, saliency, saliency, saliency, saliency]
+        score = [
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+            saliency,
+        ]
         scores = [score, score, score]
         return one_shot(sparsity, scores)
 
     assert expression(made) == "sf.one_shot(sparsity, [score, score, score])"
 
 
-@pytest.mark.parametrize("name", [name for name, make in named().items() if not is_handed_on(make)])
+@pytest.mark.parametrize(
+    "name", [name for name, make in named().items() if not is_handed_on(make)]
+)
 def test_an_expression_needs_sf_torch_and_what_the_function_has(name: str) -> None:
     function = inspect.unwrap(named()[name])
     nodes = list(ast.walk(ast.parse(expression(function))))
-    bound = {arg.arg for node in nodes if isinstance(node, ast.Lambda) for arg in node.args.args}
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {
+        arg.arg
+        for node in nodes
+        if isinstance(node, ast.Lambda)
+        for arg in node.args.args
+    }
+    used = {
+        node.id
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
     own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
     helpers = {helper for helper in used if callable(function.__globals__.get(helper))}
     assert used - bound - own - helpers - {*vars(builtins)} <= {"sf", "torch"}
@@ -105,19 +152,27 @@ def test_what_a_docstring_says_is_taken_apart() -> None:
         "recordings, and laws",
     )
     snip.__doc__ = "SNIP: the weights stay.\n\nLee et al. 2019, arXiv 1810.02340."
-    with pytest.raises(ValueError, match="snip: expected a paragraph 'Verified by ...'.* got 0, 0 and 'Lee et al."):
+    with pytest.raises(
+        ValueError,
+        match="snip: expected a paragraph 'Verified by ...'.* got 0, 0 and 'Lee et al.",
+    ):
         method("snip", snip)
 
 
 def test_names_of_the_top_level_have_their_paper() -> None:
     row = method("rigl", sf.rigl)
-    assert (row.expression, row.paper) == ("`sf.rigl`", "Evci et al. 2020, arXiv 1911.11134")
+    assert (row.expression, row.paper) == (
+        "`sf.rigl`",
+        "Evci et al. 2020, arXiv 1911.11134",
+    )
 
 
 def test_a_card_has_a_heading_a_picture_where_there_is_one_and_the_evidence() -> None:
     text = card(method("rigl", sf.rigl))
     assert text.startswith("### RigL\n\n`sf.methods.rigl`: drop the smallest weights")
-    assert "](gallery/rigl.png)" in text and text.endswith("arXiv 1911.11134. Verified by recordings, and laws.")
+    assert "](gallery/rigl.png)" in text and text.endswith(
+        "arXiv 1911.11134. Verified by recordings, and laws."
+    )
     assert "gallery" not in card(method("obd", sf.methods.obd))
 
 

@@ -1,4 +1,6 @@
-"""Real modules and bare trees through whole training runs; the modules are left as they were."""
+"""Real modules and bare trees through whole training runs; the modules are left as they
+were.
+"""
 
 import copy
 import pickle
@@ -18,7 +20,9 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(11, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            8, 2, dim_feedforward=16, dropout=0.0, batch_first=True
+        )
         self.lm_head = nn.Linear(8, 11, bias=False)
         self.lm_head.weight = self.embedding.weight
 
@@ -50,7 +54,9 @@ def convnet():
 
 
 def perceptron():
-    return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3)
+    )
 
 
 TOKENS = (torch.arange(40) * 7 % 11).reshape(5, 8)
@@ -60,7 +66,8 @@ MODELS = {
     "encoder": (Encoder, lambda: TOKENS, TOKENS.roll(1, 1).flatten()),
     "recurrent": (Recurrent, lambda: torch.randn(9, 4, 5), torch.arange(9) % 3),
 }
-# The leaves that the default `where` sparsifies: no bias, no norm, no embedding, which the tied head shares.
+# The leaves that the default `where` sparsifies: no bias, no norm, no embedding, which
+# the tied head shares.
 SPARSE = {
     "perceptron": {"0.weight", "3.weight"},
     "convnet": {"0.weight", "3.weight", "7.weight"},
@@ -81,7 +88,9 @@ def build(name):
 
 
 def train(module, x, y, algorithm, steps, params=None):
-    """The state, the buffers and the losses of some steps; BatchNorm runs in train mode."""
+    """The state, the buffers and the losses of some steps; BatchNorm runs in train
+    mode.
+    """
 
     def loss(weights, buffers):
         out, buffers = sf.modules.call_with_buffers(module, weights, buffers, x)
@@ -90,14 +99,22 @@ def train(module, x, y, algorithm, steps, params=None):
     state = algorithm.init(sf.modules.params_of(module) if params is None else params)
     buffers, losses = sf.modules.buffers_of(module), []
     for step in range(steps):
-        grads, buffers = torch.func.grad(loss, has_aux=True)(sf.effective(state), buffers)
+        grads, buffers = torch.func.grad(loss, has_aux=True)(
+            sf.effective(state), buffers
+        )
         losses.append(loss(sf.effective(state), buffers)[0].item())
         state = algorithm.update(state, grads, step)
     return state, buffers, losses
 
 
 def adam_rigl(**options):
-    inner = sf.rigl(0.6, drop_fraction=0.3, when=sf.every(4, stop=16), key=sf.random.key(2), **options)
+    inner = sf.rigl(
+        0.6,
+        drop_fraction=0.3,
+        when=sf.every(4, stop=16),
+        key=sf.random.key(2),
+        **options,
+    )
     return sf.with_optimizer(inner, sf.optimizers.adam(0.02))
 
 
@@ -141,7 +158,9 @@ def test_the_module_is_left_as_it_was(name):
     assert all(a is b for a, b in zip(now, tensors, strict=True))
     assert [t._version for t in tensors] == versions
     assert [t.grad for t in tensors] == grads == [None] * len(grads)
-    assert {path: set(vars(part)) for path, part in module.named_modules()} == attributes
+    assert {
+        path: set(vars(part)) for path, part in module.named_modules()
+    } == attributes
     module.eval()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert list(twin.state_dict()) == keys
@@ -183,12 +202,18 @@ def test_other_dtypes_train_in_their_own(name, dtype):
     x = x.to(dtype) if x.is_floating_point() else x
     state, _, losses = train(module, x, y, adam_rigl(), 12)
     assert losses[-1] < losses[0]
-    assert {leaf.dtype for leaf in (*state.params.values(), *state.opt.mu.values())} == {dtype}
+    assert {
+        leaf.dtype for leaf in (*state.params.values(), *state.opt.mu.values())
+    } == {dtype}
 
 
 def test_a_model_with_nothing_to_sparsify_warns_and_trains_densely():
     torch.manual_seed(0)
-    module, x, y = nn.Sequential(nn.LayerNorm(3), nn.Tanh()), torch.randn(8, 3), torch.arange(8) % 3
+    module, x, y = (
+        nn.Sequential(nn.LayerNorm(3), nn.Tanh()),
+        torch.randn(8, 3),
+        torch.arange(8) % 3,
+    )
     optimizer = sf.optimizers.adam(0.05)
     for algorithm in (
         sf.rigl(0.5, when=sf.always()),
@@ -197,11 +222,17 @@ def test_a_model_with_nothing_to_sparsify_warns_and_trains_densely():
         sf.gmp(0.5, distribution=sf.budgets.global_()),
     ):
         with pytest.warns(
-            UserWarning, match=r"no leaf is sparsified: where selects none of the paths \('0.bias', '0.we"
+            UserWarning,
+            match=r"no leaf is sparsified: where selects none of the paths \('0.bias', "
+            r"'0.we",
         ):
-            state, _, losses = train(module, x, y, sf.with_optimizer(algorithm, optimizer), 5)
+            state, _, losses = train(
+                module, x, y, sf.with_optimizer(algorithm, optimizer), 5
+            )
         dense = train(module, x, y, sf.with_optimizer(sf.dense(), optimizer), 5)[0]
-        assert sf.checkpoint.tree_equal((state.params, state.masks), (dense.params, dense.masks))
+        assert sf.checkpoint.tree_equal(
+            (state.params, state.masks), (dense.params, dense.masks)
+        )
         assert losses[-1] < losses[0]
 
 
@@ -216,7 +247,12 @@ TREES = {
     "tuple": lambda a, b, c: (a, (b, (c,))),
     "ordered": lambda a, b, c: OrderedDict(z=a, y=OrderedDict(b=b, a=c)),
     "named": lambda a, b, c: Pair(a, [b, c]),
-    "mixed": lambda a, b, c: {"x": [a, (b,)], "empty": {}, "none": (), "y": Pair(c, [])},
+    "mixed": lambda a, b, c: {
+        "x": [a, (b,)],
+        "empty": {},
+        "none": (),
+        "y": Pair(c, []),
+    },
     "tensor": lambda a, b, c: a,
 }
 
@@ -228,12 +264,17 @@ def test_any_tree_of_tensors_is_a_model(name):
     targets = optree.tree_map(torch.randn_like, params)
 
     def loss(weights):
-        return sum(((w - t) ** 2).sum() for w, t in zip(*map(optree.tree_leaves, (weights, targets)), strict=True))
+        return sum(
+            ((w - t) ** 2).sum()
+            for w, t in zip(*map(optree.tree_leaves, (weights, targets)), strict=True)
+        )
 
     for inner in (
         sf.rigl(0.5, when=sf.every(3)),
         sf.snfs(0.5, when=sf.every(3)),
-        sf.gmp(sf.schedules.polynomial(0.0, 0.5, 0, 8), distribution=sf.budgets.global_()),
+        sf.gmp(
+            sf.schedules.polynomial(0.0, 0.5, 0, 8), distribution=sf.budgets.global_()
+        ),
         sf.ste(0.5),
         sf.reparametrised(sf.reparam.power(2.0), sf.static(0.5)),
         sf.sequence(sf.gmp(0.5), sf.set("current", when=sf.every(3))),
@@ -243,10 +284,13 @@ def test_any_tree_of_tensors_is_a_model(name):
         state = algorithm.init(params)
         start = loss(sf.effective(state))
         for step in range(10):
-            # Classic autograd takes leaves as they come; torch.func.grad knows fewer containers.
+            # Classic autograd takes leaves as they come; torch.func.grad knows fewer
+            # containers.
             leaves, treedef = optree.tree_flatten(sf.effective(state))
             leaves = [leaf.requires_grad_() for leaf in map(torch.clone, leaves)]
-            grads = torch.autograd.grad(loss(optree.tree_unflatten(treedef, leaves)), leaves)
+            grads = torch.autograd.grad(
+                loss(optree.tree_unflatten(treedef, leaves)), leaves
+            )
             state = algorithm.update(state, optree.tree_unflatten(treedef, grads), step)
         assert optree.tree_structure(state.params) == optree.tree_structure(params)
         assert optree.tree_structure(state.masks) == optree.tree_structure(params)
@@ -256,12 +300,16 @@ def test_any_tree_of_tensors_is_a_model(name):
 
 
 def test_an_ensemble_of_convnets_threads_its_buffers():
-    # Two seeds of one model under vmap, each with its own BatchNorm statistics, equal the loop.
+    # Two seeds of one model under vmap, each with its own BatchNorm statistics, equal
+    # the loop.
     module, x, y = build("convnet")
     seeds = (2, 5)
 
     def build_for(key):
-        return sf.with_optimizer(sf.rigl(0.6, when=sf.every(2), key=key), sf.optimizers.sgd(0.05, momentum=0.9))
+        return sf.with_optimizer(
+            sf.rigl(0.6, when=sf.every(2), key=key),
+            sf.optimizers.sgd(0.05, momentum=0.9),
+        )
 
     def advance(key, state, buffers, step):
         def loss(weights):
@@ -271,17 +319,29 @@ def test_an_ensemble_of_convnets_threads_its_buffers():
         grads, buffers = torch.func.grad(loss, has_aux=True)(sf.effective(state))
         return build_for(key).update(state, grads, step), buffers
 
-    keys, params = torch.stack([sf.random.key(seed) for seed in seeds]), sf.modules.params_of(module)
+    keys, params = (
+        torch.stack([sf.random.key(seed) for seed in seeds]),
+        sf.modules.params_of(module),
+    )
     states = torch.func.vmap(lambda key: build_for(key).init(params))(keys)
     buffers = sf.ensemble.stack([sf.modules.buffers_of(module)] * 2)
-    singles = [(build_for(key).init(params), sf.modules.buffers_of(module)) for key in keys]
+    singles = [
+        (build_for(key).init(params), sf.modules.buffers_of(module)) for key in keys
+    ]
     for step in range(4):
-        states, buffers = torch.func.vmap(advance, in_dims=(0, 0, 0, None))(keys, states, buffers, step)
-        singles = [advance(key, *single, step) for key, single in zip(keys, singles, strict=True)]
+        states, buffers = torch.func.vmap(advance, in_dims=(0, 0, 0, None))(
+            keys, states, buffers, step
+        )
+        singles = [
+            advance(key, *single, step)
+            for key, single in zip(keys, singles, strict=True)
+        ]
     for i, (state, statistics) in enumerate(singles):
         one = sf.ensemble.member((states, buffers), i)
         assert sf.checkpoint.tree_equal(one[0].masks, state.masks)
-        torch.testing.assert_close(dict(one[0].params), dict(state.params), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            dict(one[0].params), dict(state.params), rtol=1e-4, atol=1e-5
+        )
         torch.testing.assert_close(one[1], statistics, rtol=1e-4, atol=1e-5)
 
 
@@ -289,7 +349,9 @@ def test_gradients_that_overflow_do_not_break_the_masks():
     module, algorithm = build("perceptron")[0], adam_rigl()
     state = algorithm.init(sf.modules.params_of(module))
     for step, bad in enumerate((float("nan"), float("inf"), float("-inf"), 1e38)):
-        grads = {path: torch.full_like(leaf, bad) for path, leaf in state.params.items()}
+        grads = {
+            path: torch.full_like(leaf, bad) for path, leaf in state.params.items()
+        }
         state = algorithm.update(state, grads, 4 * step)
         for path in SPARSE["perceptron"]:
             mask = state.masks[path]

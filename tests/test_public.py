@@ -1,4 +1,6 @@
-"""Every public name says in one sentence what it is and shows an example; every example is right."""
+"""Every public name says in one sentence what it is and shows an example; every example
+is right.
+"""
 
 import ast
 import doctest
@@ -19,7 +21,10 @@ import torch
 
 import sparsefn as sf
 
-MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(sf.__path__, "sparsefn.")]
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(sf.__path__, "sparsefn.")
+]
 NAMES = {"torch": torch, "sf": sf}  # what an example may use without an import
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -29,7 +34,9 @@ def is_code(value: Any) -> bool:
 
 
 def public(module: ModuleType, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`(dotted name, object)` for what completes after a package: its names, and those of its modules among them."""
+    """`(dotted name, object)` for what completes after a package: its names, and those
+    of its modules among them.
+    """
     package = module.__name__.split(".")[0]
     for name in dir(module):
         value = getattr(module, name)
@@ -40,7 +47,9 @@ def public(module: ModuleType, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def words(value: Any) -> str:
-    """The docstring of an object itself: what it takes over from its class says nothing about it."""
+    """The docstring of an object itself: what it takes over from its class says nothing
+    about it.
+    """
     doc = value.__doc__
     if not is_code(value) and doc == type(value).__doc__:
         return ""
@@ -53,7 +62,11 @@ def lacks(value: Any) -> list[str]:
         return ["a docstring"]
     first, *rest = doc.splitlines()
     found = []
-    if not first.endswith(".") or re.search(r"[.!?] +[A-Z]", first) or (rest and rest[0]):
+    if (
+        not first.endswith(".")
+        or re.search(r"[.!?] +[A-Z]", first)
+        or (rest and rest[0])
+    ):
         found.append(f"a first line that is one sentence, not {first!r}")
     if not examples_of(value, "").examples:
         found.append("an example (>>>)")
@@ -61,8 +74,14 @@ def lacks(value: Any) -> list[str]:
 
 
 def examples(module: ModuleType) -> list[doctest.DocTest]:
-    """The doctests of a module. Those of names that users have see `NAMES` alone, others those of the module, too."""
-    found = [test for test in doctest.DocTestFinder().find(module, module.__name__, globs={}) if test.examples]
+    """The doctests of a module. Those of names that users have see `NAMES` alone,
+    others those of the module, too.
+    """
+    found = [
+        test
+        for test in doctest.DocTestFinder().find(module, module.__name__, globs={})
+        if test.examples
+    ]
     for test in found:
         test.globs = NAMES | ({} if test.docstring in SHOWN else vars(module))
     return found
@@ -70,47 +89,85 @@ def examples(module: ModuleType) -> list[doctest.DocTest]:
 
 def examples_of(value: Any, name: str) -> doctest.DocTest:
     """The doctest of one object, which sees `NAMES` alone."""
-    return doctest.DocTestParser().get_doctest(words(value), dict(NAMES), name, None, None)
+    return doctest.DocTestParser().get_doctest(
+        words(value), dict(NAMES), name, None, None
+    )
 
 
 def run(test: doctest.DocTest) -> str:
     """The report on the examples that fail; empty when all is well."""
     report: list[str] = []
     torch.manual_seed(0)
-    doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(test, out=report.append, clear_globs=False)
+    doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(
+        test, out=report.append, clear_globs=False
+    )
     return "".join(report)
 
 
 def docstrings(values: Collection[Any]) -> set[str]:
     """Those of some objects, and of what the classes among them define."""
-    own = [member for value in values if inspect.isclass(value) for member in vars(value).values()]
-    return {doc for value in [*values, *own] if (doc := getattr(value, "__doc__", None))}
+    own = [
+        member
+        for value in values
+        if inspect.isclass(value)
+        for member in vars(value).values()
+    ]
+    return {
+        doc for value in [*values, *own] if (doc := getattr(value, "__doc__", None))
+    }
 
 
 PUBLIC = dict(public(sf))
-CALLED = {name: value for name, value in PUBLIC.items() if callable(value)}  # the others are constants
+CALLED = {
+    name: value for name, value in PUBLIC.items() if callable(value)
+}  # the others are constants
 SHOWN = docstrings(CALLED.values())  # on the pages of the reference
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 WITHOUT_STREET = {"engine", "timetable"}  # nothing in them is for users
 EXAMPLES = {module.__name__: examples(module) for module in [sf, *MODULES]}
-# doctest looks at functions and classes; these are the objects of other kinds that can be called.
-EXAMPLES["sf"] = [examples_of(value, f"sf.{name}") for name, value in CALLED.items() if not is_code(value)]
+# doctest looks at functions and classes; these are the objects of other kinds that can
+# be called.
+EXAMPLES["sf"] = [
+    examples_of(value, f"sf.{name}")
+    for name, value in CALLED.items()
+    if not is_code(value)
+]
 
 
 def test_there_is_a_public_surface() -> None:
-    assert {"State", "effective", "rigl", "random.key", "schedules.cosine", "budgets.erk"} <= set(PUBLIC)
+    assert {
+        "State",
+        "effective",
+        "rigl",
+        "random.key",
+        "schedules.cosine",
+        "budgets.erk",
+    } <= set(PUBLIC)
 
 
 def test_what_completes_is_what_a_module_lists() -> None:
-    front = [importlib.import_module(found.name) for found in pkgutil.iter_modules(sf.__path__, "sparsefn.")]
-    modules = [module for module in front if module.__name__.split(".")[1] not in WITHOUT_STREET]
+    front = [
+        importlib.import_module(found.name)
+        for found in pkgutil.iter_modules(sf.__path__, "sparsefn.")
+    ]
+    modules = [
+        module
+        for module in front
+        if module.__name__.split(".")[1] not in WITHOUT_STREET
+    ]
     modules += [sf.testing.laws, sf.testing.strategies]
     assert len(modules) > 25
-    assert [m.__name__ for m in modules if dir(m) != sorted(getattr(m, "__all__", ["no __all__"]))] == []
+    assert [
+        m.__name__
+        for m in modules
+        if dir(m) != sorted(getattr(m, "__all__", ["no __all__"]))
+    ] == []
 
 
 def test_what_completes_is_on_the_page_of_names() -> None:
-    written = re.findall(r"^- `sf\.([\w.]+)`:", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    written = re.findall(
+        r"^- `sf\.([\w.]+)`:", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     cards = PAGE.with_name("methods.md").read_text(encoding="utf-8")
     written += re.findall(r"^`sf\.(methods\.\w+)`:", cards, re.MULTILINE)
     assert {*PUBLIC} ^ {*written} == set()
@@ -118,22 +175,37 @@ def test_what_completes_is_on_the_page_of_names() -> None:
 
 
 def test_public_names_are_documented() -> None:
-    assert [f"sf.{name} lacks {' and '.join(lacks(value))}" for name, value in CALLED.items() if lacks(value)] == []
-
-
-def test_examples_of_public_names_are_run() -> None:
-    collected = {example.source for tests in EXAMPLES.values() for test in tests for example in test.examples}
     assert [
-        f"sf.{name}"
+        f"sf.{name} lacks {' and '.join(lacks(value))}"
         for name, value in CALLED.items()
-        if not {example.source for example in examples_of(value, name).examples} <= collected
+        if lacks(value)
     ] == []
 
 
-@pytest.mark.deep(but=["sf", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"])  # searches take seconds
+def test_examples_of_public_names_are_run() -> None:
+    collected = {
+        example.source
+        for tests in EXAMPLES.values()
+        for test in tests
+        for example in test.examples
+    }
+    assert [
+        f"sf.{name}"
+        for name, value in CALLED.items()
+        if not {example.source for example in examples_of(value, name).examples}
+        <= collected
+    ] == []
+
+
+@pytest.mark.deep(
+    but=["sf", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"]
+)  # searches take seconds
 @pytest.mark.parametrize("module", [name for name, tests in EXAMPLES.items() if tests])
 def test_examples_are_right(module: str) -> None:
-    if "integrations." in module and (other := module.split(".")[-1]) in sf.integrations.__all__:
+    if (
+        "integrations." in module
+        and (other := module.split(".")[-1]) in sf.integrations.__all__
+    ):
         pytest.importorskip(other)  # `make recipes` has them, and runs this test
     reports = "".join(run(test) for test in EXAMPLES[module])
     assert not reports, reports
@@ -179,16 +251,30 @@ def test_the_checker_accepts_a_documented_function() -> None:
         (None, ["a docstring"]),
         ("", ["a docstring"]),
         ("One sentence.", ["an example (>>>)"]),
-        ("No full stop\n\n>>> 1\n1", ["a first line that is one sentence, not 'No full stop'"]),
-        ("One. Two.\n\n>>> 1\n1", ["a first line that is one sentence, not 'One. Two.'"]),
+        (
+            "No full stop\n\n>>> 1\n1",
+            ["a first line that is one sentence, not 'No full stop'"],
+        ),
+        (
+            "One. Two.\n\n>>> 1\n1",
+            ["a first line that is one sentence, not 'One. Two.'"],
+        ),
         (
             "A sentence that goes on\nhere.\n\n>>> 1\n1",
             ["a first line that is one sentence, not 'A sentence that goes on'"],
         ),
-        ("One sentence.\nAnd on.", ["a first line that is one sentence, not 'One sentence.'", "an example (>>>)"]),
+        (
+            "One sentence.\nAnd on.",
+            [
+                "a first line that is one sentence, not 'One sentence.'",
+                "an example (>>>)",
+            ],
+        ),
     ],
 )
-def test_the_checker_names_what_is_missing(doc: str | None, expected: list[str]) -> None:
+def test_the_checker_names_what_is_missing(
+    doc: str | None, expected: list[str]
+) -> None:
     assert lacks(function(doc)) == expected
 
 
@@ -196,7 +282,10 @@ def test_the_checker_does_not_take_a_generated_docstring() -> None:
     class Pair(NamedTuple):
         left: int
 
-    assert lacks(Pair) == ["a first line that is one sentence, not 'Pair(left,)'", "an example (>>>)"]
+    assert lacks(Pair) == [
+        "a first line that is one sentence, not 'Pair(left,)'",
+        "an example (>>>)",
+    ]
     assert lacks(Pair(1)) == ["a docstring"]
 
 
@@ -225,7 +314,9 @@ __version__ = "1"
         f"shapes.{name}" for name in ("Callable", "area", "math", "size")
     ]
     wrong = ["Kind", "bare", "relu", "shapes.Callable"]  # names of others among them
-    assert [name for name, value in found.items() if callable(value) and lacks(value)] == wrong
+    assert [
+        name for name, value in found.items() if callable(value) and lacks(value)
+    ] == wrong
 
 
 def test_the_runner_reports_a_wrong_example(made: Made) -> None:
@@ -245,14 +336,21 @@ def wrong():
 def test_the_runner_reports_a_wrong_example_of_a_constant() -> None:
     constant = functools.partial(int)
     constant.__doc__ = "Wrong.\n\n>>> torch.ones(1)\ntensor([2.])"
-    assert "Expected:\n    tensor([2.])\nGot:\n    tensor([1.])" in run(examples_of(constant, "constant"))
+    assert "Expected:\n    tensor([2.])\nGot:\n    tensor([1.])" in run(
+        examples_of(constant, "constant")
+    )
 
 
 @pytest.mark.deep
 def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
     tree = ast.parse(Path(str(sf.__file__)).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    told = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    told = {
+        alias.name
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     script = """
         import sys, sparsefn
         first = set(sys.modules)
@@ -264,7 +362,9 @@ def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
         assert {*sparsefn._LATER, "rigl"} <= {*dir(sparsefn)}
         assert not hasattr(sparsefn, "nothing")
     """
-    done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert told | {"testing"} == set(done.stdout.split())
 
@@ -285,10 +385,17 @@ def test_listing_and_star_import_hide_nothing_and_need_no_hypothesis() -> None:
         import sparsefn.engine.selection.dispatch
         print(*dir(sparsefn))
     """
-    done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert {*done.stdout.split()} == {*sf.__all__, "set", "__version__"}
-    assert {*dir(sf)} == {*sf.__all__, "set", "testing", "__version__"} and sf.__all__ == sorted(sf.__all__)
+    assert {*dir(sf)} == {
+        *sf.__all__,
+        "set",
+        "testing",
+        "__version__",
+    } and sf.__all__ == sorted(sf.__all__)
 
 
 @pytest.mark.deep
@@ -300,5 +407,7 @@ def test_compiled_code_may_ask_for_what_is_loaded_later() -> None:
         compiled = torch.compile(double, backend="eager", fullgraph=True)
         assert compiled({"w": torch.tensor([2.0])})["w"].tolist() == [24.0]
     """
-    done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,9 @@ def everything(key, step, p):
 
 
 def same(got, want):
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    return all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(got, want, strict=True)
+    )
 
 
 def stacked(rows):
@@ -51,7 +53,10 @@ def stacked(rows):
     ],
 )
 def test_the_known_answers_of_random123_hold(key, counter, words):
-    assert tuple(random.threefry2x32(torch.tensor(key), torch.tensor(counter)).tolist()) == words
+    assert (
+        tuple(random.threefry2x32(torch.tensor(key), torch.tensor(counter)).tolist())
+        == words
+    )
 
 
 def test_threefry_broadcasts_keys_against_counters():
@@ -66,7 +71,10 @@ def test_a_draw_takes_the_block_of_the_global_index():
     blocks = random.threefry2x32(KEY, torch.tensor([[0, i] for i in range(4)]))
     assert torch.equal(words, blocks[:, 0])
     far = torch.tensor([(7 << 32) + 9])
-    assert random.bits(KEY, (1,), index=far).item() == random.threefry2x32(KEY, torch.tensor([7, 9]))[0].item()
+    assert (
+        random.bits(KEY, (1,), index=far).item()
+        == random.threefry2x32(KEY, torch.tensor([7, 9]))[0].item()
+    )
 
 
 def test_streams_are_pinned():
@@ -76,7 +84,10 @@ def test_streams_are_pinned():
     assert random.split(key, 1).tolist() == [[1918353091, 1334857961]]
     assert random.fold_in(key, 1).tolist() == [3520574224, 438507793]
     assert random.fold_in(key, "a").tolist() == [2515978831, 2820018318]
-    assert random.normal(key, (2,), torch.float64).tolist() == [-1.065452424215552, 0.5836949546010874]
+    assert random.normal(key, (2,), torch.float64).tolist() == [
+        -1.065452424215552,
+        0.5836949546010874,
+    ]
     assert random.permutation(key, 5).tolist() == [4, 3, 2, 1, 0]
 
 
@@ -96,9 +107,13 @@ def test_large_draws_do_not_depend_on_how_they_are_cut_into_blocks():
     n = (1 << 17) + 5
     index = torch.arange(n - 20, n)
     keys = random.split(KEY, 3)
-    assert torch.equal(random.bits(KEY, (n,))[-20:], random.bits(KEY, (20,), index=index))
+    assert torch.equal(
+        random.bits(KEY, (n,))[-20:], random.bits(KEY, (20,), index=index)
+    )
     assert torch.equal(random.bits(keys, (n,))[2], random.bits(keys[2], (n,)))
-    assert torch.equal(random.bits(KEY, (n,), index=torch.arange(n)), random.bits(KEY, (n,)))
+    assert torch.equal(
+        random.bits(KEY, (n,), index=torch.arange(n)), random.bits(KEY, (n,))
+    )
 
 
 def test_thread_count_does_not_matter():
@@ -110,13 +125,22 @@ def test_thread_count_does_not_matter():
 
 def test_global_generators_are_neither_read_nor_advanced():
     torch.manual_seed(0)
-    want, states = everything(KEY, 1, 0.5), (torch.get_rng_state(), python_random.getstate())
-    assert torch.equal(torch.get_rng_state(), states[0]) and python_random.getstate() == states[1]
+    want, states = (
+        everything(KEY, 1, 0.5),
+        (torch.get_rng_state(), python_random.getstate()),
+    )
+    assert (
+        torch.equal(torch.get_rng_state(), states[0])
+        and python_random.getstate() == states[1]
+    )
     torch.manual_seed(1)
     python_random.seed(1)
     before = torch.get_rng_state(), python_random.getstate()
     assert same(everything(KEY, 1, 0.5), want)
-    assert torch.equal(torch.get_rng_state(), before[0]) and python_random.getstate() == before[1]
+    assert (
+        torch.equal(torch.get_rng_state(), before[0])
+        and python_random.getstate() == before[1]
+    )
 
 
 def test_default_dtype_and_default_device_do_not_matter():
@@ -133,9 +157,18 @@ def test_default_dtype_and_default_device_do_not_matter():
 
 @pytest.mark.deep
 def test_the_hash_seed_does_not_matter():
-    code = "from sparsefn import random; print(random.leaf_key(random.key(3), '0.weight', 5).tolist())"
+    code = (
+        "from sparsefn import random; print(random.leaf_key(random.key(3), '0.weight', "
+        "5).tolist())"
+    )
     env = dict(os.environ, PYTHONHASHSEED="12345", PYTHONPATH=os.pathsep.join(sys.path))
-    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert out.stdout.strip() == str(random.leaf_key(KEY, "0.weight", 5).tolist())
 
 
@@ -152,7 +185,9 @@ def test_inputs_stay_as_they_are():
 
 def test_a_number_gives_the_same_key_as_its_tensor():
     for data in (0, 1, -1, 2**40, -(2**63), 2**63 - 1):
-        assert torch.equal(random.fold_in(KEY, data), random.fold_in(KEY, torch.tensor(data)))
+        assert torch.equal(
+            random.fold_in(KEY, data), random.fold_in(KEY, torch.tensor(data))
+        )
 
 
 def test_keys_and_words_never_coincide():
@@ -166,7 +201,9 @@ def test_keys_and_words_never_coincide():
     }
     pairs = {tuple(pair) for keys in made.values() for pair in keys.tolist()}
     assert len(pairs) == 4 * n
-    assert all(int(keys.min()) >= 0 and int(keys.max()) < 2**32 for keys in made.values())
+    assert all(
+        int(keys.min()) >= 0 and int(keys.max()) < 2**32 for keys in made.values()
+    )
 
 
 def test_split_keys_do_not_depend_on_their_number():
@@ -184,8 +221,12 @@ def test_leaf_keys_depend_on_paths_and_not_on_order():
     tree = {"b": torch.zeros(2), "a": {"w": torch.zeros(3)}}
     keys = random.leaf_keys(KEY, tree, 4)
     assert torch.equal(keys["a"]["w"], random.leaf_key(KEY, "a.w", 4))
-    other = random.leaf_keys(KEY, {"a": {"w": tree["a"]["w"]}, "c": tree["b"], "b": tree["b"]}, 4)
-    assert torch.equal(other["b"], keys["b"]) and torch.equal(other["a"]["w"], keys["a"]["w"])
+    other = random.leaf_keys(
+        KEY, {"a": {"w": tree["a"]["w"]}, "c": tree["b"], "b": tree["b"]}, 4
+    )
+    assert torch.equal(other["b"], keys["b"]) and torch.equal(
+        other["a"]["w"], keys["a"]["w"]
+    )
 
 
 def test_batched_keys_draw_what_each_key_draws():
@@ -199,7 +240,9 @@ def test_batched_keys_draw_what_each_key_draws():
         lambda key: random.leaf_key(key, "a", torch.tensor(2)),
     ):
         got = draw(keys)
-        assert all(torch.equal(got[i, j], draw(keys[i, j])) for i in range(2) for j in range(3))
+        assert all(
+            torch.equal(got[i, j], draw(keys[i, j])) for i in range(2) for j in range(3)
+        )
 
 
 # Distributions
@@ -208,7 +251,9 @@ def test_batched_keys_draw_what_each_key_draws():
 @pytest.mark.parametrize("dtype", DIGITS)
 def test_uniform_is_the_leading_bits_and_never_one(dtype):
     n, digits = 1 << 14, DIGITS[dtype]
-    words = random.threefry2x32(KEY, torch.stack((torch.zeros(n, dtype=torch.int64), torch.arange(n)), -1))
+    words = random.threefry2x32(
+        KEY, torch.stack((torch.zeros(n, dtype=torch.int64), torch.arange(n)), -1)
+    )
     whole = [(w0 << 32 | w1) >> (64 - digits) for w0, w1 in words.tolist()]
     got = random.uniform(KEY, (n,), dtype)
     assert got.dtype == dtype
@@ -217,13 +262,17 @@ def test_uniform_is_the_leading_bits_and_never_one(dtype):
 
 
 def test_uniform_numbers_are_uniform():
-    counts = torch.bincount((random.uniform(KEY, (100_000,)) * 64).long(), minlength=64).double()
+    counts = torch.bincount(
+        (random.uniform(KEY, (100_000,)) * 64).long(), minlength=64
+    ).double()
     chi2 = float(((counts - 100_000 / 64) ** 2).sum() / (100_000 / 64))
     assert 28 < chi2 < 115  # 63 degrees of freedom, about 1e-5 on either side
 
 
 def test_streams_of_neighbouring_keys_are_uncorrelated():
-    keys = torch.cat((random.split(KEY, 20), torch.stack([random.key(i) for i in range(20)])))
+    keys = torch.cat(
+        (random.split(KEY, 20), torch.stack([random.key(i) for i in range(20)]))
+    )
     x = random.normal(keys, (4000,), torch.float64)
     x = torch.cat((x, random.normal(KEY, (1, 4000), torch.float64)))
     corr = torch.corrcoef(x) - torch.eye(len(x), dtype=torch.float64)
@@ -234,10 +283,17 @@ def test_streams_of_neighbouring_keys_are_uncorrelated():
 
 def test_normal_is_box_muller_on_the_two_words():
     n = 2000
-    words = random.threefry2x32(KEY, torch.stack((torch.zeros(n, dtype=torch.int64), torch.arange(n)), -1))
-    want = [math.sqrt(-2 * math.log((a + 1) / 2**32)) * math.cos(2 * math.pi * b / 2**32) for a, b in words.tolist()]
+    words = random.threefry2x32(
+        KEY, torch.stack((torch.zeros(n, dtype=torch.int64), torch.arange(n)), -1)
+    )
+    want = [
+        math.sqrt(-2 * math.log((a + 1) / 2**32)) * math.cos(2 * math.pi * b / 2**32)
+        for a, b in words.tolist()
+    ]
     got = random.normal(KEY, (n,), torch.float64)
-    torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(
+        got, torch.tensor(want, dtype=torch.float64), rtol=1e-13, atol=1e-14
+    )
     for dtype in DIGITS:
         assert torch.equal(random.normal(KEY, (n,), dtype), got.to(dtype))
 
@@ -253,7 +309,12 @@ def test_bernoulli_compares_the_word_with_p():
     for p in (0.0, 2**-32, 0.1, 0.5, 1 - 2**-32, 1.0):
         want = [word < p * 2**32 for word in words.tolist()]
         assert random.bernoulli(KEY, p, (1000,)).tolist() == want
-        assert random.bernoulli(KEY, torch.tensor(p, dtype=torch.float64), (1000,)).tolist() == want
+        assert (
+            random.bernoulli(
+                KEY, torch.tensor(p, dtype=torch.float64), (1000,)
+            ).tolist()
+            == want
+        )
     lowest = words.argmin()
     p = float(words[lowest]) * 2**-32  # not below itself, but below the next number
     index = lowest.reshape(1)
@@ -266,8 +327,14 @@ def test_bernoulli_takes_a_probability_for_each_element():
     got = random.bernoulli(KEY, p)
     assert got.dtype == torch.bool and got.shape == (2, 3)
     assert got[:, :2].tolist() == [[False, True], [False, True]] and not got[1, 2]
-    rows = random.bernoulli(KEY, torch.tensor([[0.25], [0.75]]), (2, 20_000)).double().mean(1)
-    torch.testing.assert_close(rows, torch.tensor([0.25, 0.75], dtype=torch.float64), atol=0.015, rtol=0)
+    rows = (
+        random.bernoulli(KEY, torch.tensor([[0.25], [0.75]]), (2, 20_000))
+        .double()
+        .mean(1)
+    )
+    torch.testing.assert_close(
+        rows, torch.tensor([0.25, 0.75], dtype=torch.float64), atol=0.015, rtol=0
+    )
     assert random.bernoulli(KEY, 1.0).shape == ()
 
 
@@ -293,7 +360,9 @@ KEYS = random.split(KEY, 4)
 
 
 def test_vmap_equals_a_loop_whatever_is_batched():
-    loop = stacked([everything(k, int(s), p) for k, s, p in zip(KEYS, STEPS, CHANCES, strict=True)])
+    loop = stacked(
+        [everything(k, int(s), p) for k, s, p in zip(KEYS, STEPS, CHANCES, strict=True)]
+    )
     assert same(vmap(everything)(KEYS, STEPS, CHANCES), loop)
     loop = stacked([everything(k, 2, 0.5) for k in KEYS])
     assert same(vmap(everything, (0, None, None))(KEYS, 2, 0.5), loop)
@@ -313,33 +382,52 @@ def test_nested_vmap_equals_two_loops():
     both = vmap(vmap(draw), (0, None))(torch.stack((KEYS, KEYS.flip(0))), index[:4])
     assert same(
         both,
-        stacked([stacked([draw(k, i) for k, i in zip(ks, index[:4], strict=True)]) for ks in (KEYS, KEYS.flip(0))]),
+        stacked(
+            [
+                stacked([draw(k, i) for k, i in zip(ks, index[:4], strict=True)])
+                for ks in (KEYS, KEYS.flip(0))
+            ]
+        ),
     )
 
 
 def test_draws_are_constants_under_grad():
     noise = random.normal(KEY, (3,))
-    assert torch.equal(grad(lambda w: (w * random.normal(KEY, (3,))).sum())(torch.ones(3)), noise)
-    per_key = vmap(grad(lambda w, key: (w * random.normal(key, (3,))).sum()), (None, 0))(torch.ones(3), KEYS)
+    assert torch.equal(
+        grad(lambda w: (w * random.normal(KEY, (3,))).sum())(torch.ones(3)), noise
+    )
+    per_key = vmap(
+        grad(lambda w, key: (w * random.normal(key, (3,))).sum()), (None, 0)
+    )(torch.ones(3), KEYS)
     assert torch.equal(per_key, random.normal(KEYS, (3,)))
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script:DeprecationWarning"
+)  # torch's own, when inductor is imported
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_draws_have_the_same_bits(backend):
     compiled = torch.compile(everything, fullgraph=True, backend=backend)
     assert same(compiled(KEY, torch.tensor(5), 0.5), everything(KEY, 5, 0.5))
     if backend != "inductor":
         batched = torch.compile(vmap(everything), fullgraph=True, backend=backend)
-        assert same(batched(KEYS, STEPS, CHANCES), vmap(everything)(KEYS, STEPS, CHANCES))
+        assert same(
+            batched(KEYS, STEPS, CHANCES), vmap(everything)(KEYS, STEPS, CHANCES)
+        )
 
 
 def test_one_graph_serves_every_step():
     counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(lambda key, step: random.leaf_key(key, "a", step), fullgraph=True, backend=counter)
+    compiled = torch.compile(
+        lambda key, step: random.leaf_key(key, "a", step),
+        fullgraph=True,
+        backend=counter,
+    )
     for step in range(6):
-        assert torch.equal(compiled(KEY, torch.tensor(step)), random.leaf_key(KEY, "a", step))
+        assert torch.equal(
+            compiled(KEY, torch.tensor(step)), random.leaf_key(KEY, "a", step)
+        )
     assert counter.frame_count == 1
     for step in range(6):
         assert torch.equal(compiled(KEY, step), random.leaf_key(KEY, "a", step))
@@ -364,29 +452,67 @@ def test_draws_can_be_exported():
         (lambda: random.key(True), TypeError, "expected seed to be an int, got bool"),
         (lambda: random.key(1.0), TypeError, "expected seed to be an int, got float"),
         (lambda: random.key(-1), ValueError, r"expected 0 <= seed < 2\*\*64, got -1"),
-        (lambda: random.key(1 << 64), ValueError, r"expected 0 <= seed < 2\*\*64, got 18446744073709551616"),
-        (lambda: random.bits(0, (1,)), TypeError, r"expected a key from sf.random.key\(seed\), got int"),
+        (
+            lambda: random.key(1 << 64),
+            ValueError,
+            r"expected 0 <= seed < 2\*\*64, got 18446744073709551616",
+        ),
+        (
+            lambda: random.bits(0, (1,)),
+            TypeError,
+            r"expected a key from sf.random.key\(seed\), got int",
+        ),
         (
             lambda: random.bits(torch.zeros(2), (1,)),
             TypeError,
-            r"expected a key of dtype torch.int64, got torch.float32; make one by sf.random.key\(seed\)",
+            r"expected a key of dtype torch.int64, got torch.float32; make one by "
+            r"sf.random.key\(seed\)",
         ),
         (
             lambda: random.split(torch.tensor([1, 2, 3]), 2),
             ValueError,
             r"expected a key of shape \(2,\) or \(..., 2\), got \(3,\)",
         ),
-        (lambda: random.fold_in(torch.tensor(1), 2), ValueError, r"expected a key of shape .*, got \(\)"),
-        (lambda: random.split(KEY, 2.0), TypeError, r"split\(key, n\): expected n to be an int, got float"),
-        (lambda: random.split(KEY, -1), ValueError, r"split\(key, n\): expected n >= 0, got -1"),
-        (lambda: random.permutation(KEY, True), TypeError, r"permutation\(key, n\): expected n to be an int, got bool"),
-        (lambda: random.permutation(KEY, -2), ValueError, r"permutation\(key, n\): expected n >= 0, got -2"),
-        (lambda: random.fold_in(KEY, True), TypeError, "expected data to be an int, a str or .* tensor, got bool"),
-        (lambda: random.fold_in(KEY, 0.5), TypeError, "expected data to be an int, a str or .* tensor, got float"),
+        (
+            lambda: random.fold_in(torch.tensor(1), 2),
+            ValueError,
+            r"expected a key of shape .*, got \(\)",
+        ),
+        (
+            lambda: random.split(KEY, 2.0),
+            TypeError,
+            r"split\(key, n\): expected n to be an int, got float",
+        ),
+        (
+            lambda: random.split(KEY, -1),
+            ValueError,
+            r"split\(key, n\): expected n >= 0, got -1",
+        ),
+        (
+            lambda: random.permutation(KEY, True),
+            TypeError,
+            r"permutation\(key, n\): expected n to be an int, got bool",
+        ),
+        (
+            lambda: random.permutation(KEY, -2),
+            ValueError,
+            r"permutation\(key, n\): expected n >= 0, got -2",
+        ),
+        (
+            lambda: random.fold_in(KEY, True),
+            TypeError,
+            "expected data to be an int, a str or .* tensor, got bool",
+        ),
+        (
+            lambda: random.fold_in(KEY, 0.5),
+            TypeError,
+            "expected data to be an int, a str or .* tensor, got float",
+        ),
         (
             lambda: random.fold_in(KEY, torch.tensor(0.5)),
             TypeError,
-            "expected data to be an int, a str or a 0-d int64 tensor, got a tensor of torch.float32",
+            "expected data to be an int, a str or a 0-d int64 tensor, got a tensor of "
+            "torch.float32",
         ),
         (
             lambda: random.fold_in(KEY, torch.tensor([1])),
@@ -398,8 +524,16 @@ def test_draws_can_be_exported():
             ValueError,
             r"expected data in \[-2\*\*63, 2\*\*63\), got 9223372036854775808",
         ),
-        (lambda: random.uniform(KEY, 3), TypeError, r"expected shape to be a sequence of ints, got 3; write \(3,\)"),
-        (lambda: random.normal(KEY, (2, -1)), ValueError, r"expected a shape without negative sizes, got \(2, -1\)"),
+        (
+            lambda: random.uniform(KEY, 3),
+            TypeError,
+            r"expected shape to be a sequence of ints, got 3; write \(3,\)",
+        ),
+        (
+            lambda: random.normal(KEY, (2, -1)),
+            ValueError,
+            r"expected a shape without negative sizes, got \(2, -1\)",
+        ),
         (
             lambda: random.uniform(KEY, (1,), torch.int64),
             TypeError,
@@ -413,18 +547,39 @@ def test_draws_can_be_exported():
         (
             lambda: random.bits(KEY, (2,), index=torch.tensor([0.0, 1.0])),
             TypeError,
-            "expected index to be an int64 tensor of global element indices, got torch.float32",
+            "expected index to be an int64 tensor of global element indices, got "
+            "torch.float32",
         ),
-        (lambda: random.bits(KEY, (2,), index=[0, 1]), TypeError, "expected index to be an int64 tensor .*, got list"),
+        (
+            lambda: random.bits(KEY, (2,), index=[0, 1]),
+            TypeError,
+            "expected index to be an int64 tensor .*, got list",
+        ),
         (
             lambda: random.bits(KEY, (2,), index=torch.arange(3)),
             ValueError,
             r"expected index of the draw's shape \(2,\), got \(3,\)",
         ),
-        (lambda: random.bernoulli(KEY, 1.5), ValueError, "expected 0 <= p <= 1, got 1.5"),
-        (lambda: random.bernoulli(KEY, -0.1), ValueError, "expected 0 <= p <= 1, got -0.1"),
-        (lambda: random.bernoulli(KEY, float("nan")), ValueError, "expected 0 <= p <= 1, got nan"),
-        (lambda: random.bernoulli(KEY, True), TypeError, "expected p to be a number or a float tensor, got bool"),
+        (
+            lambda: random.bernoulli(KEY, 1.5),
+            ValueError,
+            "expected 0 <= p <= 1, got 1.5",
+        ),
+        (
+            lambda: random.bernoulli(KEY, -0.1),
+            ValueError,
+            "expected 0 <= p <= 1, got -0.1",
+        ),
+        (
+            lambda: random.bernoulli(KEY, float("nan")),
+            ValueError,
+            "expected 0 <= p <= 1, got nan",
+        ),
+        (
+            lambda: random.bernoulli(KEY, True),
+            TypeError,
+            "expected p to be a number or a float tensor, got bool",
+        ),
         (
             lambda: random.bernoulli(KEY, torch.tensor([1])),
             TypeError,
@@ -443,9 +598,14 @@ def test_draws_can_be_exported():
         (
             lambda: random.threefry2x32(KEY, torch.tensor([1, 2, 3])),
             ValueError,
-            r"expected counter to be an int64 tensor of shape \(..., 2\), got torch.int64 \(3,\)",
+            r"expected counter to be an int64 tensor of shape \(..., 2\), got "
+            r"torch.int64 \(3,\)",
         ),
-        (lambda: random.threefry2x32(KEY, 0), ValueError, "expected counter to be an int64 tensor .*, got int"),
+        (
+            lambda: random.threefry2x32(KEY, 0),
+            ValueError,
+            "expected counter to be an int64 tensor .*, got int",
+        ),
     ],
 )
 def test_bad_input_is_named(call, error, text):

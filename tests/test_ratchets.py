@@ -26,7 +26,8 @@ WALKS = {
 # What a reader meets. Room for 3 %: features may come, density may not pay for them.
 TOKENS = 305_000 * 1.03
 TOKENS_A_LINE = 12.0
-# Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
+# Lines that name a concern of the machine, of the modules of methods, scores and
+# compositions that do.
 MACHINE = {
     "algorithms/frame.py": 19,
     "algorithms/memory.py": 2,
@@ -38,7 +39,9 @@ MACHINE = {
     "compose/with_optimizer.py": 3,
     "scores/leaves.py": 2,
 }
-HOMONYMS = 20  # public names of functions and classes that two modules or more define: 16 are public names of `sf`
+# public names of functions and classes that two modules or more define: 16 are public
+# names of `sf`
+HOMONYMS = 20
 
 WORDS = re.compile(
     "agreed|alignment|any_sharded|by_leaf|check_bare|check_plain|check_shards|compiled_well|donation|extent|"
@@ -52,7 +55,9 @@ def docstrings(source: str) -> set[int]:
     """The numbers of the lines of all docstrings."""
     found: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef
+        ) and ast.get_docstring(node, clean=False):
             text = node.body[0]
             found |= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
     return found
@@ -61,7 +66,14 @@ def docstrings(source: str) -> set[int]:
 def tokens(source: str) -> Iterator[tokenize.TokenInfo]:
     """What is code: no comments, docstrings or ends of lines."""
     prose = docstrings(source)
-    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    empty = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in empty and token.start[0] not in prose:
             yield token
@@ -74,13 +86,19 @@ def count_lines(code: list[tokenize.TokenInfo]) -> int:
 
 def machine_lines(source: str) -> int:
     """How many lines name a concern of the machine."""
-    return len({token.start[0] for token in tokens(source) if WORDS.fullmatch(token.string)})
+    return len(
+        {token.start[0] for token in tokens(source) if WORDS.fullmatch(token.string)}
+    )
 
 
 def defined(source: str) -> set[str]:
     """The functions and classes that a module defines, without private ones."""
     kinds = ast.FunctionDef | ast.ClassDef
-    return {node.name for node in ast.parse(source).body if isinstance(node, kinds) and node.name[0] != "_"}
+    return {
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, kinds) and node.name[0] != "_"
+    }
 
 
 def homonyms(sources: dict[str, str]) -> dict[str, int]:
@@ -89,7 +107,10 @@ def homonyms(sources: dict[str, str]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if n > 1}
 
 
-SOURCES = {file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
+SOURCES = {
+    file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8")
+    for file in sorted(PACKAGE.rglob("*.py"))
+}
 
 
 def check(found: dict[str, int], most: dict[str, int]) -> None:
@@ -119,7 +140,11 @@ def test_code_does_not_grow_by_much_nor_get_denser() -> None:
 
 def test_methods_do_not_speak_of_the_machine() -> None:
     wings = ("algorithms/", "methods/", "scores/", "compose/")
-    found = {name: machine_lines(source) for name, source in SOURCES.items() if name.startswith(wings)}
+    found = {
+        name: machine_lines(source)
+        for name, source in SOURCES.items()
+        if name.startswith(wings)
+    }
     assert {name: n for name, n in found.items() if n > MACHINE.get(name, 0)} == {}
 
 
@@ -128,7 +153,10 @@ def test_names_are_not_defined_twice() -> None:
 
 
 def test_the_rules_find_what_they_look_for() -> None:
-    code = "def run(x):\n    'agreed'\n    return agreed(\n        x)\n\n\nclass Row:\n    y = 1\n"
+    code = (
+        "def run(x):\n    'agreed'\n    return agreed(\n        x)\n\n\nclass Row:\n   "
+        " y = 1\n"
+    )
     source = f"'Prose.'\n\n# a comment\n{code}"
     assert count_lines(list(tokens(source))) == 5
     assert machine_lines(source) == 1

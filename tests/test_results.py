@@ -1,4 +1,6 @@
-"""`make results`: a tiny run of every claim, that is killed and goes on; its statistics, page and figures."""
+"""`make results`: a tiny run of every claim, that is killed and goes on; its
+statistics, page and figures.
+"""
 
 import itertools
 import json
@@ -21,15 +23,19 @@ from results.jobs import TINY, WARMUP, Job, Key, Plan, Row, Task, learning_rate
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "results" / "numbers"
 CHANGES = {"cpu", "seconds", "ms", "narrow_ms"}  # times
-needs_data = pytest.mark.skipif(bool(data.missing()), reason="needs the wheels of results/requirements.txt")
+needs_data = pytest.mark.skipif(
+    bool(data.missing()), reason="needs the wheels of results/requirements.txt"
+)
 
 
-# ---- runs ----------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------
 
 
 def started(*arguments: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "results", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 @pytest.mark.deep
@@ -51,43 +57,81 @@ def test_a_tiny_run_of_everything_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert "min left; last: " in progress
     assert file.read_text().startswith(before)  # nothing is run again
     files = (tmp_path / "numbers").glob("*.jsonl")
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    lines = [
+        json.loads(line) for file in files for line in file.read_text().splitlines()
+    ]
     assert len({store.key(row) for row in lines}) == len(lines)
     rows = store.read(tmp_path / "numbers", runner.VERSIONS)
-    wanted = {key for job in [*tuning.jobs(TINY, rows), *runner.all_jobs(TINY)] for key in job.makes()}
+    wanted = {
+        key
+        for job in [*tuning.jobs(TINY, rows), *runner.all_jobs(TINY)]
+        for key in job.makes()
+    }
     assert rows.keys() == wanted
     assert all(row["cpu"] > 0 for row in rows.values())
 
     found = json.loads((tmp_path / "numbers" / "summary.json").read_text())
     assert len(found["claims"]) == len(CLAIMS) and not found["missing"]
     assert (tmp_path / "docs" / "results.md").read_text() == page.text(found)
-    assert {file.name for file in (tmp_path / "docs").glob("*.png")} == {"results-methods.png", "results-claims.png"}
+    assert {file.name for file in (tmp_path / "docs").glob("*.png")} == {
+        "results-methods.png",
+        "results-claims.png",
+    }
 
     # This process gets the same numbers as the two of the run.
     rates = tuning.chosen(rows, TINY)
-    again = {"lenet": "RigL", "small": "ASP", "conv": "filters pruned", "collapse": "SynFlow", "text": "all"}
+    again = {
+        "lenet": "RigL",
+        "small": "ASP",
+        "conv": "filters pruned",
+        "collapse": "SynFlow",
+        "text": "all",
+    }
     for group, name in again.items():
-        job = next(job for job in runner.all_jobs(TINY) if (job.group, job.name) == (group, name))
+        job = next(
+            job
+            for job in runner.all_jobs(TINY)
+            if (job.group, job.name) == (group, name)
+        )
         for row in runner.done(job, TINY, rates):
-            mine, theirs = ({k: v for k, v in r.items() if k not in CHANGES} for r in (row, rows[store.key(row)]))
+            mine, theirs = (
+                {k: v for k, v in r.items() if k not in CHANGES}
+                for r in (row, rows[store.key(row)])
+            )
             assert mine == theirs
 
 
 def test_every_claim_has_its_runs_and_what_was_published() -> None:
-    arms = {(key[0], key[1], key[2]) for job in runner.all_jobs(Plan()) for key in job.makes()}
-    arms |= {("collapse", arm, "reach") for group, arm, _ in arms if group == "collapse"}
+    arms = {
+        (key[0], key[1], key[2])
+        for job in runner.all_jobs(Plan())
+        for key in job.makes()
+    }
+    arms |= {
+        ("collapse", arm, "reach") for group, arm, _ in arms if group == "collapse"
+    }
     assert {side for claim in CLAIMS for side in (*claim.better, *claim.worse)} <= arms
     numbered = {claim.number for claim in CLAIMS} - {""}
     assert numbered == set(summary.PUBLISHED)
     assert {claim.section for claim in CLAIMS} == set(SECTIONS)
-    assert [claim.text for claim in CLAIMS if bool(claim.says) != bool(claim.number or claim.source)] == []
-    assert [claim.text for claim in CLAIMS if bool(claim.says) != bool(claim.words and claim.case)] == []
+    assert [
+        claim.text
+        for claim in CLAIMS
+        if bool(claim.says) != bool(claim.number or claim.source)
+    ] == []
+    assert [
+        claim.text
+        for claim in CLAIMS
+        if bool(claim.says) != bool(claim.words and claim.case)
+    ] == []
     named = [(claim.words, claim.case) for claim in CLAIMS if claim.says]
     assert len(set(named)) == len(named)
     assert len({(claim.section, claim.text) for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
         if claim.number:
-            assert (summary.gain(summary.PUBLISHED[claim.number]) > 0) == (claim.says == ">")
+            assert (summary.gain(summary.PUBLISHED[claim.number]) > 0) == (
+                claim.says == ">"
+            )
 
 
 def test_the_first_seeds_of_all_claims_come_first() -> None:
@@ -103,7 +147,10 @@ def test_the_first_seeds_of_all_claims_come_first() -> None:
     ("options", "message"),
     [
         (["--workers", "0"], "--workers must be at least 1, got 0"),
-        (["--tiny", "--numbers", "elsewhere"], "--tiny needs other folders: --numbers FOLDER --docs FOLDER"),
+        (
+            ["--tiny", "--numbers", "elsewhere"],
+            "--tiny needs other folders: --numbers FOLDER --docs FOLDER",
+        ),
     ],
 )
 def test_bad_options_are_told(options: list[str], message: str) -> None:
@@ -112,7 +159,7 @@ def test_bad_options_are_told(options: list[str], message: str) -> None:
     assert run.returncode == 2 and message in told
 
 
-# ---- data ----------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------
 
 
 def test_folds_share_nothing_and_what_is_tuned_on_is_never_tested_on() -> None:
@@ -122,14 +169,23 @@ def test_folds_share_nothing_and_what_is_tuned_on_is_never_tested_on() -> None:
     assert len(held) == 10
     for seed, split in enumerate(splits):
         train, test = set(split.y.tolist()), set(split.test_y.tolist())
-        assert train | test | held == set(range(100)) and len(train) == 72 and len(test) == 18
+        assert (
+            train | test | held == set(range(100))
+            and len(train) == 72
+            and len(test) == 18
+        )
         assert split.test_y.tolist() == splits[seed % 5].test_y.tolist()
         assert data.split(x, y, seed, tuning=True).y.tolist() == split.y.tolist()
-    assert set().union(*(split.test_y.tolist() for split in splits)) == set(range(100)) - held
+    assert (
+        set().union(*(split.test_y.tolist() for split in splits))
+        == set(range(100)) - held
+    )
 
 
 def test_other_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected the data of name with digest no, got [0-9a-f]{16}"):
+    with pytest.raises(
+        ValueError, match="expected the data of name with digest no, got [0-9a-f]{16}"
+    ):
         data.same("name", torch.zeros(3).numpy(), "no")
 
 
@@ -137,29 +193,49 @@ def test_other_data_is_refused() -> None:
 def test_the_text_of_a_seed_is_not_in_what_it_trains_on() -> None:
     text, other = data.text(0), data.text(1)
     assert len(text.test) == data.HELD and not torch.equal(text.test, other.test)
-    assert not any(torch.equal(text.test[:200], window) for window in text.train.unfold(0, 200, 1)[:: 1 << 10])
+    assert not any(
+        torch.equal(text.test[:200], window)
+        for window in text.train.unfold(0, 200, 1)[:: 1 << 10]
+    )
     assert int(text.train.max()) < len(text.characters)
 
 
-# ---- rows ----------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------
 
 
 def row(group: str, arm: str, level: str, seed: int, **numbers: Any) -> Row:
-    return {"group": group, "arm": arm, "level": level, "seed": seed, "version": "1", "cpu": 1.0, **numbers}
+    return {
+        "group": group,
+        "arm": arm,
+        "level": level,
+        "seed": seed,
+        "version": "1",
+        "cpu": 1.0,
+        **numbers,
+    }
 
 
-def test_a_line_that_was_cut_is_dropped_and_other_versions_are_not_read(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_is_dropped_and_other_versions_are_not_read(
+    tmp_path: Path,
+) -> None:
     store.add(tmp_path, [row("g", "a", "1", 0), row("g", "b", "1", 0)])
     with (tmp_path / "g.jsonl").open("a") as out:
         out.write('{"group": "g", "a')
-    assert set(store.read(tmp_path, {"g": "1"})) == {("g", "a", "1", 0), ("g", "b", "1", 0)}
+    assert set(store.read(tmp_path, {"g": "1"})) == {
+        ("g", "a", "1", 0),
+        ("g", "b", "1", 0),
+    }
     store.add(tmp_path, [row("g", "a", "1", 1)])
     assert len((tmp_path / "g.jsonl").read_text().splitlines()) == 3
     assert store.read(tmp_path, {"g": "2"}) == {}
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with store.alone(tmp_path), pytest.raises(SystemExit, match="another run is writing to "), store.alone(tmp_path):
+    with (
+        store.alone(tmp_path),
+        pytest.raises(SystemExit, match="another run is writing to "),
+        store.alone(tmp_path),
+    ):
         pass
     with store.alone(tmp_path):
         pass
@@ -170,20 +246,34 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_rates_are_tried_until_the_best_one_is_inside(best: float) -> None:
     plan = Plan()
     rows: dict[Key, Row] = {}
-    while missing := {key for job in tuning.jobs(plan, rows) for key in job.makes()} - rows.keys():
+    while (
+        missing := {key for job in tuning.jobs(plan, rows) for key in job.makes()}
+        - rows.keys()
+    ):
         away = {key: abs(math.log(float(key[2]) / best)) for key in missing}
-        rows |= {key: row(*key, errors={"1": 0.1 * key[3] + far, "10": 1 + far}) for key, far in away.items()}
-    assert rows.keys() == {key for job in tuning.jobs(plan, rows) for key in job.makes()}
+        rows |= {
+            key: row(*key, errors={"1": 0.1 * key[3] + far, "10": 1 + far})
+            for key, far in away.items()
+        }
+    assert rows.keys() == {
+        key for job in tuning.jobs(plan, rows) for key in job.makes()
+    }
     for name, task in tuning.tasks(plan).items():
         chosen, tried = tuning.chosen(rows, plan)[name], tuning.tried(task, rows)
         assert best / 1.5 < chosen < best * 1.5 and tried[0] < chosen < tried[-1]
         assert chosen == min(tried, key=lambda rate: abs(math.log(rate / best)))
-        assert {*task.rates} <= {*tried} and all(b == 2 * a for a, b in itertools.pairwise(tried))
+        assert {*task.rates} <= {*tried} and all(
+            b == 2 * a for a, b in itertools.pairwise(tried)
+        )
 
 
 def test_equal_errors_choose_the_least_rate() -> None:
     plan = Plan()
-    rows = {key: row(*key, errors={"1": 1.0}) for job in tuning.jobs(plan, {}) for key in job.makes()}
+    rows = {
+        key: row(*key, errors={"1": 1.0})
+        for job in tuning.jobs(plan, {})
+        for key in job.makes()
+    }
     (task, *_) = tuning.tasks(plan).values()
     assert tuning.tried(task, rows) == [0.1, 0.2, 0.4, 0.8]  # the first is tried next
 
@@ -210,8 +300,12 @@ def test_a_rate_is_chosen_over_the_levels_that_it_serves() -> None:
             served.setdefault(job.name.split(", ")[0], set()).add(job.arms[0][1])
     for method, levels in served.items():
         task = tuning.tasks(Plan())[f"lenet {method}"]
-        assert {float(min(levels, key=float)), float(max(levels, key=float))} == {*map(float, task.levels)}
-    assert len(tuning.SEEDS) >= 3 and min(tuning.SEEDS) >= Plan().seeds  # no seed of a result
+        assert {float(min(levels, key=float)), float(max(levels, key=float))} == {
+            *map(float, task.levels)
+        }
+    assert (
+        len(tuning.SEEDS) >= 3 and min(tuning.SEEDS) >= Plan().seeds
+    )  # no seed of a result
 
 
 def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
@@ -221,13 +315,16 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
     assert all(a < b for a, b in itertools.pairwise(rates[:rise]))
     assert all(a > b for a, b in itertools.pairwise(rates[rise:]))
     assert rates[300] == pytest.approx(0.4)
-    assert learning_rate(0.8, 600)(torch.tensor(300)).item() == pytest.approx(0.4)  # a step in a vmapped run
+    assert learning_rate(0.8, 600)(torch.tensor(300)).item() == pytest.approx(
+        0.4
+    )  # a step in a vmapped run
 
 
 @pytest.mark.deep
 @needs_data
 def test_a_run_of_grasp_at_ten_per_cent_learns() -> None:
-    # Without a rise of the rate it ended at 11 % after 600 steps, as units died in the first ones.
+    # Without a rise of the rate it ended at 11 % after 600 steps, as units died in the
+    # first ones.
     found = lenet.one("GraSP", "10", 0, Plan(), 0.2)
     assert found["error"] < 9
 
@@ -235,40 +332,82 @@ def test_a_run_of_grasp_at_ten_per_cent_learns() -> None:
 @needs_data
 def test_an_error_in_a_job_names_it() -> None:
     with pytest.raises(ValueError, match="no method nothing") as caught:
-        runner._work((Job("lenet", "nothing", (0,), (("nothing", "3"),)), TINY, {"lenet nothing": 0.1}))
-    assert caught.value.__notes__ == ["in Job(group='lenet', name='nothing', seeds=(0,), arms=(('nothing', '3'),))"]
+        runner._work(
+            (
+                Job("lenet", "nothing", (0,), (("nothing", "3"),)),
+                TINY,
+                {"lenet nothing": 0.1},
+            )
+        )
+    assert caught.value.__notes__ == [
+        "in Job(group='lenet', name='nothing', seeds=(0,), arms=(('nothing', '3'),))"
+    ]
 
 
-def test_what_is_left_takes_as_long_as_jobs_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = [Job("g", name, (seed,), ((name, "1"),)) for seed in range(2) for name in ("slow", "fast")]
+def test_what_is_left_takes_as_long_as_jobs_of_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = [
+        Job("g", name, (seed,), ((name, "1"),))
+        for seed in range(2)
+        for name in ("slow", "fast")
+    ]
     progress = runner.Progress(jobs)
     progress.tick(jobs[0], 30.0)
     progress.tick(jobs[1], 10.0)
-    assert progress.rest(2.0) == pytest.approx(2.0)  # 40 seconds took 2 minutes, and 40 are left
+    assert progress.rest(2.0) == pytest.approx(
+        2.0
+    )  # 40 seconds took 2 minutes, and 40 are left
     progress.tick(jobs[2], 30.0)
     assert progress.rest(7.0) == pytest.approx(1.0)
     progress.tick(jobs[3], 10.0)
     assert "4/4 jobs, " in capsys.readouterr().err
 
 
-# ---- statistics ----------------------------------------------------------------------------------
+# ---- statistics ----------------------------------------------------------------------
 
 
 def test_an_interval_is_from_the_second_least_to_the_second_greatest_of_ten() -> None:
     values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0, 3.5, 8.0]
-    assert summary.interval(values) == {"median": 3.75, "low": 1.5, "high": 8.0, "mean": 4.3, "n": 10}
-    assert summary.interval([2.0]) == {"median": 2.0, "low": None, "high": None, "mean": 2.0, "n": 1}
-    assert summary.interval([1.0] * 5)["low"] is None  # five values have no interval of 95 %
-    assert summary.interval([False, True] * 3) == {"median": 0.5, "low": 0.0, "high": 1.0, "mean": 0.5, "n": 6}
+    assert summary.interval(values) == {
+        "median": 3.75,
+        "low": 1.5,
+        "high": 8.0,
+        "mean": 4.3,
+        "n": 10,
+    }
+    assert summary.interval([2.0]) == {
+        "median": 2.0,
+        "low": None,
+        "high": None,
+        "mean": 2.0,
+        "n": 1,
+    }
+    assert (
+        summary.interval([1.0] * 5)["low"] is None
+    )  # five values have no interval of 95 %
+    assert summary.interval([False, True] * 3) == {
+        "median": 0.5,
+        "low": 0.0,
+        "high": 1.0,
+        "mean": 0.5,
+        "n": 6,
+    }
 
 
 @pytest.mark.parametrize("n", range(6, 41))
-def test_intervals_cover_the_median_with_95_per_cent_and_no_closer_ones_do(n: int) -> None:
+def test_intervals_cover_the_median_with_95_per_cent_and_no_closer_ones_do(
+    n: int,
+) -> None:
     found = summary.interval([float(i) for i in range(1, n + 1)])
     least = int(found["low"])
     assert found["high"] == n + 1 - least
 
-    def coverage(k: int) -> float:  # the k-th least to the k-th greatest: between k and n - k are below the median
+    def coverage(
+        k: int,
+    ) -> (
+        float
+    ):  # the k-th least to the k-th greatest: between k and n - k are below the median
         return 1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n
 
     assert coverage(least) >= 0.95 > coverage(least + 1)
@@ -277,7 +416,15 @@ def test_intervals_cover_the_median_with_95_per_cent_and_no_closer_ones_do(n: in
 @pytest.mark.parametrize("bad", [-90.0, 90.0, math.inf])
 def test_one_bad_run_of_ten_does_not_decide_a_claim(bad: float) -> None:
     for sign, expected in ((1.0, summary.HOLDS), (-1.0, summary.FAILS)):
-        found = summary.interval([*(sign * value for value in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)), bad])
+        found = summary.interval(
+            [
+                *(
+                    sign * value
+                    for value in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+                ),
+                bad,
+            ]
+        )
         assert summary.verdict(">", found["low"], found["high"]) == expected
         assert 0.4 <= abs(found["low"]) <= 1.2 and 0.4 <= abs(found["high"]) <= 1.2
 
@@ -302,18 +449,28 @@ def test_one_bad_run_of_ten_does_not_decide_a_claim(bad: float) -> None:
         (">", None, None, summary.OPEN),
     ],
 )
-def test_verdicts(says: str, low: float | None, high: float | None, verdict: str) -> None:
+def test_verdicts(
+    says: str, low: float | None, high: float | None, verdict: str
+) -> None:
     assert summary.verdict(says, low, high) == verdict
 
 
 def test_differences_are_paired_and_positive_where_the_first_is_better() -> None:
     a, b = ("lenet", "a", "1"), ("lenet", "b", "1")
-    rows = {(*a, s): row(*a, s, error=5.0 + s) for s in range(3)} | {(*b, s): row(*b, s, error=7.0) for s in (1, 2, 3)}
+    rows = {(*a, s): row(*a, s, error=5.0 + s) for s in range(3)} | {
+        (*b, s): row(*b, s, error=7.0) for s in (1, 2, 3)
+    }
     claim = Claim("methods", "a - b", (a,), (b,), ">", source="somewhere")
     assert summary.differences(rows, claim, 10) == [1.0, 0.0]
     found = summary.of_claim(rows, claim, 10)
     assert found is not None
-    assert (found["median"], found["mean"], found["n"], found["better"], found["equal"]) == (0.5, 0.5, 2, 1, 1)
+    assert (
+        found["median"],
+        found["mean"],
+        found["n"],
+        found["better"],
+        found["equal"],
+    ) == (0.5, 0.5, 2, 1, 1)
     assert summary.of_claim({}, claim, 10) is None
 
 
@@ -323,30 +480,51 @@ def test_a_published_difference_of_perplexities_is_in_bits() -> None:
 
 
 def test_the_reach_is_the_last_compression_before_the_first_that_cuts() -> None:
-    paths = {"3": True, "10": True, "30": False, "100": True, "300": False, "1000": False}
-    rows = {("collapse", "m", k, 0): row("collapse", "m", k, 0, connected=v) for k, v in paths.items()}
+    paths = {
+        "3": True,
+        "10": True,
+        "30": False,
+        "100": True,
+        "300": False,
+        "1000": False,
+    }
+    rows = {
+        ("collapse", "m", k, 0): row("collapse", "m", k, 0, connected=v)
+        for k, v in paths.items()
+    }
     assert summary.reach(rows, "m", 0) == pytest.approx(1.0)
     assert summary.reach(rows, "m", 1) is None
 
 
-# ---- page ----------------------------------------------------------------------------------------
+# ---- page ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((NUMBERS / "summary.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(
+        (NUMBERS / "summary.json").read_text(encoding="utf-8")
+    )
     return found
 
 
-def test_the_page_is_made_of_the_summary_and_that_of_the_rows(shown: dict[str, Any]) -> None:
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page.text(shown)
+def test_the_page_is_made_of_the_summary_and_that_of_the_rows(
+    shown: dict[str, Any],
+) -> None:
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page.text(
+        shown
+    )
     made = summary.summarised(store.read(NUMBERS, runner.VERSIONS), Plan())
     assert json.loads(json.dumps(made)) == shown
 
 
-def test_the_page_that_says_how_to_choose_has_these_numbers(shown: dict[str, Any]) -> None:
+def test_the_page_that_says_how_to_choose_has_these_numbers(
+    shown: dict[str, Any],
+) -> None:
     text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
-    errors = {(row["arm"], row["level"]): f"{row['median']:.1f}" for row in shown["errors"]["lenet"]}
+    errors = {
+        (row["arm"], row["level"]): f"{row['median']:.1f}"
+        for row in shown["errors"]["lenet"]
+    }
     arms = {
         "`sf.methods.imp`": "IMP",
         "`sf.gmp(0.97, steps=steps)`": "GMP",
@@ -361,15 +539,27 @@ def test_the_page_that_says_how_to_choose_has_these_numbers(shown: dict[str, Any
         assert f"| {use} | {cells} |" in text
     assert f"| `sf.dense()` | {errors['dense', '100']} |" in text
     bits = {row["text"]: f"{row['median']:.2f}" for row in shown["claims"]}
-    half, two, more = (bits[f"SparseGPT - Wanda, {how}"] for how in ("50 % pruned", "2:4", "70 % pruned"))
-    assert f"{half} bits at 50%, {two} at 2:4 and {more} at 70%" in " ".join(text.split())
+    half, two, more = (
+        bits[f"SparseGPT - Wanda, {how}"]
+        for how in ("50 % pruned", "2:4", "70 % pruned")
+    )
+    assert f"{half} bits at 50%, {two} at 2:4 and {more} at 70%" in " ".join(
+        text.split()
+    )
 
 
 def test_runs_that_diverged_are_told() -> None:
-    losses = {("lenet", "SET", "5", 0): 2.303, ("lenet", "SET", "5", 1): 0.4, ("conv", "dense", "100", 0): math.nan}
+    losses = {
+        ("lenet", "SET", "5", 0): 2.303,
+        ("lenet", "SET", "5", 1): 0.4,
+        ("conv", "dense", "100", 0): math.nan,
+    }
     rows = {key: row(*key, loss=loss, error=9.0) for key, loss in losses.items()}
     found = summary.diverged(rows)
-    assert [(each["group"], each["arm"], each["level"], each["runs"], each["n"]) for each in found] == [
+    assert [
+        (each["group"], each["arm"], each["level"], each["runs"], each["n"])
+        for each in found
+    ] == [
         ("conv", "dense", "100", 1, 1),
         ("lenet", "SET", "5", 1, 2),
     ]
@@ -381,27 +571,48 @@ def test_the_page_opens_with_what_holds_in_words_and_one_figure() -> None:
     errors = {"holds": 1.0, "fails": 4.0, "is open": 2.0}
     rows: dict[Key, Row] = {}
     for arm, error in {**errors, "other": 2.0}.items():
-        rows |= {("lenet", arm, "1", seed): row("lenet", arm, "1", seed, error=error + seed % 3) for seed in range(6)}
+        rows |= {
+            ("lenet", arm, "1", seed): row(
+                "lenet", arm, "1", seed, error=error + seed % 3
+            )
+            for seed in range(6)
+        }
     claims = []
     for arm in errors:
         a, b = ("lenet", arm, "1"), ("lenet", "other", "1")
         for case in ("1 %", "2 %"):
-            claim = Claim("methods", f"{arm}, {case}", (a,), (b,), ">", "rigl-static-10", "", f"The claim {arm}", case)
+            claim = Claim(
+                "methods",
+                f"{arm}, {case}",
+                (a,),
+                (b,),
+                ">",
+                "rigl-static-10",
+                "",
+                f"The claim {arm}",
+                case,
+            )
             claims.append(summary.of_claim(rows, claim, 10))
     made = page.text({**summary.summarised({}, Plan()), "claims": claims})
     assert "Of 6 claims 2 hold, 2 do not hold, 2 are open." in made
-    assert "The runs are not complete: 6 of these have fewer seeds, the least 6." in made
+    assert (
+        "The runs are not complete: 6 of these have fewer seeds, the least 6." in made
+    )
     order = [
         "**What holds**\n\n- The claim holds: 1 %; 2 %\n",
         "**What does not hold**\n\n- The claim fails: 1 %; 2 %\n",
         "(results-methods.png)",
-        "**What is open**, as the seeds do not agree\n\n- The claim is open: 1 %; 2 %\n",
+        "**What is open**, as the seeds do not agree\n\n- The claim is open: 1 %; 2 "
+        "%\n",
         "## How a claim is decided",
         "(results-claims.png)",
-        "| **does not hold** | fails, 1 % | -2.00 [-2.00, -2.00] | -2.00 | 0 of 6; 4 to run | +1.40, WRN",
-        "| open | is open, 1 % | +0.00 [+0.00, +0.00] | +0.00 | 0 of 6, equal in 6; 4 to run | ",
+        "| **does not hold** | fails, 1 % | -2.00 [-2.00, -2.00] | -2.00 | 0 of 6; 4 "
+        "to run | +1.40, WRN",
+        "| open | is open, 1 % | +0.00 [+0.00, +0.00] | +0.00 | 0 of 6, equal in 6; 4 "
+        "to run | ",
         "| holds | holds, 1 % | +1.00 [+1.00, +1.00] | +1.00 | 6 of 6; 4 to run | ",
-        "1. [1911.11134](https://arxiv.org/abs/1911.11134): the numbers behind figure 4",
+        "1. [1911.11134](https://arxiv.org/abs/1911.11134): the numbers behind figure "
+        "4",
     ]
     places = [made.index(part) for part in order]
     assert places == sorted(places)
@@ -410,7 +621,11 @@ def test_the_page_opens_with_what_holds_in_words_and_one_figure() -> None:
 def test_a_page_before_the_first_run_says_so(tmp_path: Path) -> None:
     empty = summary.summarised({}, Plan())
     text = page.text(empty)
-    assert text.count("Not run yet.") == len(SECTIONS) and "| lenet | 0 of 690 | 0 |" in text and ".png" not in text
+    assert (
+        text.count("Not run yet.") == len(SECTIONS)
+        and "| lenet | 0 of 690 | 0 |" in text
+        and ".png" not in text
+    )
     figures.draw(empty, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,6 @@
-"""A run that is saved, and continued in a new process, equals one that was never interrupted."""
+"""A run that is saved, and continued in a new process, equals one that was never
+interrupted.
+"""
 
 import subprocess
 import sys
@@ -32,26 +34,49 @@ RUNS = {
     ),
     # TorchOpt's sgd treats the first call in a process apart.
     "set+torchopt": lambda: sf.with_optimizer(
-        sf.set(0.5, when=sf.every(4), key=sf.random.key(2)), torchopt.sgd(0.02, momentum=0.9, weight_decay=0.01)
+        sf.set(0.5, when=sf.every(4), key=sf.random.key(2)),
+        torchopt.sgd(0.02, momentum=0.9, weight_decay=0.01),
     ),
-    "snfs": lambda: sf.with_optimizer(sf.snfs(0.6, when=sf.every(6)), sf.optimizers.sgd(0.02, momentum=0.9)),
+    "snfs": lambda: sf.with_optimizer(
+        sf.snfs(0.6, when=sf.every(6)), sf.optimizers.sgd(0.02, momentum=0.9)
+    ),
     "mixed": lambda: sf.with_optimizer(
         sf.phases(
             [
-                (0, sf.partition([("0.*", sf.ste(0.5)), ("1.*", sf.iterative(0.1, when=sf.every(7)))])),
-                (20, sf.chain(sf.static(0.25), sf.one_shot(0.5, sf.scores.mean(sf.scores.saliency), when=sf.at([30])))),
+                (
+                    0,
+                    sf.partition(
+                        [
+                            ("0.*", sf.ste(0.5)),
+                            ("1.*", sf.iterative(0.1, when=sf.every(7))),
+                        ]
+                    ),
+                ),
+                (
+                    20,
+                    sf.chain(
+                        sf.static(0.25),
+                        sf.one_shot(
+                            0.5, sf.scores.mean(sf.scores.saliency), when=sf.at([30])
+                        ),
+                    ),
+                ),
             ]
         ),
         torchopt.adamw(0.02),
         skip=sf.never(),
     ),
     "latents": lambda: sf.with_optimizer(
-        sf.reparametrised(sf.reparam.soft_threshold(init=-2.0), sf.set(0.3, when=sf.every(5))),
+        sf.reparametrised(
+            sf.reparam.soft_threshold(init=-2.0), sf.set(0.3, when=sf.every(5))
+        ),
         sf.optimizers.adamw(0.02, weight_decay=0.1),
     ),
 }
 # Every split point of the first; a few of the others.
-SPLITS = {name: range(STEPS) if name == "rigl+adam" else (0, 1, 19, 20, 33) for name in RUNS}
+SPLITS = {
+    name: range(STEPS) if name == "rigl+adam" else (0, 1, 19, 20, 33) for name in RUNS
+}
 
 
 def slopes(params):
@@ -65,7 +90,9 @@ def advance(algorithm, state, steps):
 
 
 def resume(folder):
-    """In the new process: continue every saved state to the end, and save the ends in one file."""
+    """In the new process: continue every saved state to the end, and save the ends in
+    one file.
+    """
     ends = {}
     zeros = optree.tree_map(torch.zeros_like, PARAMS)
     for name, make in RUNS.items():
@@ -73,7 +100,9 @@ def resume(folder):
             algorithm = make()
             saved = torch.load(folder / f"{name}-{split}.pt", weights_only=True)
             state = sf.checkpoint.load_state_dict(algorithm.init(zeros), saved)
-            ends[f"{name}-{split}"] = sf.checkpoint.state_dict(advance(algorithm, state, range(split + 1, STEPS)))
+            ends[f"{name}-{split}"] = sf.checkpoint.state_dict(
+                advance(algorithm, state, range(split + 1, STEPS))
+            )
     torch.save(ends, folder / "ends.pt")
 
 
@@ -86,10 +115,15 @@ def test_every_split_point_resumes_in_a_new_process(tmp_path):
         for step in range(STEPS):
             state = advance(algorithm, state, [step])
             if step in SPLITS[name]:
-                torch.save(sf.checkpoint.state_dict(state), tmp_path / f"{name}-{step}.pt")
+                torch.save(
+                    sf.checkpoint.state_dict(state), tmp_path / f"{name}-{step}.pt"
+                )
         finals[name] = sf.checkpoint.state_dict(state)
     here = Path(__file__).parent
-    script = f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\nimport pathlib, test_resume\n"
+    script = (
+        f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\nimport "
+        "pathlib, test_resume\n"
+    )
     script += "test_resume.resume(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     ends = torch.load(tmp_path / "ends.pt", weights_only=True)
@@ -100,7 +134,8 @@ def test_every_split_point_resumes_in_a_new_process(tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_a_run(name):
-    # The test above compares values that change: masks move, and the last step differs from the one before.
+    # The test above compares values that change: masks move, and the last step differs
+    # from the one before.
     algorithm = RUNS[name]()
     first = algorithm.init(PARAMS)
     before = advance(algorithm, first, range(STEPS - 1))

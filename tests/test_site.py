@@ -15,8 +15,25 @@ ROOT = Path(__file__).parents[1]
 
 def built(docs: Path, out: Path, *files: str) -> subprocess.CompletedProcess[str]:
     """A build of some pages, or of all, as `make docs` makes it."""
-    options = ["-W", "--keep-going", "-E", "-q", "-b", "html", "-d", str(out / "doctrees")]
-    command = [sys.executable, "-m", "sphinx", *options, str(docs), str(out / "site"), *files]
+    options = [
+        "-W",
+        "--keep-going",
+        "-E",
+        "-q",
+        "-b",
+        "html",
+        "-d",
+        str(out / "doctrees"),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        *options,
+        str(docs),
+        str(out / "site"),
+        *files,
+    ]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
 
@@ -25,17 +42,25 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     done = built(ROOT / "docs", tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     site = tmp_path / "site"
-    assert all((site / name).is_file() for name in ("index.html", "objects.inv", "searchindex.js", "api.html"))
+    assert all(
+        (site / name).is_file()
+        for name in ("index.html", "objects.inv", "searchindex.js", "api.html")
+    )
     first = (site / "tutorials" / "first.html").read_text(encoding="utf-8")
     assert "printed" in first and "accuracy: 0." in first
     names = (site / "reference" / "algorithms.html").read_text(encoding="utf-8")
-    assert 'id="sparsefn.rigl"' in names and "_modules/sparsefn/algorithms/drop_grow.html#rigl" in names
+    assert (
+        'id="sparsefn.rigl"' in names
+        and "_modules/sparsefn/algorithms/drop_grow.html#rigl" in names
+    )
     assert 'href="../bibliography.html#evci2020rigging"' in names and "`" not in names
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a build says of docs with mistakes: most pages are left out, and the others are spoiled."""
+    """What a build says of docs with mistakes: most pages are left out, and the others
+    are spoiled.
+    """
     root = tmp_path_factory.mktemp("spoiled")
     docs = root / "docs"
     shutil.copytree(ROOT / "docs", docs)
@@ -44,7 +69,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
         text = page.read_text(encoding="utf-8")
         page.write_text("# A page\n" if "```python" in text else text, encoding="utf-8")
     (docs / "glossary.md").write_text(
-        "# Glossary\n\n```python\nx = 1\n1 / 0\n```\n\n[a](gone.md) [b](api.md#gone) arXiv 9901.00001\n"
+        "# Glossary\n\n```python\nx = 1\n1 / 0\n```\n\n[a](gone.md) [b](api.md#gone) "
+        "arXiv 9901.00001\n"
     )
     (docs / "reference" / "report.md").write_text("# Reports\n")
     (docs / "lost.md").write_text("# Lost\n")

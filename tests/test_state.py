@@ -22,7 +22,9 @@ def test_apply_masks_selects_and_does_not_multiply():
     assert torch.equal(kept.view(torch.int32), bad.view(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_apply_masks_keeps_the_dtype(dtype):
     out = sf.apply_masks([W.to(dtype), W[0].to(dtype)], [MASK, torch.tensor(True)])
     assert [x.dtype for x in out] == [dtype, dtype]
@@ -36,22 +38,41 @@ def test_apply_masks_is_differentiable_in_the_tree():
 
 def test_mask_ensembles_by_vmap():
     masks = torch.stack([MASK, ~MASK])
-    out = torch.func.vmap(lambda mask: sf.apply_masks({"w": W}, {"w": mask})["w"])(masks)
-    assert torch.equal(out, torch.stack([torch.where(MASK, W, 0), torch.where(MASK, 0, W)]))
+    out = torch.func.vmap(lambda mask: sf.apply_masks({"w": W}, {"w": mask})["w"])(
+        masks
+    )
+    assert torch.equal(
+        out, torch.stack([torch.where(MASK, W, 0), torch.where(MASK, 0, W)])
+    )
 
 
 def test_effective_weights():
     state = sf.State({"w": W, "b": W[0]}, {"w": MASK, "b": torch.tensor(True)})
-    assert sf.effective(state)["w"].tolist() == [[1, 0], [3, 4]] and sf.effective(state)["b"] is state.params["b"]
+    assert (
+        sf.effective(state)["w"].tolist() == [[1, 0], [3, 4]]
+        and sf.effective(state)["b"] is state.params["b"]
+    )
 
 
 @pytest.mark.parametrize(
     "masks,error,text",
     [
-        ({"w": MASK[0]}, ValueError, r"expected a mask of shape \(2, 2\) or \(\) at 'w', got \(2,\)"),
-        ({"w": MASK.float()}, TypeError, "expected a bool mask at 'w', got torch.float32"),
+        (
+            {"w": MASK[0]},
+            ValueError,
+            r"expected a mask of shape \(2, 2\) or \(\) at 'w', got \(2,\)",
+        ),
+        (
+            {"w": MASK.float()},
+            TypeError,
+            "expected a bool mask at 'w', got torch.float32",
+        ),
         ({"w": True}, TypeError, "expected a bool mask at 'w', got bool"),
-        ({"v": MASK}, ValueError, "expected masks with the structure of params, but there is no leaf at 'w'"),
+        (
+            {"v": MASK},
+            ValueError,
+            "expected masks with the structure of params, but there is no leaf at 'w'",
+        ),
     ],
 )
 def test_masks_that_do_not_fit(masks, error, text):
@@ -79,17 +100,30 @@ def test_with_params_moves_only_what_may_move():
 
 def test_with_params_checks_its_tree():
     state = sf.dense().init({"w": W})
-    with pytest.raises(ValueError, match=r"expected the new params of shape \(2, 2\) at 'w', got \(2,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected the new params of shape \(2, 2\) at 'w', got \(2,\)",
+    ):
         sf.with_params(state, {"w": W[0]})
-    with pytest.raises(TypeError, match="expected the new params of dtype torch.float32 at 'w', got torch.float64"):
+    with pytest.raises(
+        TypeError,
+        match="expected the new params of dtype torch.float32 at 'w', got torch.float64",
+    ):
         sf.with_params(state, {"w": W.double()})
     latent = sf.reparametrised(sf.reparam.power(2.0)).init({"w": W})
-    with pytest.raises(ValueError, match="this state trains latents, which follow from no params; use with_optimizer"):
+    with pytest.raises(
+        ValueError,
+        match="this state trains latents, which follow from no params; use "
+        "with_optimizer",
+    ):
         sf.with_params(latent, {"w": W})
 
 
 def test_with_params_refuses_states_whose_scores_learn():
-    text = "this state learns masks by scores, which params alone leave as they are; use with_optimizer"
+    text = (
+        "this state learns masks by scores, which params alone leave as they are; use "
+        "with_optimizer"
+    )
     for algorithm in (
         sf.supermask(0.5),
         sf.supermask(0.5, mode="joint"),
@@ -99,8 +133,15 @@ def test_with_params_refuses_states_whose_scores_learn():
         with pytest.raises(ValueError, match=text):
             sf.with_params(algorithm.init({"w": W}), {"w": W})
     with pytest.raises(ValueError, match="this state trains latents"):
-        sf.with_params(sf.partition([("w", sf.reparametrised(sf.reparam.power(2.0)))]).init({"w": W}), {"w": W})
-    given = sf.supermask(0.5, mode="ste").init({"w": W})  # its weights train, its scores do not
+        sf.with_params(
+            sf.partition([("w", sf.reparametrised(sf.reparam.power(2.0)))]).init(
+                {"w": W}
+            ),
+            {"w": W},
+        )
+    given = sf.supermask(0.5, mode="ste").init(
+        {"w": W}
+    )  # its weights train, its scores do not
     assert torch.equal(sf.with_params(given, {"w": -W}).params["w"], -W)
 
 
@@ -115,12 +156,17 @@ def test_names_of_leaves_and_of_memories_say_nothing(name):
     def zeros(params):
         return {name: torch.zeros(()), "scores": {name: torch.zeros(())}}
 
-    memory = sf.Accumulated(zeros, lambda memory, *_: memory, lambda memory, state, *_: state.params)
+    memory = sf.Accumulated(
+        zeros, lambda memory, *_: memory, lambda memory, state, *_: state.params
+    )
     algorithm = sf.with_optimizer(sf.gmp(0.5, score=memory), sf.optimizers.sgd(1.0))
     state = algorithm.init({"w": W})
-    assert not torch.equal(algorithm.update(state, {"w": W}, 0).params["w"], state.params["w"])
+    assert not torch.equal(
+        algorithm.update(state, {"w": W}, 0).params["w"], state.params["w"]
+    )
     assert torch.equal(
-        sf.with_params(state._replace(opt=()), {"w": -W}).params["w"], torch.where(state.masks["w"], -W, 0)
+        sf.with_params(state._replace(opt=()), {"w": -W}).params["w"],
+        torch.where(state.masks["w"], -W, 0),
     )
 
 
@@ -146,13 +192,19 @@ def test_names_of_leaves_and_of_memories_say_nothing(name):
 def test_what_becomes_of_an_input_later_does_not_reach_a_state(make):
     for params in (
         {"w": torch.randn(4, 4), "b": torch.randn(4)},
-        {"w": torch.nn.Parameter(torch.randn(4, 4)), "b": torch.nn.Parameter(torch.randn(4))},
+        {
+            "w": torch.nn.Parameter(torch.randn(4, 4)),
+            "b": torch.nn.Parameter(torch.randn(4)),
+        },
     ):
         algorithm = make()
         state = algorithm.init(params)
         inputs = [*params.values(), *SHARED.values(), KEY]
         with torch.no_grad():
-            before, copies = optree.tree_map(torch.clone, state), [x.clone() for x in inputs]
+            before, copies = (
+                optree.tree_map(torch.clone, state),
+                [x.clone() for x in inputs],
+            )
             for x in inputs:
                 x.logical_not_() if x.dtype == torch.bool else x.add_(1)
         assert sf.checkpoint.tree_equal(before, state)
@@ -162,7 +214,9 @@ def test_what_becomes_of_an_input_later_does_not_reach_a_state(make):
 
 
 def test_with_params_copies():
-    state = sf.partition([("w", sf.ste(0.5)), ("*", sf.dense())]).init({"w": torch.ones(4, 4), "b": torch.ones(4)})
+    state = sf.partition([("w", sf.ste(0.5)), ("*", sf.dense())]).init(
+        {"w": torch.ones(4, 4), "b": torch.ones(4)}
+    )
     weights = {"w": torch.randn(4, 4), "b": torch.randn(4)}
     put = sf.with_params(state, weights)
     before = optree.tree_map(torch.clone, put.params)
@@ -180,6 +234,9 @@ def test_default_view_trains_params_on_the_mask():
 
 
 def test_masked_integers_stay_integers():
-    masked = sf.apply_masks({"w": torch.tensor([5, -3], dtype=torch.int8)}, {"w": torch.tensor([False, True])})
+    masked = sf.apply_masks(
+        {"w": torch.tensor([5, -3], dtype=torch.int8)},
+        {"w": torch.tensor([False, True])},
+    )
     assert masked["w"].dtype == torch.int8
     assert masked["w"].tolist() == [0, -3]

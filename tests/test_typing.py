@@ -17,7 +17,8 @@ from sparsefn.algorithms.drop_grow import DropGrowOptions
 ROOT = Path(__file__).parents[1]
 RIGHT, WRONG = (ROOT / "tests" / "typed" / f"{name}.py" for name in ("right", "wrong"))
 
-# Types of what has no better one: a tree is whatever optree takes for one, and a value of torch.fx any constant.
+# Types of what has no better one: a tree is whatever optree takes for one, and a value
+# of torch.fx any constant.
 ALIASES = {"sparsefn/tree/leaves.py: Tree"}
 
 
@@ -32,10 +33,21 @@ def expected(file: Path) -> set[tuple[str, int, str]]:
 
 @pytest.mark.deep
 def test_mypy_accepts_right_code_and_finds_every_mistake_of_wrong_code():
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", str(RIGHT), str(WRONG)]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-pretty",
+        str(RIGHT),
+        str(WRONG),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     pattern = r"^\S*?(\w+\.py):(\d+): error: .*\[([\w-]+)\]$"
-    found = {(name, int(line), code) for name, line, code in re.findall(pattern, done.stdout, re.MULTILINE)}
+    found = {
+        (name, int(line), code)
+        for name, line, code in re.findall(pattern, done.stdout, re.MULTILINE)
+    }
     assert done.stdout and found == expected(WRONG), done.stdout + done.stderr
 
 
@@ -44,15 +56,23 @@ def test_right_code_runs():
 
 
 def says_any(value: object) -> bool:
-    """Whether Any stands in the signature of a function, or in the fields or methods of a class."""
+    """Whether Any stands in the signature of a function, or in the fields or methods of
+    a class.
+    """
     own = [value, *(vars(value).values() if inspect.isclass(value) else ())]
-    texts = [text for part in own for text in getattr(inspect.unwrap(part), "__annotations__", {}).values()]
+    texts = [
+        text
+        for part in own
+        for text in getattr(inspect.unwrap(part), "__annotations__", {}).values()
+    ]
     return any(re.search(r"\bAny\b", str(text)) for text in texts)
 
 
 def test_no_public_signature_says_any():
     # torch gives the method of `Launches` its signature.
-    assert [name for name, value in public(sf) if says_any(value)] == ["testing.Launches"]
+    assert [name for name, value in public(sf) if says_any(value)] == [
+        "testing.Launches"
+    ]
 
 
 def test_any_is_found_in_functions_fields_and_methods():
@@ -66,19 +86,37 @@ def test_any_is_found_in_functions_fields_and_methods():
 
     def plain(x: "Anyone") -> None: ...  # noqa: F821
 
-    assert [says_any(value) for value in (Field, Method, gives, plain)] == [True, True, True, False]
+    assert [says_any(value) for value in (Field, Method, gives, plain)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_no_other_name_stands_for_any():
     found = set()
     for file in (ROOT / "sparsefn").rglob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == "Any":
-                found |= {f"{file.relative_to(ROOT).as_posix()}: {ast.unparse(target)}" for target in node.targets}
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "Any"
+            ):
+                found |= {
+                    f"{file.relative_to(ROOT).as_posix()}: {ast.unparse(target)}"
+                    for target in node.targets
+                }
     assert found == ALIASES
 
 
 def test_presets_take_the_keywords_of_drop_grow_with_its_types():
-    options = {name: parameter.annotation for name, parameter in inspect.signature(sf.drop_grow).parameters.items()}
+    options = {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(sf.drop_grow).parameters.items()
+    }
     del options["sparsity"]
-    assert {name: ref.__forward_arg__ for name, ref in DropGrowOptions.__annotations__.items()} == options
+    assert {
+        name: ref.__forward_arg__
+        for name, ref in DropGrowOptions.__annotations__.items()
+    } == options

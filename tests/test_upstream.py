@@ -1,7 +1,8 @@
-"""Limits and errors of torch and TorchOpt: each line of the table in docs/transforms.md, and its workaround.
+"""Limits and errors of torch and TorchOpt: each line of the table in
+docs/transforms.md, and its workaround.
 
-A test of a limit fails once upstream is fixed. Then remove its line from docs/transforms.md, and the workaround if
-possible.
+A test of a limit fails once upstream is fixed. Then remove its line from
+docs/transforms.md, and the workaround if possible.
 """
 
 import io
@@ -25,7 +26,8 @@ compiled = partial(torch.compile, fullgraph=True, backend="eager")
 X = torch.tensor([1.0, -1.0])
 SLOPES = torch.tensor([2.0, 3.0])
 VECTORS = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="seen on these vector units"
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="seen on these vector units",
 )
 
 
@@ -36,7 +38,7 @@ def refused(kind, text):
     return pytest.raises(kind, match=text)
 
 
-# ---- functions with a backward of their own -------------------------------------------------------
+# ---- functions with a backward of their own ------------------------------------------
 
 
 class Hard(torch.autograd.Function):
@@ -63,10 +65,14 @@ def by_detaching(x):
     return (sf.straight_through((x > 0).to(x.dtype), x) * SLOPES).sum()
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's own, while it traces
 def test_a_function_of_ones_own_loses_its_backward_in_a_compiled_grad():
     assert torch.equal(grad(by_function)(X), SLOPES)
-    assert torch.equal(compiled(grad(by_function))(X), torch.zeros(2))  # wrong, and silent
+    assert torch.equal(
+        compiled(grad(by_function))(X), torch.zeros(2)
+    )  # wrong, and silent
 
 
 def test_a_function_of_ones_own_has_no_forward_mode():
@@ -112,19 +118,21 @@ def test_slopes_beside_the_operator_are_right_under_both():
 P = {"w": torch.ones(2, 3)}
 
 
-# ---- graphs of one code ---------------------------------------------------------------------------
+# ---- graphs of one code --------------------------------------------------------------
 
 
 def test_compiled_algorithms_of_one_process_are_as_many_as_wanted():
     assert torch._dynamo.config.recompile_limit < 12
     for i in range(12):
-        algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.sgd(0.01 * (i + 1)))
+        algorithm = sf.with_optimizer(
+            sf.rigl(0.5, when=sf.never()), sf.optimizers.sgd(0.01 * (i + 1))
+        )
         state = algorithm.init(P)
         new = compiled(algorithm.update)(state, P, torch.tensor(0))
         assert sf.checkpoint.tree_equal(new, algorithm.update(state, P, 0))
 
 
-# ---- TorchOpt -------------------------------------------------------------------------------------
+# ---- TorchOpt ------------------------------------------------------------------------
 
 
 def step_of(optimizer, params=P):
@@ -139,14 +147,21 @@ def test_torchopts_adam_does_not_compile_whole():
 
 
 def test_our_adam_compiles_whole_and_takes_the_same_step():
-    ours, theirs = compiled(step_of(sf.optimizers.adam(0.1)))(P), step_of(torchopt.adam(0.1))(P)
+    ours, theirs = (
+        compiled(step_of(sf.optimizers.adam(0.1)))(P),
+        step_of(torchopt.adam(0.1))(P),
+    )
     assert torch.allclose(ours["w"], theirs["w"], rtol=1e-5)
 
 
 def test_torchopts_adam_starts_one_count_for_a_whole_stack():
     adam = torchopt.adam(0.1)
     with refused(ValueError, "that input is a Tensor of dimensionality 0"):
-        vmap(lambda grads, state: adam.update(grads, state, params=grads, inplace=False)[0])(P, adam.init(P))
+        vmap(
+            lambda grads, state: adam.update(grads, state, params=grads, inplace=False)[
+                0
+            ]
+        )(P, adam.init(P))
 
 
 @pytest.mark.filterwarnings(
@@ -168,8 +183,12 @@ def test_torchopts_fused_adam_is_refused_by_vmap():
 def test_torchopts_sgd_treats_the_first_call_of_its_life_apart():
     first, fresh = (torchopt.sgd(1.0, momentum=0.5) for _ in range(2))
     state = first.update(P, first.init(P), params=P, inplace=False)[1]
-    going_on, resumed = (o.update(P, state, params=P, inplace=False)[0]["w"] for o in (first, fresh))
-    assert not torch.equal(going_on, resumed)  # the same state, another step: wrong, and silent
+    going_on, resumed = (
+        o.update(P, state, params=P, inplace=False)[0]["w"] for o in (first, fresh)
+    )
+    assert not torch.equal(
+        going_on, resumed
+    )  # the same state, another step: wrong, and silent
 
 
 def test_with_optimizer_spends_that_call():
@@ -178,20 +197,28 @@ def test_with_optimizer_spends_that_call():
 
     first = algorithm()
     state = first.update(first.init(P), P, 0)
-    assert torch.equal(first.update(state, P, 1).params["w"], algorithm().update(state, P, 1).params["w"])
+    assert torch.equal(
+        first.update(state, P, 1).params["w"],
+        algorithm().update(state, P, 1).params["w"],
+    )
 
 
-# ---- modules --------------------------------------------------------------------------------------
+# ---- modules -------------------------------------------------------------------------
 
 
 def stacked(module):
-    return {name: torch.stack([p.detach(), p.detach() * 2]) for name, p in module.named_parameters()}
+    return {
+        name: torch.stack([p.detach(), p.detach() * 2])
+        for name, p in module.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
 def test_recurrent_layers_have_no_batching_rule(kind):
     module, x = kind(2, 3), torch.ones(4, 1, 2)
-    with refused(RuntimeError, r"Batching rule not implemented for aten::(lstm|gru).input"):
+    with refused(
+        RuntimeError, r"Batching rule not implemented for aten::(lstm|gru).input"
+    ):
         vmap(lambda params: functional_call(module, params, (x,))[0])(stacked(module))
 
 
@@ -203,9 +230,16 @@ def test_a_loop_over_members_takes_them(kind):
     members = sf.ensemble.unstack(states)
     outputs = torch.stack([sf.modules.call(module, state, x)[0] for state in members])
     assert outputs.shape == (2, 4, 1, 3) and not torch.equal(outputs[0], outputs[1])
-    grads = [grad(lambda p: sf.modules.call(module, p, x)[0].sum())(sf.effective(state)) for state in members]
-    following = vmap(algorithm.update, in_dims=(0, 0, None))(states, sf.ensemble.stack(grads), 0)
-    assert sf.checkpoint.tree_equal(sf.ensemble.member(following, 1), algorithm.update(members[1], grads[1], 0))
+    grads = [
+        grad(lambda p: sf.modules.call(module, p, x)[0].sum())(sf.effective(state))
+        for state in members
+    ]
+    following = vmap(algorithm.update, in_dims=(0, 0, None))(
+        states, sf.ensemble.stack(grads), 0
+    )
+    assert sf.checkpoint.tree_equal(
+        sf.ensemble.member(following, 1), algorithm.update(members[1], grads[1], 0)
+    )
 
 
 def norm_of(params, buffers, x):
@@ -217,8 +251,13 @@ def test_batch_norm_in_training_changes_captured_buffers():
     params = sf.modules.params_of(module)
     with refused(RuntimeError, "that would mutate a captured Tensor"):
         grad(lambda params: functional_call(module, params, (x,)).sum())(params)
-    with refused(RuntimeError, "running_mean or running_var, which will be updated in place, were not batched"):
-        vmap(partial(norm_of, params, sf.modules.buffers_of(module)))(torch.stack([x, 2 * x]))
+    with refused(
+        RuntimeError,
+        "running_mean or running_var, which will be updated in place, were not batched",
+    ):
+        vmap(partial(norm_of, params, sf.modules.buffers_of(module)))(
+            torch.stack([x, 2 * x])
+        )
 
 
 def test_call_with_buffers_gives_them_back():
@@ -230,11 +269,13 @@ def test_call_with_buffers_gives_them_back():
         return out.square().sum(), new
 
     slopes, new = grad(loss, has_aux=True)(params)
-    assert torch.isfinite(slopes["weight"]).all() and int(new["num_batches_tracked"]) == 1
+    assert (
+        torch.isfinite(slopes["weight"]).all() and int(new["num_batches_tracked"]) == 1
+    )
     assert int(module.num_batches_tracked) == 0
 
 
-# ---- last bits ------------------------------------------------------------------------------------
+# ---- last bits -----------------------------------------------------------------------
 
 LINE = torch.linspace(-5, 5, 1001)
 
@@ -263,7 +304,7 @@ def test_topk_takes_any_of_equal_ones():
     assert sf.topk_mask(torch.zeros(40), 3).nonzero().flatten().tolist() == [0, 1, 2]
 
 
-# ---- values that a transform hides ----------------------------------------------------------------
+# ---- values that a transform hides ---------------------------------------------------
 
 
 def test_a_batched_truth_cannot_be_branched_on():
@@ -272,7 +313,11 @@ def test_a_batched_truth_cannot_be_branched_on():
     with refused(torch._dynamo.exc.Unsupported, "Data-dependent branching"):
         compiled(lambda x: x if x > 0 else -x)(X[1])
     with refused(Exception, "treespec.unflatten"):
-        vmap(lambda p, x: torch.cond(p, lambda x: (x + 1, x + 2), lambda x: (x - 1, x - 2), (x,)))(X > 0, X)
+        vmap(
+            lambda p, x: torch.cond(
+                p, lambda x: (x + 1, x + 2), lambda x: (x - 1, x - 2), (x,)
+            )
+        )(X > 0, X)
 
 
 def test_choose_takes_any():
@@ -286,31 +331,46 @@ def test_choose_takes_any():
 def test_a_batched_count_is_refused():
     with refused(RuntimeError, "over calling .item"):
         vmap(lambda k: torch.kthvalue(X, k).values)(torch.tensor([1, 2]))
-    assert vmap(lambda k: sf.topk_mask(X, k))(torch.tensor([0, 1])).tolist() == [[False, False], [True, False]]
+    assert vmap(lambda k: sf.topk_mask(X, k))(torch.tensor([0, 1])).tolist() == [
+        [False, False],
+        [True, False],
+    ]
 
 
 def test_global_random_numbers_are_refused_by_vmap():
-    with refused(RuntimeError, "called random operation while in randomness error mode"):
+    with refused(
+        RuntimeError, "called random operation while in randomness error mode"
+    ):
         vmap(lambda x: x + torch.rand(()))(X)
     keys = sf.random.split(sf.random.key(0), 2)
-    assert torch.equal(vmap(lambda k: sf.random.uniform(k, (2,)))(keys)[1], sf.random.uniform(keys[1], (2,)))
+    assert torch.equal(
+        vmap(lambda k: sf.random.uniform(k, (2,)))(keys)[1],
+        sf.random.uniform(keys[1], (2,)),
+    )
 
 
 def test_grad_takes_no_tree_with_masks_in_it():
     state = sf.static(0.5).init({"w": torch.ones(2, 2)})
-    with refused(RuntimeError, "only Tensors of floating point dtype can require gradients"):
+    with refused(
+        RuntimeError, "only Tensors of floating point dtype can require gradients"
+    ):
         grad(lambda state: sf.effective(state)["w"].sum())(state)
-    slopes = grad(lambda params: sf.effective(state._replace(params=params))["w"].sum())(state.params)
+    slopes = grad(
+        lambda params: sf.effective(state._replace(params=params))["w"].sum()
+    )(state.params)
     assert torch.equal(slopes["w"], state.masks["w"].float())
 
 
 def test_vmap_takes_no_none():
-    with refused(ValueError, "Got in_dim=0 for an input but the input is of type <class 'NoneType'>"):
+    with refused(
+        ValueError,
+        "Got in_dim=0 for an input but the input is of type <class 'NoneType'>",
+    ):
         vmap(lambda tree: tree["a"])({"a": X, "b": None})
     assert vmap(lambda tree: tree["a"])({"a": X, "b": ()}).tolist() == X.tolist()
 
 
-# ---- programs and names ---------------------------------------------------------------------------
+# ---- programs and names --------------------------------------------------------------
 
 
 class Update(torch.nn.Module):
@@ -322,18 +382,27 @@ class Update(torch.nn.Module):
         if self.like is None:
             return self.algorithm.update(state, grads, step)
         leaves, treedef = state, optree.tree_structure(self.like)
-        return optree.tree_leaves(self.algorithm.update(treedef.unflatten(leaves), grads, step))
+        return optree.tree_leaves(
+            self.algorithm.update(treedef.unflatten(leaves), grads, step)
+        )
 
 
 def test_a_program_of_states_cannot_be_saved_but_one_of_leaves_can():
     algorithm = sf.gmp(0.5)
     state, step = algorithm.init(P), torch.tensor(0)
     program = torch.export.export(Update(algorithm), (state, P, step))
-    assert sf.checkpoint.tree_equal(program.module()(state, P, step), algorithm.update(state, P, 0))
+    assert sf.checkpoint.tree_equal(
+        program.module()(state, P, step), algorithm.update(state, P, 0)
+    )
     with refused(NotImplementedError, "serializ"):
         torch.export.save(program, io.BytesIO())
     file = io.BytesIO()
-    torch.export.save(torch.export.export(Update(algorithm, state), (optree.tree_leaves(state), P, step)), file)
+    torch.export.save(
+        torch.export.export(
+            Update(algorithm, state), (optree.tree_leaves(state), P, step)
+        ),
+        file,
+    )
     file.seek(0)
     leaves = torch.export.load(file).module()(optree.tree_leaves(state), P, step)
     again = optree.tree_unflatten(optree.tree_structure(state), leaves)
@@ -382,7 +451,9 @@ def test_a_compiled_gradient_has():
 
 
 def test_a_compiled_batch_of_second_derivatives_is_refused():
-    assert alone(compiled_curvatures) == ("TorchRuntimeError" if BEFORE_2_14 else "Unsupported")
+    assert alone(compiled_curvatures) == (
+        "TorchRuntimeError" if BEFORE_2_14 else "Unsupported"
+    )
 
 
 def test_a_batch_of_them_and_a_compiled_one_are_right():
@@ -404,12 +475,23 @@ class Constant(torch.nn.Module):
 def test_an_exported_program_works_out_constants_in_strict_mode_alone():
     with refused(Exception, "Could not guard on data-dependent expression"):
         torch.export.export(Constant(), (X,))
-    assert torch.equal(torch.export.export(Constant(), (X,), strict=True).module()(X), X + 1)
-    algorithm = sf.rigl(0.5, distribution=sf.budgets.erk(), drop_fraction=0.5, when=sf.always())
-    params = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.arange(10.0).reshape(5, 2)}
+    assert torch.equal(
+        torch.export.export(Constant(), (X,), strict=True).module()(X), X + 1
+    )
+    algorithm = sf.rigl(
+        0.5, distribution=sf.budgets.erk(), drop_fraction=0.5, when=sf.always()
+    )
+    params = {
+        "a": torch.arange(12.0).reshape(3, 4),
+        "b": torch.arange(10.0).reshape(5, 2),
+    }
     state, step = algorithm.init(params), torch.tensor(0)
-    program = torch.export.export(Update(algorithm), (state, params, step), strict=True).module()
-    assert sf.checkpoint.tree_equal(program(state, params, step), algorithm.update(state, params, 0))
+    program = torch.export.export(
+        Update(algorithm), (state, params, step), strict=True
+    ).module()
+    assert sf.checkpoint.tree_equal(
+        program(state, params, step), algorithm.update(state, params, 0)
+    )
 
 
 @pytest.mark.parametrize("name", ["vmap", "grad"])
@@ -423,7 +505,7 @@ def test_the_old_names_work_and_warn(name):
         assert torch.equal(transformed(x), getattr(torch.func, name)(torch.sin)(x))
 
 
-# ---- compiled trees -------------------------------------------------------------------------------
+# ---- compiled trees ------------------------------------------------------------------
 
 
 def test_optree_refuses_a_dict_without_tensors_in_compiled_code():
@@ -432,7 +514,9 @@ def test_optree_refuses_a_dict_without_tensors_in_compiled_code():
 
 
 def test_the_library_goes_through_it():
-    assert torch.equal(compiled(lambda tree: sf.tree.leaves_of(tree))({"a": {}, "w": X})[0], X)
+    assert torch.equal(
+        compiled(lambda tree: sf.tree.leaves_of(tree))({"a": {}, "w": X})[0], X
+    )
 
 
 def test_a_compiled_number_is_symbolic_where_shapes_are_dynamic():

@@ -1,4 +1,6 @@
-"""Tensors that others wrap: selection, masking and packing are right for them or refuse, and make up nothing."""
+"""Tensors that others wrap: selection, masking and packing are right for them or
+refuse, and make up nothing.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,9 @@ CALLS = {
     "pack": lambda x: sf.masks.pack({"w": x > 0})["w"],
     "coins": lambda x: sf.bernoulli_mask(x.sigmoid(), sf.random.key(0)),
     "gmp": lambda x: sf.gmp(0.5).init({"w": x}).masks["w"],
-    "erk": lambda x: sf.gmp(0.5, distribution=sf.budgets.erk()).init({"w": x}).masks["w"],
+    "erk": lambda x: (
+        sf.gmp(0.5, distribution=sf.budgets.erk()).init({"w": x}).masks["w"]
+    ),
     "rigl": updated(sf.rigl(0.5)),
 }
 
@@ -59,9 +63,15 @@ class Boxed(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        open_ = (tree_map(lambda x: x.inner if isinstance(x, Boxed) else x, given) for given in (args, kwargs or {}))
+        open_ = (
+            tree_map(lambda x: x.inner if isinstance(x, Boxed) else x, given)
+            for given in (args, kwargs or {})
+        )
         args, kwargs = open_
-        return tree_map(lambda x: Boxed(x) if isinstance(x, torch.Tensor) else x, func(*args, **kwargs))
+        return tree_map(
+            lambda x: Boxed(x) if isinstance(x, torch.Tensor) else x,
+            func(*args, **kwargs),
+        )
 
 
 def negated(x):
@@ -101,8 +111,12 @@ WRAPPERS = {
     "nested vmap": lambda call: vmap(vmap(call))(X[None, None])[0, 0],
     "functionalize of vmap": lambda call: functionalize(vmap(call))(X[None])[0],
     "vmap of functionalize": lambda call: vmap(functionalize(call))(X[None])[0],
-    "grad": lambda call: torch.func.grad(lambda x: (x.sum(), call(x)), has_aux=True)(X)[1],
-    "jvp": lambda call: torch.func.jvp(lambda x: (x, call(x)), (X,), (X,), has_aux=True)[2],
+    "grad": lambda call: torch.func.grad(lambda x: (x.sum(), call(x)), has_aux=True)(X)[
+        1
+    ],
+    "jvp": lambda call: torch.func.jvp(
+        lambda x: (x, call(x)), (X,), (X,), has_aux=True
+    )[2],
     "dual": dual,
     "inference": inference,
     "parameter": lambda call: call(torch.nn.Parameter(X)),
@@ -130,18 +144,25 @@ def test_zeros_that_are_not_in_memory():
 
 CAPTURED = {
     "functionalize": lambda call: functionalize(lambda _: call())(torch.ones(1)),
-    "grad": lambda call: torch.func.grad(lambda x: (x.sum(), call()), has_aux=True)(torch.ones(1))[1],
-    "vmap": lambda call: vmap(lambda x: (x, call()), out_dims=(0, None))(torch.ones(2))[1],
-    "vmap of functionalize": lambda call: vmap(functionalize(lambda x: (x, call())), out_dims=(0, None))(torch.ones(2))[
+    "grad": lambda call: torch.func.grad(lambda x: (x.sum(), call()), has_aux=True)(
+        torch.ones(1)
+    )[1],
+    "vmap": lambda call: vmap(lambda x: (x, call()), out_dims=(0, None))(torch.ones(2))[
         1
     ],
+    "vmap of functionalize": lambda call: vmap(
+        functionalize(lambda x: (x, call())), out_dims=(0, None)
+    )(torch.ones(2))[1],
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("transform", CAPTURED)
 def test_a_plain_tensor_inside_a_transform_of_others(transform, dtype):
-    # Under functionalize even what is made from numpy's memory is wrapped, and does not see what is written there.
+    # Under functionalize even what is made from numpy's memory is wrapped, and does not
+    # see what is written there.
     for size in (200, 2000):
         x = torch.randn(40, size, generator=torch.Generator().manual_seed(1)).to(dtype)
         for name, call in CALLS.items():
@@ -176,7 +197,10 @@ def test_fake_tensors_and_meta_tensors_give_shapes(name):
     fake = mode.from_tensor(X)
     with mode:
         got = CALLS[name](fake)
-    assert isinstance(got, torch._subclasses.FakeTensor) and (got.shape, got.dtype) == (want.shape, want.dtype)
+    assert isinstance(got, torch._subclasses.FakeTensor) and (got.shape, got.dtype) == (
+        want.shape,
+        want.dtype,
+    )
     if name != "coins":  # whose key lies on the CPU
         meta = CALLS[name](X.to("meta"))
         assert meta.is_meta and meta.shape == want.shape
@@ -201,7 +225,8 @@ def test_an_algorithm_made_before_starts_on_fake_params(algorithm):
         masks = algorithm.init(params).masks
         assert [tuple(masks[path].shape) for path in "abc"] == [(4, 4), (4, 8), ()]
         assert all(
-            isinstance(mask, torch._subclasses.FakeTensor) and mask.dtype == torch.bool for mask in masks.values()
+            isinstance(mask, torch._subclasses.FakeTensor) and mask.dtype == torch.bool
+            for mask in masks.values()
         )
 
 
@@ -211,7 +236,9 @@ def mesh(tmp_path):
         pytest.skip("torch was built without torch.distributed")
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
@@ -223,7 +250,10 @@ def test_distributed_tensors_are_right_or_refused(mesh):
     x = distribute_tensor(X, mesh, [Shard(0)])
     for name in CALLS.keys() - {"pack"}:
         assert torch.equal(CALLS[name](x).full_tensor(), CALLS[name](X)), name
-    with pytest.raises(ValueError, match="pack: expected plain tensors, got a DTensor at 'w'; sf.distributed.save"):
+    with pytest.raises(
+        ValueError,
+        match="pack: expected plain tensors, got a DTensor at 'w'; sf.distributed.save",
+    ):
         CALLS["pack"](x)
 
 
@@ -237,14 +267,26 @@ def test_what_reads_whole_leaves_refuses_distributed_tensors_by_path(mesh):
         "soft_topk": sf.reparam.soft_topk(0.5, 1.0),
         "soft_nm": sf.reparam.soft_nm(2, 4),
         "low_rank": sf.reparam.low_rank(2),
-        "hard_concrete with channel": sf.reparam.hard_concrete(pattern=sf.patterns.channel(0)),
+        "hard_concrete with channel": sf.reparam.hard_concrete(
+            pattern=sf.patterns.channel(0)
+        ),
     }
     for name, map_ in maps.items():
-        with pytest.raises(ValueError, match=f"{name}.*: expected plain tensors, got a DTensor at 'w'"):
+        with pytest.raises(
+            ValueError, match=f"{name}.*: expected plain tensors, got a DTensor at 'w'"
+        ):
             sf.reparametrised(map_).init(params)
-    with pytest.raises(ValueError, match=r"transposable\(2, 4\): expected plain tensors, got a DTensor at 'w'"):
+    with pytest.raises(
+        ValueError,
+        match=r"transposable\(2, 4\): expected plain tensors, got a DTensor at 'w'",
+    ):
         sf.one_shot(None, pattern=tiles).init(params)
-    with pytest.raises(ValueError, match=r"transposable\(2, 4\): expected plain tensors, got a DTensor"):
+    with pytest.raises(
+        ValueError, match=r"transposable\(2, 4\): expected plain tensors, got a DTensor"
+    ):
         sf.topk_mask(params["w"], None, pattern=tiles)
-    with pytest.raises(ValueError, match="permutation.channels: expected plain tensors, got a DTensor at 'weight'"):
+    with pytest.raises(
+        ValueError,
+        match="permutation.channels: expected plain tensors, got a DTensor at 'weight'",
+    ):
         sf.permutation.channels(params["w"], 2, 4)

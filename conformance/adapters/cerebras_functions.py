@@ -1,4 +1,6 @@
-"""cerebras.pytorch.sparse: the function that makes a mask, without the package around it."""
+"""cerebras.pytorch.sparse: the function that makes a mask, without the package around
+it.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -12,7 +14,9 @@ from torch import Tensor
 
 
 class Absent(ModuleType):
-    """A module of the package that is not loaded; any name of it is a function that is not called here."""
+    """A module of the package that is not loaded; any name of it is a function that is
+    not called here.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments, **options: False
@@ -20,7 +24,9 @@ class Absent(ModuleType):
 
 def functions() -> ModuleType:
     """cerebras/pytorch/sparse/utils.py alone."""
-    file = importlib.metadata.distribution("cerebras_pytorch").locate_file("cerebras/pytorch/sparse/utils.py")
+    file = importlib.metadata.distribution("cerebras_pytorch").locate_file(
+        "cerebras/pytorch/sparse/utils.py"
+    )
     spec = importlib.util.spec_from_file_location("cerebras_sparse_utils", str(file))
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

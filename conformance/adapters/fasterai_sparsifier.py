@@ -1,4 +1,6 @@
-"""fasterai: `Sparsifier` by weights of a layer; after each step what its callback for fastai does."""
+"""fasterai: `Sparsifier` by weights of a layer; after each step what its callback for
+fastai does.
+"""
 
 from typing import Any
 
@@ -8,7 +10,9 @@ from in_torch import layers_of
 from torch import Tensor, nn
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, Sparsifier]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, Sparsifier]:
     sparsifier = Sparsifier(model, "weight", "local", large_final, layer_type=nn.Linear)
     sparsifier.sparsify_model(sparsity)
     return model, sparsifier

@@ -1,4 +1,6 @@
-"""JaxPruner: `MagnitudePruning`, at once for masks, and around an optax optimizer for training."""
+"""JaxPruner: `MagnitudePruning`, at once for masks, and around an optax optimizer for
+training.
+"""
 
 import functools
 from typing import Any
@@ -10,12 +12,18 @@ FRAMEWORK = "in_jax"
 
 
 def updater(sparsity: float, schedule: Any) -> Any:
-    distribution = functools.partial(jaxpruner.sparsity_distributions.uniform, sparsity=sparsity)
-    return jaxpruner.MagnitudePruning(sparsity_distribution_fn=distribution, scheduler=schedule)
+    distribution = functools.partial(
+        jaxpruner.sparsity_distributions.uniform, sparsity=sparsity
+    )
+    return jaxpruner.MagnitudePruning(
+        sparsity_distribution_fn=distribution, scheduler=schedule
+    )
 
 
 def prune(params: dict[str, Any], sparsity: float) -> tuple[Any, Any]:
-    return updater(sparsity, jaxpruner.sparsity_schedules.NoUpdateSchedule()).instant_sparsify(params)
+    return updater(
+        sparsity, jaxpruner.sparsity_schedules.NoUpdateSchedule()
+    ).instant_sparsify(params)
 
 
 def mask(x: Any, sparsity: float) -> Any:
@@ -23,7 +31,9 @@ def mask(x: Any, sparsity: float) -> Any:
 
 
 def optimizer(inner: Any, sparsity: float) -> tuple[Any, Any]:
-    rule = updater(sparsity, jaxpruner.sparsity_schedules.OneShotSchedule(target_step=1))
+    rule = updater(
+        sparsity, jaxpruner.sparsity_schedules.OneShotSchedule(target_step=1)
+    )
     return rule.wrap_optax(inner), rule.post_gradient_update
 
 

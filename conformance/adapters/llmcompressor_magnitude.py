@@ -9,7 +9,9 @@ from llmcompressor.modifiers.pruning.magnitude import MagnitudePruningModifier
 from torch import Tensor, nn
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, SimpleNamespace]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, SimpleNamespace]:
     handle = SimpleNamespace(state=State(model=model), modifier=None)
     again(model, handle, sparsity)
     return model, handle
@@ -23,7 +25,11 @@ def again(model: nn.Module, handle: SimpleNamespace, sparsity: float) -> None:
     if handle.modifier is not None:
         handle.modifier.finalize(handle.state)
     handle.modifier = MagnitudePruningModifier(
-        targets=["Linear"], init_sparsity=sparsity, final_sparsity=sparsity, start=0, end=100
+        targets=["Linear"],
+        init_sparsity=sparsity,
+        final_sparsity=sparsity,
+        start=0,
+        end=100,
     )
     handle.modifier.initialize(handle.state, save_masks=True)
     send(handle, EventType.OPTIM_POST_STEP)

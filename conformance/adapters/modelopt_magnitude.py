@@ -7,11 +7,16 @@ from in_torch import layers_of
 from torch import Tensor, nn
 
 SCOPE = (2, 4)
-SHAPES = ((16, 32), (8, 16))  # other layers than of 8 outputs and 16 inputs, and multiples of them, are skipped
+SHAPES = (
+    (16, 32),
+    (8, 16),
+)  # other layers than of 8 outputs and 16 inputs, and multiples of them, are skipped
 EXEMPT = {"monotone": "one sparsity"}
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, None]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, None]:
     return mts.sparsify(model, "sparse_magnitude"), None
 
 

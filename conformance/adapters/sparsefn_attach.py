@@ -1,4 +1,6 @@
-"""sparsefn: `attach` for modules and, where functions of tensors have the law too, `init` and `update` beside it."""
+"""sparsefn: `attach` for modules and, where functions of tensors have the law too,
+`init` and `update` beside it.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,13 @@ import sparsefn as sf
 Arrays = list[np.ndarray]
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, Any]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, Any]:
     algorithm = sf.gmp(sparsity, when=sf.never())
-    return model, sf.attach(algorithm, model, optimizer or optimizer_of("sgd", model), hooks=True)
+    return model, sf.attach(
+        algorithm, model, optimizer or optimizer_of("sgd", model), hooks=True
+    )
 
 
 def masks(model: nn.Module, attached: Any) -> list[Tensor]:
@@ -23,7 +29,9 @@ def masks(model: nn.Module, attached: Any) -> list[Tensor]:
 
 
 def again(model: nn.Module, attached: Any, sparsity: float) -> Any:
-    grads = {path: torch.zeros_like(leaf) for path, leaf in attached.state.params.items()}
+    grads = {
+        path: torch.zeros_like(leaf) for path, leaf in attached.state.params.items()
+    }
     state = sf.gmp(sparsity).update(attached.state, grads, 0)
     attached.detach()
     return sf.attach(sf.from_masks(state.masks), model, optimizer_of("sgd", model))
@@ -40,10 +48,19 @@ def load(model: nn.Module, attached: Any, saved: tuple[Any, Any]) -> None:
 
 def both(name: str) -> Any:
     of_modules, of_tensors = modules(ADAPTER)[name], tensors(ADAPTER)[name]
-    return lambda *given: tuple([*a, *b] for a, b in zip(of_modules(*given), of_tensors(*given), strict=True))
+    return lambda *given: tuple(
+        [*a, *b] for a, b in zip(of_modules(*given), of_tensors(*given), strict=True)
+    )
 
 
 ADAPTER: Any = SimpleNamespace(
-    sparsify=sparsify, masks=masks, again=again, mask=lambda w, s: sf.gmp(s).init({"w": w}).masks["w"]
+    sparsify=sparsify,
+    masks=masks,
+    again=again,
+    mask=lambda w, s: sf.gmp(s).init({"w": w}).masks["w"],
 )
-inputs, vmapped, compiled = tensors(ADAPTER)["inputs"], both("vmapped"), both("compiled")
+inputs, vmapped, compiled = (
+    tensors(ADAPTER)["inputs"],
+    both("vmapped"),
+    both("compiled"),
+)

@@ -11,9 +11,13 @@ scope = tfmot.sparsity.keras.prune_scope
 
 def wrap(model: Any, first: float, last: float | None, at: int) -> Any:
     if last is None:
-        schedule = tfmot.sparsity.keras.ConstantSparsity(first, begin_step=at, end_step=at, frequency=1)
+        schedule = tfmot.sparsity.keras.ConstantSparsity(
+            first, begin_step=at, end_step=at, frequency=1
+        )
     else:
-        schedule = tfmot.sparsity.keras.PolynomialDecay(first, last, begin_step=at, end_step=at + 1, frequency=1)
+        schedule = tfmot.sparsity.keras.PolynomialDecay(
+            first, last, begin_step=at, end_step=at + 1, frequency=1
+        )
     return tfmot.sparsity.keras.prune_low_magnitude(model, schedule)
 
 

@@ -7,8 +7,12 @@ from torch import Tensor, nn
 from torch.ao.pruning import WeightNormSparsifier
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, WeightNormSparsifier]:
-    sparsifier = WeightNormSparsifier(sparsity_level=sparsity, sparse_block_shape=(1, 1), zeros_per_block=1)
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, WeightNormSparsifier]:
+    sparsifier = WeightNormSparsifier(
+        sparsity_level=sparsity, sparse_block_shape=(1, 1), zeros_per_block=1
+    )
     sparsifier.prepare(model, None)
     sparsifier.step()
     return model, sparsifier
@@ -28,6 +32,8 @@ def save(model: nn.Module, sparsifier: WeightNormSparsifier) -> tuple[Any, Any]:
     return model.state_dict(), sparsifier.state_dict()
 
 
-def load(model: nn.Module, sparsifier: WeightNormSparsifier, saved: tuple[Any, Any]) -> None:
+def load(
+    model: nn.Module, sparsifier: WeightNormSparsifier, saved: tuple[Any, Any]
+) -> None:
     model.load_state_dict(saved[0], strict=False)
     sparsifier.load_state_dict(saved[1])

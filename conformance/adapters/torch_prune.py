@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, None]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, None]:
     for layer in layers_of(model):
         prune.l1_unstructured(layer, "weight", amount=sparsity)
     return model, None

@@ -1,4 +1,6 @@
-"""Torch-Pruning: channels are removed; a mask here says which of the first layer's channels are left."""
+"""Torch-Pruning: channels are removed; a mask here says which of the first layer's
+channels are left.
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ def spoil(weights: list[np.ndarray]) -> None:
     weights[0][::4] = np.nan
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, dict[str, Any]]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, dict[str, Any]]:
     first = layers_of(model)[0]
     handle = {"left": torch.arange(first.out_features), "units": first.out_features}
     again(model, handle, sparsity)
@@ -31,10 +35,16 @@ def masks(model: nn.Module, handle: dict[str, Any]) -> list[Tensor]:
 
 def again(model: nn.Module, handle: dict[str, Any], sparsity: float) -> None:
     first, last = layers_of(model)
-    ratio = 1 - (1 - sparsity) * handle["units"] / first.out_features  # a share of what is there
+    ratio = (
+        1 - (1 - sparsity) * handle["units"] / first.out_features
+    )  # a share of what is there
     ratio = ratio if first.out_features < handle["units"] else sparsity
     pruner = tp.pruner.BasePruner(
-        model, torch.ones(1, 20), tp.importance.MagnitudeImportance(p=2), pruning_ratio=ratio, ignored_layers=[last]
+        model,
+        torch.ones(1, 20),
+        tp.importance.MagnitudeImportance(p=2),
+        pruning_ratio=ratio,
+        ignored_layers=[last],
     )
     for group in pruner.step(interactive=True):
         gone = group[0].idxs

@@ -1,4 +1,6 @@
-"""torchao.sparsity: WandaSparsifier, which weighs weights by the norms of their inputs, here of ones."""
+"""torchao.sparsity: WandaSparsifier, which weighs weights by the norms of their inputs,
+here of ones.
+"""
 
 from typing import Any
 
@@ -12,7 +14,9 @@ from adapters import torch_ao
 masks, again, save, load = torch_ao.masks, torch_ao.again, torch_ao.save, torch_ao.load
 
 
-def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, WandaSparsifier]:
+def sparsify(
+    model: nn.Module, sparsity: float, optimizer: Any
+) -> tuple[nn.Module, WandaSparsifier]:
     sparsifier = WandaSparsifier(sparsity_level=sparsity)
     sparsifier.prepare(model, None)
     with torch.no_grad():

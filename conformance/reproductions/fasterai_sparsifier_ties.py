@@ -4,5 +4,7 @@ from fasterai.sparse.sparsifier import Sparsifier
 
 model = torch.nn.Sequential(torch.nn.Linear(10, 10))
 torch.nn.init.ones_(model[0].weight)
-Sparsifier(model, "weight", "local", large_final, layer_type=torch.nn.Linear).sparsify_model(0.5)
+Sparsifier(
+    model, "weight", "local", large_final, layer_type=torch.nn.Linear
+).sparsify_model(0.5)
 assert int(model[0]._mask.sum()) < 100, int(model[0]._mask.sum())

@@ -1,7 +1,8 @@
-"""Kernels in Triton for tensors on a GPU, with the bits of sparsefn: winners, draws, steps. Importing it turns them on.
+"""Kernels in Triton for tensors on a GPU, with the bits of sparsefn: winners, draws,
+steps. Importing it turns them on.
 
-With `TRITON_INTERPRET=1` in the environment they take CPU tensors instead: Triton then runs them in Python, slowly, for
-tests.
+With `TRITON_INTERPRET=1` in the environment they take CPU tensors instead: Triton then
+runs them in Python, slowly, for tests.
 """
 
 from sparsefn.engine.surroundings.backends import BACKENDS as _BACKENDS

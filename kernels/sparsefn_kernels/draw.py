@@ -19,13 +19,21 @@ _BLOCK = 1024
 
 
 def draws(
-    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype, domain: tuple[int, int], digits: int
+    key: Tensor,
+    index: Tensor | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
+    domain: tuple[int, int],
+    digits: int,
 ) -> Tensor | None:
-    """Draws of keys (*K, 2) at indices (*I, n), or of 0..n-1; None where no kernel serves.
+    """Draws of keys (*K, 2) at indices (*I, n), or of 0..n-1; None where no kernel
+    serves.
 
-    `kind` is "words", "pairs", "uniform" or "normal"; `domain` is what the key is xored with, `digits` are those of the
-    significand of the dtype. Normals of float64 are left to torch: its square root is not the correctly rounded one on
-    every CPU, so that no kernel could have the bits of all.
+    `kind` is "words", "pairs", "uniform" or "normal"; `domain` is what the key is xored
+    with, `digits` are those of the significand of the dtype. Normals of float64 are
+    left to torch: its square root is not the correctly rounded one on every CPU, so
+    that no kernel could have the bits of all.
     """
     if kind == "normal" and dtype == torch.float64:
         return None
@@ -36,9 +44,15 @@ def draws(
 
 
 def draws_of_leaves(
-    keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, domain: tuple[int, int], digits: int
+    keys: Tensor,
+    sizes: Sequence[int],
+    kind: str,
+    dtype: torch.dtype,
+    domain: tuple[int, int],
+    digits: int,
 ) -> list[Tensor] | None:
-    """Draws of keys (leaves, 2), of each as many as its size, in one launch; None where no kernel serves.
+    """Draws of keys (leaves, 2), of each as many as its size, in one launch; None where
+    no kernel serves.
 
     As `draws`; `kind` is "uniform" or "normal".
     """
@@ -50,11 +64,20 @@ def draws_of_leaves(
 
 @torch.library.custom_op("sparsefn_kernels::draws_of_leaves", mutates_args=())
 def _leaves(
-    keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, xor0: int, xor1: int, digits: int
+    keys: Tensor,
+    sizes: Sequence[int],
+    kind: str,
+    dtype: torch.dtype,
+    xor0: int,
+    xor1: int,
+    digits: int,
 ) -> list[Tensor]:
     outs = [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
     ends = [0, *accumulate(-(-n // _BLOCK) for n in sizes)]
-    rows = [Drawn(x.data_ptr(), x.numel(), first) for x, first in zip(outs, ends, strict=False)]
+    rows = [
+        Drawn(x.data_ptr(), x.numel(), first)
+        for x, first in zip(outs, ends, strict=False)
+    ]
     if ends[-1]:
         with on(keys.device):
             source.draw_leaves[(ends[-1],)](
@@ -65,12 +88,17 @@ def _leaves(
 
 
 @_leaves.register_fake
-def _(keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, *rest: object) -> list[Tensor]:
+def _(
+    keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, *rest: object
+) -> list[Tensor]:
     return [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
 
 
-def coins(key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int) -> Tensor:
-    """Where the first word is below a number in [0, 2^32], or below 2^32 times its chance.
+def coins(
+    key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int
+) -> Tensor:
+    """Where the first word is below a number in [0, 2^32], or below 2^32 times its
+    chance.
 
     `below` is a number or a tensor of chances.
     """
@@ -85,15 +113,32 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: in
 
 
 @torch.library.custom_op("sparsefn_kernels::coins", mutates_args=())
-def _coins(key: Tensor, below: int, chances: Tensor | None, index: Tensor | None, n: int) -> Tensor:
-    out = torch.empty((*batch_shape(key, index, chances), n), dtype=torch.bool, device=key.device)
-    _launch(out.view(torch.int8), key, index, chances, below, "below" if chances is None else "chances", (0, 0), 0)
+def _coins(
+    key: Tensor, below: int, chances: Tensor | None, index: Tensor | None, n: int
+) -> Tensor:
+    out = torch.empty(
+        (*batch_shape(key, index, chances), n), dtype=torch.bool, device=key.device
+    )
+    _launch(
+        out.view(torch.int8),
+        key,
+        index,
+        chances,
+        below,
+        "below" if chances is None else "chances",
+        (0, 0),
+        0,
+    )
     return out
 
 
 @_coins.register_fake
-def _(key: Tensor, below: int, chances: Tensor | None, index: Tensor | None, n: int) -> Tensor:
-    return torch.empty((*batch_shape(key, index, chances), n), dtype=torch.bool, device=key.device)
+def _(
+    key: Tensor, below: int, chances: Tensor | None, index: Tensor | None, n: int
+) -> Tensor:
+    return torch.empty(
+        (*batch_shape(key, index, chances), n), dtype=torch.bool, device=key.device
+    )
 
 
 @_coins.register_vmap
@@ -112,7 +157,9 @@ def _(
 
 
 def batch_shape(key: Tensor, *others: Tensor | None) -> tuple[int, ...]:
-    """The shape of the draws of keys and others that spread, without their last dimension."""
+    """The shape of the draws of keys and others that spread, without their last
+    dimension.
+    """
     shapes = [key.shape[:-1], *(x.shape[:-1] for x in others if x is not None)]
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
@@ -133,7 +180,9 @@ def _launch(
     places, steps = [], []
     for x in (index, chances):  # one row for all keys stays one
         wide = x is not None and x.ndim > 1
-        places.append(out if x is None else (x.expand(*batch, n) if wide else x).contiguous())
+        places.append(
+            out if x is None else (x.expand(*batch, n) if wide else x).contiguous()
+        )
         steps.append(n if wide else 0)
     if not out.numel():
         return

@@ -22,7 +22,8 @@ _SEAMS: dict[str, Callable[..., Any]] = {
 
 
 def backends_for(device: str) -> dict[tuple[str, str], Callable[..., Any]]:
-    """The entries of `sparsefn.engine.surroundings.backends.BACKENDS` for a kind of device.
+    """The entries of `sparsefn.engine.surroundings.backends.BACKENDS` for a kind of
+    device.
 
     For the meta device nothing is launched, and launches can be counted.
     """

@@ -1,9 +1,12 @@
-"""Exact selection on a GPU in a fixed number of launches, for any number of rows and tensors.
+"""Exact selection on a GPU in a fixed number of launches, for any number of rows and
+tensors.
 
-Rows of few units, and segments of few units, take one launch each kind. Larger segments: a bracket of the threshold
-from a sample; one pass over all scores that writes the mask above the bracket and keeps what is inside it; passes over
-what was kept, that find the threshold, ties by place; and the rest of the mask. Where the bracket missed, the same
-passes read the scores: each segment decides by itself, on the device, and nothing waits.
+Rows of few units, and segments of few units, take one launch each kind. Larger
+segments: a bracket of the threshold from a sample; one pass over all scores that writes
+the mask above the bracket and keeps what is inside it; passes over what was kept, that
+find the threshold, ties by place; and the rest of the mask. Where the bracket missed,
+the same passes read the scores: each segment decides by itself, on the device, and
+nothing waits.
 """
 
 from __future__ import annotations
@@ -19,18 +22,32 @@ from sparsefn_kernels.source import digits, guess, narrow, whole
 from sparsefn_kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
 from sparsefn_kernels.written import on, write
 
-MOST = 1 << 30  # units of a call: places are 32-bit words, and are counted in whole chunks
-Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]  # scores, allow, deny, absolute, an extent
+MOST = (
+    1 << 30
+)  # units of a call: places are 32-bit words, and are counted in whole chunks
+Entry: TypeAlias = tuple[
+    Tensor, Tensor | None, Tensor | None, bool, object
+]  # scores, allow, deny, absolute, an extent
 NARROW = 32  # units of a row that are compared one with another
-_INFINITY = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000, torch.float64: 0x7FF << 52}
+_INFINITY = {
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+    torch.float32: 0x7F800000,
+    torch.float64: 0x7FF << 52,
+}
 _BINS = 256
 _DEFAULT = Tuning()
 
 
 def winners(
-    entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool, tuning: Tuning = _DEFAULT
+    entries: Sequence[Entry],
+    counts: Tensor,
+    spans: Sequence[int],
+    joint: bool,
+    tuning: Tuning = _DEFAULT,
 ) -> list[Tensor] | None:
-    """The masks that the operator of `selection/dispatch.py` returns for these entries; None where no kernel serves.
+    """The masks that the operator of `selection/dispatch.py` returns for these entries;
+    None where no kernel serves.
 
     They serve no more than `MOST` units a call.
     """
@@ -40,12 +57,21 @@ def winners(
     counts = counts.to(torch.int64).contiguous()
     outs = [torch.empty(x.shape, dtype=torch.bool, device=x.device) for x in scores]
     kinds = {x.dtype for x in scores}
-    wide = None if not joint or len(kinds) == 1 else torch.float64 if torch.float64 in kinds else torch.float32
+    wide = (
+        None
+        if not joint or len(kinds) == 1
+        else torch.float64
+        if torch.float64 in kinds
+        else torch.float32
+    )
     large: list[Leaf] = []
     own = (
         [(0, 0)] * len(scores)
         if joint
-        else [(end - n, int(n > 1)) for end, n in zip(accumulate(spans), spans, strict=True)]
+        else [
+            (end - n, int(n > 1))
+            for end, n in zip(accumulate(spans), spans, strict=True)
+        ]
     )
     for (x, allow, deny, absolute, _), out, at in zip(entries, outs, own, strict=True):
         if not x.numel():
@@ -55,7 +81,9 @@ def winners(
         if not joint and x.shape[1] <= NARROW and x.numel() > x.shape[1]:
             _narrow(leaf, counts)
         else:
-            large.append(leaf._replace(scores=leaf.scores.reshape(1, -1)) if joint else leaf)
+            large.append(
+                leaf._replace(scores=leaf.scores.reshape(1, -1)) if joint else leaf
+            )
     for group in [large] if joint else _alike(large):
         segments(group, counts, joint, tuning)
     return outs
@@ -63,14 +91,21 @@ def winners(
 
 def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
     # One kind of scores a call; the masks do not depend on the order of tensors.
-    ranked = {dtype: [leaf for leaf in leaves if leaf.scores.dtype == dtype] for dtype in _INFINITY}
+    ranked = {
+        dtype: [leaf for leaf in leaves if leaf.scores.dtype == dtype]
+        for dtype in _INFINITY
+    }
     return [some for some in ranked.values() if some]
 
 
-def segments(leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning = _DEFAULT) -> Tensor | None:
-    """Write the masks of the segments of tensors (rows, units) of one dtype, none of them empty.
+def segments(
+    leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning = _DEFAULT
+) -> Tensor | None:
+    """Write the masks of the segments of tensors (rows, units) of one dtype, none of
+    them empty.
 
-    Gives the state of each large segment after the first pass: which way it went, and more. None if all are small.
+    Gives the state of each large segment after the first pass: which way it went, and
+    more. None if all are small.
     """
     small: dict[int, list[Leaf]] = {}
     large = []
@@ -89,7 +124,12 @@ def segments(leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning = _D
 def _how(leaves: Sequence[Leaf]) -> dict[str, int | bool]:
     dtype = leaves[0].scores.dtype
     flags = any(leaf.allow is not None or leaf.deny is not None for leaf in leaves)
-    return {"FLAGS": flags, "BITS": 8 * dtype.itemsize, "INF": _INFINITY[dtype], "STEPS": steps(len(leaves))}
+    return {
+        "FLAGS": flags,
+        "BITS": 8 * dtype.itemsize,
+        "INF": _INFINITY[dtype],
+        "STEPS": steps(len(leaves)),
+    }
 
 
 def _tables(made: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -97,14 +137,20 @@ def _tables(made: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
     return table, table[len(made.spans) * len(Span._fields) :]
 
 
-def _select_small(leaves: Sequence[Leaf], counts: Tensor, t: Tuning, block: int) -> None:
+def _select_small(
+    leaves: Sequence[Leaf], counts: Tensor, t: Tuning, block: int
+) -> None:
     made = plan(leaves, False, t._replace(chunk=block))
     spans, lots = _tables(made, counts.device)
     warps = min(16, max(1, block // 512))
-    whole.select_whole[(made.chunks,)](spans, lots, len(leaves), counts, **_how(leaves), B=block, num_warps=warps)
+    whole.select_whole[(made.chunks,)](
+        spans, lots, len(leaves), counts, **_how(leaves), B=block, num_warps=warps
+    )
 
 
-def _select_large(leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning) -> Tensor:
+def _select_large(
+    leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning
+) -> Tensor:
     device, how = counts.device, {**_how(leaves), "JOINT": joint}
     made, many, bits = plan(leaves, joint, t), len(leaves), int(how["BITS"])
     spans, lots = _tables(made, device)
@@ -112,28 +158,57 @@ def _select_large(leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning
     place_bits = max(8, -(-(made.widest - 1).bit_length() // 8) * 8)
     shifts = [*range(bits - 8, -1, -8), *range(place_bits - 8, -1, -8)]
     cells = len(shifts) * made.segments
-    zeros = torch.zeros(cells * _BINS // 2 + made.segments, dtype=torch.int64, device=device)
+    zeros = torch.zeros(
+        cells * _BINS // 2 + made.segments, dtype=torch.int64, device=device
+    )
     tally, found = zeros[: made.segments], zeros[made.segments :].view(torch.int32)
     states = torch.empty(cells, 4, dtype=torch.int64, device=device)
     ends = torch.empty(made.segments, 2, dtype=kind, device=device)
     near_key = torch.empty(made.near, dtype=kind, device=device)
     near_place = torch.empty(made.near, dtype=torch.int32, device=device)
     sampling = min(16, max(1, t.sample // 512))
-    guess.bracket[(made.segments,)](spans, lots, many, counts, ends, t.reach, **how, M=t.sample, num_warps=sampling)
-    chunked = {**how, "ALIGNED": _aligned(leaves, made), "B": t.chunk, "num_warps": 8 if t.chunk >= 4096 else 4}
-    guess.divide[(made.chunks,)](spans, lots, many, ends, tally, near_key, near_place, **chunked)
-    common = (spans, lots, many, counts, ends, tally, near_key, near_place, states, found, made.segments)
+    guess.bracket[(made.segments,)](
+        spans, lots, many, counts, ends, t.reach, **how, M=t.sample, num_warps=sampling
+    )
+    chunked = {
+        **how,
+        "ALIGNED": _aligned(leaves, made),
+        "B": t.chunk,
+        "num_warps": 8 if t.chunk >= 4096 else 4,
+    }
+    guess.divide[(made.chunks,)](
+        spans, lots, many, ends, tally, near_key, near_place, **chunked
+    )
+    common = (
+        spans,
+        lots,
+        many,
+        counts,
+        ends,
+        tally,
+        near_key,
+        near_place,
+        states,
+        found,
+        made.segments,
+    )
     chunked["PLACE"] = (1 << place_bits) - 1
     for d, shift in enumerate(shifts):
-        digits.count_digits[(made.workers,)](*common, d, shift, shifts[d - 1] if d else 0, **chunked)
+        digits.count_digits[(made.workers,)](
+            *common, d, shift, shifts[d - 1] if d else 0, **chunked
+        )
     digits.finish[(made.workers,)](*common, len(shifts), shifts[-1], **chunked)
     return states[: made.segments]
 
 
 def _aligned(leaves: Sequence[Leaf], made: Plan) -> bool:
     # Whether every whole chunk starts at a multiple of 16 units and of 16 bytes.
-    whole = all(len(leaf.scores) == 1 or leaf.scores.shape[1] % 16 == 0 for leaf in leaves)
-    return whole and all(span.scores % 16 == 0 and span.out % 16 == 0 for span in made.spans)
+    whole = all(
+        len(leaf.scores) == 1 or leaf.scores.shape[1] % 16 == 0 for leaf in leaves
+    )
+    return whole and all(
+        span.scores % 16 == 0 and span.out % 16 == 0 for span in made.spans
+    )
 
 
 def _narrow(leaf: Leaf, counts: Tensor) -> None:
@@ -142,7 +217,9 @@ def _narrow(leaf: Leaf, counts: Tensor) -> None:
     wide = 1 << (units - 1).bit_length()
     tile = max(16, 2048 // wide)
     kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[8 * dtype.itemsize]
-    flags = [leaf.out if x is None else x.view(torch.int8) for x in (leaf.allow, leaf.deny)]
+    flags = [
+        leaf.out if x is None else x.view(torch.int8) for x in (leaf.allow, leaf.deny)
+    ]
     with on(counts.device):
         narrow.select_narrow[(-(-rows * columns // tile),)](
             leaf.scores.view(kind), *flags, leaf.out.view(torch.int8), counts, leaf.count_at, leaf.count_step, rows,

@@ -1,4 +1,6 @@
-"""Steps of optimizers under masks on a GPU: all tensors in one launch, each entry read and written once."""
+"""Steps of optimizers under masks on a GPU: all tensors in one launch, each entry read
+and written once.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,57 @@ from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps
 from sparsefn_kernels.written import on, write
 
-Rows: TypeAlias = Sequence[tuple[Tensor, ...]]  # a param, its mask, its gradient and its moments
+Rows: TypeAlias = Sequence[
+    tuple[Tensor, ...]
+]  # a param, its mask, its gradient and its moments
 
 _BLOCK = 1024
 
 
 def takes(rows: Rows, numbers: Sequence[Tensor]) -> bool:
-    """Whether a kernel takes rows of tensors, and the numbers of the step, a count and float64 ones, all 0-d.
+    """Whether a kernel takes rows of tensors, and the numbers of the step, a count and
+    float64 ones, all 0-d.
 
-    It takes float32 that lies alike in each row, with masks of the same shape or 0-d ones, on one device. Where there
-    are others among them, or a gradient is wanted, it takes none.
+    It takes float32 that lies alike in each row, with masks of the same shape or 0-d
+    ones, on one device. Where there are others among them, or a gradient is wanted, it
+    takes none.
     """
     device, floats = numbers[0].device, [(p, *rest) for p, _, *rest in rows]
     if transformed() or not any(p.numel() for p, *_ in rows):
         return False
-    if torch.is_grad_enabled() and differentiated(*numbers, *(x for row in floats for x in row)):
+    if torch.is_grad_enabled() and differentiated(
+        *numbers, *(x for row in floats for x in row)
+    ):
         return False
     count, *others = numbers
     if count.dtype != torch.int64 or any(x.dtype != torch.float64 for x in others):
         return False
     if not all(x.device == device and not x.ndim for x in numbers):
         return False
-    like = [(*row, mask) if mask.ndim else row for row, (_, mask, *_) in zip(floats, rows, strict=True)]
+    like = [
+        (*row, mask) if mask.ndim else row
+        for row, (_, mask, *_) in zip(floats, rows, strict=True)
+    ]
     return (
         all(x.dtype == torch.float32 for row in floats for x in row)
-        and all(x.device == device and x.shape == row[0].shape for row in like for x in row)
+        and all(
+            x.device == device and x.shape == row[0].shape for row in like for x in row
+        )
         and all(mask.dtype == torch.bool for _, mask, *_ in rows)
         and all(map(alike, like))
     )
 
 
 def adam(
-    rows: Rows, numbers: Sequence[Tensor], betas: tuple[float, float], eps: float, decay: float, decoupled: bool
+    rows: Rows,
+    numbers: Sequence[Tensor],
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+    decoupled: bool,
 ) -> tuple[list[tuple[Tensor, ...]], list[Tensor]] | None:
-    """New params and moments of a step of Adam, and the new count and powers; None for rows that it does not take.
+    """New params and moments of a step of Adam, and the new count and powers; None for
+    rows that it does not take.
 
     `numbers` are the count, the powers of the betas and the rate.
     """
@@ -57,15 +76,27 @@ def adam(
         return None
     params, masks, grads, first, second = map(list, zip(*rows, strict=True))
     how = (2 if decoupled else 1) if decay else 0
-    made = _adam(params, _sparse(masks), grads, first, second, list(numbers), [*betas, eps, decay], how)
+    made = _adam(
+        params,
+        _sparse(masks),
+        grads,
+        first,
+        second,
+        list(numbers),
+        [*betas, eps, decay],
+        how,
+    )
     n = len(params)
-    return list(zip(made[:n], made[n : 2 * n], made[2 * n : 3 * n], strict=True)), made[3 * n :]
+    return list(zip(made[:n], made[n : 2 * n], made[2 * n : 3 * n], strict=True)), made[
+        3 * n :
+    ]
 
 
 def sgd(
     rows: Rows, numbers: Sequence[Tensor], momentum: float, nesterov: bool, decay: float
 ) -> tuple[list[tuple[Tensor, ...]], Tensor] | None:
-    """New params and momenta of a step of SGD, and the new count; without momentum the params alone.
+    """New params and momenta of a step of SGD, and the new count; without momentum the
+    params alone.
 
     `numbers` are the count and the rate.
     """
@@ -73,7 +104,9 @@ def sgd(
         return None
     params, masks, grads, *first = map(list, zip(*rows, strict=True))
     moments = first[0] if momentum else []
-    made = _sgd(params, _sparse(masks), grads, moments, *numbers, [momentum, decay], nesterov)
+    made = _sgd(
+        params, _sparse(masks), grads, moments, *numbers, [momentum, decay], nesterov
+    )
     *tensors, new_count = made
     n = len(params)
     return [tuple(tensors[i::n]) for i in range(n)], new_count
@@ -134,7 +167,9 @@ def _sgd(
     (new_count,) = _like([count])
     momentum, decay = constants
     with on(device):
-        table, chunks, aligned = _table(params, masks, grads, [first] if first else [], outs)
+        table, chunks, aligned = _table(
+            params, masks, grads, [first] if first else [], outs
+        )
         source.sgd[(chunks,)](
             table, len(params), count, rate, new_count, _word(momentum), _word(decay), DECAY=decay != 0,
             MOMENTUM=momentum != 0, NESTEROV=nesterov, ALIGNED=aligned, STEPS=steps(len(params)), B=_BLOCK,
@@ -145,7 +180,12 @@ def _sgd(
 
 @_sgd.register_fake
 def _(
-    params: Sequence[Tensor], masks: object, grads: object, first: Sequence[Tensor], count: Tensor, *rest: object
+    params: Sequence[Tensor],
+    masks: object,
+    grads: object,
+    first: Sequence[Tensor],
+    count: Tensor,
+    *rest: object,
 ) -> list[Tensor]:
     return _like(params, first, [count])
 
@@ -165,14 +205,22 @@ def _table(
     moments: Sequence[Sequence[Tensor]],
     outs: Sequence[Tensor],
 ) -> tuple[Tensor, int, bool]:
-    # The table, the number of chunks, and whether all memory starts at a multiple of 16 bytes.
+    # The table, the number of chunks, and whether all memory starts at a multiple of 16
+    # bytes.
     n = len(params)
     ends = [0, *accumulate(-(-p.numel() // _BLOCK) for p in params)]
     rows = []
     for i, p in enumerate(params):
-        old = [address(p), address(masks[i]), address(grads[i]), *(address(some[i]) for some in moments)]
+        old = [
+            address(p),
+            address(masks[i]),
+            address(grads[i]),
+            *(address(some[i]) for some in moments),
+        ]
         new = [address(x) for x in outs[i::n]]
-        rows.append(Stepped._make([*_filled(old, 5), *_filled(new, 3), p.numel(), ends[i]]))
+        rows.append(
+            Stepped._make([*_filled(old, 5), *_filled(new, 3), p.numel(), ends[i]])
+        )
     aligned = all(at % 16 == 0 for row in rows for at in row[:-2])
     return write(rows, params[0].device), ends[-1], aligned
 

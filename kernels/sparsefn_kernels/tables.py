@@ -1,8 +1,10 @@
-"""Where the competitions of a call lie: two small tables of integers, one row a tensor, that its kernels read.
+"""Where the competitions of a call lie: two small tables of integers, one row a tensor,
+that its kernels read.
 
-Scores stay where they are. A tensor (rows, units) is cut into chunks of one size, row by row; a chunk is what one
-program reads. A segment is one competition: a row, or with `joint` all tensors together. Every number follows from
-shapes and addresses alone, so nothing is kept between calls and no value is read.
+Scores stay where they are. A tensor (rows, units) is cut into chunks of one size, row
+by row; a chunk is what one program reads. A segment is one competition: a row, or with
+`joint` all tensors together. Every number follows from shapes and addresses alone, so
+nothing is kept between calls and no value is read.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ class Tuning(NamedTuple):
     small: int = 8192  # units of a segment that one program selects by itself
     sample: int = 4096  # units that guess the threshold of a larger one: a power of two
     reach: float = 3.0  # standard deviations that the guess allows for
-    room: int = 8  # the units near the threshold fit, unless they are more than one in so many
+    room: int = (
+        8  # the units near the threshold fit, unless they are more than one in so many
+    )
     workers: int = 1024  # programs of the passes that follow the first
 
 
 class Span(NamedTuple):
-    """A tensor: addresses (0 for flags that there are not), and which chunks are its own."""
+    """A tensor: addresses (0 for flags that there are not), and which chunks are its
+    own.
+    """
 
     scores: int
     allow: int
@@ -62,7 +68,9 @@ class Drawn(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """A tensor that an optimizer moves: addresses, 0 for what it lacks, its size and its first chunk."""
+    """A tensor that an optimizer moves: addresses, 0 for what it lacks, its size and
+    its first chunk.
+    """
 
     param: int
     mask: int
@@ -77,7 +85,9 @@ class Stepped(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A tensor (rows, units) of a call, its flags, its mask, and where its counts are."""
+    """A tensor (rows, units) of a call, its flags, its mask, and where its counts
+    are.
+    """
 
     scores: Tensor
     allow: Tensor | None
@@ -108,22 +118,41 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
         rows, width = leaf.scores.shape
         rows, width = (1, rows * width) if joint else (rows, width)
         row_chunks = -(-width // t.chunk)
-        where = (address(leaf.scores), address(leaf.allow), address(leaf.deny), address(leaf.out))
+        where = (
+            address(leaf.scores),
+            address(leaf.allow),
+            address(leaf.deny),
+            address(leaf.out),
+        )
         spans.append(Span(*where, leaf.absolute, width, chunks, row_chunks, before))
         chunks += rows * row_chunks
         before += width if joint else 0
     lots: list[Lot] = []
     segments = workers = near = 0
     sizes = (
-        [(1, before, chunks)] if joint else [(len(x.scores), s.width, s.row_chunks) for x, s in _pairs(leaves, spans)]
+        [(1, before, chunks)]
+        if joint
+        else [(len(x.scores), s.width, s.row_chunks) for x, s in _pairs(leaves, spans)]
     )
     for (rows, units, own), leaf, span in zip(sizes, leaves, spans, strict=False):
         some = min(own, max(1, t.workers * own // chunks))
         room = max(units // t.room, t.chunk)
         first = (segments, span.first_chunk, own, workers, some, units, near, room)
         lots.append(Lot(*first, leaf.count_at, leaf.count_step))
-        segments, workers, near = segments + rows, workers + rows * some, near + rows * room
-    return Plan(spans, lots, segments, chunks, workers, near, max(lot.chunks for lot in lots) * t.chunk)
+        segments, workers, near = (
+            segments + rows,
+            workers + rows * some,
+            near + rows * room,
+        )
+    return Plan(
+        spans,
+        lots,
+        segments,
+        chunks,
+        workers,
+        near,
+        max(lot.chunks for lot in lots) * t.chunk,
+    )
 
 
 def _pairs(leaves: Sequence[Leaf], spans: Sequence[Span]) -> list[tuple[Leaf, Span]]:

@@ -10,5 +10,6 @@ import torch
 def isolated() -> Iterator[None]:
     torch.manual_seed(0)
     yield
-    # torch.compile counts recompilations per function and gives up after a few: each test has its own count.
+    # torch.compile counts recompilations per function and gives up after a few: each
+    # test has its own count.
     torch._dynamo.reset()

@@ -1,4 +1,6 @@
-"""What updates launch where kernels serve, counted on tensors that have shapes and no values."""
+"""What updates launch where kernels serve, counted on tensors that have shapes and no
+values.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from sparsefn.testing.launches import Launches
 from sparsefn_kernels import backends_for
 
 SGD, ADAM = sf.optimizers.sgd(0.1, momentum=0.9), sf.optimizers.adam(0.1)
-BUDGETS: dict[str, tuple[sf.Algorithm, int, int, int]] = {  # a step, launches (an operator is one), bytes a weight
+BUDGETS: dict[
+    str, tuple[sf.Algorithm, int, int, int]
+] = {  # a step, launches (an operator is one), bytes a weight
     "gmp": (sf.gmp(0.9), 100, 8, 25),
     "rigl": (sf.rigl(0.9), 100, 60, 60),
     "set": (sf.set(0.9), 100, 60, 65),
@@ -29,14 +33,19 @@ BUDGETS: dict[str, tuple[sf.Algorithm, int, int, int]] = {  # a step, launches (
 
 @pytest.fixture(autouse=True)
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels serve tensors without values: their operators are counted, and nothing is launched."""
+    """Kernels serve tensors without values: their operators are counted, and nothing is
+    launched.
+    """
     for at, kernel in backends_for("meta").items():
         monkeypatch.setitem(BACKENDS, at, kernel)
 
 
 def resnet50() -> dict[str, torch.Tensor]:
     """The 54 weights of a ResNet-50, without values."""
-    return {f"{i:02d}": torch.empty(shape, device="meta") for i, shape in enumerate(resnet50_shapes())}
+    return {
+        f"{i:02d}": torch.empty(shape, device="meta")
+        for i, shape in enumerate(resnet50_shapes())
+    }
 
 
 @pytest.mark.parametrize("name", BUDGETS)
@@ -57,7 +66,9 @@ def test_a_step_under_masks_is_two_launches(optimizer: Any) -> None:
     state = optimizer.init(params)
     with Launches() as counted:
         made = optimizer.under_masks(params, state, params, masks)
-    assert made is not None and counted.launches == 2 and not counted.waits  # the rate is one
+    assert (
+        made is not None and counted.launches == 2 and not counted.waits
+    )  # the rate is one
     assert optree.tree_structure(made) == optree.tree_structure((params, state))
 
 

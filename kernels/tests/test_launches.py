@@ -1,4 +1,6 @@
-"""What the host hands to kernels is what they take: all launches are compiled as they would be, and none is made."""
+"""What the host hands to kernels is what they take: all launches are compiled as they
+would be, and none is made.
+"""
 
 import pytest
 import torch
@@ -31,7 +33,9 @@ class Absent:
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The names of the kernels that were to be launched, once for each time one was compiled."""
+    """The names of the kernels that were to be launched, once for each time one was
+    compiled.
+    """
     before, run = driver._active, JITFunction.run
     names, made = [], {}
 
@@ -54,13 +58,18 @@ def entries(*tensors):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_winners_are_launched_as_they_are_written(dtype, launched):
-    one, rows = torch.zeros(1, 100_000, dtype=dtype), torch.zeros(3, 20_000, dtype=dtype)
+    one, rows = (
+        torch.zeros(1, 100_000, dtype=dtype),
+        torch.zeros(3, 20_000, dtype=dtype),
+    )
     few, small = torch.zeros(9, 16, dtype=dtype), torch.zeros(2, 500, dtype=dtype)
     counts = torch.arange(7)
     for joint in (False, True):
         spans = [1] if joint else [1, 3, 1, 2]
         masks = select.winners(entries(one, rows, few, small), counts, spans, joint)
-        assert [mask.shape for mask in masks] == [x.shape for x in (one, rows, few, small)]
+        assert [mask.shape for mask in masks] == [
+            x.shape for x in (one, rows, few, small)
+        ]
     large = {"bracket", "divide", "count_digits", "finish"}
     assert set(launched) == {"write_table", "select_whole", "select_narrow", *large}
 
@@ -75,13 +84,21 @@ def test_more_calls_need_few_more_kernels(launched):
 
 def test_draws_are_launched_as_they_are_written(launched):
     keys = sf.random.split(sf.random.key(0), 3)
-    for kind, dtype in (("words", torch.int64), ("pairs", torch.int64), ("uniform", torch.bfloat16)):
+    for kind, dtype in (
+        ("words", torch.int64),
+        ("pairs", torch.int64),
+        ("uniform", torch.bfloat16),
+    ):
         assert draw.draws(keys, None, 100, kind, dtype, (1, 2), 8).shape == (3, 100)
     for dtype in DTYPES[:3]:
-        assert draw.draws(keys[0], torch.arange(9), 9, "normal", dtype, (0, 0), 24).shape == (9,)
+        assert draw.draws(
+            keys[0], torch.arange(9), 9, "normal", dtype, (0, 0), 24
+        ).shape == (9,)
     for below in (0, 1 << 31, 1 << 32, torch.rand(9)):
         assert draw.coins(keys, below, None, 9).shape == (3, 9)
-    for kind, dtype in [("uniform", dtype) for dtype in DTYPES] + [("normal", dtype) for dtype in DTYPES[:3]]:
+    for kind, dtype in [("uniform", dtype) for dtype in DTYPES] + [
+        ("normal", dtype) for dtype in DTYPES[:3]
+    ]:
         digits = threefry.DIGITS[dtype]
         made = draw.draws_of_leaves(keys, [5000, 0, 7], kind, dtype, (0, 0), digits)
         assert [x.shape for x in made] == [(5000,), (0,), (7,)]
@@ -89,14 +106,29 @@ def test_draws_are_launched_as_they_are_written(launched):
 
 
 def test_steps_are_launched_as_they_are_written(launched):
-    params, grads = [torch.zeros(3000), torch.zeros(5, 7)], [torch.ones(3001)[1:], torch.ones(5, 7)]
+    params, grads = (
+        [torch.zeros(3000), torch.zeros(5, 7)],
+        [torch.ones(3001)[1:], torch.ones(5, 7)],
+    )
     count, number = torch.tensor(0), torch.tensor(0.5, dtype=torch.float64)
     masks = [params[0] > 0, torch.tensor(True)]
-    for some in (params, grads):  # memory that starts at multiples of 16 bytes, and other memory
+    for some in (
+        params,
+        grads,
+    ):  # memory that starts at multiples of 16 bytes, and other memory
         rows = list(zip(params, masks, some, params, params, strict=True))
         for decay, decoupled in ((0.0, False), (0.1, False), (0.1, True)):
-            moved, new = step.adam(rows, [count, number, number, number], (0.9, 0.99), 1e-8, decay, decoupled)
-            assert [x.shape for x in moved[1]] == [(5, 7)] * 3 and [x.ndim for x in new] == [0] * 3
+            moved, new = step.adam(
+                rows,
+                [count, number, number, number],
+                (0.9, 0.99),
+                1e-8,
+                decay,
+                decoupled,
+            )
+            assert [x.shape for x in moved[1]] == [(5, 7)] * 3 and [
+                x.ndim for x in new
+            ] == [0] * 3
         for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
             cut = [row[: 4 if momentum else 3] for row in rows]
             moved, _ = step.sgd(cut, [count, number], momentum, nesterov, 0.1)

@@ -1,4 +1,6 @@
-"""Importing the kernels is what turns them on, for one kind of device, and changes nothing elsewhere."""
+"""Importing the kernels is what turns them on, for one kind of device, and changes
+nothing elsewhere.
+"""
 
 import os
 import subprocess
@@ -29,4 +31,6 @@ def test_an_import_registers_them_for_one_kind_of_device(interpreted, device):
 
 
 def test_they_may_be_put_in_for_a_device_without_values():
-    assert sparsefn_kernels.backends_for("meta") == {(name, "meta"): BACKENDS[name, seams.DEVICE] for name in NAMES}
+    assert sparsefn_kernels.backends_for("meta") == {
+        (name, "meta"): BACKENDS[name, seams.DEVICE] for name in NAMES
+    }

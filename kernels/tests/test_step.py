@@ -27,13 +27,32 @@ MADE = {
     "heavy": sgd(lambda step: 0.1 / (1 + step), momentum=0.7, weight_decay=2.5),
     "nesterov": sgd(0.1, momentum=0.9, nesterov=True),
     "adam": adam(0.1),
-    "adam without memory": adam(lambda step: 7.0 / (1 + step), betas=(0.0, 0.0), eps=0.0),
+    "adam without memory": adam(
+        lambda step: 7.0 / (1 + step), betas=(0.0, 0.0), eps=0.0
+    ),
     "adam decay": adam(0.0, weight_decay=0.1, eps=1e-45),
     "adamw": adamw(0.1, betas=(0.5, 0.999999), weight_decay=0.3),
 }
-ODD = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 1e-23, -4e-20, 3e19, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0]
+ODD = [
+    0.0,
+    -0.0,
+    1e-45,
+    -1e-40,
+    2e-38,
+    1e-23,
+    -4e-20,
+    3e19,
+    3e38,
+    -3e38,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1.0,
+]
 LEAF = st.tuples(
-    st.sampled_from([(), (0,), (1,), (7, 3), (1023,), (1024,), (3, 5, 2, 2), (1100, 2)]),
+    st.sampled_from(
+        [(), (0,), (1,), (7, 3), (1023,), (1024,), (3, 5, 2, 2), (1100, 2)]
+    ),
     st.sampled_from(["plain", "plain", "dense", "shifted", "last"]),
 )
 
@@ -41,11 +60,15 @@ LEAF = st.tuples(
 def laid_out(x, how):
     if how == "shifted":  # memory that starts at no multiple of 16 bytes
         return torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape)
-    return x.to(memory_format=torch.channels_last) if how == "last" and x.ndim == 4 else x
+    return (
+        x.to(memory_format=torch.channels_last) if how == "last" and x.ndim == 4 else x
+    )
 
 
 def filled(shape, odd, draw):
-    x = torch.randn(shape, generator=draw) * 10.0 ** torch.randint(-30, 12, shape, generator=draw)
+    x = torch.randn(shape, generator=draw) * 10.0 ** torch.randint(
+        -30, 12, shape, generator=draw
+    )
     some = torch.tensor(ODD)[torch.randint(0, len(ODD), shape, generator=draw)]
     return torch.where(torch.rand(shape, generator=draw) < 0.3, some, x) if odd else x
 
@@ -54,17 +77,26 @@ def same(got, want):
     assert optree.tree_structure(got) == optree.tree_structure(want)
     for a, b in zip(optree.tree_leaves(got), optree.tree_leaves(want), strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
-        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(
+            a.nan_to_num(7.0), b.nan_to_num(7.0)
+        )
         assert torch.equal(a.isnan() | a.signbit(), b.isnan() | b.signbit())
 
 
 def by_formula(optimizer, grads, state, params, masks, patch):
-    # `update` on masked gradients, leaf by leaf in torch; the updates are added on the masks.
+    # `update` on masked gradients, leaf by leaf in torch; the updates are added on the
+    # masks.
     with without(), patch.context() as off:
         off.setattr(blockwise, "flat_memory", lambda *tensors, **least: None)
-        bare = {path: torch.where(masks[path], g, torch.zeros(())) for path, g in grads.items()}
+        bare = {
+            path: torch.where(masks[path], g, torch.zeros(()))
+            for path, g in grads.items()
+        }
         updates, new = optimizer.update(bare, state, params=params)
-    return {path: torch.where(masks[path], p + updates[path], p) for path, p in params.items()}, new
+    return {
+        path: torch.where(masks[path], p + updates[path], p)
+        for path, p in params.items()
+    }, new
 
 
 def by_kernel(optimizer, grads, state, params, masks, patch):
@@ -77,33 +109,65 @@ def by_kernel(optimizer, grads, state, params, masks, patch):
 
 @pytest.fixture(scope="module")
 def aligned():
-    """How many calls had memory that starts at multiples of 16 bytes, and how many had other memory."""
+    """How many calls had memory that starts at multiples of 16 bytes, and how many had
+    other memory.
+    """
     seen = Counter()
     yield seen
     assert min(seen[True], seen[False]) >= 20, seen
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(LEAF, min_size=1, max_size=4), st.sampled_from(list(MADE)), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(
+    max_examples=400,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    st.lists(LEAF, min_size=1, max_size=4),
+    st.sampled_from(list(MADE)),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
 def test_steps_have_the_bits_of_the_formula(aligned, leaves, name, odd, seed):
     patch, draw = pytest.MonkeyPatch(), torch.Generator().manual_seed(seed)
     optimizer, table = MADE[name], kernels._table
-    params = {str(i): laid_out(filled(shape, odd, draw), how) for i, (shape, how) in enumerate(leaves)}
+    params = {
+        str(i): laid_out(filled(shape, odd, draw), how)
+        for i, (shape, how) in enumerate(leaves)
+    }
     hows = {str(i): how for i, (_, how) in enumerate(leaves)}
-    masks = {path: laid_out(torch.rand(p.shape, generator=draw) < 0.4, hows[path]) for path, p in params.items()}
-    masks |= {path: torch.tensor(True) for path, p in params.items() if hows[path] == "dense" or not p.ndim}
+    masks = {
+        path: laid_out(torch.rand(p.shape, generator=draw) < 0.4, hows[path])
+        for path, p in params.items()
+    }
+    masks |= {
+        path: torch.tensor(True)
+        for path, p in params.items()
+        if hows[path] == "dense" or not p.ndim
+    }
     state = optimizer.init(params)
     for _ in range(2):
-        grads = {path: laid_out(filled(p.shape, odd, draw), hows[path]) for path, p in params.items()}
+        grads = {
+            path: laid_out(filled(p.shape, odd, draw), hows[path])
+            for path, p in params.items()
+        }
         want = by_formula(optimizer, grads, state, params, masks, patch)
         with patch.context() as watched:
-            watched.setattr(kernels, "_table", lambda *args: (made := table(*args), aligned.update([made[2]]))[0])
+            watched.setattr(
+                kernels,
+                "_table",
+                lambda *args: (made := table(*args), aligned.update([made[2]]))[0],
+            )
             got = by_kernel(optimizer, grads, state, params, masks, patch)
         if not sum(p.numel() for p in params.values()):
             assert got is None
             return
         same(got, want)
-        assert all(x.untyped_storage().nbytes() == x.nbytes for x in optree.tree_leaves(got))
+        assert all(
+            x.untyped_storage().nbytes() == x.nbytes for x in optree.tree_leaves(got)
+        )
         params, state = got
 
 
@@ -136,7 +200,9 @@ def test_other_tensors_are_left_to_torch(name):
 
 def test_under_transforms_they_are_left_to_torch():
     seen = []
-    torch.vmap(lambda x: seen.append(kernels.takes([(x, x > 0, x, x, x)], NUMBERS)) or x)(X[None])
+    torch.vmap(
+        lambda x: seen.append(kernels.takes([(x, x > 0, x, x, x)], NUMBERS)) or x
+    )(X[None])
     assert seen == [False]
 
 
@@ -144,7 +210,12 @@ def test_nothing_is_written_to():
     rows = [tuple(x.clone() for x in ROW)]
     kernels.adam(rows, NUMBERS, (0.9, 0.99), 1e-8, 0.1, True)
     kernels.sgd(rows, NUMBERS[:2], 0.9, True, 0.1)
-    assert all(map(torch.equal, rows[0], ROW)) and [x.item() for x in NUMBERS] == [1, 0.5, 0.5, 0.5]
+    assert all(map(torch.equal, rows[0], ROW)) and [x.item() for x in NUMBERS] == [
+        1,
+        0.5,
+        0.5,
+        0.5,
+    ]
 
 
 def test_the_operators_are_what_they_say_they_are():
@@ -154,7 +225,11 @@ def test_the_operators_are_what_they_say_they_are():
     tests = ("test_schema", "test_faketensor")
     constants = [0.9, 0.99, 1e-8, 0.1]
     args = (params, masks, grads, first, second, NUMBERS, constants, 1)
-    torch.library.opcheck(torch.ops.sparsefn_kernels.adam_under_masks.default, args, test_utils=tests)
+    torch.library.opcheck(
+        torch.ops.sparsefn_kernels.adam_under_masks.default, args, test_utils=tests
+    )
     for moments, momentum in ((first, 0.9), ([], 0.0)):
         args = (params, masks, grads, moments, *NUMBERS[:2], [momentum, 0.1], False)
-        torch.library.opcheck(torch.ops.sparsefn_kernels.sgd_under_masks.default, args, test_utils=tests)
+        torch.library.opcheck(
+            torch.ops.sparsefn_kernels.sgd_under_masks.default, args, test_utils=tests
+        )

@@ -1,4 +1,6 @@
-"""The tables of a call: every unit of every tensor is in one chunk, and every segment has its own numbers."""
+"""The tables of a call: every unit of every tensor is in one chunk, and every segment
+has its own numbers.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,11 @@ def test_the_chunks_of_rows_cover_each_unit_once():
         seen[i][row, column * T.chunk : (column + 1) * T.chunk] += 1
     assert all((part == 1).all() for part in seen)
     assert made.segments == 6 and made.chunks == 2 * 3 + 1 + 3 and made.widest == 48
-    assert [(lot.count_at, lot.count_step) for lot in made.lots] == [(0, 1), (2, 0), (3, 0)]
+    assert [(lot.count_at, lot.count_step) for lot in made.lots] == [
+        (0, 1),
+        (2, 0),
+        (3, 0),
+    ]
     assert [span.before for span in made.spans] == [0, 0, 0]
 
 
@@ -43,9 +49,13 @@ def test_a_joint_segment_has_all_tensors_in_order():
 
 def test_segments_have_workers_and_room_of_their_own():
     made = tables.plan([leaf(2, 640), leaf(1, 64)], False, T)
-    assert [lot.workers for lot in made.lots] == [1, 1] and [lot.first_worker for lot in made.lots] == [0, 2]
+    assert [lot.workers for lot in made.lots] == [1, 1] and [
+        lot.first_worker for lot in made.lots
+    ] == [0, 2]
     assert made.workers == 3
-    assert [lot.room for lot in made.lots] == [320, 32] and [lot.first_near for lot in made.lots] == [0, 640]
+    assert [lot.room for lot in made.lots] == [320, 32] and [
+        lot.first_near for lot in made.lots
+    ] == [0, 640]
     assert made.near == 2 * 320 + 32
     many = tables.plan([leaf(1, 640)], False, T._replace(workers=1000))
     assert many.workers == many.chunks  # no more than there is work for

@@ -12,4 +12,6 @@ pytestmark = by_interpreter
 @pytest.mark.parametrize("n", [0, 1, 32, 33, 128, 129, 448, 449, 1026])
 def test_tables_of_any_length_are_written(n):
     rows = [(i - 5, 1 << 47, i) for i in range(n // 3)] + [(7,)] * (n % 3)
-    assert write(rows, torch.device("cpu"))[:n].tolist() == [x for row in rows for x in row]
+    assert write(rows, torch.device("cpu"))[:n].tolist() == [
+        x for row in rows for x in row
+    ]

@@ -1,4 +1,6 @@
-"""The rule of a competition: which units of which leaves compete with each other, and how many they are."""
+"""The rule of a competition: which units of which leaves compete with each other, and
+how many they are.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ from sparsefn.tree import Leaves, Tree
 from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
 from sparsefn.tree.originals import check_weights
 
-# What an algorithm was told about its counts: a sparsity at each step, a count by scores, or nothing.
+# What an algorithm was told about its counts: a sparsity at each step, a count by
+# scores, or nothing.
 Goal = Schedule | Counted | None
 
 
 class Competition(NamedTuple):
-    """Which units compete with each other: the pattern inside a leaf, the distribution among leaves."""
+    """Which units compete with each other: the pattern inside a leaf, the distribution
+    among leaves.
+    """
 
     pattern: Pattern
     distribution: Distribution
@@ -37,11 +42,19 @@ class Competition(NamedTuple):
         """The competition itself, if its parts are a pattern and a distribution."""
         if not isinstance(self.pattern, Pattern):
             got = uncalled(self.pattern) or repr(self.pattern)
-            raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {got}")
+            raise TypeError(
+                f"expected pattern to be one such as sf.patterns.nm(2, 4), got {got}"
+            )
         if not callable(self.distribution):
-            table = "; write sf.budgets.by_path(...) around it" if isinstance(self.distribution, Mapping) else ""
+            table = (
+                "; write sf.budgets.by_path(...) around it"
+                if isinstance(self.distribution, Mapping)
+                else ""
+            )
             got = f"{self.distribution!r}{table}"
-            raise TypeError(f"expected distribution to be one such as sf.budgets.erk(), got {got}")
+            raise TypeError(
+                f"expected distribution to be one such as sf.budgets.erk(), got {got}"
+            )
         check_call("distribution", self.distribution, "shapes", "sparsity")
         return self
 
@@ -52,27 +65,42 @@ class Competition(NamedTuple):
 
     @property
     def elementwise(self) -> bool:
-        """Whether every element is a unit by itself, so that its scores are only compared."""
+        """Whether every element is a unit by itself, so that its scores are only
+        compared.
+        """
         return self.pattern.reduce is None and self.pattern.zeros is None
 
     def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses, or all leaves of each tied set of which it chooses one.
+        """The leaves that `where` chooses, or all leaves of each tied set of which it
+        chooses one.
 
-        Globs are matched with all leaves of a set, and so is the default; another function is asked about the first.
+        Globs are matched with all leaves of a set, and so is the default; another
+        function is asked about the first.
         """
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)
         sets = checked_sets(self.pattern, list(leaves))
-        asked = [paths[:1] if callable(where) and where is not default_where else paths for paths in sets]
+        asked = [
+            paths[:1] if callable(where) and where is not default_where else paths
+            for paths in sets
+        ]
         known = {path for paths in asked for path in paths}
-        hit = select_leaves({path: leaf for path, leaf in leaves.items() if path in known}, where)
+        hit = select_leaves(
+            {path: leaf for path, leaf in leaves.items() if path in known}, where
+        )
         taken = [any(path in hit for path in paths) for paths in asked]
-        chosen = {path for paths, some in zip(sets, taken, strict=True) if some for path in paths}
+        chosen = {
+            path
+            for paths, some in zip(sets, taken, strict=True)
+            if some
+            for path in paths
+        }
         for paths, some in zip(sets, taken, strict=True):
             if not some and all(path in chosen for path in paths):
                 raise ValueError(
-                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: each of its leaves is in another "
+                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
+                    "each of its leaves is in another "
                     "one that is"
                 )
         check_weights("where", chosen, leaves)
@@ -81,46 +109,71 @@ class Competition(NamedTuple):
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:
         """Raise for leaves that cannot meet in one competition."""
         if any(units.of_all.rows[0] > 1 for units in grids.values()):
-            raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
+            raise ValueError(
+                "global_ needs a pattern with one competing group a leaf, got "
+                f"{self.pattern}"
+            )
         check_grid(leaves)
         if grids and self.pattern.fixed is not None:
-            raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
+            raise ValueError(
+                "global_ needs a pattern that leaves the count open, got "
+                f"{self.pattern}"
+            )
 
     def goal(self, sparsity: Level | Counted | None, what: str = "sparsity") -> Goal:
-        """A sparsity as a Schedule, or the count that was given in its place, checked to fit the competition."""
+        """A sparsity as a Schedule, or the count that was given in its place, checked
+        to fit the competition.
+        """
         if not isinstance(sparsity, Counted):
             return as_fraction(sparsity, what)
         if self.pattern.fixed is not None:
             raise ValueError(
-                f"{what}: expected a pattern that leaves the count open, got {self.pattern} and {shown(sparsity)}"
+                f"{what}: expected a pattern that leaves the count open, got "
+                f"{self.pattern} and {shown(sparsity)}"
             )
         if what == "sparsity" and not (self.joint or is_uniform(self.distribution)):
             raise ValueError(
-                f"sparsity: expected distribution to be uniform() or global_() with {shown(sparsity)}, which decides "
+                "sparsity: expected distribution to be uniform() or global_() with "
+                f"{shown(sparsity)}, which decides "
                 f"every count, got {shown(self.distribution)}"
             )
         return sparsity
 
 
 def fixed_count(path: str, units: Units, sparsity: Real | None) -> Count:
-    """How many units a pattern keeps in each group of a leaf; raises where the sparsity is another one."""
+    """How many units a pattern keeps in each group of a leaf; raises where the sparsity
+    is another one.
+    """
     count, width = units.fixed, units.rows[1]
     assert count is not None
     try:
         if sparsity is not None and not isinstance(count, Tensor):
             check_fixed(sparsity, count / width if width else 1.0, str(units.pattern))
     except ValueError as error:
-        raise ValueError(f"{error} at {path!r}; give None in the place of the sparsity") from None
+        raise ValueError(
+            f"{error} at {path!r}; give None in the place of the sparsity"
+        ) from None
     return count
 
 
-def count_of(goal: Counted, scores: Tensor, active: Tensor, step: Step, total: Total, paths: str) -> Tensor:
+def count_of(
+    goal: Counted, scores: Tensor, active: Tensor, step: Step, total: Total, paths: str
+) -> Tensor:
     """The count that scores decide in each group, checked: errors name the leaves."""
     count: object = goal.count(scores, active, step, *(() if goal.whole else (total,)))
-    if not isinstance(count, Tensor) or count.is_floating_point() or count.dtype == torch.bool:
+    if (
+        not isinstance(count, Tensor)
+        or count.is_floating_point()
+        or count.dtype == torch.bool
+    ):
         got = count.dtype if isinstance(count, Tensor) else type(count).__name__
-        raise TypeError(f"expected {shown(goal)} to give an integer tensor, got {got} at {paths}")
+        raise TypeError(
+            f"expected {shown(goal)} to give an integer tensor, got {got} at {paths}"
+        )
     if count.shape != scores.shape[:1]:
         name, groups, shape = shown(goal), scores.shape[0], tuple(count.shape)
-        raise ValueError(f"expected {name} to give a count for each of {groups} groups, got shape {shape} at {paths}")
+        raise ValueError(
+            f"expected {name} to give a count for each of {groups} groups, got shape "
+            f"{shape} at {paths}"
+        )
     return count

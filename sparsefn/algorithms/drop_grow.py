@@ -1,4 +1,6 @@
-"""Dynamic sparse training: drop some weights, grow as many elsewhere. Presets set, rigl, snfs."""
+"""Dynamic sparse training: drop some weights, grow as many elsewhere. Presets set,
+rigl, snfs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,21 @@ from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Distribution, uniform
-from sparsefn.budgets.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
-from sparsefn.engine.checks import CountRule, check_call, check_keywords, described, rounded, takes_keywords_of
+from sparsefn.budgets.redistribute import (
+    GrowCount,
+    Redistribute,
+    Share,
+    check_redistribute,
+    mean_active,
+)
+from sparsefn.engine.checks import (
+    CountRule,
+    check_call,
+    check_keywords,
+    described,
+    rounded,
+    takes_keywords_of,
+)
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
 from sparsefn.scores import gradient, magnitude, momentum, ranked
@@ -26,8 +41,8 @@ from sparsefn.timing.timetable import UNTIMED, pace
 from sparsefn.timing.triggers import every
 from sparsefn.tree.chosen import default_where
 
-# A fraction, perhaps another one at every step; a count by scores; None where the pattern fixes it; or as many as are
-# active.
+# A fraction, perhaps another one at every step; a count by scores; None where the
+# pattern fixes it; or as many as are active.
 Target = Level | Counted | Literal["current"] | None
 
 
@@ -35,7 +50,9 @@ class DropGrowOptions(TypedDict, total=False):
     """The keywords of `drop_grow`, which its presets hand on.
 
     >>> import inspect
-    >>> list(DropGrowOptions.__annotations__) == list(inspect.signature(sf.drop_grow).parameters)[1:]
+    >>> list(DropGrowOptions.__annotations__) == list(
+    ...     inspect.signature(sf.drop_grow).parameters
+    ... )[1:]
     True
     """
 
@@ -80,58 +97,97 @@ def drop_grow(
     init: Init = "random",
     pruned: Pruned = "zero",
 ) -> Algorithm:
-    """Drop the worst of the kept weights, then grow the best of the pruned ones, back to the target.
+    """Drop the worst of the kept weights, then grow the best of the pruned ones, back
+    to the target.
 
-    >>> algorithm = sf.drop_grow(0.5, drop=sf.scores.magnitude, grow=sf.scores.gradient, drop_fraction=0.5,
-    ...                          init="magnitude")
+    >>> algorithm = sf.drop_grow(
+    ...     0.5,
+    ...     drop=sf.scores.magnitude,
+    ...     grow=sf.scores.gradient,
+    ...     drop_fraction=0.5,
+    ...     init="magnitude",
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 0).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    Where `when` fires, `count(drop_fraction, active)` weights are dropped (round half even) and as many
-    grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
-    active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, None where
-    the pattern fixes it, "current" to grow back what was dropped, or a count that the growth scores decide, among
-    the weights that may be kept, with an `init` that needs no sparsity; `drop_fraction` is a float, a
-    Schedule or a 0-d tensor, or a count that the drop scores of the kept weights decide, such as
-    `sf.counts.below(0.1)`.
-    Say how long the run is: `steps` makes masks change every 100 steps (in a run below 10,000, every hundredth
-    part of it) in its first three quarters, while the drop_fraction falls from 0.3 to 0 as half a cosine wave.
-    `when` and `drop_fraction` go before that where given; without `steps` they are `every(100)` and 0.3.
-    Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its value unless
-    `restart_dropped`. Newly grown weights start at `grown(state, grown_masks, step)`. `grow_count` says
-    how many really grow, all that are wanted by default; `sf.redistribute.independently` gives each a
-    chance of its own. `redistribute` moves regrowth between leaves (sum exact, none above its size).
-    The drop reads the weights as they are, the growth the gradient of the same step; inside
-    `with_optimizer` both see the optimizer's state in `state.opt`.
+    Where `when` fires, `count(drop_fraction, active)` weights are dropped (round half
+    even) and as many grown as the sparsity asks for, so that exactly n_kept are active
+    afterwards; where too many are active (a dense start) more are dropped. `sparsity`
+    is a float, a Schedule, a 0-d tensor, None where the pattern fixes it, "current" to
+    grow back what was dropped, or a count that the growth scores decide, among the
+    weights that may be kept, with an `init` that needs no sparsity; `drop_fraction` is
+    a float, a Schedule or a 0-d tensor, or a count that the drop scores of the kept
+    weights decide, such as `sf.counts.below(0.1)`.
+    Say how long the run is: `steps` makes masks change every 100 steps (in a run below
+    10,000, every hundredth part of it) in its first three quarters, while the
+    drop_fraction falls from 0.3 to 0 as half a cosine wave. `when` and `drop_fraction`
+    go before that where given; without `steps` they are `every(100)` and 0.3.
+    Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its
+    value unless `restart_dropped`. Newly grown weights start at
+    `grown(state, grown_masks, step)`. `grow_count` says how many really grow, all that
+    are wanted by default; `sf.redistribute.independently` gives each a chance of its
+    own. `redistribute` moves regrowth between leaves (sum exact, none above its size).
+    The drop reads the weights as they are, the growth the gradient of the same step;
+    inside `with_optimizer` both see the optimizer's state in `state.opt`.
     """
     check_call("count", count, "fraction", "active")
     check_call("grown", grown, "state", "grown", "step")
     if grow_count is not None:
         check_call("grow_count", grow_count, "scores", "free", "wanted")
-    rule, current = Competition(pattern, distribution).check(), isinstance(sparsity, str)
+    rule, current = (
+        Competition(pattern, distribution).check(),
+        isinstance(sparsity, str),
+    )
     check_single("drop_grow", pattern)
-    if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
+    if (sparsity is None and pattern.fixed is None) or (
+        current and sparsity != "current"
+    ):
         wrong = ValueError if current else TypeError
-        raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
+        raise wrong(
+            "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', "
+            f"got {sparsity!r}"
+        )
     level = None if isinstance(sparsity, str) else rule.goal(sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
-        raise ValueError("redistribute moves elements between leaves: it needs unstructured() and no global_()")
+        raise ValueError(
+            "redistribute moves elements between leaves: it needs unstructured() and "
+            "no global_()"
+        )
     when, drop_fraction = _timetable(when, drop_fraction, steps)
     fraction = rule.goal(drop_fraction, "drop_fraction")
     assert fraction is not None
-    if isinstance(fraction, Counted) and (count is not rounded or (plan is not None and plan.rate is not None)):
+    if isinstance(fraction, Counted) and (
+        count is not rounded or (plan is not None and plan.rate is not None)
+    ):
         other = "count" if count is not rounded else "the rate of redistribute"
-        raise ValueError(f"drop_fraction: {fraction!r} says how many are dropped, so that {other} would say nothing")
+        raise ValueError(
+            f"drop_fraction: {fraction!r} says how many are dropped, so that {other} "
+            "would say nothing"
+        )
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    cycle = Cycle(current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan)
+    cycle = Cycle(
+        current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan
+    )
     apart, exact = plan is None, grow_count is None
-    return Masked(rule, memory, partial(run, cycle), level, init, where, key, when, grown, apart, exact).build()
+    return Masked(
+        rule,
+        memory,
+        partial(run, cycle),
+        level,
+        init,
+        where,
+        key,
+        when,
+        grown,
+        apart,
+        exact,
+    ).build()
 
 
 def _timetable(
@@ -143,19 +199,30 @@ def _timetable(
     if steps is not None:
         n, stop = pace("drop_grow", steps)
         if when is not None and fraction is not None:
-            raise ValueError("expected steps, or both when and drop_fraction, got all three: steps would say nothing")
+            raise ValueError(
+                "expected steps, or both when and drop_fraction, got all three: steps "
+                "would say nothing"
+            )
         often, share = every(n, stop=stop), cosine_decay(0.3, stop)
     return often if when is None else when, share if fraction is None else fraction
 
 
-def _preset(name: str, sparsity: Target, own: DropGrowOptions, given: DropGrowOptions, *more: str) -> Algorithm:
+def _preset(
+    name: str,
+    sparsity: Target,
+    own: DropGrowOptions,
+    given: DropGrowOptions,
+    *more: str,
+) -> Algorithm:
     check_keywords(name, given, [*more, *DropGrowOptions.__annotations__])
     return drop_grow(sparsity, **(own | given))
 
 
 @described
 @takes_keywords_of(drop_grow, drop=magnitude, grow=random_score)
-def set(sparsity: Target, *, by_sign: bool = False, **options: Unpack[DropGrowOptions]) -> Algorithm:
+def set(
+    sparsity: Target, *, by_sign: bool = False, **options: Unpack[DropGrowOptions]
+) -> Algorithm:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
     >>> algorithm = sf.set(0.5, drop_fraction=0.5, key=sf.random.key(0))
@@ -163,14 +230,18 @@ def set(sparsity: Target, *, by_sign: bool = False, **options: Unpack[DropGrowOp
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first of all. With `by_sign` as many
-    positive weights are dropped as negative ones, while they last, the smallest of each: it says what `drop` is
-    (`sf.scores.ranked`), and TypeError if both are given. The paper drops an equal share of each sign, the code of
-    ITOP equal numbers. Mocanu et al. 2018, arXiv 1707.04780.
+    `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first
+    of all. With `by_sign` as many positive weights are dropped as negative ones, while
+    they last, the smallest of each: it says what `drop` is (`sf.scores.ranked`), and
+    TypeError if both are given. The paper drops an equal share of each sign, the code
+    of ITOP equal numbers. Mocanu et al. 2018, arXiv 1707.04780.
     """
     if by_sign and "drop" in options:
         raise TypeError("set: expected by_sign or drop, got both")
-    own: DropGrowOptions = {"drop": ranked(magnitude) if by_sign else magnitude, "grow": random_score}
+    own: DropGrowOptions = {
+        "drop": ranked(magnitude) if by_sign else magnitude,
+        "grow": random_score,
+    }
     return _preset("set", sparsity, own, options, "by_sign")
 
 
@@ -184,16 +255,22 @@ def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 5.0, 9.0]])}, 0).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    `sf.rigl(0.9, steps=10_000)` is the algorithm of the paper for a run of 10,000 steps. `drop_grow` with
-    drop=magnitude and grow=gradient; takes its keywords. Evci et al. 2020, arXiv 1911.11134, algorithm 1.
+    `sf.rigl(0.9, steps=10_000)` is the algorithm of the paper for a run of 10,000
+    steps. `drop_grow` with drop=magnitude and grow=gradient; takes its keywords. Evci
+    et al. 2020, arXiv 1911.11134, algorithm 1.
     """
     return _preset("rigl", sparsity, {"drop": magnitude, "grow": gradient}, options)
 
 
 @described
-@takes_keywords_of(drop_grow, drop=magnitude, grow=momentum(0.9), redistribute=mean_active)
-def snfs(sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOptions]) -> Algorithm:
-    """Sparse networks from scratch: grow where the gradient's moving average is largest, across leaves.
+@takes_keywords_of(
+    drop_grow, drop=magnitude, grow=momentum(0.9), redistribute=mean_active
+)
+def snfs(
+    sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOptions]
+) -> Algorithm:
+    """Sparse networks from scratch: grow where the gradient's moving average is
+    largest, across leaves.
 
     >>> algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, key=sf.random.key(0))
     >>> state = algorithm.init({"a": torch.randn(4, 4), "b": torch.randn(4, 4)})
@@ -202,9 +279,14 @@ def snfs(sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOpti
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    `drop_grow` with drop=magnitude, grow=momentum(decay) and redistribution of the regrowth by mean
-    momentum over the active weights; takes its keywords, `steps=` first of all. The total is exact, a leaf's
-    count is free after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
+    `drop_grow` with drop=magnitude, grow=momentum(decay) and redistribution of the
+    regrowth by mean momentum over the active weights; takes its keywords, `steps=`
+    first of all. The total is exact, a leaf's count is free after the first update.
+    Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
     """
-    own: DropGrowOptions = {"drop": magnitude, "grow": momentum(decay), "redistribute": mean_active}
+    own: DropGrowOptions = {
+        "drop": magnitude,
+        "grow": momentum(decay),
+        "redistribute": mean_active,
+    }
     return _preset("snfs", sparsity, own, options, "decay")

@@ -1,4 +1,6 @@
-"""The frame of every algorithm: what is checked, agreed, remembered and planted around what a method decides."""
+"""The frame of every algorithm: what is checked, agreed, remembered and planted around
+what a method decides.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from torch.compiler import is_compiling
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
-from sparsefn.algorithms.processes import Start, Stepping, begun, change_together, laid_like_params, shared
+from sparsefn.algorithms.processes import (
+    Start,
+    Stepping,
+    begun,
+    change_together,
+    laid_like_params,
+    shared,
+)
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
@@ -54,15 +63,18 @@ from sparsefn.tree import (
 )
 from sparsefn.tree.chosen import float_leaves
 
-# ---- updates ------------------------------------------------------------------------------------
+# ---- updates -------------------------------------------------------------------------
 
 
 class Update(NamedTuple):
-    """The update of an algorithm: `algorithm.update` is its method `called`, which checks the arguments first.
+    """The update of an algorithm: `algorithm.update` is its method `called`, which
+    checks the arguments first.
 
-    An algorithm around it has checked them, and calls `inner`. With `overwrites`, `inner` sets the weights last, and
-    those on the new support stay: it may write over weights that nobody else needs. What users call goes to `around`
-    where there is one, but for DTensors. `masked` says how many weights its masks keep, where that is settled.
+    An algorithm around it has checked them, and calls `inner`. With `overwrites`,
+    `inner` sets the weights last, and those on the new support stay: it may write over
+    weights that nobody else needs. What users call goes to `around` where there is one,
+    but for DTensors. `masked` says how many weights its masks keep, where that is
+    settled.
     """
 
     inner: Stepping
@@ -72,14 +84,22 @@ class Update(NamedTuple):
 
     def called(self, state: State, grads: Tree, step: Step) -> State:
         """What users call: the new state, for arguments that are checked first."""
-        if isinstance(state, State) and not is_compiling() and any_sharded(leaves_of(state.params)):
+        if (
+            isinstance(state, State)
+            and not is_compiling()
+            and any_sharded(leaves_of(state.params))
+        ):
             return shared(self.inner, state, grads, step)
         return (self.around or self.inner)(state, *check_update(state, grads, step))
 
     def overwriting(self, state: State, grads: Tree, step: Step) -> State:
-        """The new state, from one that the caller has made for it and whose weights nobody else needs."""
+        """The new state, from one that the caller has made for it and whose weights
+        nobody else needs.
+        """
         if self.overwrites and saves():
-            offer(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
+            offer(
+                leaves_of(state.params), leaves_of((grads, state._replace(params=())))
+            )
         return self.inner(state, grads, step)
 
 
@@ -90,29 +110,42 @@ def framed(
     within: Callable[[Tree], Algorithm] | None = None,
     settled: Callable[[State], State] | None = None,
 ) -> Algorithm:
-    """An algorithm that checks what it is given, and fails on all processes of DTensors together."""
+    """An algorithm that checks what it is given, and fails on all processes of DTensors
+    together.
+    """
     record = update if isinstance(update, Update) else Update(update)
     called = record.called
     if not is_compiling():  # the compiler makes 8 graphs of one code at most
-        called = MethodType(FunctionType(called.__code__.replace(), globals(), "update"), record)
+        called = MethodType(
+            FunctionType(called.__code__.replace(), globals(), "update"), record
+        )
     return Algorithm(begun(init), called, view, within, settled)
 
 
 def update_of(algorithm: Algorithm) -> Update:
-    """The update of an algorithm, for an algorithm around it; a function of a user checks for itself."""
+    """The update of an algorithm, for an algorithm around it; a function of a user
+    checks for itself.
+    """
     update = algorithm.update
     own = update.__self__ if isinstance(update, MethodType) else None
     return own if isinstance(own, Update) else Update(update)
 
 
 def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
-    """Checks at the start of every update, on structure alone; returns the step, and grads laid out as params."""
+    """Checks at the start of every update, on structure alone; returns the step, and
+    grads laid out as params.
+    """
     if not isinstance(state, State):
-        raise TypeError(f"expected state to be a State from init, got {type(state).__name__}{mend_of('state', state)}")
+        raise TypeError(
+            "expected state to be a State from init, got "
+            f"{type(state).__name__}{mend_of('state', state)}"
+        )
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
-    sharded = is_compiling() and any_sharded(leaves_of(state.params))  # else `shared` checks
+    sharded = is_compiling() and any_sharded(
+        leaves_of(state.params)
+    )  # else `shared` checks
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
         grads = laid_like_params(grads, state.params)
@@ -121,16 +154,24 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     return grads, check_step(step)
 
 
-def fired(when: Trigger, change: Callable[[State], State], state: State, step: Step) -> State:
-    """The changed state where the trigger fires; processes that share the state fail together."""
+def fired(
+    when: Trigger, change: Callable[[State], State], state: State, step: Step
+) -> State:
+    """The changed state where the trigger fires; processes that share the state fail
+    together.
+    """
 
     def changed(now: State) -> State:
-        return change_together(change, now, step) if any_sharded(leaves_of(now.params)) else change(now)
+        return (
+            change_together(change, now, step)
+            if any_sharded(leaves_of(now.params))
+            else change(now)
+        )
 
     return choose(when(step), changed, state)  # type: ignore[no-any-return]
 
 
-# ---- states -------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------
 
 
 def own_params(params: Tree) -> Tree:
@@ -149,38 +190,57 @@ def own_key(key: Tensor) -> Tensor:
 def check_pruned(pruned: str) -> None:
     """Raise for a value of `pruned` that does not exist."""
     if pruned not in ("zero", "keep", "train"):
-        raise ValueError(f"expected pruned to be 'zero', 'keep' or 'train', got {pruned!r}")
+        raise ValueError(
+            f"expected pruned to be 'zero', 'keep' or 'train', got {pruned!r}"
+        )
 
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
     """Params and masks of the sparsified leaves, by path."""
     params, masks = flatten(state.params)[0], leaves_of(state.masks)
-    rows = zip(sparse_among(masks, list(params.values())), params.items(), masks, strict=True)
+    rows = zip(
+        sparse_among(masks, list(params.values())), params.items(), masks, strict=True
+    )
     chosen = [(path, leaf, mask) for sparse, (path, leaf), mask in rows if sparse]
-    return {path: leaf for path, leaf, _ in chosen}, {path: mask for path, _, mask in chosen}
+    return {path: leaf for path, leaf, _ in chosen}, {
+        path: mask for path, _, mask in chosen
+    }
 
 
 def allowed_within(allowed: Leaves | None, masks: Tree) -> Leaves:
     """What both an earlier restriction and these masks allow.
 
-    >>> allowed_within(None, {"w": torch.tensor([True, False]), "b": torch.tensor(True)})
+    >>> allowed_within(
+    ...     None, {"w": torch.tensor([True, False]), "b": torch.tensor(True)}
+    ... )
     {'w': tensor([ True, False])}
     """
     new = {path: mask for path, mask in flatten(masks)[0].items() if mask.ndim}
-    return new if allowed is None else new | {p: m & new[p] if p in new else m for p, m in allowed.items()}
+    return (
+        new
+        if allowed is None
+        else new | {p: m & new[p] if p in new else m for p, m in allowed.items()}
+    )
 
 
 def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
-    """The state with other masks of some leaves; weights off them are zeroed unless they are kept or trained."""
+    """The state with other masks of some leaves; weights off them are zeroed unless
+    they are kept or trained.
+    """
     tree = with_leaves(state.masks, masks)
-    return state._replace(params=inside(tree, state.params) if pruned == "zero" else state.params, masks=tree)
+    return state._replace(
+        params=inside(tree, state.params) if pruned == "zero" else state.params,
+        masks=tree,
+    )
 
 
-# ---- algorithms that start from masks ------------------------------------------------------------
+# ---- algorithms that start from masks ------------------------------------------------
 
 
 class Decision(NamedTuple):
-    """What a method decides about some leaves: their new masks, and of those that were kept, which stay (None: all)."""
+    """What a method decides about some leaves: their new masks, and of those that were
+    kept, which stay (None: all).
+    """
 
     masks: Leaves
     stay: Leaves | None = None
@@ -203,10 +263,12 @@ def zeros(state: State, grown: Tree, step: Step) -> Tree:
 
 
 class Masked(NamedTuple):
-    """An algorithm that makes masks in `init`, remembers at every step and changes masks where `when` fires.
+    """An algorithm that makes masks in `init`, remembers at every step and changes
+    masks where `when` fires.
 
-    `apart` says that what happens to a leaf does not depend on the others, given its counts, and `exact` that these are
-    met. Grown weights start at `grown`; None leaves them as they are.
+    `apart` says that what happens to a leaf does not depend on the others, given its
+    counts, and `exact` that these are met. Grown weights start at `grown`; None leaves
+    them as they are.
     """
 
     rule: Competition
@@ -226,38 +288,67 @@ class Masked(NamedTuple):
         check_pruned(self.memory.pruned)
         for name, score in self.memory.scores.items():
             check_score(name, score)
-            if (of := scored_units(score)) is not None and of.pattern.members != self.rule.pattern.members:
+            if (
+                of := scored_units(score)
+            ) is not None and of.pattern.members != self.rule.pattern.members:
                 raise ValueError(
-                    f"{name}: expected the algorithm and its score to have one pattern, but the score has values of "
-                    f"the units of {of.pattern}, and the algorithm prunes those of {self.rule.pattern}"
+                    f"{name}: expected the algorithm and its score to have one "
+                    "pattern, but the score has values of "
+                    f"the units of {of.pattern}, and the algorithm prunes those of "
+                    f"{self.rule.pattern}"
                 )
         check_trigger("when", self.when)
-        rule, memory, seed = self.rule, self.memory, random.key(0) if self.key is None else self.key
-        remembers = any(isinstance(score, Accumulated) for score in memory.scores.values())
-        own = self._replace(key=seed)  # made once: a step that changes nothing does no tensor work
+        rule, memory, seed = (
+            self.rule,
+            self.memory,
+            random.key(0) if self.key is None else self.key,
+        )
+        remembers = any(
+            isinstance(score, Accumulated) for score in memory.scores.values()
+        )
+        own = self._replace(
+            key=seed
+        )  # made once: a step that changes nothing does no tensor work
 
         def start(params: Tree) -> State:
             params = own_params(params)
-            masks = start_masks(params, rule, self.where, self.init, self.goal, seed, allowed)
+            masks = start_masks(
+                params, rule, self.where, self.init, self.goal, seed, allowed
+            )
             memory.check_rows(rule.pattern, sparse_leaves(State(params, masks))[0])
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
-            return State(kept, masks, memory.init(params), own_key(seed), support=support)
+            return State(
+                kept, masks, memory.init(params), own_key(seed), support=support
+            )
 
         def update(state: State, grads: Tree, step: Step) -> State:
             state = memory.accumulate(state, grads, step) if remembers else state
-            return fired(self.when, lambda now: self._changed(allowed, now, grads, step), state, step)
+            return fired(
+                self.when,
+                lambda now: self._changed(allowed, now, grads, step),
+                state,
+                step,
+            )
 
         record = Update(update, True, masked=own if allowed is None else None)
-        return framed(start, record, within=lambda masks: own.build(allowed_within(allowed, masks)))
+        return framed(
+            start,
+            record,
+            within=lambda masks: own.build(allowed_within(allowed, masks)),
+        )
 
-    def _changed(self, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
+    def _changed(
+        self, allowed: Leaves | None, state: State, grads: Tree, step: Step
+    ) -> State:
         leaves, masks = sparse_leaves(state)
         if not leaves:
             return state
         units = field(self.rule, leaves, masks, allowed, self.goal, step)
         scores, grown = Reader(self.memory, leaves, state, grads, step), self.grown
-        zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)  # one pass sets pruned and grown ones
+        zero = self.memory.pruned == "zero" and (
+            grown is None or grown is zeros
+        )  # one pass sets pruned and grown ones
         new: Leaves = {}
         held: Leaves = {}
         for part in units.parts(self.apart):
@@ -268,17 +359,24 @@ class Masked(NamedTuple):
             new |= made
             held |= _zeroed(kept, leaves, overwrite=stay is None) if zero else kept
         if zero:
-            return state._replace(params=with_leaves(state.params, held), masks=with_leaves(state.masks, new))
+            return state._replace(
+                params=with_leaves(state.params, held),
+                masks=with_leaves(state.masks, new),
+            )
         state = with_masks(state, new, self.memory.pruned)
         return state if grown is None else _planted(state, new, held, grown, step)
 
 
 def _zeroed(masks: Leaves, leaves: Leaves, overwrite: bool) -> Leaves:
-    new = zeroed(list(masks.values()), [leaves[path] for path in masks], overwrite=overwrite)
+    new = zeroed(
+        list(masks.values()), [leaves[path] for path in masks], overwrite=overwrite
+    )
     return dict(zip(masks, new, strict=True))
 
 
-def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, step: Step) -> State:
+def _planted(
+    state: State, new: Leaves, held: Leaves, grown: Grown, step: Step
+) -> State:
     # Weights in `held` keep their values, grown ones start at `grown`.
     fresh = {path: mask & ~held[path] for path, mask in new.items()}
     leaves = flatten(state.params)[0]
@@ -288,7 +386,9 @@ def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, step: Step) 
         check_like("grown values", tree, state.params)
         values = flatten(tree)[0]
     planted = {
-        path: torch.where(mask, values.get(path, torch.zeros_like(leaves[path])), leaves[path])
+        path: torch.where(
+            mask, values.get(path, torch.zeros_like(leaves[path])), leaves[path]
+        )
         for path, mask in fresh.items()
     }
     return state._replace(params=with_leaves(state.params, planted))

@@ -21,12 +21,16 @@ Pruned = Literal["zero", "keep", "train"]
 
 
 class Scores:
-    """The scores of some leaves by path: `values`, which are the absolute values of `signed` where it says so.
+    """The scores of some leaves by path: `values`, which are the absolute values of
+    `signed` where it says so.
 
-    They are taken when they are read: selection compares without them. Scores `of_units` are by the names of tied sets.
+    They are taken when they are read: selection compares without them. Scores
+    `of_units` are by the names of tied sets.
     """
 
-    def __init__(self, signed: Leaves, absolute: bool = False, of_units: bool = False) -> None:
+    def __init__(
+        self, signed: Leaves, absolute: bool = False, of_units: bool = False
+    ) -> None:
         self.signed, self.absolute, self.of_units = signed, absolute, of_units
         self._values: Leaves | None = None if absolute else signed
 
@@ -42,7 +46,9 @@ Read = Callable[[str], Scores]  # by role
 
 
 class Memory(NamedTuple):
-    """The scores of an algorithm by role; memories of Accumulated ones lie by role in `state.scores`."""
+    """The scores of an algorithm by role; memories of Accumulated ones lie by role in
+    `state.scores`.
+    """
 
     scores: dict[str, Score]
     pruned: Pruned
@@ -53,11 +59,16 @@ class Memory(NamedTuple):
 
     def accumulate(self, state: State, grads: Tree, step: Step) -> State:
         """Advance every memory: done on every step."""
-        new = {role: score.accumulate(state.scores[role], state, grads, step) for role, score in self._kept()}
+        new = {
+            role: score.accumulate(state.scores[role], state, grads, step)
+            for role, score in self._kept()
+        }
         return state._replace(scores=new) if new else state
 
     def check_rows(self, pattern: Pattern, leaves: Leaves) -> None:
-        """Raise where a score reads the inputs of outputs that the pattern does not keep apart."""
+        """Raise where a score reads the inputs of outputs that the pattern does not
+        keep apart.
+        """
         for score in self.scores.values():
             value = read_score(score)
             if isinstance(value, OfInputs):
@@ -65,17 +76,34 @@ class Memory(NamedTuple):
                     value.check(pattern, path, leaf)
 
     def _kept(self) -> list[tuple[str, Accumulated]]:
-        return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
+        return [
+            (role, score)
+            for role, score in self.scores.items()
+            if isinstance(score, Accumulated)
+        ]
 
 
 class Reader:
-    """Reads scores by role for one change of masks; each role draws its own random numbers.
+    """Reads scores by role for one change of masks; each role draws its own random
+    numbers.
 
-    The scores of all `leaves` are read once. Those that are drawn are made anew for the leaves that are asked for.
+    The scores of all `leaves` are read once. Those that are drawn are made anew for the
+    leaves that are asked for.
     """
 
-    def __init__(self, memory: Memory, leaves: Iterable[str], state: State, grads: Tree, step: Step) -> None:
-        self.memory, self.leaves, self.given = memory, list(leaves), (state, grads, step)
+    def __init__(
+        self,
+        memory: Memory,
+        leaves: Iterable[str],
+        state: State,
+        grads: Tree,
+        step: Step,
+    ) -> None:
+        self.memory, self.leaves, self.given = (
+            memory,
+            list(leaves),
+            (state, grads, step),
+        )
         self.known: dict[str, Scores] = {}
 
     def of(self, paths: Iterable[str]) -> Read:
@@ -86,15 +114,23 @@ class Reader:
         score, (state, _, step) = self.memory.scores[role], self.given
         if not isinstance(score, Drawn):
             return None
-        return Scores(score.draw(leaves_at(state.params, paths), self._state(role), step))
+        return Scores(
+            score.draw(leaves_at(state.params, paths), self._state(role), step)
+        )
 
     def _known(self, role: str) -> Scores:
         if role not in self.known:
             score, (state, grads, step) = self.memory.scores[role], self.given
             given = (state.scores[role],) if isinstance(score, Accumulated) else ()
-            value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
+            value: Callable[..., Tree] = (
+                score.value if isinstance(score, Accumulated) else score
+            )
             absolute = isinstance(value, Absolute)
-            own = state if isinstance(value, Absolute) and not value.keyed else self._state(role)
+            own = (
+                state
+                if isinstance(value, Absolute) and not value.keyed
+                else self._state(role)
+            )
             read = value.signed if isinstance(value, Absolute) else value
             values, of_units = read(*given, own, grads, step), isinstance(read, OfUnits)
             # The compiler of torch 2.11 does not compare dicts by `is`.
@@ -109,4 +145,8 @@ class Reader:
 
     def _state(self, role: str) -> State:
         state = self.given[0]
-        return state._replace(key=random.fold_in(state.key, role)) if isinstance(state.key, Tensor) else state
+        return (
+            state._replace(key=random.fold_in(state.key, role))
+            if isinstance(state.key, Tensor)
+            else state
+        )

@@ -1,4 +1,6 @@
-"""Inits and updates of states of which several processes hold parts: they begin alike, and fail together."""
+"""Inits and updates of states of which several processes hold parts: they begin alike,
+and fail together.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,28 @@ Stepping = Callable[[State, Tree, Step], State]
 
 
 def begun(init: Start) -> Start:
-    """An init that all processes of DTensors begin with the same leaves; an error of one is raised on all."""
+    """An init that all processes of DTensors begin with the same leaves; an error of
+    one is raised on all.
+    """
 
     def beginning(params: Tree) -> State:
         leaves = [x for x in leaves_of(params) if isinstance(x, Tensor)]
         if not any_sharded(leaves) or is_open():
             return init(params)
-        return agreed({"call": "init"}, {"params": flatten(params)[0]}, lambda: init(params))
+        return agreed(
+            {"call": "init"}, {"params": flatten(params)[0]}, lambda: init(params)
+        )
 
     return beginning
 
 
 def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
-    """An update of DTensors, after its checks: where masks change, an error of one process is raised on all.
+    """An update of DTensors, after its checks: where masks change, an error of one
+    process is raised on all.
 
-    A process whose gradients do not fit makes the step with zeros for them, up to the first agreement, which tells the
-    others. So it takes part wherever the others wait for it, and sends nothing where they do not.
+    A process whose gradients do not fit makes the step with zeros for them, up to the
+    first agreement, which tells the others. So it takes part wherever the others wait
+    for it, and sends nothing where they do not.
     """
     params, fault = state.params, None
     groups = groups_of(leaves_of(params))
@@ -70,22 +78,39 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     raise fault
 
 
-def change_together(change: Callable[[State], State], state: State, step: Step) -> State:
-    """The changed state of DTensors: processes compare what they see first, and fail together."""
+def change_together(
+    change: Callable[[State], State], state: State, step: Step
+) -> State:
+    """The changed state of DTensors: processes compare what they see first, and fail
+    together.
+    """
     leaves = {"params": flatten(state.params)[0], "masks": flatten(state.masks)[0]}
-    return agreed({"call": "to change masks", "step": step}, leaves, lambda: change(state))
+    return agreed(
+        {"call": "to change masks", "step": step}, leaves, lambda: change(state)
+    )
 
 
 def laid_like_params(grads: Tree, params: Tree) -> Tree:
-    """Gradients laid out as params: they may be laid out otherwise, or be sums yet to be added."""
+    """Gradients laid out as params: they may be laid out otherwise, or be sums yet to
+    be added.
+    """
     if grads is None:
         return None
     rows, rebuild = zipped(grads, params)
-    spread = [path for path, row in zip(flatten(params)[0], rows, strict=True) if is_spread(*row)]
+    spread = [
+        path
+        for path, row in zip(flatten(params)[0], rows, strict=True)
+        if is_spread(*row)
+    ]
     if spread:
         given = {"grads": flatten(grads)[0], "params": flatten(params)[0]}
-        why = f"to redistribute grads: {spread[0]!r} is {words_of(given['grads'][spread[0]])}"
-        grads = agreed({"call": why}, given, lambda: rebuild([laid_out(g, p) for g, p in rows]))
+        why = (
+            f"to redistribute grads: {spread[0]!r} is "
+            f"{words_of(given['grads'][spread[0]])}"
+        )
+        grads = agreed(
+            {"call": why}, given, lambda: rebuild([laid_out(g, p) for g, p in rows])
+        )
         check_grads(grads, params)
     return grads
 
@@ -103,7 +128,11 @@ def derived_view(
         slopes, rebuild = opened(pull(state, given, step))
         if not any_sharded(slopes):
             return rebuild(slopes)
-        shared = [i for i, x in enumerate(leaves_of(get(state))) if is_sharded(slopes[i]) and not is_sharded(x)]
+        shared = [
+            i
+            for i, x in enumerate(leaves_of(get(state)))
+            if is_sharded(slopes[i]) and not is_sharded(x)
+        ]
         for i, slope in zip(shared, whole([slopes[i] for i in shared]), strict=True):
             slopes[i] = slope
         return rebuild(slopes)
@@ -134,5 +163,9 @@ def _pairs(grads: Tree, params: Tree) -> dict[str, tuple[Tree, Tensor]]:
     # The gradients that have a param, whatever else they are.
     with suppress(Exception):
         given = flatten(grads)[0]
-        return {path: (given[path], param) for path, param in flatten(params)[0].items() if path in given}
+        return {
+            path: (given[path], param)
+            for path, param in flatten(params)[0].items()
+            if path in given
+        }
     return {}

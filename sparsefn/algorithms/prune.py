@@ -1,4 +1,6 @@
-"""Pruning by score: one_shot, gmp, iterative, ste. Masks shrink, or are chosen afresh with regrow."""
+"""Pruning by score: one_shot, gmp, iterative, ste. Masks shrink, or are chosen afresh
+with regrow.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,16 @@ from sparsefn.tree.chosen import default_where
 Counts = Callable[[Field, Scores, Open, Step], Sequence[Count]]
 
 
-def _run(counts: Counts, regrow: bool, units: Field, scores: Read, step: Step) -> Decision:
+def _run(
+    counts: Counts, regrow: bool, units: Field, scores: Read, step: Step
+) -> Decision:
     # Keep the best units of each group by score.
     score, among = scores("score"), units.free if regrow else units.active
     kept = units.best(score, counts(units, score, among, step), among=among)
     masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
-    return Decision(masks if regrow or units.elementwise else both_of(masks, units.masks))
+    return Decision(
+        masks if regrow or units.elementwise else both_of(masks, units.masks)
+    )
 
 
 def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[Count]:
@@ -70,7 +76,8 @@ def gmp(
     pruned: Pruned = "zero",
     regrow: bool = False,
 ) -> Algorithm:
-    """Gradual magnitude pruning: at each trigger the best by score are kept, as many as the schedule says.
+    """Gradual magnitude pruning: at each trigger the best by score are kept, as many as
+    the schedule says.
 
     >>> algorithm = sf.gmp(sf.schedules.polynomial(0.0, 0.5, begin=0, end=10))
     >>> params = {"w": torch.tensor([[4.0, 3.0], [2.0, 1.0]])}
@@ -79,9 +86,10 @@ def gmp(
     {'w': tensor([[4., 3.],
             [0., 0.]])}
 
-    Say how long the run is, and the sparsity of its end: with `steps` masks change every 100 steps (in a run below
-    10,000, every hundredth part of it) in its first three quarters, while the sparsity rises from 0 to the float or
-    0-d tensor `sparsity` as 1 - (1 - t)^3, equation 1 of the paper:
+    Say how long the run is, and the sparsity of its end: with `steps` masks change
+    every 100 steps (in a run below 10,000, every hundredth part of it) in its first
+    three quarters, while the sparsity rises from 0 to the float or 0-d tensor
+    `sparsity` as 1 - (1 - t)^3, equation 1 of the paper:
 
     >>> state = sf.gmp(0.9, steps=400).init({"w": torch.randn(10, 100)})
     >>> kept = {}
@@ -91,14 +99,17 @@ def gmp(
     >>> [kept[step] for step in (0, 100, 200, 296, 399)]
     [1000, 361, 131, 100, 100]
 
-    `when` goes before that where given. A Schedule rises by itself, and `steps` beside one is a ValueError. Without
-    `steps` masks may change at every step, and a float is the sparsity from the start on.
+    `when` goes before that where given. A Schedule rises by itself, and `steps` beside
+    one is a ValueError. Without `steps` masks may change at every step, and a float is
+    the sparsity from the start on.
 
-    The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so where the schedule
-    falls the mask stays; with `regrow=True` every weight competes each time. `score` is any Score;
-    `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it. It may be a count that the scores
-    decide, such as `sf.counts.above(0.1)`, with `uniform()` or `global_()`. Another score than magnitude then starts
-    from dense masks, because its threshold says nothing about magnitudes.
+    The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so
+    where the schedule falls the mask stays; with `regrow=True` every weight competes
+    each time. `score` is any Score;
+    `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it. It
+    may be a count that the scores decide, such as `sf.counts.above(0.1)`, with
+    `uniform()` or `global_()`. Another score than magnitude then starts from dense
+    masks, because its threshold says nothing about magnitudes.
     Zhu & Gupta 2017, arXiv 1710.01878.
     """
     rule = Competition(pattern, distribution).check()
@@ -106,21 +117,35 @@ def gmp(
         when, sparsity = _rise(when, sparsity, steps)
     goal = rule.goal(sparsity)
     if goal is None and pattern.fixed is None:
-        raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
-    if isinstance(goal, Counted) and isinstance(init, str) and init == "magnitude" and score is not magnitude:
+        raise TypeError(
+            "expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, "
+            "got None"
+        )
+    if (
+        isinstance(goal, Counted)
+        and isinstance(init, str)
+        and init == "magnitude"
+        and score is not magnitude
+    ):
         init = "dense"
 
     memory, method = Memory({"score": score}, pruned), partial(_run, _wanted, regrow)
-    return Masked(rule, memory, method, goal, init, where, key, always() if when is None else when).build()
+    return Masked(
+        rule, memory, method, goal, init, where, key, always() if when is None else when
+    ).build()
 
 
-def _rise(when: Trigger | None, sparsity: Level | Counted | None, steps: int) -> tuple[Trigger, Level]:
+def _rise(
+    when: Trigger | None, sparsity: Level | Counted | None, steps: int
+) -> tuple[Trigger, Level]:
     # A sparsity that is reached where masks change last.
     n, stop = pace("gmp", steps)
     if sparsity is None or callable(sparsity) or isinstance(sparsity, Counted):
         raise ValueError(
-            f"gmp: expected the sparsity of the end as a float or a 0-d tensor beside steps={steps}, got "
-            f"{shown(sparsity)}, which says itself how many are kept at each step: leave steps out, and give `when`"
+            "gmp: expected the sparsity of the end as a float or a 0-d tensor beside "
+            f"steps={steps}, got "
+            f"{shown(sparsity)}, which says itself how many are kept at each step: "
+            "leave steps out, and give `when`"
         )
     check_sparsity(sparsity)
     end = (stop - 1) // n * n
@@ -155,7 +180,9 @@ class SteOptions(PruneOptions, total=False):
 @described
 @takes_keywords_of(gmp, [*OneShotOptions.__annotations__], when=at([0]))
 def one_shot(
-    sparsity: Level | Counted | None, score: Score = magnitude, **options: Unpack[OneShotOptions]
+    sparsity: Level | Counted | None,
+    score: Score = magnitude,
+    **options: Unpack[OneShotOptions],
 ) -> Algorithm:
     """Dense until its trigger, then pruned by any score; the score may use gradients.
 
@@ -164,9 +191,10 @@ def one_shot(
     >>> algorithm.update(state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside `with_optimizer` masks follow
-    the optimizer's step, and such a score would multiply stepped weights by the gradient of those before: leave
-    that one step out, `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
+    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside
+    `with_optimizer` masks follow the optimizer's step, and such a score would multiply
+    stepped weights by the gradient of those before: leave that one step out,
+    `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
     check_keywords("one_shot", options, OneShotOptions.__annotations__)
     own: OneShotOptions = {"when": at([0])}
@@ -201,23 +229,33 @@ def iterative(
     >>> int(algorithm.update(state, state.params, 5).masks["w"].sum())
     30
 
-    `count(fraction, active)` units are pruned (round half even), or `count` itself where it is an int or
-    a 0-d int tensor: per competing group, or in total with `global_()`. `fraction` is a float, a Schedule
-    or a 0-d tensor. An int count above what is active is a ValueError, a tensor is clamped,
-    and on a device, where looking would wait, an int is, too; a distribution other than these two would need a total
+    `count(fraction, active)` units are pruned (round half even), or `count` itself
+    where it is an int or a 0-d int tensor: per competing group, or in total with
+    `global_()`. `fraction` is a float, a Schedule or a 0-d tensor. An int count above
+    what is active is a ValueError, a tensor is clamped, and on a device, where looking
+    would wait, an int is, too; a distribution other than these two would need a total
     and is a ValueError.
     Frankle & Carbin 2019, arXiv 1803.03635.
     """
     rule, lost = Competition(pattern, distribution).check(), _removal(fraction, count)
     if pattern.fixed is not None:
-        raise ValueError(f"iterative: expected a pattern that leaves the count open, got {pattern}")
+        raise ValueError(
+            f"iterative: expected a pattern that leaves the count open, got {pattern}"
+        )
     if not (rule.joint or is_uniform(distribution)):
-        raise ValueError("iterative: expected distribution to be uniform() or global_(), which follow what remains")
+        raise ValueError(
+            "iterative: expected distribution to be uniform() or global_(), which "
+            "follow what remains"
+        )
 
     def counts(units: Field, scores: Scores, among: Open, step: Step) -> list[Count]:
         remain = units.totals(units.active)
         kept: list[Count] = []
-        names = [", ".join(map(repr, units.grids))] if rule.joint else map(repr, units.grids)
+        names = (
+            [", ".join(map(repr, units.grids))]
+            if rule.joint
+            else map(repr, units.grids)
+        )
         for name, n in zip(names, torch.split(remain, units.groups), strict=True):
             try:
                 kept.append(n - checked_count("count", lost(n, step), n))
@@ -229,18 +267,29 @@ def iterative(
     return Masked(rule, memory, method, None, init, where, key, when).build()
 
 
-def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tensor, Step], Count]:
+def _removal(
+    fraction: Level | None, count: Count | CountRule
+) -> Callable[[Tensor, Step], Count]:
     """How many of the active units are pruned at a step."""
     level = as_fraction(fraction, "fraction")
     if callable(count):
         check_call("count", count, "fraction", "active")
         if level is None:
-            raise TypeError("iterative: expected a fraction of what remains, or a count of it, got neither")
+            raise TypeError(
+                "iterative: expected a fraction of what remains, or a count of it, got "
+                "neither"
+            )
         return lambda active, step: count(fraction_at(level, step), active)
     if level is not None:
-        raise TypeError(f"iterative: expected a fraction or a count, got both {fraction!r} and {count!r}")
+        raise TypeError(
+            f"iterative: expected a fraction or a count, got both {fraction!r} and "
+            f"{count!r}"
+        )
     if not is_int(count) and not isinstance(count, Tensor):
-        raise TypeError(f"iterative: expected count to be an int, a tensor or a function, got {count!r}")
+        raise TypeError(
+            "iterative: expected count to be an int, a tensor or a function, got "
+            f"{count!r}"
+        )
     if isinstance(count, int) and count < 0:
         raise ValueError(f"iterative: expected count >= 0, got {count}")
     return lambda active, step: count
@@ -249,7 +298,8 @@ def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tens
 @described
 @takes_keywords_of(gmp, [*SteOptions.__annotations__], when=always())
 def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algorithm:
-    """Straight-through magnitude masks: dense weights train on, the forward pass sees the best of them.
+    """Straight-through magnitude masks: dense weights train on, the forward pass sees
+    the best of them.
 
     >>> algorithm = sf.with_optimizer(sf.ste(0.5), sf.optimizers.sgd(0.2))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 0.9]])})
@@ -257,8 +307,9 @@ def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algo
     >>> state.params, state.masks
     ({'w': tensor([[1.0000, 1.1000]])}, {'w': tensor([[False,  True]])})
 
-    The same as `gmp(sparsity, pruned="train", regrow=True, when=always())`: every weight gets the dense
-    gradient. Wortsman et al. 2019, arXiv 1906.00586; with pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
+    The same as `gmp(sparsity, pruned="train", regrow=True, when=always())`: every
+    weight gets the dense gradient. Wortsman et al. 2019, arXiv 1906.00586; with
+    pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
     """
     check_keywords("ste", options, SteOptions.__annotations__)
     return gmp(sparsity, pruned="train", regrow=True, **options)

@@ -1,4 +1,6 @@
-"""Weights that are a function of latents: the latents train, through the function's vjp."""
+"""Weights that are a function of latents: the latents train, through the function's
+vjp.
+"""
 
 from __future__ import annotations
 
@@ -38,30 +40,42 @@ def reparametrised(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """The chosen leaves are made from latents, which an optimizer trains; `inner` masks the result.
+    """The chosen leaves are made from latents, which an optimizer trains; `inner` masks
+    the result.
 
-    >>> algorithm = sf.with_optimizer(sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[4.0]])})
     >>> algorithm.update(state, {"w": torch.tensor([[1.0]])}, 0).scores["latent"]
     {'latent': {'w': tensor([[1.6000]])}}
 
-    `state.scores` holds "latent" and "step", the step that random or scheduled maps are drawn at; `state.parts` holds
-    the state of `inner` (default `dense()`). `state.params` are the weights made from the
-    latents, so `sf.effective` is as everywhere. Every update makes them anew, on skipped optimizer
-    steps too: `update(step)` draws for step + 1. Leaves that are not chosen train directly. A weight
-    that `inner` grows back resumes from its latent.
+    `state.scores` holds "latent" and "step", the step that random or scheduled maps are
+    drawn at; `state.parts` holds the state of `inner` (default `dense()`).
+    `state.params` are the weights made from the latents, so `sf.effective` is as
+    everywhere. Every update makes them anew, on skipped optimizer steps too:
+    `update(step)` draws for step + 1. Leaves that are not chosen train directly. A
+    weight that `inner` grows back resumes from its latent.
     """
     if not isinstance(reparam, Reparametrisation):
         got = uncalled(reparam) or repr(reparam)
         raise TypeError(
-            f"reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), got {got}; a sparsity "
-            "belongs to inner, as in reparametrised(sf.reparam.power(2.0), sf.static(0.9))"
+            "reparametrised: expected a Reparametrisation such as "
+            f"sf.reparam.power(2.0), got {got}; a sparsity "
+            "belongs to inner, as in reparametrised(sf.reparam.power(2.0), "
+            "sf.static(0.9))"
         )
     inside = dense() if inner is None else inner
     if not isinstance(inside, Algorithm):
-        raise TypeError(f"reparametrised: expected an inner Algorithm, got {uncalled(inside) or type(inside).__name__}")
+        raise TypeError(
+            "reparametrised: expected an inner Algorithm, got "
+            f"{uncalled(inside) or type(inside).__name__}"
+        )
     if inside.view is not masked_view:
-        raise ValueError("reparametrised: expected an inner algorithm without a view of its own (latents or terms)")
+        raise ValueError(
+            "reparametrised: expected an inner algorithm without a view of its own "
+            "(latents or terms)"
+        )
     seed = random.key(0) if key is None else key
 
     def made(latents: Tree, params: Tree, step: Step) -> tuple[Tree, Tree]:
@@ -72,7 +86,9 @@ def reparametrised(
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
         inner = part._replace(params=(), key=(), opt=())
         scores = {"latent": latents, "step": step}
-        return State(apply_masks(part.params, masks), both, scores, part.key, parts=(inner,))
+        return State(
+            apply_masks(part.params, masks), both, scores, part.key, parts=(inner,)
+        )
 
     def inner_of(state: State) -> State:
         return state.parts[0]._replace(params=state.params, key=state.key)
@@ -81,11 +97,18 @@ def reparametrised(
         params = own_params(params)
         chosen = select_leaves(params, where)
         latents = reparam.init(chosen, seed)
-        step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), torch.device("cpu")))
+        step = torch.zeros(
+            (),
+            dtype=torch.int64,
+            device=next((p.device for p in chosen.values()), torch.device("cpu")),
+        )
         weights, masks = made(latents, params, step)
         part = inside.init(weights)
         if has_optimizer(part):
-            raise ValueError("reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost")
+            raise ValueError(
+                "reparametrised: the inner algorithm has an optimizer; put "
+                "with_optimizer outermost"
+            )
         return finish(part, masks, latents, step)
 
     def update(state: State, grads: Tree, step: Step) -> State:
@@ -94,17 +117,29 @@ def reparametrised(
             latents = reparam.project(latents, step)
         following = torch.zeros_like(state.scores["step"]) + step + 1
         weights, masks = made(latents, state.params, following)
-        # Off its support `inner` keeps what it has: zeros, or the weights that it holds still.
+        # Off its support `inner` keeps what it has: zeros, or the weights that it holds
+        # still.
         part = inside.view.put(inner_of(state), weights)
-        return finish(update_of(inside).inner(part, grads, step), masks, latents, following)
+        return finish(
+            update_of(inside).inner(part, grads, step), masks, latents, following
+        )
 
     def view_of(state: State, latents: Tree, leaves: Leaves) -> Tree:
-        # No rest is (), as in a state: compiled code cannot flatten an empty dict inside another.
+        # No rest is (), as in a state: compiled code cannot flatten an empty dict
+        # inside another.
         chosen = _latent_paths(state)
-        return {"latent": latents, "rest": {path: leaf for path, leaf in leaves.items() if path not in chosen} or ()}
+        return {
+            "latent": latents,
+            "rest": {path: leaf for path, leaf in leaves.items() if path not in chosen}
+            or (),
+        }
 
     def trained(state: State) -> Tree:
-        return {name: tree for name, tree in state.scores["latent"].items() if name not in reparam.held}
+        return {
+            name: tree
+            for name, tree in state.scores["latent"].items()
+            if name not in reparam.held
+        }
 
     def get(state: State) -> Tree:
         return view_of(state, trained(state), flatten(state.params)[0])
@@ -113,15 +148,24 @@ def reparametrised(
         return torch.where(moves, new, old) if is_sparse(moves, new) else new
 
     def put(state: State, tree: Tree) -> State:
-        params = inside.view.put(inner_of(state), with_leaves(state.params, dict(tree["rest"]))).params
-        latents = optree.tree_map(moved, support(state)["latent"], tree["latent"], trained(state))
-        return state._replace(params=params, scores={**state.scores, "latent": {**state.scores["latent"], **latents}})
+        params = inside.view.put(
+            inner_of(state), with_leaves(state.params, dict(tree["rest"]))
+        ).params
+        latents = optree.tree_map(
+            moved, support(state)["latent"], tree["latent"], trained(state)
+        )
+        return state._replace(
+            params=params,
+            scores={**state.scores, "latent": {**state.scores["latent"], **latents}},
+        )
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
         every, latents = state.scores["latent"], trained(state)
-        if not _latent_paths(state):  # no leaf is selected: vjp refuses functions of nothing
+        if not _latent_paths(
+            state
+        ):  # no leaf is selected: vjp refuses functions of nothing
             return view_of(state, latents, leaves)
 
         def weights_of(tree: Tree) -> Tree:
@@ -131,10 +175,15 @@ def reparametrised(
         return view_of(state, pull({path: leaves[path] for path in weights})[0], leaves)
 
     def support(state: State) -> Tree:
-        moves, leaves = flatten(support_of(inner_of(state)))[0], flatten(state.params)[0]
+        moves, leaves = (
+            flatten(support_of(inner_of(state)))[0],
+            flatten(state.params)[0],
+        )
 
         def where_moves(path: str, latent: Tensor) -> Tensor:
-            fits = latent.shape == leaves[path].shape and is_sparse(moves[path], leaves[path])
+            fits = latent.shape == leaves[path].shape and is_sparse(
+                moves[path], leaves[path]
+            )
             return moves[path] if fits else everywhere(latent)
 
         latents = {
@@ -153,7 +202,9 @@ def reparametrised(
         return state._replace(params=apply_masks(part.params, tree), masks=both)
 
     view = derived_view(get, put, grads_of, support)
-    return framed(init, update, view, settled=None if reparam.settled is None else at_rest)
+    return framed(
+        init, update, view, settled=None if reparam.settled is None else at_rest
+    )
 
 
 def _latent_paths(state: State) -> set[str]:
@@ -161,16 +212,18 @@ def _latent_paths(state: State) -> set[str]:
 
 
 def settled(algorithm: Algorithm, state: State) -> State:
-    """The state to evaluate a model with, of an algorithm whose weights are drawn or soft while it trains.
+    """The state to evaluate a model with, of an algorithm whose weights are drawn or
+    soft while it trains.
 
     >>> algorithm = sf.reparametrised(sf.reparam.sigmoid_gate(1.0, init=0.0))
     >>> state = algorithm.init({"w": torch.tensor([[2.0, 4.0]])})
     >>> sf.effective(state), sf.effective(sf.settled(algorithm, state))
     ({'w': tensor([[2., 4.]])}, {'w': tensor([[0., 0.]])})
 
-    `params` and `masks` are those of evaluation: without noise, and with hard gates. It is for `effective`, reports,
-    `bake` and `shrink`; train on with the state itself, which is returned where nothing differs. Raises TypeError for
-    anything but an Algorithm and a State.
+    `params` and `masks` are those of evaluation: without noise, and with hard gates. It
+    is for `effective`, reports, `bake` and `shrink`; train on with the state itself,
+    which is returned where nothing differs. Raises TypeError for anything but an
+    Algorithm and a State.
     """
     if not isinstance(algorithm, Algorithm) or not isinstance(state, State):
         got = f"{type(algorithm).__name__} and {type(state).__name__}"

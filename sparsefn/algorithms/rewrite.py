@@ -1,4 +1,6 @@
-"""Algorithms that change the weights that are kept, too: SparseGPT, OBS, proximal steps, hard thresholds."""
+"""Algorithms that change the weights that are kept, too: SparseGPT, OBS, proximal
+steps, hard thresholds.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import check_pruned, fired, framed, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.frame import (
+    check_pruned,
+    fired,
+    framed,
+    own_params,
+    sparse_leaves,
+    with_masks,
+)
 from sparsefn.algorithms.memory import Pruned
 from sparsefn.algorithms.processes import refuse_shards
 from sparsefn.engine.checks import check_call, check_trigger, described
-from sparsefn.state import Algorithm, State, Step, Trigger, Where, everywhere, masks_tree
+from sparsefn.state import (
+    Algorithm,
+    State,
+    Step,
+    Trigger,
+    Where,
+    everywhere,
+    masks_tree,
+)
 from sparsefn.timing.triggers import always
 from sparsefn.tree import Tree, with_leaves
 from sparsefn.tree.chosen import default_where, select_leaves
@@ -21,7 +38,11 @@ Rewriting = Callable[[str, Tensor, Tensor, Step], tuple[Tensor, Tensor]]
 
 @described
 def rewrite(
-    fn: Rewriting, *, when: Trigger = always(), where: Where = default_where, pruned: Pruned = "zero"
+    fn: Rewriting,
+    *,
+    when: Trigger = always(),
+    where: Where = default_where,
+    pruned: Pruned = "zero",
 ) -> Algorithm:
     """An algorithm from a function that writes both the weights and the mask of a leaf.
 
@@ -33,14 +54,16 @@ def rewrite(
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[0.0000, 2.4950]]), 'b': tensor([1.])}
 
-    Starts dense. At each trigger `fn(path, weight, mask, step)` is called for every sparsified leaf, with its weights
-    in `state.params` and its mask, and returns the new ones, of the same shapes and dtypes, as new tensors. With
-    `pruned="zero"` weights off the mask become +0.0 and do not train; with "keep" they are what `fn` returns; with
-    "train" an optimizer moves them, as proximal steps need it, whose masks may grow again. Counts are those of `fn`.
-    Inside `vmap` and compiled code `fn` runs at every step, and its results are taken where the trigger fires.
+    Starts dense. At each trigger `fn(path, weight, mask, step)` is called for every
+    sparsified leaf, with its weights in `state.params` and its mask, and returns the
+    new ones, of the same shapes and dtypes, as new tensors. With `pruned="zero"`
+    weights off the mask become +0.0 and do not train; with "keep" they are what `fn`
+    returns; with "train" an optimizer moves them, as proximal steps need it, whose
+    masks may grow again. Counts are those of `fn`. Inside `vmap` and compiled code `fn`
+    runs at every step, and its results are taken where the trigger fires.
 
-    Raises ValueError or TypeError, naming the path, for results of other shapes or dtypes, and ValueError for DTensors:
-    `fn` needs whole leaves.
+    Raises ValueError or TypeError, naming the path, for results of other shapes or
+    dtypes, and ValueError for DTensors: `fn` needs whole leaves.
     """
     check_call("fn", fn, "path", "weight", "mask", "step")
     check_trigger("when", when)
@@ -49,16 +72,34 @@ def rewrite(
     def init(params: Tree) -> State:
         params = own_params(params)
         leaves = select_leaves(params, where)
-        refuse_shards("rewrite", leaves, "; gather the leaf, rewrite it, and shard it again")
-        masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
-        return State(params, masks_tree(params, masks), support=everywhere(params) if pruned == "train" else ())
+        refuse_shards(
+            "rewrite", leaves, "; gather the leaf, rewrite it, and shard it again"
+        )
+        masks = {
+            path: torch.ones_like(leaf, dtype=torch.bool)
+            for path, leaf in leaves.items()
+        }
+        return State(
+            params,
+            masks_tree(params, masks),
+            support=everywhere(params) if pruned == "train" else (),
+        )
 
     def update(state: State, grads: Tree, step: Step) -> State:
         def run(now: State) -> State:
             weights, masks = sparse_leaves(now)
-            new = {path: _result(path, fn(path, leaf, masks[path], step), leaf) for path, leaf in weights.items()}
-            params = with_leaves(now.params, {path: weight for path, (weight, _) in new.items()})
-            return with_masks(now._replace(params=params), {path: mask for path, (_, mask) in new.items()}, pruned)
+            new = {
+                path: _result(path, fn(path, leaf, masks[path], step), leaf)
+                for path, leaf in weights.items()
+            }
+            params = with_leaves(
+                now.params, {path: weight for path, (weight, _) in new.items()}
+            )
+            return with_masks(
+                now._replace(params=params),
+                {path: mask for path, (_, mask) in new.items()},
+                pruned,
+            )
 
         return fired(when, run, state, step)
 
@@ -67,17 +108,35 @@ def rewrite(
 
 def _result(path: str, result: object, leaf: Tensor) -> tuple[Tensor, Tensor]:
     # What the function returned, checked, as tensors that nobody else holds.
-    if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(x, Tensor) for x in result):
-        raise TypeError(f"rewrite: expected fn to return a tuple (weight, mask) for {path!r}, got {_kind(result)}")
-    for name, x, dtype in zip(("weight", "mask"), result, (leaf.dtype, torch.bool), strict=True):
+    if (
+        not isinstance(result, tuple)
+        or len(result) != 2
+        or not all(isinstance(x, Tensor) for x in result)
+    ):
+        raise TypeError(
+            f"rewrite: expected fn to return a tuple (weight, mask) for {path!r}, got "
+            f"{_kind(result)}"
+        )
+    for name, x, dtype in zip(
+        ("weight", "mask"), result, (leaf.dtype, torch.bool), strict=True
+    ):
         if x.dtype != dtype:
-            raise TypeError(f"rewrite: expected {name} of {dtype} at {path!r}, got {x.dtype}")
+            raise TypeError(
+                f"rewrite: expected {name} of {dtype} at {path!r}, got {x.dtype}"
+            )
         if x.shape != leaf.shape:
-            raise ValueError(f"rewrite: expected {name} of shape {tuple(leaf.shape)} at {path!r}, got {tuple(x.shape)}")
+            raise ValueError(
+                f"rewrite: expected {name} of shape {tuple(leaf.shape)} at {path!r}, "
+                f"got {tuple(x.shape)}"
+            )
         if x.device != leaf.device:
-            raise ValueError(f"rewrite: expected {name} on {leaf.device} at {path!r}, got {x.device}")
+            raise ValueError(
+                f"rewrite: expected {name} on {leaf.device} at {path!r}, got {x.device}"
+            )
     weight, mask = result
-    return weight.clone(memory_format=torch.contiguous_format), mask.clone(memory_format=torch.contiguous_format)
+    return weight.clone(memory_format=torch.contiguous_format), mask.clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def _kind(result: object) -> str:

@@ -24,8 +24,11 @@ from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
 from sparsefn.tree.originals import check_weights
 
-Named = Literal["dense", "random", "bernoulli", "magnitude", "from_zeros", "checkerboard"]
-# A tree with leaves by name or by place, or one leaf: spelt out, so that a misspelt name is no tree to a type checker.
+Named = Literal[
+    "dense", "random", "bernoulli", "magnitude", "from_zeros", "checkerboard"
+]
+# A tree with leaves by name or by place, or one leaf: spelt out, so that a misspelt
+# name is no tree to a type checker.
 Given = Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | Tensor
 Init = Named | Algorithm | Callable[[Tree], Tree] | Given
 
@@ -34,24 +37,42 @@ def check_given(masks: Tree) -> None:
     """Raise for a masks tree that would prune a whole leaf by one entry."""
     for path, mask in flatten(masks)[0].items():
         if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
-            raise ValueError(f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}")
+            raise ValueError(
+                f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}"
+            )
 
 
 def own_masks(masks: Tree, params: Tree) -> Tree:
-    """Given masks as tensors of their own, where and as the params lie. Raises for masks that do not fit them."""
+    """Given masks as tensors of their own, where and as the params lie. Raises for
+    masks that do not fit them.
+    """
     check_given(masks)
     check_masks(masks, params)
-    check_weights("masks", [path for path, mask in flatten(masks)[0].items() if mask.ndim], flatten(params)[0])
-    made: Tree = optree.tree_map(lambda mask, param: laid_like(mask, param).clone(), masks, params)
+    check_weights(
+        "masks",
+        [path for path, mask in flatten(masks)[0].items() if mask.ndim],
+        flatten(params)[0],
+    )
+    made: Tree = optree.tree_map(
+        lambda mask, param: laid_like(mask, param).clone(), masks, params
+    )
     return made
 
 
 def start_masks(
-    params: Tree, rule: Competition, where: Where, init: Init, goal: Goal, key: Tensor, allowed: Leaves | None
+    params: Tree,
+    rule: Competition,
+    where: Where,
+    init: Init,
+    goal: Goal,
+    key: Tensor,
+    allowed: Leaves | None,
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.select(params, where)
-    units = field(rule, leaves, None, allowed, goal)  # which refuses a budget that cannot be met
+    units = field(
+        rule, leaves, None, allowed, goal
+    )  # which refuses a budget that cannot be met
     level = None if isinstance(goal, Counted) else goal
     if isinstance(init, Algorithm):
         init = init.init(params).masks
@@ -65,35 +86,58 @@ def start_masks(
         if allowed is None:
             return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
-    best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
-    if init in ("bernoulli", "checkerboard", *best_of) and level is None and not (goal and init == "magnitude"):
-        raise ValueError(f"init={init!r} needs a sparsity, got {goal!r}; init may be an algorithm that has one")
+    best_of = (
+        ("random", "magnitude") if rule.pattern.fixed is None else ()
+    )  # the pattern may know how many
+    if (
+        init in ("bernoulli", "checkerboard", *best_of)
+        and level is None
+        and not (goal and init == "magnitude")
+    ):
+        raise ValueError(
+            f"init={init!r} needs a sparsity, got {goal!r}; init may be an algorithm "
+            "that has one"
+        )
     if init == "dense":
         masks = full({}, leaves)
     elif init == "from_zeros":
-        masks = leaves_at(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
+        masks = leaves_at(
+            from_zeros(params, where=lambda path, leaf: path in leaves), leaves
+        )
     elif init == "checkerboard":
         masks = _checkerboards(leaves, level)
     elif init == "bernoulli":
         if rule.pattern.fixed is not None:
-            raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
+            raise ValueError(
+                "init='bernoulli' needs a pattern that leaves the count open, got "
+                f"{rule.pattern}"
+            )
         flags = units.coins(fraction_at(level, 0), random.fold_in(key, "init"))  # type: ignore[arg-type]
         masks = units.masks_of(flags, Scores(leaves, absolute=True))
     elif init in ("random", "magnitude"):
         if init == "magnitude":
             scores = {path: leaf.detach().abs() for path, leaf in leaves.items()}
         else:
-            scores = drawn_leaves(random.fold_in(key, "init"), leaves, None, "uniform", torch.float32)
+            scores = drawn_leaves(
+                random.fold_in(key, "init"), leaves, None, "uniform", torch.float32
+            )
         return masks_tree(params, units.best_masks(Scores(scores)))
     else:
         known = (
-            "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "
+            "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', "
+            "'checkerboard', an algorithm, a function of "
             "params or a masks tree"
         )
         raise ValueError(f"expected init to be {known}, got {init!r}")
     if rule.pattern.members and init in ("from_zeros", "checkerboard"):
         check_whole_units(rule.pattern, masks, leaves)
-    return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})
+    return masks_tree(
+        params,
+        {
+            p: m & allowed[p] if allowed and p in allowed else m
+            for p, m in masks.items()
+        },
+    )
 
 
 def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
@@ -101,5 +145,8 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = fraction_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    made = {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
+    made = {
+        path: checkerboard(leaf.shape, sparsity, device=leaf.device)
+        for path, leaf in leaves.items()
+    }
     return {path: laid_like(mask, leaves[path]) for path, mask in made.items()}

@@ -57,13 +57,16 @@ def static(
     >>> int(state.masks["w"].sum()), state.masks["b"]
     (4, tensor(True))
 
-    `sparsity` is a float, a Schedule (read at step 0), or a 0-d tensor; None where the pattern fixes it,
-    and with `init="from_zeros"`, a function or a masks tree. With `init="magnitude"` it may be a count that the
-    weights decide, such as `sf.counts.above(0.1)`. `pruned="keep"` keeps the weights off the mask in
-    `params`, frozen; "train" lets an optimizer move them.
+    `sparsity` is a float, a Schedule (read at step 0), or a 0-d tensor; None where the
+    pattern fixes it, and with `init="from_zeros"`, a function or a masks tree. With
+    `init="magnitude"` it may be a count that the weights decide, such as
+    `sf.counts.above(0.1)`. `pruned="keep"` keeps the weights off the mask in `params`,
+    frozen; "train" lets an optimizer move them.
     """
     rule, kept = Competition(pattern, distribution).check(), Memory({}, pruned)
-    return Masked(rule, kept, _stay, rule.goal(sparsity), init, where, key, never()).build()
+    return Masked(
+        rule, kept, _stay, rule.goal(sparsity), init, where, key, never()
+    ).build()
 
 
 def _stay(units: Field, *_: object) -> Decision:
@@ -74,10 +77,13 @@ def _stay(units: Field, *_: object) -> Decision:
 def from_masks(masks: Tree) -> Algorithm:
     """Given masks, kept for good.
 
-    >>> sf.from_masks({"w": torch.tensor([True, False])}).init({"w": torch.ones(2)}).params
+    >>> sf.from_masks({"w": torch.tensor([True, False])}).init(
+    ...     {"w": torch.ones(2)}
+    ... ).params
     {'w': tensor([1., 0.])}
 
-    `masks` has the structure of params: bool, each of its leaf's shape, or 0-d True for a dense leaf.
+    `masks` has the structure of params: bool, each of its leaf's shape, or 0-d True for
+    a dense leaf.
     """
     check_given(masks)
 

@@ -1,4 +1,6 @@
-"""Learned masks: the mask is the best of trained scores, and the weights stay or train along."""
+"""Learned masks: the mask is the best of trained scores, and the weights stay or train
+along.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
-from sparsefn.algorithms.frame import fired, framed, own_key, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.frame import (
+    fired,
+    framed,
+    own_key,
+    own_params,
+    sparse_leaves,
+    with_masks,
+)
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.start import Given
@@ -22,9 +31,27 @@ from sparsefn.engine.checks import check_call, check_trigger, described
 from sparsefn.masks.gates import Mode, check_mode, gate
 from sparsefn.masks.select import bernoulli_masks
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where, everywhere, masks_tree
+from sparsefn.state import (
+    Algorithm,
+    Level,
+    State,
+    Step,
+    Trigger,
+    Where,
+    everywhere,
+    masks_tree,
+)
 from sparsefn.timing.triggers import always
-from sparsefn.tree import Leaves, Tree, flatten, leaves_at, leaves_like, same_structure, structure_error, with_leaves
+from sparsefn.tree import (
+    Leaves,
+    Tree,
+    flatten,
+    leaves_at,
+    leaves_like,
+    same_structure,
+    structure_error,
+    with_leaves,
+)
 from sparsefn.tree.chosen import default_where
 
 Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
@@ -45,33 +72,41 @@ def supermask(
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
 ) -> Algorithm:
-    """Masks learned through scores: the best scores are kept, and their gradient is gradient times weight.
+    """Masks learned through scores: the best scores are kept, and their gradient is
+    gradient times weight.
 
-    >>> algorithm = sf.with_optimizer(sf.supermask(0.5, init="zeros"), sf.optimizers.sgd(1.0))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.supermask(0.5, init="zeros"), sf.optimizers.sgd(1.0)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
     >>> state = algorithm.update(state, {"w": torch.tensor([[0.5, 0.5]])}, 0)
     >>> state.scores["learned"], state.masks
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
-    `mode` is what trains: "supermask" the scores, "joint" scores and weights, "ste" the weights (scores
-    change by `rescore` alone). Leaves that are not sparsified always train. Gradients are those of `gate`: a
-    weight's is the gradient on the mask, a score's is gradient * weight, with `mask_gradient=True` only
-    on the mask. Weights off the mask keep their value and their moments: masks may come back to them.
+    `mode` is what trains: "supermask" the scores, "joint" scores and weights, "ste" the
+    weights (scores change by `rescore` alone). Leaves that are not sparsified always
+    train. Gradients are those of `gate`: a weight's is the gradient on the mask, a
+    score's is gradient * weight, with `mask_gradient=True` only on the mask. Weights
+    off the mask keep their value and their moments: masks may come back to them.
 
-    `state.scores["learned"]` has the treedef of params, 0-d zero where a leaf is not sparsified (it is
-    `state.scores["score"]` in mode "ste", whose scores do not train); `state.params` are the whole weights. Scores
-    train inside `with_optimizer` alone: `with_params` refuses a state that learns.
+    `state.scores["learned"]` has the treedef of params, 0-d zero where a leaf is not
+    sparsified (it is `state.scores["score"]` in mode "ste", whose scores do not train);
+    `state.params` are the whole weights. Scores train inside `with_optimizer` alone:
+    `with_params` refuses a state that learns.
 
-    `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a function of params, or a tree
-    like params. `link` maps scores before they compete, and its slope goes into their gradient: `torch.abs` is
-    edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires. `sparsity` may be a count that the
+    `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a
+    function of params, or a tree like params. `link` maps scores before they compete,
+    and its slope goes into their gradient: `torch.abs` is edge-popup. Masks follow the
+    scores at `sparsity(step)` where `when` fires. `sparsity` may be a count that the
     linked scores decide, as in `sf.methods.soft_movement`.
 
-    `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to [0, 1]: init draws for
-    step 0, update(step) for step + 1, from (key, path). It takes no pattern and no distribution. The last bits
-    of `torch.sigmoid` may differ under `vmap`; a sum, a product or `abs` has the same everywhere.
+    `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to
+    [0, 1]: init draws for step 0, update(step) for step + 1, from (key, path). It takes
+    no pattern and no distribution. The last bits of `torch.sigmoid` may differ under
+    `vmap`; a sum, a product or `abs` has the same everywhere.
 
-    Ramanujan et al. 2020, arXiv 1911.13299; with mode="joint", init="zeros": Sanh et al. 2020, arXiv 2005.07683.
+    Ramanujan et al. 2020, arXiv 1911.13299; with mode="joint", init="zeros": Sanh et
+    al. 2020, arXiv 2005.07683.
     """
     check_mode(mode)
     check_trigger("when", when)
@@ -81,32 +116,61 @@ def supermask(
     choose: Choose
     if isinstance(sparsity, str):
         if sparsity != "bernoulli":
-            raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
+            raise ValueError(
+                "expected sparsity to be a number, a schedule or 'bernoulli', got "
+                f"{sparsity!r}"
+            )
         if pattern != unstructured() or not is_uniform(distribution):
-            raise ValueError("supermask: 'bernoulli' draws each element by itself, without pattern or distribution")
+            raise ValueError(
+                "supermask: 'bernoulli' draws each element by itself, without pattern "
+                "or distribution"
+            )
         choose = _drawn
     else:
         goal = rule.goal(sparsity)
         if goal is None and pattern.fixed is None:
             raise TypeError(
-                "expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None"
+                "expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor "
+                "or 'bernoulli', got None"
             )
         choose = partial(_best, rule, goal)
     learned = _Learned(
-        rule, where, init, random.key(0) if key is None else key, choose, mode, mask_gradient, link, when
+        rule,
+        where,
+        init,
+        random.key(0) if key is None else key,
+        choose,
+        mode,
+        mask_gradient,
+        link,
+        when,
     )
-    return framed(learned.start, learned.update, derived_view(learned.get, learned.put, learned.grads, learned.support))
+    return framed(
+        learned.start,
+        learned.update,
+        derived_view(learned.get, learned.put, learned.grads, learned.support),
+    )
 
 
 # (sparse leaves, their scores, key, step, step of the draw) -> masks
 Choose = Callable[[Leaves, Leaves, Tensor, Step, Step], Leaves]
 
 
-def _best(rule: Competition, goal: Goal, leaves: Leaves, scores: Leaves, key: Tensor, step: Step, draw: Step) -> Leaves:
+def _best(
+    rule: Competition,
+    goal: Goal,
+    leaves: Leaves,
+    scores: Leaves,
+    key: Tensor,
+    step: Step,
+    draw: Step,
+) -> Leaves:
     return field(rule, leaves, goal=goal, step=step).best_masks(Scores(scores))
 
 
-def _drawn(leaves: Leaves, scores: Leaves, key: Tensor, step: Step, draw: Step) -> Leaves:
+def _drawn(
+    leaves: Leaves, scores: Leaves, key: Tensor, step: Step, draw: Step
+) -> Leaves:
     return bernoulli_masks(scores, key, draw)
 
 
@@ -133,43 +197,77 @@ class _Learned(NamedTuple):
         params = own_params(params)
         leaves = self.rule.select(params, self.where)
         field(self.rule, leaves)  # which refuses leaves that the pattern does not fit
-        scores = {self.role: _scores(params, _start(params, leaves, self.init, self.seed))}
+        scores = {
+            self.role: _scores(params, _start(params, leaves, self.init, self.seed))
+        }
         support = () if self.mode == "supermask" else everywhere(params)
-        state = State(params, masks_tree(params, full({}, leaves)), scores, own_key(self.seed), support=support)
+        state = State(
+            params,
+            masks_tree(params, full({}, leaves)),
+            scores,
+            own_key(self.seed),
+            support=support,
+        )
         return self.masked(state, 0, 0)
 
     def masked(self, state: State, step: Step, draw: Step) -> State:
         leaves = sparse_leaves(state)[0]
-        values = {path: self.linked(score) for path, score in leaves_at(state.scores[self.role], leaves).items()}
+        values = {
+            path: self.linked(score)
+            for path, score in leaves_at(state.scores[self.role], leaves).items()
+        }
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
-        return with_masks(state, self.choose(leaves, values, state.key, step, draw), "keep")
+        return with_masks(
+            state, self.choose(leaves, values, state.key, step, draw), "keep"
+        )
 
     def update(self, state: State, grads: Tree, step: Step) -> State:
-        return fired(self.when, lambda now: self.masked(now, step, step + 1), state, step)
+        return fired(
+            self.when, lambda now: self.masked(now, step, step + 1), state, step
+        )
 
     def view_of(self, params: Leaves, scores: Leaves) -> Tree:
-        # Leaves that are not sparsified train in every mode. An empty part is (), as in a state: compiled
-        # code cannot flatten an empty dict inside another.
+        # Leaves that are not sparsified train in every mode. An empty part is (), as in
+        # a state: compiled code cannot flatten an empty dict inside another.
         if self.mode == "supermask":
             params = {path: x for path, x in params.items() if path not in scores}
-        return {"scores": () if self.mode == "ste" or not scores else scores, "params": params or ()}
+        return {
+            "scores": () if self.mode == "ste" or not scores else scores,
+            "params": params or (),
+        }
 
     def get(self, state: State) -> Tree:
-        return self.view_of(flatten(state.params)[0], leaves_at(state.scores[self.role], sparse_leaves(state)[0]))
+        return self.view_of(
+            flatten(state.params)[0],
+            leaves_at(state.scores[self.role], sparse_leaves(state)[0]),
+        )
 
     def put(self, state: State, tree: Tree) -> State:
         scores = with_leaves(state.scores[self.role], dict(tree["scores"]))
-        return state._replace(params=with_leaves(state.params, dict(tree["params"])), scores={self.role: scores})
+        return state._replace(
+            params=with_leaves(state.params, dict(tree["params"])),
+            scores={self.role: scores},
+        )
 
     def grads(self, state: State, grads: Tree, step: Step) -> Tree:
         del step
         leaves, masks = sparse_leaves(state)
-        scores, slopes, dense = leaves_at(state.scores[self.role], leaves), {}, flatten(grads)[0]
+        scores, slopes, dense = (
+            leaves_at(state.scores[self.role], leaves),
+            {},
+            flatten(grads)[0],
+        )
         for path, mask in masks.items():
 
             def run(s: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
-                return gate(w, self.linked(s), mask, mode=self.mode, mask_gradient=self.mask_gradient)
+                return gate(
+                    w,
+                    self.linked(s),
+                    mask,
+                    mode=self.mode,
+                    mask_gradient=self.mask_gradient,
+                )
 
             pull = torch.func.vjp(run, scores[path], leaves[path])[1]
             slopes[path], dense[path] = pull(dense[path])
@@ -180,7 +278,8 @@ class _Learned(NamedTuple):
 
 
 def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
-    """New scores by `fn(score, weight)` for every sparsified leaf; masks follow at the next update.
+    """New scores by `fn(score, weight)` for every sparsified leaf; masks follow at the
+    next update.
 
     >>> algorithm = sf.supermask(0.5, mode="ste")
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -3.0, 2.0, 0.5]])})
@@ -188,14 +287,25 @@ def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
     >>> algorithm.update(state, state.params, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    For states of `supermask`. The scores stay what `fn` made of them until they train or are scored
-    again; moments of an optimizer are left alone. A stack of states is rescored under `vmap`. Raises
-    ValueError for a state without scores and for scores of another shape, TypeError for scores
-    that are not floating-point; they keep their dtype.
+    For states of `supermask`. The scores stay what `fn` made of them until they train
+    or are scored again; moments of an optimizer are left alone. A stack of states is
+    rescored under `vmap`. Raises ValueError for a state without scores and for scores
+    of another shape, TypeError for scores that are not floating-point; they keep their
+    dtype.
     """
-    role = next((role for role in ("learned", "score") if isinstance(state.scores, dict) and role in state.scores), "")
+    role = next(
+        (
+            role
+            for role in ("learned", "score")
+            if isinstance(state.scores, dict) and role in state.scores
+        ),
+        "",
+    )
     if not role or not same_structure(state.scores[role], state.params):
-        raise ValueError(f"rescore: expected a state of supermask, got one whose scores are {_roles(state)}")
+        raise ValueError(
+            "rescore: expected a state of supermask, got one whose scores are "
+            f"{_roles(state)}"
+        )
     leaves = sparse_leaves(state)[0]
     new = {}
     for path, score in leaves_at(state.scores[role], leaves).items():
@@ -206,22 +316,36 @@ def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
 
 
 def _roles(state: State) -> str:
-    return ", ".join(map(repr, state.scores)) if isinstance(state.scores, dict) else repr(state.scores)
+    return (
+        ", ".join(map(repr, state.scores))
+        if isinstance(state.scores, dict)
+        else repr(state.scores)
+    )
 
 
 def _check_score(what: str, path: str, score: object, leaf: Tensor) -> None:
     if not isinstance(score, Tensor) or not score.is_floating_point():
         got = score.dtype if isinstance(score, Tensor) else type(score).__name__
-        raise TypeError(f"expected {what} that are floating-point tensors, got {got} at {path!r}")
+        raise TypeError(
+            f"expected {what} that are floating-point tensors, got {got} at {path!r}"
+        )
     if score.shape != leaf.shape:
-        raise ValueError(f"expected {what} of shape {tuple(leaf.shape)} at {path!r}, got {tuple(score.shape)}")
+        raise ValueError(
+            f"expected {what} of shape {tuple(leaf.shape)} at {path!r}, got "
+            f"{tuple(score.shape)}"
+        )
 
 
 def _scores(params: Tree, scores: Leaves) -> Tree:
     # A tree like params, 0-d zero for a leaf that has no scores.
     leaves, rebuild = flatten(params)
     return rebuild(
-        [scores[p] if p in scores else torch.zeros((), dtype=x.dtype, device=x.device) for p, x in leaves.items()]
+        [
+            scores[p]
+            if p in scores
+            else torch.zeros((), dtype=x.dtype, device=x.device)
+            for p, x in leaves.items()
+        ]
     )
 
 
@@ -232,13 +356,20 @@ def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
     if not isinstance(init, str):
         if not same_structure(init, params):
             raise ValueError(structure_error("initial scores", init, params))
-        given = {p: s for p, s in zip(flatten(params)[0], leaves_like(init, params), strict=True) if p in leaves}
+        given = {
+            p: s
+            for p, s in zip(flatten(params)[0], leaves_like(init, params), strict=True)
+            if p in leaves
+        }
         for path, score in given.items():
             _check_score("initial scores", path, score, leaves[path])
         return {path: score.detach().clone() for path, score in given.items()}
     if init == "random":
         draws = random.fold_in(key, "init")
-        return {p: random.uniform_like(random.leaf_key(draws, p), x, x.dtype) for p, x in leaves.items()}
+        return {
+            p: random.uniform_like(random.leaf_key(draws, p), x, x.dtype)
+            for p, x in leaves.items()
+        }
     if init == "zeros":
         return {path: torch.zeros_like(leaf) for path, leaf in leaves.items()}
     if init == "magnitude":

@@ -1,4 +1,6 @@
-"""An algorithm at work in a module: gradients out, effective weights in, around the optimizer's own step."""
+"""An algorithm at work in a module: gradients out, effective weights in, around the
+optimizer's own step.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ from sparsefn.state import State, Trigger
 from sparsefn.timing.timetable import changes_once, unfinished
 from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
-_CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
+_CALL_AFTER = (
+    "call after_step after every before_step, also where the optimizer skipped its step"
+)
 
 
 class Attached:
-    """What `attach` returns: call `before_step` and `after_step` around the optimizer's step.
+    """What `attach` returns: call `before_step` and `after_step` around the optimizer's
+    step.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -35,39 +40,66 @@ class Attached:
     >>> int(layer.weight.count_nonzero())
     1
 
-    The module holds the effective weights, and where those say all that the state's params do, the state has no copy
-    of them. Until the first step the weights that `attach` masked are kept as they were, for `load_state_dict`. Only
-    parameters that require a gradient are read or written. `changes` counts the updates that wrote masks.
+    The module holds the effective weights, and where those say all that the state's
+    params do, the state has no copy of them. Until the first step the weights that
+    `attach` masked are kept as they were, for `load_state_dict`. Only parameters that
+    require a gradient are read or written. `changes` counts the updates that wrote
+    masks.
 
-    Copy or pickle it with its module and optimizers, as in `copy.deepcopy((model, optimizer, sparse))`.
+    Copy or pickle it with its module and optimizers, as in
+    `copy.deepcopy((model, optimizer, sparse))`.
     """
 
     changes: int
 
-    def __init__(self, model: nn.Module, placed: Placed, skip: Trigger, reset: Trigger, hooks: bool) -> None:
-        self._model, self._placed, self._skip, self._reset, self._hooks = model, placed, skip, reset, hooks
-        self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
-        self._stepped: list[Optimizer] = []  # the optimizers that have stepped since after_step
+    def __init__(
+        self,
+        model: nn.Module,
+        placed: Placed,
+        skip: Trigger,
+        reset: Trigger,
+        hooks: bool,
+    ) -> None:
+        self._model, self._placed, self._skip, self._reset, self._hooks = (
+            model,
+            placed,
+            skip,
+            reset,
+            hooks,
+        )
+        self._dense: dict[str, Tensor] | None = (
+            None  # gradients between before_step and after_step
+        )
+        self._stepped: list[
+            Optimizer
+        ] = []  # the optimizers that have stepped since after_step
         self._told: set[str] = set()  # what there was a warning of
         self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
         placed.show(placed.state)
         self._watch()
 
-    # ---- in the loop ------------------------------------------------------------------------------
+    # ---- in the loop -----------------------------------------------------------------
 
     def before_step(self, step: int | None = None) -> None:
-        """Make each `p.grad` what the optimizer is to see; call after backward, before gradients are clipped.
+        """Make each `p.grad` what the optimizer is to see; call after backward, before
+        gradients are clipped.
 
-        The dense gradients are kept for `after_step`. A parameter without a gradient stays without one; the algorithm
-        sees zeros. `step` is the one that `after_step` will get, if it is not the next; only `skip` and terms that
-        change with the step read it. Raises RuntimeError where no parameter has a new gradient, for a second call
-        without `after_step` between, for parameters that were replaced, and for weights that somebody wrote though they
-        follow from latents or scores. Other weights that somebody wrote since `after_step` are taken over and masked.
-        An optimizer that is given a closure calls it after the closure.
+        The dense gradients are kept for `after_step`. A parameter without a gradient
+        stays without one; the algorithm sees zeros. `step` is the one that `after_step`
+        will get, if it is not the next; only `skip` and terms that change with the step
+        read it. Raises RuntimeError where no parameter has a new gradient, for a second
+        call without `after_step` between, for parameters that were replaced, and for
+        weights that somebody wrote though they follow from latents or scores. Other
+        weights that somebody wrote since `after_step` are taken over and masked. An
+        optimizer that is given a closure calls it after the closure.
         """
         self._check_attached()
         self._check_between("before_step")
-        now = self._last + 1 if step is None else order.later("before_step", step, self._last)
+        now = (
+            self._last + 1
+            if step is None
+            else order.later("before_step", step, self._last)
+        )
         placed, records = self._placed, self._placed.weights.values()
         writes.check_links(self._links)
         if new := writes.check_members(placed.trained, self._known):
@@ -83,20 +115,35 @@ class Attached:
         self._dense, self._now, self._skipped = dense, now, skipped
 
     def after_step(self, step: int) -> None:
-        """Update the masks, and put the effective weights into the module; call after the optimizer's step.
+        """Update the masks, and put the effective weights into the module; call after
+        the optimizer's step.
 
-        Steps only rise. Pruned weights are zeroed, whoever wrote them; others, and moments, are written where masks
-        changed. A step whose gradients are not finite, such as one that a GradScaler skips, changes no mask. Raises
-        RuntimeError without `before_step`, where weights moved though the optimizer did not step, and where somebody
-        wrote to weights that follow from latents or scores.
+        Steps only rise. Pruned weights are zeroed, whoever wrote them; others, and
+        moments, are written where masks changed. A step whose gradients are not finite,
+        such as one that a GradScaler skips, changes no mask. Raises RuntimeError
+        without `before_step`, where weights moved though the optimizer did not step,
+        and where somebody wrote to weights that follow from latents or scores.
         """
         self._check_attached()
         if self._dense is None:
-            raise RuntimeError("after_step: call before_step first, between backward and the optimizer's step")
-        step, dense, placed = order.later("after_step", step, self._last), self._dense, self._placed
+            raise RuntimeError(
+                "after_step: call before_step first, between backward and the "
+                "optimizer's step"
+            )
+        step, dense, placed = (
+            order.later("after_step", step, self._last),
+            self._dense,
+            self._placed,
+        )
         old = placed.state
-        if step != self._now and (bool(self._skip(step)) != self._skipped or files.reads_step(placed.algorithm)):
-            raise ValueError(f"after_step: before_step took this for step {self._now}, got {step}: give it {step}, too")
+        if step != self._now and (
+            bool(self._skip(step)) != self._skipped
+            or files.reads_step(placed.algorithm)
+        ):
+            raise ValueError(
+                f"after_step: before_step took this for step {self._now}, got {step}: "
+                f"give it {step}, too"
+            )
         if not (self._stepped or self._skipped):
             self._tell("order", writes.check_order(placed.weights.values(), dense))
         if step > self._last + 1:
@@ -107,26 +154,36 @@ class Attached:
             record.given = None
         try:
             new = update_of(placed.algorithm).inner(stepped, dense, step)
-            if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
+            if new is not stepped and not (
+                identical(new, stepped) or bool(all_finite(dense))
+            ):
                 new = stepped
         except BaseException:
             placed.show(stepped)
             raise
         if new is not old:
             moments.clear_changed(placed.trained, placed.algorithm.view, new, stepped)
-            if any(a is not b for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
+            if any(
+                a is not b
+                for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)
+            ):
                 self.changes += 1
                 gradients.warn_of_zeros(dense, step)
             placed.show(new, stepped)
         if bool(self._reset(step)):
             moments.restart(placed.trained)
 
-    # ---- what the hooks of the optimizers call ----------------------------------------------------
+    # ---- what the hooks of the optimizers call ---------------------------------------
 
     def enter_step(self, optimizer: Optimizer, closes: bool) -> None:
-        """Check the order of the calls, and, unless a closure will, that gradients and moments are masked."""
+        """Check the order of the calls, and, unless a closure will, that gradients and
+        moments are masked.
+        """
         if any(one is optimizer for one in self._stepped):
-            raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
+            raise RuntimeError(
+                "step: the optimizer has stepped since before_step: call after_step "
+                "before the next one"
+            )
         self._placed.moving = None  # a step that raised may have left it
         if closes:
             if joins(optimizer):  # LBFGS reads its history before it calls the closure
@@ -147,18 +204,23 @@ class Attached:
                 self.end_step()
 
     def end_step(self) -> None:
-        """Call `after_step` where a step has begun, also one that a GradScaler left out."""
+        """Call `after_step` where a step has begun, also one that a GradScaler left
+        out.
+        """
         if self._dense is not None:
             self.after_step(self._now)
 
     def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call a closure that makes gradients: with effective weights, and `before_step` after it.
+        """Call a closure that makes gradients: with effective weights, and
+        `before_step` after it.
 
-        One that returns None and leaves no gradients has skipped its batch, as those of Lightning do: nothing moves.
-        One that returns None after `before_step` and leaves all gradients alone, as Lightning's wrapper has it, does
-        nothing.
+        One that returns None and leaves no gradients has skipped its batch, as those of
+        Lightning do: nothing moves. One that returns None after `before_step` and
+        leaves all gradients alone, as Lightning's wrapper has it, does nothing.
         """
-        if self._placed.moving is optimizer:  # it has moved the weights since the last time
+        if (
+            self._placed.moving is optimizer
+        ):  # it has moved the weights since the last time
             self._placed.leave(optimizer)
         dense = self._dense
         before = None if dense is None else gradients.gradients_of(self._model)
@@ -175,14 +237,15 @@ class Attached:
         return result
 
     def _reopen(self) -> None:
-        # Back to before `before_step`, with the weights as they are now, and effective ones in the module.
+        # Back to before `before_step`, with the weights as they are now, and effective
+        # ones in the module.
         if self._dense is not None:
             moved, self._dense = self._placed.moved(), None
             self._placed.show(moved)
         else:
             self._placed.take_over("step")
 
-    # ---- the state --------------------------------------------------------------------------------
+    # ---- the state -------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
@@ -199,7 +262,11 @@ class Attached:
         """The algorithm's pure state: a snapshot, which later steps leave as it is.
 
         >>> layer = torch.nn.Linear(2, 1)
-        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sparse = sf.attach(
+        ...     sf.static(0.5, where="weight"),
+        ...     layer,
+        ...     torch.optim.Adam(layer.parameters()),
+        ... )
         >>> sf.masks.sparsity(sparse.state.masks)
         0.5
 
@@ -211,75 +278,97 @@ class Attached:
         return placed.own(state)  # type: ignore[no-any-return]
 
     def apply_masks(self) -> None:
-        """Mask what somebody wrote to the module: call it after a write between the steps, and before the loss.
+        """Mask what somebody wrote to the module: call it after a write between the
+        steps, and before the loss.
 
         >>> layer = torch.nn.Linear(2, 1)
-        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sparse = sf.attach(
+        ...     sf.static(0.5, where="weight"),
+        ...     layer,
+        ...     torch.optim.Adam(layer.parameters()),
+        ... )
         >>> layer.weight.data.copy_(torch.ones(1, 2))
         tensor([[1., 1.]])
         >>> sparse.apply_masks()
         >>> int(layer.weight.count_nonzero())
         1
 
-        Entries that are kept take the values that were written. So do pruned ones that have values in the state, as
-        under `ste`. Raises RuntimeError for weights that follow from latents or scores.
+        Entries that are kept take the values that were written. So do pruned ones that
+        have values in the state, as under `ste`. Raises RuntimeError for weights that
+        follow from latents or scores.
         """
         self._check_attached()
         self._check_between("apply_masks")
         self._placed.take_over("apply_masks")
 
     def check(self, average: nn.Module | Mapping[str, Tensor] | None = None) -> None:
-        """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
+        """Raise RuntimeError unless pruned weights are zero in the module, naming the
+        first that are not.
 
-        One pass over the weights, between the steps. With an average of the module's weights, as
-        `sf.modules.mask_average` takes it, they have to be zero there.
+        One pass over the weights, between the steps. With an average of the module's
+        weights, as `sf.modules.mask_average` takes it, they have to be zero there.
         """
         self._check_attached()
         self._check_between("check")
         if average is not None:
             self._check_average(average)
             return
-        for name, count in writes.stains(self._placed.state, self._placed.weights.values()).items():
+        for name, count in writes.stains(
+            self._placed.state, self._placed.weights.values()
+        ).items():
             raise RuntimeError(
-                f"check: {count} pruned entries of {name!r} are not zero in the module: somebody wrote them since "
+                f"check: {count} pruned entries of {name!r} are not zero in the "
+                "module: somebody wrote them since "
                 "after_step: call apply_masks()"
             )
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the schedules and triggers of the algorithm for which the steps so far are too few.
+        """Sentences on the schedules and triggers of the algorithm for which the steps
+        so far are too few.
 
         >>> layer = torch.nn.Linear(2, 1)
-        >>> sparse = sf.attach(sf.rigl(0.5), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        >>> sparse = sf.attach(
+        ...     sf.rigl(0.5), layer, torch.optim.SGD(layer.parameters(), lr=0.1)
+        ... )
         >>> sparse.notes
         []
 
         `sf.report.summary` has them at its end.
         """
         steps = self._last + 1
-        return unfinished(self._placed.algorithm, steps, "the {} steps so far") if steps else []
+        return (
+            unfinished(self._placed.algorithm, steps, "the {} steps so far")
+            if steps
+            else []
+        )
 
     def _check_average(self, average: nn.Module | Mapping[str, Tensor]) -> None:
         for row in dropped_of(average, self.masks).rows:
             if row.weights:
                 raise RuntimeError(
-                    f"check: {row.weights} pruned entries of {row.path!r} are not zero in the average, {row.norm:.2%} "
-                    "of its norm: masks have changed since it began; sf.modules.mask_average(average, sparse.masks) "
+                    f"check: {row.weights} pruned entries of {row.path!r} are not zero "
+                    f"in the average, {row.norm:.2%} "
+                    "of its norm: masks have changed since it began; "
+                    "sf.modules.mask_average(average, sparse.masks) "
                     "makes it sparse"
                 )
 
     def in_module(self) -> State:
-        """A snapshot of what the module holds: its weights, and masks of the entries that are kept or not zero.
+        """A snapshot of what the module holds: its weights, and masks of the entries
+        that are kept or not zero.
 
         `sf.report.summary` of what `attach` returned is that of this state.
         """
         return writes.in_module(self.state, self._placed.weights.values())
 
     def state_dict(self) -> dict[str, object]:
-        """What `load_state_dict` needs: tensors by path, the last step, the algorithm's name and its arguments.
+        """What `load_state_dict` needs: tensors by path, the last step, the algorithm's
+        name and its arguments.
 
-        Weights that the module has are left out: save the state dicts of the module and of the optimizer beside it.
-        Raises RuntimeError between `before_step` and `after_step`.
+        Weights that the module has are left out: save the state dicts of the module and
+        of the optimizer beside it. Raises RuntimeError between `before_step` and
+        `after_step`.
         """
         self._check_between("state_dict")
         placed = self._placed
@@ -287,30 +376,43 @@ class Attached:
         state = writes.taken_over("state_dict", placed.state, placed.hidden)
         return files.saved(placed.algorithm, state, self._last, visible, placed.own)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Go on from a `state_dict`: masks, scores and step, and effective weights into the module.
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        """Go on from a `state_dict`: masks, scores and step, and effective weights into
+        the module.
 
-        Load the module and the optimizer as torch has it, before or after `attach` and this; but an optimizer that got
-        new parameters from `attach`, as for `supermask`, after it. Raises ValueError for the state of another
-        algorithm, naming both, for one with other arguments unless `strict` is False, naming the argument, and for
-        tensors that do not fit, naming the path; then nothing is changed.
+        Load the module and the optimizer as torch has it, before or after `attach` and
+        this; but an optimizer that got new parameters from `attach`, as for
+        `supermask`, after it. Raises ValueError for the state of another algorithm,
+        naming both, for one with other arguments unless `strict` is False, naming the
+        argument, and for tensors that do not fit, naming the path; then nothing is
+        changed.
         """
         self._check_attached()
         placed = self._placed
         writes.check_kinds("load_state_dict", placed.state, placed.weights.values())
-        state, self._last = files.loaded(placed.algorithm, state_dict, placed.state, placed.unmasked(), strict)
+        state, self._last = files.loaded(
+            placed.algorithm, state_dict, placed.state, placed.unmasked(), strict
+        )
         self._dense, self._stepped = None, []
         placed.show(state)
         for record in placed.trained:
             record.moments = None  # the optimizer may have loaded others
 
     def detach(self) -> None:
-        """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
+        """Leave an ordinary module with its effective weights, and the optimizer as it
+        was; `state` stays.
 
-        Warns where masks changed once, as the algorithm was not told how long the run is.
+        Warns where masks changed once, as the algorithm was not told how long the run
+        is.
 
         >>> layer = torch.nn.Linear(2, 1)
-        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sparse = sf.attach(
+        ...     sf.static(0.5, where="weight"),
+        ...     layer,
+        ...     torch.optim.Adam(layer.parameters()),
+        ... )
         >>> sparse.detach()
         >>> sparse.before_step()
         Traceback (most recent call last):
@@ -319,9 +421,13 @@ class Attached:
         """
         self._check_attached()
         placed = self._placed
-        for sentence in changes_once(placed.algorithm, self._last + 1, f"{self._last + 1} steps"):
+        for sentence in changes_once(
+            placed.algorithm, self._last + 1, f"{self._last + 1} steps"
+        ):
             self._tell("once", f"detach: {sentence}")
-        if all(writes.fits(placed.state, record) for record in placed.weights.values()):  # else there is none to show
+        if all(
+            writes.fits(placed.state, record) for record in placed.weights.values()
+        ):  # else there is none to show
             placed.drop_writes()
             self._reopen()
         self._unwatch()
@@ -329,7 +435,7 @@ class Attached:
         placed.state, self._dense = placed.own(placed.state), None
         placed.weights, placed.extra, placed.records = {}, [], []
 
-    # ---- checks and copies ------------------------------------------------------------------------
+    # ---- checks and copies -----------------------------------------------------------
 
     def _tell(self, what: str, sentence: str) -> None:
         if sentence and what not in self._told:
@@ -342,16 +448,24 @@ class Attached:
 
     def _check_between(self, call: str) -> None:
         if self._dense is not None:
-            raise RuntimeError(f"{call}: called between before_step and after_step: {_CALL_AFTER}")
+            raise RuntimeError(
+                f"{call}: called between before_step and after_step: {_CALL_AFTER}"
+            )
 
     def _watch(self) -> None:
         self._links = writes.links_of(self._model, self._placed.weights.values())
-        self._known = {id(parameter) for parameter in writes.check_members(self._placed.trained)}
+        self._known = {
+            id(parameter) for parameter in writes.check_members(self._placed.trained)
+        }
         self._unwatch = order.watch(self, self._placed.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
         self._check_between("copy")
-        return {name: value for name, value in vars(self).items() if name not in ("_links", "_known", "_unwatch")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_links", "_known", "_unwatch")
+        }
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

@@ -21,9 +21,14 @@ _ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
 
 
 def saved(
-    algorithm: Algorithm, state: State, step: int, visible: Collection[str], own: Callable[[Tree], Tree]
+    algorithm: Algorithm,
+    state: State,
+    step: int,
+    visible: Collection[str],
+    own: Callable[[Tree], Tree],
 ) -> dict[str, object]:
-    """The algorithm and its arguments, the step, and the tensors of a state, but for the params that a module shows.
+    """The algorithm and its arguments, the step, and the tensors of a state, but for
+    the params that a module shows.
 
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
     >>> list(saved(sf.static(0.5), state, 3, ["w"], dict)["tensors"])
@@ -32,56 +37,108 @@ def saved(
     `own` copies the tensors that later steps write.
     """
     left_out = {f"params.{name}" for name in visible}
-    tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
+    tensors = {
+        path: x
+        for path, x in checkpoint.state_dict(state).items()
+        if path not in left_out
+    }
     name = _without_addresses(repr(algorithm))
-    return {"algorithm": name, "arguments": arguments_by_path(algorithm), "step": step, "tensors": own(tensors)}
+    return {
+        "algorithm": name,
+        "arguments": arguments_by_path(algorithm),
+        "step": step,
+        "tensors": own(tensors),
+    }
 
 
 def loaded(
-    algorithm: Algorithm, found: Mapping[str, Any], like: State, weights: Mapping[str, Tensor], strict: bool = True
+    algorithm: Algorithm,
+    found: Mapping[str, Any],
+    like: State,
+    weights: Mapping[str, Tensor],
+    strict: bool = True,
 ) -> tuple[State, int]:
-    """The state and the step of `saved`; params that were left out are the weights that a module has now, masked.
+    """The state and the step of `saved`; params that were left out are the weights that
+    a module has now, masked.
 
-    >>> algorithm, weights = sf.static(0.5, init="magnitude"), {"w": torch.tensor([[1.0, 2.0]])}
+    >>> algorithm, weights = (
+    ...     sf.static(0.5, init="magnitude"),
+    ...     {"w": torch.tensor([[1.0, 2.0]])},
+    ... )
     >>> state = algorithm.init(weights)
-    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], dict), state, {"w": torch.ones(1, 2)})[0].params
+    >>> loaded(
+    ...     algorithm,
+    ...     saved(algorithm, state, 3, ["w"], dict),
+    ...     state,
+    ...     {"w": torch.ones(1, 2)},
+    ... )[0].params
     {'w': tensor([[0., 1.]])}
 
-    Raises ValueError for anything else, for the state of another algorithm, with `strict` for one with other
-    arguments, and for tensors that do not fit.
+    Raises ValueError for anything else, for the state of another algorithm, with
+    `strict` for one with other arguments, and for tensors that do not fit.
     """
-    if not isinstance(found, Mapping) or not {"algorithm", "arguments", "step", "tensors"} <= set(found):
-        raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
+    if not isinstance(found, Mapping) or not {
+        "algorithm",
+        "arguments",
+        "step",
+        "tensors",
+    } <= set(found):
+        raise ValueError(
+            "load_state_dict: expected the state_dict() of what attach returned, got "
+            "something else"
+        )
     if not is_int(found["step"]):
-        raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
+        raise ValueError(
+            f"load_state_dict: expected 'step' to be an int, got {found['step']!r}"
+        )
     theirs, name = found["algorithm"], _without_addresses(repr(algorithm))
-    _check_arguments(theirs, found["arguments"], name, arguments_by_path(algorithm), strict)
-    missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
+    _check_arguments(
+        theirs, found["arguments"], name, arguments_by_path(algorithm), strict
+    )
+    missing = {
+        name: leaf
+        for name, leaf in weights.items()
+        if f"params.{name}" not in found["tensors"]
+    }
     try:
-        tensors = {**found["tensors"], **{f"params.{name}": leaf for name, leaf in missing.items()}}
+        tensors = {
+            **found["tensors"],
+            **{f"params.{name}": leaf for name, leaf in missing.items()},
+        }
         state = checkpoint.load_state_dict(like, tensors)
     except ValueError as error:
-        raise ValueError(f"load_state_dict: a state of {theirs} does not fit {name}: {error}") from error
+        raise ValueError(
+            f"load_state_dict: a state of {theirs} does not fit {name}: {error}"
+        ) from error
     masked = leaves_at(effective(state), missing)
     return state._replace(params=with_leaves(state.params, masked)), found["step"]
 
 
 def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
-    """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
+    """Every argument of the calls that made an object, by dotted path; the calls
+    themselves are there, too.
 
     >>> arguments_by_path(sf.schedules.linear(0.5, slope=0.25))
     {'': 'linear', 'init': '0.5', 'slope': '0.25'}
 
-    Arguments that were left out are there with their defaults, tensors as a digest of their bits.
+    Arguments that were left out are there with their defaults, tensors as a digest of
+    their bits.
     """
     call, kind, items = call_of(made), type(made), {}
     if call is not None:
         text, items = call.make.__name__, call.arguments()
     elif kind in (dict, list, tuple):
-        text, items = kind.__name__, made if kind is dict else {str(i): item for i, item in enumerate(made)}
-    elif isinstance(made, Tensor) and not is_sharded(made):  # of a sharded one each process has a part
+        text, items = (
+            kind.__name__,
+            made if kind is dict else {str(i): item for i, item in enumerate(made)},
+        )
+    elif isinstance(made, Tensor) and not is_sharded(
+        made
+    ):  # of a sharded one each process has a part
         bits = made.detach().cpu().reshape(-1).view(torch.uint8)
-        text = f"{shown(made)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
+        text = (
+            f"{shown(made)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
+        )
     else:
         text = _without_addresses(shown(made))
     found = {path: text}
@@ -91,9 +148,14 @@ def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
 
 
 def arguments_of(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
-    """The arguments of the calls that made an algorithm and its parts, by name, and what follows from `steps`.
+    """The arguments of the calls that made an algorithm and its parts, by name, and
+    what follows from `steps`.
 
-    >>> [value for name, value in arguments_of(sf.rigl(0.9, steps=1000)) if name == "when" and value is not None]
+    >>> [
+    ...     value
+    ...     for name, value in arguments_of(sf.rigl(0.9, steps=1000))
+    ...     if name == "when" and value is not None
+    ... ]
     [every(10, stop=750)]
     """
     for part in (part for part in parts_of(algorithm) if isinstance(part, Algorithm)):
@@ -105,22 +167,39 @@ def arguments_of(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
 def reads_step(algorithm: Algorithm) -> bool:
     """Whether the gradients that an algorithm's optimizer sees may depend on the step.
 
-    >>> reads_step(sf.rigl(0.9)), reads_step(sf.with_terms(sf.rigl(0.9), sf.terms.pruned_decay(0.1)))
+    >>> (
+    ...     reads_step(sf.rigl(0.9)),
+    ...     reads_step(sf.with_terms(sf.rigl(0.9), sf.terms.pruned_decay(0.1))),
+    ... )
     (False, True)
     """
     found = arguments_by_path(algorithm)
-    return "with_terms" in found.values() or (len(found) == 1 and algorithm.view is not masked_view)
+    return "with_terms" in found.values() or (
+        len(found) == 1 and algorithm.view is not masked_view
+    )
 
 
-def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapping[str, str], strict: bool) -> None:
-    parts = [[text for text in found.values() if text in _ALGORITHMS] for found in (their, own)]
+def _check_arguments(
+    theirs: str,
+    their: Mapping[str, str],
+    mine: str,
+    own: Mapping[str, str],
+    strict: bool,
+) -> None:
+    parts = [
+        [text for text in found.values() if text in _ALGORITHMS]
+        for found in (their, own)
+    ]
     other = [path for path in {**own, **their} if own.get(path) != their.get(path)]
     text = f"load_state_dict: expected a state of {mine}, got one of {theirs}"
     if parts[0] != parts[1]:
         raise ValueError(text)
     if strict and other:
         here, there = (found.get(other[0], "nothing") for found in (own, their))
-        raise ValueError(f"{text}, whose {other[0]!r} is {there} and not {here}; strict=False takes it")
+        raise ValueError(
+            f"{text}, whose {other[0]!r} is {there} and not {here}; strict=False takes "
+            "it"
+        )
 
 
 def _without_addresses(text: str) -> str:

@@ -1,4 +1,6 @@
-"""The gradients of a module: dense ones for an algorithm, and those that its optimizer sees."""
+"""The gradients of a module: dense ones for an algorithm, and those that its optimizer
+sees.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from sparsefn.tree import Leaves
 
 
 def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a parameter, dense and laid out as a leaf; zeros where it has none.
+    """The gradient of a parameter, dense and laid out as a leaf; zeros where it has
+    none.
 
     >>> dense_gradient(torch.nn.Parameter(torch.ones(2)), torch.ones(2))
     tensor([0., 0.])
@@ -23,8 +26,12 @@ def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
     if grad is None:
         return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
-    grad = grad if type(grad) is Tensor else laid_out(grad, like)  # quick, as every step asks
-    return grad.detach() if grad.requires_grad else grad  # it does after backward(create_graph=True)
+    grad = (
+        grad if type(grad) is Tensor else laid_out(grad, like)
+    )  # quick, as every step asks
+    return (
+        grad.detach() if grad.requires_grad else grad
+    )  # it does after backward(create_graph=True)
 
 
 def gradients_of(model: nn.Module) -> list[tuple[Tensor | None, int]]:
@@ -38,7 +45,9 @@ def gradients_of(model: nn.Module) -> list[tuple[Tensor | None, int]]:
     return [(grad, -1 if grad is None else grad._version) for grad in grads]
 
 
-def are_untouched(model: nn.Module, before: Sequence[tuple[Tensor | None, int]]) -> bool:
+def are_untouched(
+    model: nn.Module, before: Sequence[tuple[Tensor | None, int]]
+) -> bool:
     """Whether a module has the gradients that it had, and nobody has written to them.
 
     >>> layer = torch.nn.Linear(2, 1)
@@ -48,7 +57,9 @@ def are_untouched(model: nn.Module, before: Sequence[tuple[Tensor | None, int]])
     False
     """
     rows = zip(gradients_of(model), before, strict=True)
-    return all(grad is old and version == known for (grad, version), (old, known) in rows)
+    return all(
+        grad is old and version == known for (grad, version), (old, known) in rows
+    )
 
 
 def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
@@ -62,30 +73,51 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     attach returned for this very module; a copy of a module has parameters of its own, and several optimizers with
     closures need an attach each
 
-    Raises RuntimeError where no parameter has a gradient, or each gradient is a masked one that an optimizer was given.
+    Raises RuntimeError where no parameter has a gradient, or each gradient is a masked
+    one that an optimizer was given.
     """
-    if all(r.parameter.grad is None or (r.given is not None and r.has_given()) for r in records):
+    if all(
+        r.parameter.grad is None or (r.given is not None and r.has_given())
+        for r in records
+    ):
         raise RuntimeError(
-            "before_step: no parameter has a new gradient: call it after backward() and before zero_grad(), on what "
-            "attach returned for this very module; a copy of a module has parameters of its own, and several "
+            "before_step: no parameter has a new gradient: call it after backward() "
+            "and before zero_grad(), on what "
+            "attach returned for this very module; a copy of a module has parameters "
+            "of its own, and several "
             "optimizers with closures need an attach each"
         )
-    return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
+    return {
+        record.name: dense_gradient(record.parameter, record.parameter)
+        for record in records
+    }
 
 
-def give(records: Iterable[Record], trained: Sequence[Record], seen: Sequence[Tensor], dense: Leaves) -> None:
-    """Make gradients what optimizers see, in memory of their own; no gradients for an empty list.
+def give(
+    records: Iterable[Record],
+    trained: Sequence[Record],
+    seen: Sequence[Tensor],
+    dense: Leaves,
+) -> None:
+    """Make gradients what optimizers see, in memory of their own; no gradients for an
+    empty list.
 
     >>> weight, latent = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight, latent], lr=0.1)
     >>> weight.grad = torch.ones(2)
     >>> weights, dense = [Record("w", weight, optimizer)], {"w": weight.grad}
-    >>> give(weights, [Record("latent.w", latent, optimizer, weights[0], trains=True)], [weight.grad], dense)
+    >>> give(
+    ...     weights,
+    ...     [Record("latent.w", latent, optimizer, weights[0], trains=True)],
+    ...     [weight.grad],
+    ...     dense,
+    ... )
     >>> weight.grad, latent.grad, latent.grad is dense["w"]
     (None, tensor([1., 1.]), False)
 
-    A parameter without a gradient stays without one. A gradient that is handed on as it is stays the parameter's own,
-    and the dense one becomes a copy: what clips or zeroes it does not reach the algorithm.
+    A parameter without a gradient stays without one. A gradient that is handed on as it
+    is stays the parameter's own, and the dense one becomes a copy: what clips or zeroes
+    it does not reach the algorithm.
     """
     held = {address(grad): name for name, grad in dense.items() if grad.numel()}
     for record in (*records, *trained):
@@ -100,20 +132,29 @@ def give(records: Iterable[Record], trained: Sequence[Record], seen: Sequence[Te
         held.setdefault(address(grad), "")
         if name == record.name:
             record.give(own)
-            if own is not None and own.layout == torch.strided and address(own) == address(grad):
+            if (
+                own is not None
+                and own.layout == torch.strided
+                and address(own) == address(grad)
+            ):
                 dense[name] = grad.clone()
         else:
             record.give(grad if name is None else grad.clone())
 
 
 def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
-    """Warn where every gradient is zero: a step that changes masks learns nothing from them.
+    """Warn where every gradient is zero: a step that changes masks learns nothing from
+    them.
 
     >>> warn_of_zeros({"w": torch.ones(2)}, 3)
     """
-    if not any(bool(count) for count in whole([grad.count_nonzero() for grad in dense.values()])):
+    if not any(
+        bool(count)
+        for count in whole([grad.count_nonzero() for grad in dense.values()])
+    ):
         warnings.warn(
-            f"after_step: every gradient was zero at step {step}, where masks changed: call before_step before "
+            f"after_step: every gradient was zero at step {step}, where masks changed: "
+            "call before_step before "
             "zero_grad(set_to_none=False)",
             stacklevel=4,
         )

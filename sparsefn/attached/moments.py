@@ -1,4 +1,6 @@
-"""What optimizers of torch do to entries that are zero, and where their state starts."""
+"""What optimizers of torch do to entries that are zero, and where their state
+starts.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,44 @@ from sparsefn.engine.processes import here, is_sharded
 from sparsefn.state import State, TrainView
 from sparsefn.tree import zipped
 
-# These leave an entry at zero whose weight, gradient and moments are zero, where their numbers are sane.
+# These leave an entry at zero whose weight, gradient and moments are zero, where their
+# numbers are sane.
 _ENTRY_BY_ENTRY = {
-    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax),
-    *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
+    *(
+        torch.optim.SGD,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Adamax,
+    ),
+    *(
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.ASGD,
+    ),
 }
-_SHRINKS = ("weight_decay", "lambd")  # a weight times 1 - lr * this: -0.0 for a zero where it is negative
+_SHRINKS = (
+    "weight_decay",
+    "lambd",
+)  # a weight times 1 - lr * this: -0.0 for a zero where it is negative
 
 
 def zeros_stay(optimizer: Optimizer, dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether an optimizer leaves an entry at zero whose weight, gradient and moments are zero.
+    """Whether an optimizer leaves an entry at zero whose weight, gradient and moments
+    are zero.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 2))
-    >>> zeros_stay(torch.optim.Adam([weight]), [torch.float32]), zeros_stay(torch.optim.Muon([weight]), [torch.float32])
+    >>> (
+    ...     zeros_stay(torch.optim.Adam([weight]), [torch.float32]),
+    ...     zeros_stay(torch.optim.Muon([weight]), [torch.float32]),
+    ... )
     (True, False)
 
-    Not where `eps` is zero in a dtype, as 1e-8 is in float16: zero divided by zero is NaN.
+    Not where `eps` is zero in a dtype, as 1e-8 is in float16: zero divided by zero is
+    NaN.
 
     >>> zeros_stay(torch.optim.Adam([weight]), [torch.float16])
     False
@@ -55,9 +79,13 @@ def zeros_stay(optimizer: Optimizer, dtypes: Iterable[torch.dtype]) -> bool:
 def _is_sane(group: Mapping[str, Any], least: float) -> bool:
     rate = group["lr"]
     if isinstance(rate, Tensor):
-        rate = rate.item() if rate.device.type == "cpu" else 0.0  # reading it would wait for the device
+        rate = (
+            rate.item() if rate.device.type == "cpu" else 0.0
+        )  # reading it would wait for the device
     shrinks = max(group.get(name, 0.0) for name in _SHRINKS)
-    return group.get("eps", 1.0) >= least and math.isfinite(rate) and rate * shrinks <= 1.0
+    return (
+        group.get("eps", 1.0) >= least and math.isfinite(rate) and rate * shrinks <= 1.0
+    )
 
 
 @torch.no_grad()
@@ -72,9 +100,11 @@ def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> 
     {'momentum_buffer': tensor([1., 0.])}
 
     Args:
-        record: The parameter, its optimizer, and the user's function `clear`, which does all of this if there is one.
+        record: The parameter, its optimizer, and the user's function `clear`, which
+            does all of this if there is one.
         live: Bool tensor of the parameter's shape: where moments are kept.
-        value: What trains after the update. Copies of the weights are set to it. Default: the parameter.
+        value: What trains after the update. Copies of the weights are set to it.
+            Default: the parameter.
     """
     value = record.parameter.detach() if value is None else value
     for optimizer, state in optimizer_states(record):
@@ -84,7 +114,12 @@ def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> 
             _forget_history(optimizer, state, record.parameter, live)
         else:
             for found in found_in(record, optimizer, state):
-                _clear(found, live, value, first_value(optimizer, record.parameter, found.path))
+                _clear(
+                    found,
+                    live,
+                    value,
+                    first_value(optimizer, record.parameter, found.path),
+                )
 
 
 def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> None:
@@ -103,10 +138,14 @@ def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> Non
         moment.masked_fill_(~live, first)
 
 
-def _forget_history(optimizer: Optimizer, state: Mapping[str, Any], parameter: Tensor, live: Tensor) -> None:
-    """Clear the state of LBFGS if its history has entries of a parameter that are not live.
+def _forget_history(
+    optimizer: Optimizer, state: Mapping[str, Any], parameter: Tensor, live: Tensor
+) -> None:
+    """Clear the state of LBFGS if its history has entries of a parameter that are not
+    live.
 
-    Its vectors are all parameters end to end, and all numbers of its history follow from all entries.
+    Its vectors are all parameters end to end, and all numbers of its history follow
+    from all entries.
     """
     start = 0
     for other in optimizer.param_groups[0]["params"]:
@@ -120,7 +159,8 @@ def _forget_history(optimizer: Optimizer, state: Mapping[str, Any], parameter: T
 
 
 def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
-    """Raise ValueError where an optimizer's state shows that moments of masked weights are not known.
+    """Raise ValueError where an optimizer's state shows that moments of masked weights
+    are not known.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.Adam([weight])
@@ -128,7 +168,11 @@ def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
     """
     if type(optimizer) in _ENTRY_BY_ENTRY:
         return
-    own = [record for record in records if record.optimizer is optimizer and record.clear is None]
+    own = [
+        record
+        for record in records
+        if record.optimizer is optimizer and record.clear is None
+    ]
     masked = [record for record in own if is_sparse(record.support, record.parameter)]
     if masked:
         check_known(optimizer, masked)
@@ -152,8 +196,11 @@ def restart(records: Iterable[Record]) -> None:
         record.moments = None
 
 
-def clear_changed(records: Sequence[Record], view: TrainView, new: State, old: State) -> None:
-    """Set moments to their first values where weights are pruned, grew, or were set by an update from old to new.
+def clear_changed(
+    records: Sequence[Record], view: TrainView, new: State, old: State
+) -> None:
+    """Set moments to their first values where weights are pruned, grew, or were set by
+    an update from old to new.
 
     >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
@@ -168,5 +215,9 @@ def clear_changed(records: Sequence[Record], view: TrainView, new: State, old: S
     rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
     for record, row in zip(records, rows, strict=True):
         same = row[0] is row[1] and row[2] is row[3]
-        if is_sparse(row[0], row[2]) and not same and (live := live_entries(*row)) is not None:
+        if (
+            is_sparse(row[0], row[2])
+            and not same
+            and (live := live_entries(*row)) is not None
+        ):
             clear_moments(record, live, row[2])

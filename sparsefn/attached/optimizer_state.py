@@ -1,4 +1,6 @@
-"""What the state of an optimizer of torch, or of elsewhere, holds for a weight: moments, copies, and other things."""
+"""What the state of an optimizer of torch, or of elsewhere, holds for a weight:
+moments, copies, and other things.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from sparsefn.attached.records import Record, inner_optimizers
 from sparsefn.compose.foreign import BASES, holds_numbers, layout
 from sparsefn.engine.processes import here
 
-# Copies and averages of the weights, by name, and the optimizers with such a name: "" is any.
+# Copies and averages of the weights, by name, and the optimizers with such a name: ""
+# is any.
 _COPIES = {
     "ax": "ASGD",
     "lookahead_params": "",
@@ -44,12 +47,17 @@ _FIRST: dict[tuple[str, str], str | float] = {
     ("VSGD", "bg"): "pbg2",
     ("VSGD", "bhg"): "pbhg2",
 }
-# Beside a basis, the moments that are not in it. The others are statistics of directions, and stay.
+# Beside a basis, the moments that are not in it. The others are statistics of
+# directions, and stay.
 _BESIDE_A_BASIS = {"SOAP": ("exp_avg",), "Kron": ("momentum_buffer",)}
 _CUTS = "DistributedShampoo"  # has states of blocks of a weight
-_CODES = {"state1": "qmap1", "state2": "qmap2"}  # of bitsandbytes: codes, and the numbers that they stand for
+_CODES = {
+    "state1": "qmap1",
+    "state2": "qmap2",
+}  # of bitsandbytes: codes, and the numbers that they stand for
 _CLEAR = (
-    "pass attach(..., clear=f), where f(state, entries) sets the moments in `state`, the optimizer's state of one "
+    "pass attach(..., clear=f), where f(state, entries) sets the moments in `state`, "
+    "the optimizer's state of one "
     "parameter, to their first values where the bool tensor `entries` is true"
 )
 
@@ -67,24 +75,31 @@ class StateTensor(NamedTuple):
     fault: str = ""
 
 
-# ---- optimizers in optimizers -------------------------------------------------------------------
+# ---- optimizers in optimizers --------------------------------------------------------
 
 
 def without_wrapper(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps: the one inside of a wrapper that has no step hooks, as of accelerate and Lightning.
+    """The optimizer that steps: the one inside of a wrapper that has no step hooks, as
+    of accelerate and Lightning.
 
     >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     >>> without_wrapper(sgd) is sgd
     True
 
-    Others, such as ZeroRedundancyOptimizer, may move the weights after the optimizer inside them.
+    Others, such as ZeroRedundancyOptimizer, may move the weights after the optimizer
+    inside them.
     """
-    held = [] if "_optimizer_step_pre_hooks" in vars(optimizer) else inner_optimizers(optimizer)
+    held = (
+        []
+        if "_optimizer_step_pre_hooks" in vars(optimizer)
+        else inner_optimizers(optimizer)
+    )
     return without_wrapper(held[0]) if held else optimizer
 
 
 def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The states of a parameter in its optimizer and those inside it, each with its optimizer.
+    """The states of a parameter in its optimizer and those inside it, each with its
+    optimizer.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -114,11 +129,14 @@ def note_states(records: Iterable[Record]) -> None:
     []
     """
     for record in records:
-        record.moments = [(state, _size(state)) for _, state in optimizer_states(record)]
+        record.moments = [
+            (state, _size(state)) for _, state in optimizer_states(record)
+        ]
 
 
 def with_other_states(records: Iterable[Record], grown: bool = False) -> list[Record]:
-    """The parameters of which optimizers have other states than were noted, as after `load_state_dict`.
+    """The parameters of which optimizers have other states than were noted, as after
+    `load_state_dict`.
 
     With `grown` also those of which a state has got new entries.
     """
@@ -141,7 +159,8 @@ def _size(state: Mapping[str, Any]) -> int:
 
 
 def joins(optimizer: Optimizer) -> bool:
-    """Whether an optimizer keeps the entries of all its parameters end to end, as LBFGS does.
+    """Whether an optimizer keeps the entries of all its parameters end to end, as LBFGS
+    does.
 
     >>> joins(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]))
     True
@@ -153,10 +172,12 @@ def _is_a(optimizer: Optimizer, name: str) -> bool:
     return any(kind.__name__ == name for kind in type(optimizer).__mro__)
 
 
-# ---- what a state holds -------------------------------------------------------------------------
+# ---- what a state holds --------------------------------------------------------------
 
 
-def tensors_in(state: object, path: str = "", seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(
+    state: object, path: str = "", seen: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a state by path: in dicts, lists and plain objects, however deep.
 
     >>> list(tensors_in({"step": 3, "m": [torch.tensor(1.0)]}))
@@ -168,7 +189,9 @@ def tensors_in(state: object, path: str = "", seen: frozenset[int] = frozenset()
     if id(state) in seen:
         return
     for name, value in _items(state):
-        yield from tensors_in(value, f"{path}.{name}" if path else name, seen | {id(state)})
+        yield from tensors_in(
+            value, f"{path}.{name}" if path else name, seen | {id(state)}
+        )
 
 
 def _items(state: object) -> list[tuple[str, object]]:
@@ -185,24 +208,35 @@ def first_value(optimizer: Optimizer, parameter: Tensor, path: str) -> float:
     """The value at which a moment starts.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> first_value(torch.optim.Adagrad([weight], initial_accumulator_value=0.5), weight, "sum")
+    >>> first_value(
+    ...     torch.optim.Adagrad([weight], initial_accumulator_value=0.5), weight, "sum"
+    ... )
     0.5
     """
     for (kind, name), first in _FIRST.items():
         if name == path and _is_a(optimizer, kind):
             if isinstance(first, float):
                 return first
-            own = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+            own = next(
+                g
+                for g in optimizer.param_groups
+                if any(p is parameter for p in g["params"])
+            )
             return float(own[first])
     return 0.0
 
 
 def factors_in(optimizer: Optimizer) -> frozenset[str]:
-    """The paths, without digits, at which an optimizer has matrices that are no moments, such as Shampoo's.
+    """The paths, without digits, at which an optimizer has matrices that are no
+    moments, such as Shampoo's.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> optimizer.state[weight] = {"m": torch.ones(2, 3), "L_0": torch.ones(2, 2), "L_1": torch.ones(3, 3)}
+    >>> optimizer.state[weight] = {
+    ...     "m": torch.ones(2, 3),
+    ...     "L_0": torch.ones(2, 2),
+    ...     "L_1": torch.ones(3, 3),
+    ... }
     >>> factors_in(optimizer)
     frozenset({'L_'})
 
@@ -211,8 +245,13 @@ def factors_in(optimizer: Optimizer) -> frozenset[str]:
     found = set()
     for one in (optimizer, *inner_optimizers(optimizer)):
         for parameter, state in one.state.items():
-            for path, tensor in tensors_in(state) if isinstance(parameter, Tensor) else ():
-                if tensor.ndim > 1 and layout(tensor.shape, parameter.shape) == "shared":
+            for path, tensor in (
+                tensors_in(state) if isinstance(parameter, Tensor) else ()
+            ):
+                if (
+                    tensor.ndim > 1
+                    and layout(tensor.shape, parameter.shape) == "shared"
+                ):
                     found.add(_without_digits(path))
     return frozenset(found)
 
@@ -221,19 +260,26 @@ def _without_digits(path: str) -> str:
     return re.sub(r"\d", "", path)
 
 
-def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> list[StateTensor]:
+def found_in(
+    record: Record, optimizer: Optimizer, state: Mapping[str, Any]
+) -> list[StateTensor]:
     """The tensors of a parameter's state that have its entries, or may have them.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
     >>> state = {"m": torch.ones(2, 3), "row": torch.ones(2), "low": torch.ones(4, 3)}
-    >>> [(found.path, found.fault) for found in found_in(Record("w", weight, optimizer), optimizer, state)]
+    >>> [
+    ...     (found.path, found.fault)
+    ...     for found in found_in(Record("w", weight, optimizer), optimizer, state)
+    ... ]
     [('m', ''), ('low', 'has shape (4, 3) for a weight of shape (2, 3)')]
     """
     tensors = list(tensors_in(state))
     names = [name for path, _ in tensors for name in path.split(".")]
     basis = next((name for name in (*state, *names) if name in BASES), None)
-    beside = next((own for name, own in _BESIDE_A_BASIS.items() if _is_a(optimizer, name)), None)
+    beside = next(
+        (own for name, own in _BESIDE_A_BASIS.items() if _is_a(optimizer, name)), None
+    )
     found = []
     for path, tensor in tensors:
         one = _read(record, optimizer, state, path, tensor)
@@ -241,7 +287,10 @@ def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> 
             leave = beside is not None and path not in beside
         else:
             leave = tensor.ndim < 2 or not BASES.isdisjoint(path.split("."))
-            why = f"lies beside the basis {basis!r}: its entries may be directions, which belong to no weight"
+            why = (
+                f"lies beside the basis {basis!r}: its entries may be directions, "
+                "which belong to no weight"
+            )
             one = StateTensor(path, tensor, fault=why)
         if one is not None and not leave:
             found.append(one)
@@ -249,10 +298,18 @@ def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> 
 
 
 def _read(
-    record: Record, optimizer: Optimizer, state: Mapping[str, Any], path: str, tensor: Tensor
+    record: Record,
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    path: str,
+    tensor: Tensor,
 ) -> StateTensor | None:
-    """A tensor of a state that has a parameter's entries, or may have; None for statistics of several entries."""
-    local = tensor if type(tensor) is Tensor else here(tensor)  # quick, as every step asks
+    """A tensor of a state that has a parameter's entries, or may have; None for
+    statistics of several entries.
+    """
+    local = (
+        tensor if type(tensor) is Tensor else here(tensor)
+    )  # quick, as every step asks
     weight = record.parameter
     if local is tensor and type(weight) is not nn.Parameter:
         weight = here(weight)  # type: ignore[assignment]
@@ -260,34 +317,68 @@ def _read(
     if tensor.numel() <= 1 and tensor.shape != shape:
         return None
     kind = layout(tensor.shape, shape)
-    if tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1] and _without_digits(path) in record.factors:
+    if (
+        tensor.ndim == 2
+        and tensor.shape[0] == tensor.shape[1]
+        and _without_digits(path) in record.factors
+    ):
         kind = "shared"
     name = path.split(".")[-1]
-    is_copy = name in _COPIES and any(_COPIES[name] in base.__name__ for base in type(optimizer).__mro__)
+    is_copy = name in _COPIES and any(
+        _COPIES[name] in base.__name__ for base in type(optimizer).__mro__
+    )
     if kind == "other" or (kind == "shared" and is_copy):
-        return StateTensor(path, tensor, fault=f"has shape {tuple(tensor.shape)} for a weight of shape {shape}")
+        return StateTensor(
+            path,
+            tensor,
+            fault=f"has shape {tuple(tensor.shape)} for a weight of shape {shape}",
+        )
     if kind == "shared":
-        joined = tensor.ndim == 1 and len(tensor) == sum(p.numel() for g in optimizer.param_groups for p in g["params"])
-        return StateTensor(path, tensor, fault="joins the entries of all parameters") if joined else None
+        joined = tensor.ndim == 1 and len(tensor) == sum(
+            p.numel() for g in optimizer.param_groups for p in g["params"]
+        )
+        return (
+            StateTensor(path, tensor, fault="joins the entries of all parameters")
+            if joined
+            else None
+        )
     if path in _CODES and _CODES[path] in state and tensor.dtype == torch.uint8:
-        return StateTensor(path, tensor, zero=_code_of_zero(state[_CODES[path]], torch.uint8))
+        return StateTensor(
+            path, tensor, zero=_code_of_zero(state[_CODES[path]], torch.uint8)
+        )
     if type(local).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return _read_subclass(path, local)
     if not holds_numbers(tensor):
-        return StateTensor(path, tensor, fault=f"holds {tensor.dtype} entries, whose zero is not known")
+        return StateTensor(
+            path, tensor, fault=f"holds {tensor.dtype} entries, whose zero is not known"
+        )
     return StateTensor(path, tensor, is_copy)
 
 
 def _read_subclass(path: str, moment: Tensor) -> StateTensor:
-    """A moment in codes, as torchao has it: `codes` are of the moment's shape, and `qmap` are the numbers."""
+    """A moment in codes, as torchao has it: `codes` are of the moment's shape, and
+    `qmap` are the numbers.
+    """
     codes = getattr(moment, "codes", None)
     if not isinstance(codes, Tensor) or codes.shape != moment.shape:
-        return StateTensor(path, moment, fault=f"is a {type(moment).__name__}, which has no code of each entry")
+        return StateTensor(
+            path,
+            moment,
+            fault=f"is a {type(moment).__name__}, which has no code of each entry",
+        )
     if codes.is_floating_point() and codes.element_size() == 1:
-        return StateTensor(path, codes.view(torch.uint8), zero=torch.zeros((), dtype=torch.uint8, device=codes.device))
+        return StateTensor(
+            path,
+            codes.view(torch.uint8),
+            zero=torch.zeros((), dtype=torch.uint8, device=codes.device),
+        )
     qmap = getattr(moment, "qmap", None)
     if not isinstance(qmap, Tensor):
-        return StateTensor(path, moment, fault=f"is a {type(moment).__name__}, whose code of zero is not known")
+        return StateTensor(
+            path,
+            moment,
+            fault=f"is a {type(moment).__name__}, whose code of zero is not known",
+        )
     return StateTensor(path, codes, zero=_code_of_zero(qmap, codes.dtype))
 
 
@@ -295,38 +386,54 @@ def _code_of_zero(qmap: Tensor, dtype: torch.dtype) -> Tensor:
     return qmap.abs().argmin().to(dtype)
 
 
-# ---- checks -------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------
 
 
 def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
-    """Raise ValueError for an optimizer that masks do not reach: it moves other tensors, or moves weights elsewhere.
+    """Raise ValueError for an optimizer that masks do not reach: it moves other
+    tensors, or moves weights elsewhere.
 
-    >>> check_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), [])
+    >>> check_optimizer(
+    ...     torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), []
+    ... )
     """
     kind = type(optimizer).__name__
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for one in inner_optimizers(optimizer):
         if any(id(p) not in own for group in one.param_groups for p in group["params"]):
             raise ValueError(
-                f"attach: {kind} has a {type(one).__name__} inside, which moves copies of the weights (master "
-                "weights, or on another device), and masks do not reach those: give it the weights themselves"
+                f"attach: {kind} has a {type(one).__name__} inside, which moves copies "
+                "of the weights (master "
+                "weights, or on another device), and masks do not reach those: give it "
+                "the weights themselves"
             )
         lists = [group["params"] for group in one.param_groups]
-        if any(all(record.beside.group["params"] is not held for held in lists) for record in extra):  # type: ignore[union-attr]
+        if any(
+            all(record.beside.group["params"] is not held for held in lists)
+            for record in extra
+        ):  # type: ignore[union-attr]
             raise ValueError(
-                f"attach: {kind} would not move new parameters, such as {extra[0].name!r}, in the groups of their "
-                "weights, as the optimizer inside it has groups of its own: pass extra_group={} for a new group"
+                f"attach: {kind} would not move new parameters, such as "
+                f"{extra[0].name!r}, in the groups of their "
+                "weights, as the optimizer inside it has groups of its own: pass "
+                "extra_group={} for a new group"
             )
-    in_backward = any(hasattr(p, "_in_backward_optimizers") for g in optimizer.param_groups for p in g["params"])
+    in_backward = any(
+        hasattr(p, "_in_backward_optimizers")
+        for g in optimizer.param_groups
+        for p in g["params"]
+    )
     if in_backward or getattr(optimizer, "_overlap_with_ddp", False):
         raise ValueError(
-            f"attach: {kind} moves weights during backward, before masks see the gradients: step after backward, "
+            f"attach: {kind} moves weights during backward, before masks see the "
+            "gradients: step after backward, "
             "without apply_optimizer_in_backward or overlap_with_ddp"
         )
 
 
 def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:
-    """Raise ValueError where the moments of masked weights are not known, naming the tensor; note what is no moment.
+    """Raise ValueError where the moments of masked weights are not known, naming the
+    tensor; note what is no moment.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -352,6 +459,7 @@ def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:
 
 def _refuse(record: Record, optimizer: Optimizer, why: str) -> None:
     raise ValueError(
-        f"attach: cannot clear the moments of pruned weights of {record.name!r} in the state of "
+        f"attach: cannot clear the moments of pruned weights of {record.name!r} in the "
+        "state of "
         f"{type(optimizer).__name__}: {why}; {_CLEAR}"
     )

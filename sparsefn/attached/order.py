@@ -1,4 +1,6 @@
-"""The order of the calls around an optimizer's step, seen by two step hooks of the optimizer."""
+"""The order of the calls around an optimizer's step, seen by two step hooks of the
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,19 @@ from sparsefn.state import Algorithm
 from sparsefn.timing.triggers import At, Every
 
 STEP_ALONE = (
-    "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both. An "
-    "optimizer that steps during backward, in hooks of parameters, moves weights before masks see all gradients: step "
+    "step: call before_step before it, and after_step after it; attach(..., "
+    "hooks=True) has step() call both. An "
+    "optimizer that steps during backward, in hooks of parameters, moves weights "
+    "before masks see all gradients: step "
     "after backward"
 )
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-Found = Callable[[], Any]  # an Attached, whose methods are called around the steps; None where it is garbage
+Found = Callable[
+    [], Any
+]  # an Attached, whose methods are called around the steps; None where it is garbage
 
 
 class _Watch(NamedTuple):
@@ -35,18 +41,25 @@ class _Watch(NamedTuple):
     handles: Sequence[RemovableHandle]
 
 
-# Optimizer -> who watches it, while it lives. Two algorithms on one weight would undo each other's work.
+# Optimizer -> who watches it, while it lives. Two algorithms on one weight would undo
+# each other's work.
 # Parameters are no keys: torch swaps no tensor that something refers to weakly.
 _WATCHES: MutableMapping[Optimizer, list[_Watch]] = weakref.WeakKeyDictionary()
 
 
 def watched(parameter: nn.Parameter) -> bool:
-    """Whether an algorithm is attached to a parameter; the hooks of one that is garbage are removed.
+    """Whether an algorithm is attached to a parameter; the hooks of one that is garbage
+    are removed.
 
     >>> watched(torch.nn.Parameter(torch.ones(2)))
     False
     """
-    found = [watch for watches in _WATCHES.values() for watch in watches if id(parameter) in watch.ids]
+    found = [
+        watch
+        for watches in _WATCHES.values()
+        for watch in watches
+        if id(parameter) in watch.ids
+    ]
     for watch in found:
         if watch.around() is None:
             _remove(watch)
@@ -63,7 +76,8 @@ def _remove(watch: _Watch) -> None:
 def watch(around: Any, records: Sequence[Record], keep: bool) -> Callable[[], None]:
     """Set the step hooks, and return the function that removes them.
 
-    With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
+    With `keep` the optimizers hold what they call; else it may become garbage, and a
+    step then raises RuntimeError.
     """
     alive = weakref.ref(around)
     found: Found = (lambda: around) if keep else alive
@@ -90,29 +104,41 @@ def later(call: str, step: object, last: int) -> int:
 
 
 def left_out(algorithm: Algorithm, last: int, step: int) -> str:
-    """A warning of a trigger that fires at none but the steps between two, which a loop leaves out; "" without one.
+    """A warning of a trigger that fires at none but the steps between two, which a loop
+    leaves out; "" without one.
 
     >>> left_out(sf.rigl(0.9), -1, 3), left_out(sf.rigl(0.9), 99, 103)[:72]
     ('', 'after_step: expected step 100, got 103, which leaves out where every(100')
 
-    One is missed that fires between the two and not at the second. The first step of a run, where `last` is -1, may
-    be a late one: then a trigger is missed that fires no more.
+    One is missed that fires between the two and not at the second. The first step of a
+    run, where `last` is -1, may be a late one: then a trigger is missed that fires no
+    more.
     """
     end = step if last >= 0 else 1 << 62
     for _, when in arguments_of(algorithm):
-        if isinstance(when, Every | At) and when.count(last) < when.count(step - 1) == when.count(end):
+        if isinstance(when, Every | At) and when.count(last) < when.count(
+            step - 1
+        ) == when.count(end):
             return (
-                f"after_step: expected step {last + 1}, got {step}, which leaves out where {when!r} fires: count steps "
-                "of the optimizer from 0, as after_step(i // 4) does where 4 batches make a step; where a run goes on, "
-                "call load_state_dict first, and where it begins late, give the algorithm a later trigger"
+                f"after_step: expected step {last + 1}, got {step}, which leaves out "
+                f"where {when!r} fires: count steps "
+                "of the optimizer from 0, as after_step(i // 4) does where 4 batches "
+                "make a step; where a run goes on, "
+                "call load_state_dict first, and where it begins late, give the "
+                "algorithm a later trigger"
             )
     return ""
 
 
-def _before(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+def _before(
+    found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments | None:
     around = found()
     if around is None:
-        raise RuntimeError("step: what sf.attach returned for these weights is gone: keep it, or call detach() first")
+        raise RuntimeError(
+            "step: what sf.attach returned for these weights is gone: keep it, or call "
+            "detach() first"
+        )
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     around.enter_step(optimizer, closure is not None)
     if closure is None:
@@ -123,7 +149,9 @@ def _before(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: d
     return args, {**kwargs, "closure": wrapped}
 
 
-def _after(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+def _after(
+    found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any
+) -> None:
     around = found()
     if around is not None:
         around.leave_step(optimizer)

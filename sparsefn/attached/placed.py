@@ -12,7 +12,13 @@ from sparsefn.attached.gradients import dense_gradient
 from sparsefn.attached.moments import check_moments, clear_moments, zeros_stay
 from sparsefn.attached.optimizer_state import note_states, with_other_states
 from sparsefn.attached.records import Record, address, differ, trained_records
-from sparsefn.attached.writes import check_followers, check_kinds, hiding, stains, taken_over
+from sparsefn.attached.writes import (
+    check_followers,
+    check_kinds,
+    hiding,
+    stains,
+    taken_over,
+)
 from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
 from sparsefn.state import Algorithm, State, Step, effective, has_optimizer, masked_view
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
@@ -31,23 +37,35 @@ class Placed:
     Parameter containing:
     tensor([[0., 2.]], requires_grad=True)
 
-    Where the effective weights say all that the state's params do, the state's leaves are the parameters' own memory.
+    Where the effective weights say all that the state's params do, the state's leaves
+    are the parameters' own memory.
     """
 
     def __init__(self, algorithm: Algorithm, weights: Mapping[str, Record]) -> None:
-        state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
+        state = algorithm.init(
+            {name: record.parameter.detach() for name, record in weights.items()}
+        )
         if has_optimizer(state):
-            raise ValueError("attach: expected an algorithm without with_optimizer: torch's own takes its place")
+            raise ValueError(
+                "attach: expected an algorithm without with_optimizer: torch's own "
+                "takes its place"
+            )
         self.algorithm, self.state = algorithm, state
-        self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
+        self.weights = {
+            name: weights[name] for name in flatten(state.params)[0]
+        }  # in the order of the leaves
         self.trained = trained_records(algorithm.view, state, self.weights)
         self.extra = [record for record in self.trained if record.beside]
         self.records = [*self.weights.values(), *self.extra]
-        for record in self.weights.values():  # the weights that `show` is about to change
+        for (
+            record
+        ) in self.weights.values():  # the weights that `show` is about to change
             if is_sparse(state.masks[record.name], record.parameter):
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
-        self._mixes = False  # an optimizer steps that may let pruned entries reach others
+        self._mixes = (
+            False  # an optimizer steps that may let pruned entries reach others
+        )
         self.moving: Optimizer | None = None  # the optimizer that steps now
 
     @property
@@ -56,7 +74,9 @@ class Placed:
         return [record for record in self.weights.values() if record.hidden]
 
     def take_over(self, call: str) -> None:
-        """Let state and module have what somebody has written since `show`, masked; `call` begins the errors."""
+        """Let state and module have what somebody has written since `show`, masked;
+        `call` begins the errors.
+        """
         self.show(taken_over(call, self.state, self.weights.values()), self.state)
 
     @property
@@ -66,7 +86,9 @@ class Placed:
 
     @torch.no_grad()
     def drop_writes(self) -> None:
-        """Show again the weights that follow from something, whatever was written to them."""
+        """Show again the weights that follow from something, whatever was written to
+        them.
+        """
         follow = self.following
         masks = [self.state.masks[record.name] for record in follow]
         shows = zeroed(masks, [self.state.params[record.name] for record in follow])
@@ -74,10 +96,12 @@ class Placed:
             record.parameter.copy_(leaf)
 
     def begin_step(self) -> Collection[str]:
-        """Take over what somebody has written, as far as it reaches a step; names of weights that were not masked.
+        """Take over what somebody has written, as far as it reaches a step; names of
+        weights that were not masked.
 
-        torch tells of most writes, and hides those through `.data`. What these leave at pruned entries waits for
-        `moved`, unless the state has values of its own there, or a view reads weights: until then it reaches nothing.
+        torch tells of most writes, and hides those through `.data`. What these leave at
+        pruned entries waits for `moved`, unless the state has values of its own there,
+        or a view reads weights: until then it reaches nothing.
         """
         records = self.weights.values()
         written = [record for record in records if record.is_written()]
@@ -94,74 +118,110 @@ class Placed:
         return ()
 
     def check_following(self, call: str) -> None:
-        """Raise RuntimeError where somebody wrote to weights that follow from something."""
+        """Raise RuntimeError where somebody wrote to weights that follow from
+        something.
+        """
         follow = self.following
         if follow and not self.shows(follow):
             check_followers(call, self.state, follow)
 
     def shows(self, records: Sequence[Record]) -> bool:
-        """Whether the module surely has the effective weights: nothing is read from a device, or other processes."""
+        """Whether the module surely has the effective weights: nothing is read from a
+        device, or other processes.
+        """
         values = [record.parameter.detach() for record in records]
         if any(type(value) is not Tensor or not value.is_cpu for value in values):
             return False
         masks = [self.state.masks[record.name] for record in records]
-        return are_zeroed(masks, [self.state.params[record.name] for record in records], values)
+        return are_zeroed(
+            masks, [self.state.params[record.name] for record in records], values
+        )
 
     def zero_pruned(self, records: Iterable[Record]) -> None:
-        """Make weights zero in the module where they are pruned, unless the state has values of its own there."""
-        plain = [record for record in records if record.name in self.weights and not record.hidden]
-        zero_([self.state.masks[record.name] for record in plain], [record.parameter for record in plain])
+        """Make weights zero in the module where they are pruned, unless the state has
+        values of its own there.
+        """
+        plain = [
+            record
+            for record in records
+            if record.name in self.weights and not record.hidden
+        ]
+        zero_(
+            [self.state.masks[record.name] for record in plain],
+            [record.parameter for record in plain],
+        )
 
     def seen(self, dense: Leaves, step: Step) -> list[Tensor]:
-        """The gradient of each leaf that the algorithm trains, in their order, of the dense ones of the weights.
+        """The gradient of each leaf that the algorithm trains, in their order, of the
+        dense ones of the weights.
 
         >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
         >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
-        >>> Placed(sf.static(0.5, init="magnitude"), weights).seen({"w": torch.ones(1, 2)}, 0)
+        >>> Placed(sf.static(0.5, init="magnitude"), weights).seen(
+        ...     {"w": torch.ones(1, 2)}, 0
+        ... )
         [tensor([[0., 1.]])]
         """
         view = self.algorithm.view
         if view.grads is masked_view.grads:
-            return zeroed([record.support for record in self.trained], list(dense.values()))
+            return zeroed(
+                [record.support for record in self.trained], list(dense.values())
+            )
         return leaves_of(view.grads(self.state, dict(dense), step))
 
     def moved(self) -> State:
-        """The state with what optimizers, and whoever else, made of the parameters since `settle`.
+        """The state with what optimizers, and whoever else, made of the parameters
+        since `settle`.
 
-        The state itself where the parameters are its leaves, and their moments are known to be masked.
+        The state itself where the parameters are its leaves, and their moments are
+        known to be masked.
         """
         mixes, self._mixes = self._mixes, False
         state, view, records = self.state, self.algorithm.view, self.weights.values()
-        written = [record for record in records if record.written or record.is_written()]
+        written = [
+            record for record in records if record.written or record.is_written()
+        ]
         if written:
             check_kinds("after_step", state, written)
         self.check_following("after_step")
         self.zero_pruned(records)
-        is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
+        is_plain = view.get(state) is state.params and not any(
+            record.hidden for record in records
+        )
         if is_plain and not written and not mixes:
             return state
-        state = taken_over("after_step", state, [record for record in written if not record.trains])
-        own = {r.name: r.parameter.detach() for r in records if r.trains and not r.hidden}
+        state = taken_over(
+            "after_step", state, [record for record in written if not record.trains]
+        )
+        own = {
+            r.name: r.parameter.detach() for r in records if r.trains and not r.hidden
+        }
         state = state._replace(params=state.params | own)
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
             state = view.put(state, opened(view.get(state))[1](values))
         for record, value in zip(self.trained, leaves_of(view.get(state)), strict=True):
             if is_sparse(record.support, record.parameter):
-                clear_moments(record, record.support, value)  # decay of weights that are not zero ends in momentum
+                clear_moments(
+                    record, record.support, value
+                )  # decay of weights that are not zero ends in momentum
         return state
 
     @torch.no_grad()
     def show(self, new: State, old: State | None = None) -> None:
-        """Put the effective weights of a state into the module, and keep the params that those do not show.
+        """Put the effective weights of a state into the module, and keep the params
+        that those do not show.
 
-        Leaves that are those of `old`, under its masks, are known to be zero where they are pruned.
+        Leaves that are those of `old`, under its masks, are known to be zero where they
+        are pruned.
         """
         params, records = dict(new.params), list(self.weights.values())
         held = {address(record.parameter) for record in self.records}
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
-        shows = zeroed([new.masks[r.name] for r in some], [params[r.name] for r in some])
+        shows = zeroed(
+            [new.masks[r.name] for r in some], [params[r.name] for r in some]
+        )
         visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
         hiding(new, fresh, [visible[r.name] for r in fresh])
         for record in records:
@@ -174,7 +234,9 @@ class Placed:
                 params[name] = parameter.detach()
             record.note()
             record.written = False
-        rows, _ = zipped(self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new))
+        rows, _ = zipped(
+            self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new)
+        )
         for record, leaf, support in rows:
             record.support = support
             if record.beside and address(leaf) != address(record.parameter):
@@ -191,19 +253,35 @@ class Placed:
                 record.note()
 
     def unmasked(self) -> dict[str, Tensor]:
-        """The module's weights, or, where nobody has written to it since `attach` masked them, those before."""
-        weights = {name: record.parameter.detach() for name, record in self.weights.items()}
-        found = {name: r.found for name, r in self.weights.items() if r.found is not None and not r.is_written()}
+        """The module's weights, or, where nobody has written to it since `attach`
+        masked them, those before.
+        """
+        weights = {
+            name: record.parameter.detach() for name, record in self.weights.items()
+        }
+        found = {
+            name: r.found
+            for name, r in self.weights.items()
+            if r.found is not None and not r.is_written()
+        }
         if found:
-            shown = effective(self.algorithm.init(weights | found))  # as `attach` did: `.data` hides writes from torch
+            shown = effective(
+                self.algorithm.init(weights | found)
+            )  # as `attach` did: `.data` hides writes from torch
             written = differ([(weights[name], shown[name]) for name in found])
-            weights |= {name: x for (name, x), other in zip(found.items(), written, strict=True) if not other}
+            weights |= {
+                name: x
+                for (name, x), other in zip(found.items(), written, strict=True)
+                if not other
+            }
         return weights
 
     def settle(self, optimizer: Optimizer, skipped: bool) -> None:
-        """Just before an optimizer steps: mask the gradients and moments that somebody has written, and note weights.
+        """Just before an optimizer steps: mask the gradients and moments that somebody
+        has written, and note weights.
 
-        A step that is left out has no gradients. An optimizer that lets entries reach others gets everything masked.
+        A step that is left out has no gradients. An optimizer that lets entries reach
+        others gets everything masked.
         """
         for record in self.weights.values():
             record.written = record.written or record.is_written()
@@ -222,12 +300,20 @@ class Placed:
             if skipped:
                 record.give(None)
             elif is_masked and grad is not None and not (trusts and record.has_given()):
-                record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
+                record.give(
+                    zeroed(
+                        [support], [dense_gradient(record.parameter, record.parameter)]
+                    )[0]
+                )
         self.moving = optimizer
 
     def mask_states(self, optimizer: Optimizer) -> None:
-        """Mask the moments of the states that an optimizer has got since the last step, as by `load_state_dict`."""
-        new = with_other_states([record for record in self.trained if record.optimizer is optimizer])
+        """Mask the moments of the states that an optimizer has got since the last step,
+        as by `load_state_dict`.
+        """
+        new = with_other_states(
+            [record for record in self.trained if record.optimizer is optimizer]
+        )
         check_moments(optimizer, new)
         note_states(new)
         for record in new:
@@ -237,8 +323,9 @@ class Placed:
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step.
 
-        LBFGS moves all parameters along one vector. Where the vector is not finite, weights without a gradient change,
-        too: weights that follow from something get their values back.
+        LBFGS moves all parameters along one vector. Where the vector is not finite,
+        weights without a gradient change, too: weights that follow from something get
+        their values back.
         """
         self.moving = None
         if self._mixes:
@@ -254,7 +341,9 @@ class Placed:
         """The tree, with copies of the leaves whose memory later steps write."""
         held = {address(record.parameter) for record in self.records}
         leaves, rebuild = opened(tree)
-        return rebuild([leaf.clone() if address(leaf) in held else leaf for leaf in leaves])
+        return rebuild(
+            [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
+        )
 
 
 def _same(name: str, new: State, old: State) -> bool:

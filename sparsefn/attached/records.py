@@ -33,19 +33,35 @@ class Record:
     name: str
     parameter: nn.Parameter
     optimizer: Optimizer
-    beside: Record | None = None  # the weight that it was added for; the module has all others
+    beside: Record | None = (
+        None  # the weight that it was added for; the module has all others
+    )
     trains: bool = False  # it is a leaf of the tree that the algorithm trains
     support: Tensor = _ALL  # where it trains
-    follows: str = ""  # what trains in its place: "latents" that it is made of, or "scores" that its mask is made of
-    hidden: bool = False  # the state has values at its pruned entries, which the module does not show
+    # what trains in its place: "latents" that it is made of, or "scores" that its mask
+    # is made of
+    follows: str = ""
+    # the state has values at its pruned entries, which the module does not show
+    hidden: bool = False
     found: Tensor | None = None  # the values that `attach` found, until the first step
-    seen: tuple[int, int] = (-1, -1)  # its version and address when it was last read or written here
-    written: bool = False  # somebody wrote to it between before_step and the optimizer's step
+    seen: tuple[int, int] = (
+        -1,
+        -1,
+    )  # its version and address when it was last read or written here
+    written: bool = (
+        False  # somebody wrote to it between before_step and the optimizer's step
+    )
     given: Tensor | None = None  # the gradient that the optimizer was given
     given_version: int = -1
-    moments: list[tuple[Any, int]] | None = None  # the optimizer's states of it that fit the masks, and their sizes
-    clear: Callable[[dict[str, Tensor], Tensor], object] | None = None  # the user's way to clear moments
-    factors: frozenset[str] = frozenset()  # where the optimizer's states have factors, and no moments
+    moments: list[tuple[Any, int]] | None = (
+        None  # the optimizer's states of it that fit the masks, and their sizes
+    )
+    clear: Callable[[dict[str, Tensor], Tensor], object] | None = (
+        None  # the user's way to clear moments
+    )
+    factors: frozenset[str] = (
+        frozenset()
+    )  # where the optimizer's states have factors, and no moments
     optimizers: Sequence[Optimizer] = ()  # the optimizer, and those inside it
 
     def __post_init__(self) -> None:
@@ -54,7 +70,11 @@ class Record:
     @property
     def group(self) -> dict[str, Any]:
         """The optimizer's parameter group that it is in."""
-        return next(g for g in self.optimizer.param_groups if any(p is self.parameter for p in g["params"]))
+        return next(
+            g
+            for g in self.optimizer.param_groups
+            if any(p is self.parameter for p in g["params"])
+        )
 
     def give(self, grad: Tensor | None) -> None:
         """Make it the gradient that the optimizer sees."""
@@ -62,12 +82,18 @@ class Record:
         self.given_version = -1 if grad is None else grad._version
 
     def has_given(self) -> bool:
-        """Whether the gradient is the one that was given, and nobody has written to it."""
+        """Whether the gradient is the one that was given, and nobody has written to
+        it.
+        """
         grad = self.parameter.grad
-        return grad is None or (grad is self.given and grad._version == self.given_version)
+        return grad is None or (
+            grad is self.given and grad._version == self.given_version
+        )
 
     def is_written(self) -> bool:
-        """Whether somebody has written to the parameter, or moved it to other memory, since `note`."""
+        """Whether somebody has written to the parameter, or moved it to other memory,
+        since `note`.
+        """
         return self.seen != (self.parameter._version, address(self.parameter))
 
     def note(self) -> None:
@@ -93,34 +119,53 @@ def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     return list(found.values())[1:]
 
 
-def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
+def owned_parameters(
+    model: nn.Module, optimizers: Sequence[Optimizer]
+) -> dict[str, Record]:
     """The parameters of a model that require a gradient and have an optimizer, by name.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
     ['weight', 'bias']
 
-    Raises ValueError for those that several optimizers have, and for optimizers that have none.
+    Raises ValueError for those that several optimizers have, and for optimizers that
+    have none.
     """
     kind, owners = type(model).__name__, defaultdict(list)
     for optimizer in optimizers:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for parameter in (
+            p for group in optimizer.param_groups for p in group["params"]
+        ):
             owners[id(parameter)].append(optimizer)
-    named = {name: p for name, (_, p) in own_tensors(model, "parameters").items() if p.requires_grad}
+    named = {
+        name: p
+        for name, (_, p) in own_tensors(model, "parameters").items()
+        if p.requires_grad
+    }
     if not named:
-        raise ValueError(f"attach: expected a model with parameters that require a gradient, got a {kind} without")
+        raise ValueError(
+            "attach: expected a model with parameters that require a gradient, got a "
+            f"{kind} without"
+        )
     if not any(id(p) in owners for p in named.values()):
-        raise ValueError(f"attach: expected an optimizer of this {kind}, got one that has none of its parameters")
+        raise ValueError(
+            f"attach: expected an optimizer of this {kind}, got one that has none of "
+            "its parameters"
+        )
     if shared := [repr(name) for name, p in named.items() if len(owners[id(p)]) > 1]:
         raise ValueError(
-            f"attach: expected one optimizer to have {', '.join(shared)}, got several: take it out of all but one"
+            f"attach: expected one optimizer to have {', '.join(shared)}, got several: "
+            "take it out of all but one"
         )
     owned = {name: p for name, p in named.items() if owners[id(p)]}
     return {name: Record(name, p, owners[id(p)][0]) for name, p in owned.items()}  # type: ignore[arg-type]
 
 
-def check_unowned(algorithm: Algorithm, model: nn.Module, weights: Mapping[str, Record]) -> None:
-    """Raise ValueError for parameters that an algorithm sparsifies or makes from latents, and that no optimizer has.
+def check_unowned(
+    algorithm: Algorithm, model: nn.Module, weights: Mapping[str, Record]
+) -> None:
+    """Raise ValueError for parameters that an algorithm sparsifies or makes from
+    latents, and that no optimizer has.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> weights = owned_parameters(layer, [torch.optim.SGD([layer.weight], lr=0.1)])
@@ -131,7 +176,11 @@ def check_unowned(algorithm: Algorithm, model: nn.Module, weights: Mapping[str, 
     ValueError: attach: expected an optimizer to have 'bias', which the algorithm sparsifies: give it to one, freeze it
     with requires_grad_(False), or leave it out of `where`
     """
-    params = {name: p.detach() for name, (_, p) in own_tensors(model, "parameters").items() if p.requires_grad}
+    params = {
+        name: p.detach()
+        for name, (_, p) in own_tensors(model, "parameters").items()
+        if p.requires_grad
+    }
     unowned = [name for name in params if name not in weights]
     if not unowned:
         return
@@ -139,15 +188,21 @@ def check_unowned(algorithm: Algorithm, model: nn.Module, weights: Mapping[str, 
         warnings.simplefilter("ignore")
         state = algorithm.init(params)
     own = {id(leaf) for leaf in state.params.values()}
-    latents = [path for path, leaf in flatten(algorithm.view.get(state))[0].items() if id(leaf) not in own]
+    latents = [
+        path
+        for path, leaf in flatten(algorithm.view.get(state))[0].items()
+        if id(leaf) not in own
+    ]
     needed = [
         repr(name)
         for name in unowned
-        if is_sparse(state.masks[name], params[name]) or any(_belongs(path, name) for path in latents)
+        if is_sparse(state.masks[name], params[name])
+        or any(_belongs(path, name) for path in latents)
     ]
     if needed:
         raise ValueError(
-            f"attach: expected an optimizer to have {', '.join(needed)}, which the algorithm sparsifies: give it to "
+            f"attach: expected an optimizer to have {', '.join(needed)}, which the "
+            "algorithm sparsifies: give it to "
             "one, freeze it with requires_grad_(False), or leave it out of `where`"
         )
 
@@ -157,18 +212,23 @@ def _belongs(path: str, name: str) -> bool:
     return path == name or path.endswith(f".{name}")
 
 
-def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> list[Record]:
-    """A record for each leaf that an algorithm trains: that of a weight, or a new one beside it.
+def trained_records(
+    view: TrainView, state: State, weights: Mapping[str, Record]
+) -> list[Record]:
+    """A record for each leaf that an algorithm trains: that of a weight, or a new one
+    beside it.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 2))
     >>> algorithm, optimizer = sf.supermask(0.5), torch.optim.SGD([weight], lr=0.1)
     >>> weights = {"w": Record("w", weight, optimizer)}
-    >>> (record,) = trained_records(algorithm.view, algorithm.init({"w": weight.detach()}), weights)
+    >>> (record,) = trained_records(
+    ...     algorithm.view, algorithm.init({"w": weight.detach()}), weights
+    ... )
     >>> record.name, record.beside.name
     ('scores.w', 'w')
 
-    A leaf belongs to the weight whose name ends its path; that of no weight to the first. Raises ValueError for
-    SparseAdam, which takes no masked gradients.
+    A leaf belongs to the weight whose name ends its path; that of no weight to the
+    first. Raises ValueError for SparseAdam, which takes no masked gradients.
     """
     names = {id(leaf): name for name, leaf in flatten(state.params)[0].items()}
     records = []
@@ -180,29 +240,44 @@ def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]
         beside = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
         if ends and beside.follows != "latents":
             beside.follows = "latents" if "latent" in path.split(".") else "scores"
-        records.append(Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside))
+        records.append(
+            Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside)
+        )
     for record, support in zip(records, leaves_of(view.support(state)), strict=True):
         record.trains, record.support, record.follows = True, support, ""
-        if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.beside or support.ndim):
-            raise ValueError(f"attach: SparseAdam takes no masks: leave {record.name!r} out of `where`, or use Adam")
+        if isinstance(record.optimizer, torch.optim.SparseAdam) and (
+            record.beside or support.ndim
+        ):
+            raise ValueError(
+                f"attach: SparseAdam takes no masks: leave {record.name!r} out of "
+                "`where`, or use Adam"
+            )
     return records
 
 
 def put_in(extra: Sequence[Record], options: Mapping[str, object] | None) -> None:
-    """Give new parameters to their optimizers: in the groups of their weights, or in one of their own with options.
+    """Give new parameters to their optimizers: in the groups of their weights, or in
+    one of their own with options.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> put_in([Record("s", score, optimizer, Record("w", weight, optimizer))], {"lr": 1.0})
+    >>> put_in(
+    ...     [Record("s", score, optimizer, Record("w", weight, optimizer))], {"lr": 1.0}
+    ... )
     >>> Record("s", score, optimizer).group["lr"]
     1.0
     """
     if options is not None and not extra:
-        raise ValueError("attach: extra_group is for new parameters, such as scores, and this algorithm adds none")
+        raise ValueError(
+            "attach: extra_group is for new parameters, such as scores, and this "
+            "algorithm adds none"
+        )
     for optimizer in optimizers_of(extra):
         new = [record for record in extra if record.optimizer is optimizer]
         if options is not None:
-            optimizer.add_param_group({**options, "params": [record.parameter for record in new]})
+            optimizer.add_param_group(
+                {**options, "params": [record.parameter for record in new]}
+            )
         for record in new if options is None else ():
             record.beside.group["params"].append(record.parameter)  # type: ignore[union-attr]
         _forget_length(optimizer)
@@ -214,7 +289,8 @@ def optimizers_of(records: Iterable[Record]) -> list[Optimizer]:
 
 
 def take_out(extra: Iterable[Record]) -> None:
-    """Take parameters out of their optimizers, with their moments and with groups that become empty.
+    """Take parameters out of their optimizers, with their moments and with groups that
+    become empty.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight, score], lr=0.1)
@@ -224,8 +300,14 @@ def take_out(extra: Iterable[Record]) -> None:
     """
     for record in extra:
         record.optimizer.state.pop(record.parameter, None)
-        for group in [g for g in record.optimizer.param_groups if any(p is record.parameter for p in g["params"])]:
-            group["params"][:] = [p for p in group["params"] if p is not record.parameter]  # LBFGS holds this list
+        for group in [
+            g
+            for g in record.optimizer.param_groups
+            if any(p is record.parameter for p in g["params"])
+        ]:
+            group["params"][:] = [
+                p for p in group["params"] if p is not record.parameter
+            ]  # LBFGS holds this list
             if not group["params"]:
                 record.optimizer.param_groups.remove(group)
         _forget_length(record.optimizer)
@@ -245,21 +327,27 @@ def address(x: Tensor) -> int:
     >>> address(x) == address(x.detach())
     True
     """
-    plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(x)  # quick, as every step asks often
+    plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(
+        x
+    )  # quick, as every step asks often
     return x.data_ptr() if plain else here(x.detach()).data_ptr()
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Whether the tensors of each pair differ anywhere, on any process that holds a part of them; NaN is NaN.
+    """Whether the tensors of each pair differ anywhere, on any process that holds a
+    part of them; NaN is NaN.
 
     >>> x = torch.ones(2)
     >>> differ([(x, x.clone()), (x, 2 * x)])
     [False, True]
 
-    All processes get the same answers, in one message: what they do next must not differ. A device is waited for once.
+    All processes get the same answers, in one message: what they do next must not
+    differ. A device is waited for once.
     """
     if all(a.is_cpu and not is_sharded(a) for a, _ in pairs):
-        return [not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs]
+        return [
+            not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs
+        ]
     counts = whole([(~same_or_nan(a, b)).sum() for a, b in pairs])
     return torch.stack([count.to(counts[0].device) for count in counts]).bool().tolist()
 
@@ -267,7 +355,9 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 def same_or_nan(a: Tensor, b: Tensor) -> Tensor:
     """Where two tensors are equal, or both NaN.
 
-    >>> same_or_nan(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([1.0, torch.nan, 4.0]))
+    >>> same_or_nan(
+    ...     torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([1.0, torch.nan, 4.0])
+    ... )
     tensor([ True,  True, False])
     """
     return (a == b) | (a.isnan() & b.isnan())

@@ -1,4 +1,6 @@
-"""What somebody else did to a module: weights that were written, parameters and layers that were replaced."""
+"""What somebody else did to a module: weights that were written, parameters and layers
+that were replaced.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,16 @@ def links_of(model: nn.Module, weights: Iterable[Record]) -> list[Link]:
     """The places in a module through which its parameters are reached.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
-    >>> weights = [Record("0.weight", model[0].weight, torch.optim.SGD(model.parameters(), lr=0.1))]
+    >>> weights = [
+    ...     Record(
+    ...         "0.weight", model[0].weight, torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     )
+    ... ]
     >>> [link.key for link in links_of(model, weights)]
     ['0', 'weight']
 
-    Parameters of `fully_shard` are left out, which come and go around every forward pass.
+    Parameters of `fully_shard` are left out, which come and go around every forward
+    pass.
     """
     paths = {name: path for name, (path, _) in own_tensors(model, "parameters").items()}
     found: dict[tuple[int, str], Link] = {}
@@ -44,9 +51,13 @@ def links_of(model: nn.Module, weights: Iterable[Record]) -> list[Link]:
         node: Any = model
         for part in paths[record.name].split("."):
             place = node._modules if part in node._modules else node._parameters
-            if part not in place or (place is node._parameters and is_sharded(record.parameter)):
+            if part not in place or (
+                place is node._parameters and is_sharded(record.parameter)
+            ):
                 break
-            found.setdefault((id(node), part), Link(place, part, place[part], record.name))
+            found.setdefault(
+                (id(node), part), Link(place, part, place[part], record.name)
+            )
             node = place[part]
     return list(found.values())
 
@@ -55,7 +66,14 @@ def check_links(links: Sequence[Link]) -> None:
     """Raise RuntimeError where a parameter, or a layer that holds it, was replaced.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> links = links_of(layer, [Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))])
+    >>> links = links_of(
+    ...     layer,
+    ...     [
+    ...         Record(
+    ...             "weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1)
+    ...         )
+    ...     ],
+    ... )
     >>> layer.weight = torch.nn.Parameter(torch.ones(1, 2))
     >>> check_links(links)
     Traceback (most recent call last):
@@ -65,7 +83,10 @@ def check_links(links: Sequence[Link]) -> None:
     """
     for place, key, held, name in links:
         if place.get(key) is not held:
-            raise RuntimeError(f"before_step: {name!r}, or a layer that holds it, was replaced since attach: {_AGAIN}")
+            raise RuntimeError(
+                f"before_step: {name!r}, or a layer that holds it, was replaced since "
+                f"attach: {_AGAIN}"
+            )
 
 
 def fits(state: State, record: Record) -> bool:
@@ -77,15 +98,24 @@ def fits(state: State, record: Record) -> bool:
     False
     """
     leaf, parameter = state.params[record.name], record.parameter
-    return bool(leaf.dtype == parameter.dtype and leaf.device == parameter.device and leaf.shape == parameter.shape)
+    return bool(
+        leaf.dtype == parameter.dtype
+        and leaf.device == parameter.device
+        and leaf.shape == parameter.shape
+    )
 
 
 def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
-    """Raise RuntimeError for a parameter that has another dtype, device or shape than its leaf of the state.
+    """Raise RuntimeError for a parameter that has another dtype, device or shape than
+    its leaf of the state.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
-    >>> check_kinds("before_step", State({"w": torch.ones(2)}, {"w": torch.tensor(True)}), [record])
+    >>> check_kinds(
+    ...     "before_step",
+    ...     State({"w": torch.ones(2)}, {"w": torch.tensor(True)}),
+    ...     [record],
+    ... )
     Traceback (most recent call last):
         ...
     RuntimeError: before_step: 'w' was torch.float32 on cpu of shape (2,) when it was attached, and is torch.float64 on
@@ -94,45 +124,74 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
     for record in records:
         if not fits(state, record):
             both = (state.params[record.name], record.parameter)
-            was, now = (f"{x.dtype} on {x.device} of shape {tuple(x.shape)}" for x in both)
-            raise RuntimeError(f"{call}: {record.name!r} was {was} when it was attached, and is {now}: {_AGAIN}")
+            was, now = (
+                f"{x.dtype} on {x.device} of shape {tuple(x.shape)}" for x in both
+            )
+            raise RuntimeError(
+                f"{call}: {record.name!r} was {was} when it was attached, and is "
+                f"{now}: {_AGAIN}"
+            )
 
 
-def check_members(records: Sequence[Record], known: Container[int] = ()) -> list[Tensor]:
-    """The other trained parameters of the optimizers; RuntimeError for a record whose optimizer has it no more.
+def check_members(
+    records: Sequence[Record], known: Container[int] = ()
+) -> list[Tensor]:
+    """The other trained parameters of the optimizers; RuntimeError for a record whose
+    optimizer has it no more.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> record = Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> record = Record(
+    ...     "weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1)
+    ... )
     >>> [p is layer.bias for p in check_members([record], {id(layer.weight)})]
     [True]
 
-    Parameters whose `id` is in `known` are left out, and parameters that require no gradient.
+    Parameters whose `id` is in `known` are left out, and parameters that require no
+    gradient.
     """
-    members = [p for optimizer in optimizers_of(records) for group in optimizer.param_groups for p in group["params"]]
+    members = [
+        p
+        for optimizer in optimizers_of(records)
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
     found = {id(p): p for p in members}
     for record in records:
         if id(record.parameter) not in found:
-            raise RuntimeError(f"before_step: the optimizer of {record.name!r} has it no more: {_AGAIN}")
+            raise RuntimeError(
+                f"before_step: the optimizer of {record.name!r} has it no more: "
+                f"{_AGAIN}"
+            )
     return [p for key, p in found.items() if key not in known and p.requires_grad]
 
 
 def left_dense(algorithm: Algorithm, model: nn.Module, new: Collection[Tensor]) -> str:
-    """A warning of a parameter that is new in an optimizer, and that an algorithm would have masked; "" without one.
+    """A warning of a parameter that is new in an optimizer, and that an algorithm would
+    have masked; "" without one.
 
     >>> net = torch.nn.Linear(2, 1)
-    >>> left_dense(sf.static(0.5), net, [net.bias]), left_dense(sf.static(0.5), net, [net.weight])[:45]
+    >>> (
+    ...     left_dense(sf.static(0.5), net, [net.bias]),
+    ...     left_dense(sf.static(0.5), net, [net.weight])[:45],
+    ... )
     ('', "before_step: 'weight' trains since attach, an")
     """
     named = {name: p for name, (_, p) in own_tensors(model, "parameters").items()}
     for argument, where in arguments_of(algorithm):
         chosen = matching("where", where, named) if argument == "where" else {}
-        for name in (name for name, p in chosen.items() if any(p is one for one in new)):
-            return f"before_step: {name!r} trains since attach, and stays dense: add or unfreeze it before, or {_AGAIN}"
+        for name in (
+            name for name, p in chosen.items() if any(p is one for one in new)
+        ):
+            return (
+                f"before_step: {name!r} trains since attach, and stays dense: add or "
+                f"unfreeze it before, or {_AGAIN}"
+            )
     return ""
 
 
 def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
-    """A warning where no optimizer has stepped, though gradients are finite; "" where they are not.
+    """A warning where no optimizer has stepped, though gradients are finite; "" where
+    they are not.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
@@ -146,57 +205,93 @@ def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
     """
     if not bool(all_finite(dense)):
         return ""
-    for record in (record for record in records if record.written or record.is_written()):
-        raise RuntimeError(f"after_step: {record.name!r} moved without its optimizer: for another optimizer, {_AGAIN}")
+    for record in (
+        record for record in records if record.written or record.is_written()
+    ):
+        raise RuntimeError(
+            f"after_step: {record.name!r} moved without its optimizer: for another "
+            f"optimizer, {_AGAIN}"
+        )
     return (
-        "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "
-        "optimizer.step(), after the last backward; where a step is left out on purpose, all is well"
+        "after_step: no optimizer has stepped since before_step: where several batches "
+        "make a step, call both around "
+        "optimizer.step(), after the last backward; where a step is left out on "
+        "purpose, all is well"
     )
 
 
 def taken_over(call: str, state: State, records: Collection[Record]) -> State:
-    """The state with the values of some parameters of the module, which somebody may have written.
+    """The state with the values of some parameters of the module, which somebody may
+    have written.
 
     >>> weight = torch.nn.Parameter(torch.tensor([7.0, 8.0]))
-    >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
-    >>> taken_over("before_step", state, [Record("w", weight, torch.optim.SGD([weight], lr=0.1))]).params
+    >>> state = State(
+    ...     {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])}
+    ... )
+    >>> taken_over(
+    ...     "before_step",
+    ...     state,
+    ...     [Record("w", weight, torch.optim.SGD([weight], lr=0.1))],
+    ... ).params
     {'w': tensor([7., 0.])}
 
-    Of a leaf whose pruned entries have values in the state alone (`hidden`), pruned entries are taken that are not zero
-    in the module. Raises RuntimeError for a weight that somebody wrote and that follows from what trains in its place.
+    Of a leaf whose pruned entries have values in the state alone (`hidden`), pruned
+    entries are taken that are not zero in the module. Raises RuntimeError for a weight
+    that somebody wrote and that follows from what trains in its place.
     """
     check_kinds(call, state, records)
     check_followers(call, state, [record for record in records if record.follows])
-    params, taken = dict(state.params), [record for record in records if not record.follows]
+    params, taken = (
+        dict(state.params),
+        [record for record in records if not record.follows],
+    )
     for record in taken:
         name, value = record.name, record.parameter.detach()
         if record.hidden:
-            (params[name],) = either([state.masks[name] | (value != 0)], [value], [params[name]])
+            (params[name],) = either(
+                [state.masks[name] | (value != 0)], [value], [params[name]]
+            )
         else:
             (params[name],) = zeroed([state.masks[name]], [value])
     return state._replace(params=params)
 
 
 def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
-    """Raise RuntimeError where the module has other values than the state, of weights that follow from something.
+    """Raise RuntimeError where the module has other values than the state, of weights
+    that follow from something.
 
     >>> weight = torch.nn.Parameter(torch.tensor([7.0, 8.0]))
-    >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
-    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1), follows="scores")
+    >>> state = State(
+    ...     {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])}
+    ... )
+    >>> record = Record(
+    ...     "w", weight, torch.optim.SGD([weight], lr=0.1), follows="scores"
+    ... )
     >>> check_followers("before_step", state, [record])
     Traceback (most recent call last):
         ...
     RuntimeError: before_step: somebody wrote to 'w', but its mask follows from scores, which the write does not reach:
     call detach(), write, and attach again, or load the state_dict() of what attach returned, which has the scores
     """
-    shown = zeroed([state.masks[r.name] for r in records], [state.params[r.name] for r in records])
-    pairs = [(record.parameter.detach(), leaf) for record, leaf in zip(records, shown, strict=True)]
+    shown = zeroed(
+        [state.masks[r.name] for r in records], [state.params[r.name] for r in records]
+    )
+    pairs = [
+        (record.parameter.detach(), leaf)
+        for record, leaf in zip(records, shown, strict=True)
+    ]
     for record, differs in zip(records, differ(pairs), strict=True):
         if differs:
-            what = "its mask follows" if record.follows == "scores" else "its values follow"
+            what = (
+                "its mask follows"
+                if record.follows == "scores"
+                else "its values follow"
+            )
             raise RuntimeError(
-                f"{call}: somebody wrote to {record.name!r}, but {what} from {record.follows}, which the write does "
-                "not reach: call detach(), write, and attach again, or load the state_dict() of what attach returned, "
+                f"{call}: somebody wrote to {record.name!r}, but {what} from "
+                f"{record.follows}, which the write does "
+                "not reach: call detach(), write, and attach again, or load the "
+                "state_dict() of what attach returned, "
                 f"which has the {record.follows}"
             )
 
@@ -208,14 +303,17 @@ def gradient_of_others(stained: Collection[str]) -> str:
     "before_step: somebody wrote to pruned entries of 'w' between "
     """
     return (
-        f"before_step: somebody wrote to pruned entries of {next(iter(stained))!r} between the steps. They are masked "
-        "now, but if the loss was computed after the write, its gradient is the one of unmasked weights: after a write "
+        f"before_step: somebody wrote to pruned entries of {next(iter(stained))!r} "
+        "between the steps. They are masked "
+        "now, but if the loss was computed after the write, its gradient is the one of "
+        "unmasked weights: after a write "
         "call apply_masks(), then compute the loss"
     )
 
 
 def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
-    """Set `hidden` of records whose leaves have, or may come to have, values that the effective weights do not show.
+    """Set `hidden` of records whose leaves have, or may come to have, values that the
+    effective weights do not show.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
@@ -224,8 +322,15 @@ def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> 
     >>> record.hidden
     True
     """
-    pairs = {record.name: (x, state.params[record.name]) for record, x in zip(records, shown, strict=True)}
-    pairs = {name: pair for name, pair in pairs.items() if is_sparse(state.masks[name], pair[1])}
+    pairs = {
+        record.name: (x, state.params[record.name])
+        for record, x in zip(records, shown, strict=True)
+    }
+    pairs = {
+        name: pair
+        for name, pair in pairs.items()
+        if is_sparse(state.masks[name], pair[1])
+    }
     hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
     found = dict(zip(pairs, hides, strict=True))
     for record in records:
@@ -233,7 +338,8 @@ def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> 
 
 
 def stains(state: State, records: Iterable[Record]) -> dict[str, int]:
-    """How many pruned entries of each weight are not zero in the module, for weights that have some.
+    """How many pruned entries of each weight are not zero in the module, for weights
+    that have some.
 
     >>> weight = torch.nn.Parameter(torch.ones(3))
     >>> state = State({"w": torch.ones(3)}, {"w": torch.tensor([True, False, False])})
@@ -241,12 +347,19 @@ def stains(state: State, records: Iterable[Record]) -> dict[str, int]:
     {'w': 2}
     """
     masked = [r for r in records if is_sparse(state.masks[r.name], r.parameter)]
-    counts = whole([(~((r.parameter.detach() == 0) | state.masks[r.name])).sum() for r in masked])
-    return {record.name: int(count) for record, count in zip(masked, counts, strict=True) if count}
+    counts = whole(
+        [(~((r.parameter.detach() == 0) | state.masks[r.name])).sum() for r in masked]
+    )
+    return {
+        record.name: int(count)
+        for record, count in zip(masked, counts, strict=True)
+        if count
+    }
 
 
 def in_module(state: State, records: Iterable[Record]) -> State:
-    """The state that a module shows: its weights, and masks of its kept or nonzero entries.
+    """The state that a module shows: its weights, and masks of its kept or nonzero
+    entries.
 
     >>> weight = torch.nn.Parameter(torch.tensor([0.0, 1.0, 0.0]))
     >>> state = State({"w": torch.zeros(3)}, {"w": torch.tensor([True, False, False])})

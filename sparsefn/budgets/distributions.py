@@ -12,7 +12,14 @@ from torch import Tensor
 
 from sparsefn.budgets.limits import Global as Global
 from sparsefn.budgets.limits import Shapes as Shapes
-from sparsefn.engine.checks import Described, check_int, check_sparsity, described, is_number, natural
+from sparsefn.engine.checks import (
+    Described,
+    check_int,
+    check_sparsity,
+    described,
+    is_number,
+    natural,
+)
 from sparsefn.engine.checks import n_kept as n_kept
 from sparsefn.engine.checks import rounded as rounded
 from sparsefn.engine.checks import rounded_down as rounded_down
@@ -29,21 +36,28 @@ Density = Callable[[tuple[int, ...]], float]  # of a shape
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
-    """The sparsity of the other weights, where some stay dense and the overall sparsity is given.
+    """The sparsity of the other weights, where some stay dense and the overall sparsity
+    is given.
 
     >>> round(sf.budgets.compensated(0.6, total=100, dense=20), 3)
     0.75
 
     `total` weights, `dense` of them dense, at `sparsity` over all: the others are at
-    `sparsity * total / (total - dense)`. ValueError if they would keep less than nothing.
+    `sparsity * total / (total - dense)`. ValueError if they would keep less than
+    nothing.
     """
     if isinstance(check_sparsity(sparsity), Tensor):
-        raise TypeError("compensated: expected sparsity to be a float in [0, 1], got a tensor")
+        raise TypeError(
+            "compensated: expected sparsity to be a float in [0, 1], got a tensor"
+        )
     if not 0 <= dense <= total:
-        raise ValueError(f"compensated: expected 0 <= dense <= total, got {dense} of {total}")
+        raise ValueError(
+            f"compensated: expected 0 <= dense <= total, got {dense} of {total}"
+        )
     if sparsity > 0 and sparsity * total >= total - dense:
         raise ValueError(
-            f"compensated: {dense} of {total} weights are dense, so the other {total - dense} would keep none "
+            f"compensated: {dense} of {total} weights are dense, so the other "
+            f"{total - dense} would keep none "
             f"at sparsity {sparsity}; expected less than {1 - dense / max(total, 1):g}"
         )
     return sparsity * total / (total - dense) if sparsity else 0.0
@@ -56,17 +70,27 @@ def uniform(dense_first: bool | str = False) -> Distribution:
     >>> sf.budgets.uniform()({"a": (4, 4), "b": (10,)}, 0.5)
     {'a': 8, 'b': 5}
 
-    With `dense_first=True` the first leaf stays dense, which is what papers call uniform. It is the first in the order
-    of paths, as `sf.report.plan` lists them; where the name of the first layer is not, give its path or a glob. Every
-    other leaf is at the sparsity itself, so that less is pruned over all: `compensated` says what to ask for instead.
+    With `dense_first=True` the first leaf stays dense, which is what papers call
+    uniform. It is the first in the order of paths, as `sf.report.plan` lists them;
+    where the name of the first layer is not, give its path or a glob. Every other leaf
+    is at the sparsity itself, so that less is pruned over all: `compensated` says what
+    to ask for instead.
 
-    >>> sf.budgets.uniform(dense_first="stem.*")({"fc.weight": (4, 4), "stem.weight": (4, 1)}, 0.5)
+    >>> sf.budgets.uniform(dense_first="stem.*")(
+    ...     {"fc.weight": (4, 4), "stem.weight": (4, 1)}, 0.5
+    ... )
     {'fc.weight': 8, 'stem.weight': 4}
 
-    A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
+    A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134,
+    sec. 3.
     """
-    if not (dense_first is True or dense_first is False or isinstance(dense_first, str)):
-        raise TypeError(f"uniform: expected dense_first to be a bool or a glob, got {type(dense_first).__name__}")
+    if not (
+        dense_first is True or dense_first is False or isinstance(dense_first, str)
+    ):
+        raise TypeError(
+            "uniform: expected dense_first to be a bool or a glob, got "
+            f"{type(dense_first).__name__}"
+        )
     if dense_first is False:
         return per_leaf
 
@@ -75,7 +99,9 @@ def uniform(dense_first: bool | str = False) -> Distribution:
         if isinstance(dense_first, str):
             check_globs("uniform", [dense_first], list(shapes))
             first = [path for path in shapes if glob_match(path, dense_first)]
-        return per_leaf(shapes, sparsity) | {path: math.prod(shapes[path]) for path in first}
+        return per_leaf(shapes, sparsity) | {
+            path: math.prod(shapes[path]) for path in first
+        }
 
     return counts
 
@@ -87,7 +113,9 @@ def per_leaf(shapes: Shapes, sparsity: Real) -> Counts:
 
 def is_uniform(distribution: Distribution) -> bool:
     """Whether it is `uniform()`."""
-    return distribution is per_leaf or (isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf)
+    return distribution is per_leaf or (
+        isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf
+    )
 
 
 def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
@@ -98,15 +126,23 @@ def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
 
 
 @functools.lru_cache(maxsize=64)  # an update asks again and again
-def _shared(given: tuple[tuple[str, tuple[int, ...]], ...], sparsity: Real, density: Density) -> Counts:
+def _shared(
+    given: tuple[tuple[str, tuple[int, ...]], ...], sparsity: Real, density: Density
+) -> Counts:
     shapes = dict(given)
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-    flat = [f"shape {shape} at {path!r}" for path, shape in shapes.items() if len(shape) < 2]
+    flat = [
+        f"shape {shape} at {path!r}" for path, shape in shapes.items() if len(shape) < 2
+    ]
     if flat:
         raise ValueError(
-            f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got {', '.join(flat)}: leave them out of `where`"
+            "Erdos-Renyi budgets need leaves of 2 dimensions or more, got "
+            f"{', '.join(flat)}: leave them out of `where`"
         )
-    shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
+    shares = {
+        path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0
+        for path in shapes
+    }
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
 
@@ -117,8 +153,9 @@ def erdos_renyi() -> Distribution:
     >>> sf.budgets.erdos_renyi()({"a": (100, 100), "b": (10, 100)}, 0.9)
     {'a': 710, 'b': 390}
 
-    A leaf whose share exceeds its size is dense, and the other leaves share the rest. Leaves of fewer than 2
-    dimensions are a ValueError. Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
+    A leaf whose share exceeds its size is dense, and the other leaves share the rest.
+    Leaves of fewer than 2 dimensions are a ValueError. Mocanu et al. 2018,
+    arXiv 1707.04780, eq. 3.
     """
 
     def density(shape: tuple[int, ...]) -> float:
@@ -129,13 +166,15 @@ def erdos_renyi() -> Distribution:
 
 @described
 def erk(power: float = 1.0) -> Distribution:
-    """Erdos-Renyi-Kernel: density in proportion to (sum of dims / product of dims) ** power.
+    """Erdos-Renyi-Kernel: density in proportion to (sum of dims / product of dims) **
+    power.
 
     >>> sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9)
     {'a': 1267, 'b': 640}
 
-    The total is exact; a leaf whose share exceeds its size is dense, and the other leaves share the rest. Leaves of
-    fewer than 2 dimensions are a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
+    The total is exact; a leaf whose share exceeds its size is dense, and the other
+    leaves share the rest. Leaves of fewer than 2 dimensions are a ValueError. Evci et
+    al. 2020, arXiv 1911.11134, sec. 3.
     """
     if not math.isfinite(power):
         raise ValueError(f"expected a finite power, got {power}")
@@ -144,7 +183,10 @@ def erk(power: float = 1.0) -> Distribution:
         try:
             return float((sum(shape) / math.prod(shape)) ** power)
         except OverflowError as error:
-            text = f"expected a power whose densities are finite, but {power} overflows for shape {tuple(shape)}"
+            text = (
+                f"expected a power whose densities are finite, but {power} overflows "
+                f"for shape {tuple(shape)}"
+            )
             raise ValueError(text) from error
 
     return lambda shapes, sparsity: _by_share(shapes, sparsity, density)
@@ -152,9 +194,12 @@ def erk(power: float = 1.0) -> Distribution:
 
 @described
 def by_path(table: Mapping[str, float]) -> Distribution:
-    """A sparsity for the leaves of each glob, first match first; others get the algorithm's own.
+    """A sparsity for the leaves of each glob, first match first; others get the
+    algorithm's own.
 
-    >>> sf.budgets.by_path({"head.*": 0.0})({"head.weight": (2, 5), "body.weight": (2, 5)}, 0.9)
+    >>> sf.budgets.by_path({"head.*": 0.0})(
+    ...     {"head.weight": (2, 5), "body.weight": (2, 5)}, 0.9
+    ... )
     {'head.weight': 10, 'body.weight': 1}
 
     A glob that matches no leaf is a ValueError.
@@ -164,35 +209,49 @@ def by_path(table: Mapping[str, float]) -> Distribution:
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         check_globs("by_path", list(table), list(shapes))
-        own = {p: next((s for g, s in table.items() if glob_match(p, g)), sparsity) for p in shapes}
-        return {path: n_kept(math.prod(shape), own[path]) for path, shape in shapes.items()}
+        own = {
+            p: next((s for g, s in table.items() if glob_match(p, g)), sparsity)
+            for p in shapes
+        }
+        return {
+            path: n_kept(math.prod(shape), own[path]) for path, shape in shapes.items()
+        }
 
     return counts
 
 
 @described
 def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
-    """More weights for blocks with more outliers: what each block keeps is within 2 * spread of the others.
+    """More weights for blocks with more outliers: what each block keeps is within 2 *
+    spread of the others.
 
     >>> owl = sf.budgets.owl({"0.*": 0.01, "1.*": 0.03, "2.*": 0.02}, spread=0.1)
     >>> owl({"0.weight": (10, 10), "1.weight": (10, 10), "2.weight": (10, 10)}, 0.5)
     {'0.weight': 40, '1.weight': 60, '2.weight': 50}
 
-    `ratios` has the ratio of outliers of each block, by a glob for its leaves, as `sf.calibration.outlier_ratios`
-    gives them; only their differences, relative to the largest one, matter. A block's leaves have one sparsity. The
-    mean over blocks of what is kept is 1 - sparsity, so blocks of one size keep that share together. With equal ratios
-    it is `uniform`. Leaves of all blocks need not be given at once. ValueError for a leaf that no glob matches, and
-    where a block would keep less than nothing or more than all. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    `ratios` has the ratio of outliers of each block, by a glob for its leaves, as
+    `sf.calibration.outlier_ratios` gives them; only their differences, relative to the
+    largest one, matter. A block's leaves have one sparsity. The mean over blocks of
+    what is kept is 1 - sparsity, so blocks of one size keep that share together. With
+    equal ratios it is `uniform`. Leaves of all blocks need not be given at once.
+    ValueError for a leaf that no glob matches, and where a block would keep less than
+    nothing or more than all. Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
     if not isinstance(ratios, Mapping) or not ratios:
-        raise TypeError(f"owl: expected ratios to be a dict of a ratio for each glob, got {ratios!r}")
+        raise TypeError(
+            "owl: expected ratios to be a dict of a ratio for each glob, got "
+            f"{ratios!r}"
+        )
     for glob, ratio in ratios.items():
         if not is_number(ratio) or not math.isfinite(ratio):
             raise ValueError(f"owl: expected a finite ratio of {glob!r}, got {ratio!r}")
     if not is_number(spread) or not 0.0 <= spread <= 0.5:
         raise ValueError(f"owl: expected spread in [0, 0.5], got {spread!r}")
     low, high = min(ratios.values()), max(ratios.values())
-    more = {glob: 2 * spread * (r - low) / (high - low) if high > low else 0.0 for glob, r in ratios.items()}
+    more = {
+        glob: 2 * spread * (r - low) / (high - low) if high > low else 0.0
+        for glob, r in ratios.items()
+    }
     mean = math.fsum(more.values()) / len(more)
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
@@ -200,11 +259,17 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
         for path, shape in shapes.items():
             glob = next((glob for glob in more if glob_match(path, glob)), None)
             if glob is None:
-                raise ValueError(f"owl: expected a glob for each leaf, got none for {path!r} in {list(more)}")
+                raise ValueError(
+                    f"owl: expected a glob for each leaf, got none for {path!r} in "
+                    f"{list(more)}"
+                )
             own = sparsity + (mean - more[glob])
             level = concrete(own)
             if level is not None and not 0.0 <= level <= 1.0:
-                raise ValueError(f"owl: expected every block to keep a share in [0, 1], got {1 - level:g} for {glob!r}")
+                raise ValueError(
+                    "owl: expected every block to keep a share in [0, 1], got "
+                    f"{1 - level:g} for {glob!r}"
+                )
             kept[path] = n_kept(math.prod(shape), own)
         return kept
 
@@ -213,19 +278,26 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
 
 @described
 def at_least(distribution: Distribution, least: int) -> Distribution:
-    """The counts of a distribution, but no leaf keeps fewer than `least` units; the total stays exact.
+    """The counts of a distribution, but no leaf keeps fewer than `least` units; the
+    total stays exact.
 
-    >>> sf.budgets.at_least(sf.budgets.uniform(), 6)({"a": (100, 10), "b": (10, 10), "c": (4,)}, 0.98)
+    >>> sf.budgets.at_least(sf.budgets.uniform(), 6)(
+    ...     {"a": (100, 10), "b": (10, 10), "c": (4,)}, 0.98
+    ... )
     {'a': 12, 'b': 6, 'c': 4}
 
-    A leaf of fewer units is dense. What these leaves get is taken from the others, in proportion to what they keep
-    above `least`. Counts are of whole leaves: a pattern such as `sf.patterns.balanced` gives every output its inputs.
-    Raises TypeError for `global_`, which has `floor=`, and ValueError for a total that is too small, where its value
-    is known; where it is not, the total rises.
+    A leaf of fewer units is dense. What these leaves get is taken from the others, in
+    proportion to what they keep above `least`. Counts are of whole leaves: a pattern
+    such as `sf.patterns.balanced` gives every output its inputs. Raises TypeError for
+    `global_`, which has `floor=`, and ValueError for a total that is too small, where
+    its value is known; where it is not, the total rises.
     """
     check_int("at_least", "least", least, 1)
     if isinstance(distribution, Global) or not callable(distribution):
-        raise TypeError(f"at_least: expected a distribution like uniform() or global_(floor=...), got {distribution!r}")
+        raise TypeError(
+            "at_least: expected a distribution like uniform() or global_(floor=...), "
+            f"got {distribution!r}"
+        )
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         asked = distribution(shapes, sparsity)
@@ -233,7 +305,10 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
         rest = sum(asked.values()) - sum(floors.values())
         short = concrete(rest)
         if short is not None and short < 0:
-            raise ValueError(f"at_least: expected {sum(floors.values())} units or more, got {sum(asked.values())}")
+            raise ValueError(
+                f"at_least: expected {sum(floors.values())} units or more, got "
+                f"{sum(asked.values())}"
+            )
         above = {path: _positive(asked[path] - floors[path]) for path in shapes}
         more = apportion(above, _positive(rest), above)
         return {path: floors[path] + more[path] for path in shapes}
@@ -247,29 +322,42 @@ def _positive(count: int | Tensor) -> int | Tensor:
 
 @described
 def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
-    """One competition over all leaves; the total is exact, the leaves' shares follow the scores.
+    """One competition over all leaves; the total is exact, the leaves' shares follow
+    the scores.
 
     >>> algorithm = sf.one_shot(0.5, distribution=sf.budgets.global_())
-    >>> state = algorithm.init({"a": torch.tensor([[4.0, 3.0]]), "b": torch.tensor([[1.0, 2.0]])})
+    >>> state = algorithm.init(
+    ...     {"a": torch.tensor([[4.0, 3.0]]), "b": torch.tensor([[1.0, 2.0]])}
+    ... )
     >>> algorithm.update(state, state.params, 0).masks
     {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
 
-    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units. The products are exact,
-    of the simplest fraction that rounds to the float: 0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the total
-    cannot meet are a ValueError.
+    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n
+    units. The products are exact, of the simplest fraction that rounds to the float:
+    0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the total cannot meet are a
+    ValueError.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
         if not is_number(value):
-            raise TypeError(f"global_: expected {name} to be a float in [0, 1], got {type(value).__name__}")
+            raise TypeError(
+                f"global_: expected {name} to be a float in [0, 1], got "
+                f"{type(value).__name__}"
+            )
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    return cast(Distribution, Global(float(floor), float(ceiling)))  # no named tuple is a function to a type checker
+    return cast(
+        Distribution, Global(float(floor), float(ceiling))
+    )  # no named tuple is a function to a type checker
 
 
 def check_fixed(sparsity: Real, density: float, name: str) -> None:
-    """Raise ValueError if a pattern that fixes its own sparsity is asked for another one."""
+    """Raise ValueError if a pattern that fixes its own sparsity is asked for another
+    one.
+    """
     level = concrete(sparsity)
-    if level is not None and not abs(level - (1 - density)) <= 1e-6:  # compilers take no isclose
+    if (
+        level is not None and not abs(level - (1 - density)) <= 1e-6
+    ):  # compilers take no isclose
         raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {level:g}")

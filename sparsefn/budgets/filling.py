@@ -16,11 +16,14 @@ from sparsefn.tree import check_globs, glob_match
 
 Number = int | float
 Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]
-Levels = Callable[[int], list[int]]  # a place on the way from one unit each to all -> kept units of each leaf
+Levels = Callable[
+    [int], list[int]
+]  # a place on the way from one unit each to all -> kept units of each leaf
 
 
 class Priced(NamedTuple):
-    """What things cost by how many units of each are kept: a cost that never falls when a count rises.
+    """What things cost by how many units of each are kept: a cost that never falls when
+    a count rises.
 
     >>> Priced({"w": 4}, lambda kept: 10 * kept[0], dict).cost([3])
     30
@@ -32,13 +35,20 @@ class Priced(NamedTuple):
     masks: Mapping[str, int] = {}  # what a leaf costs besides where it may lose units
 
 
-def fill_up(cost: Callable[[Sequence[int]], Number], levels: Levels, last: int, limit: Number | Fraction) -> list[int]:
-    """The most units whose cost is at most the limit: up to the highest level that fits, then one by one.
+def fill_up(
+    cost: Callable[[Sequence[int]], Number],
+    levels: Levels,
+    last: int,
+    limit: Number | Fraction,
+) -> list[int]:
+    """The most units whose cost is at most the limit: up to the highest level that
+    fits, then one by one.
 
     >>> fill_up(lambda kept: 3 * kept[0] + 5 * kept[1], lambda k: [k, k], 10, 30)
     [5, 3]
 
-    From one level to the next each count rises by one at most, and from one unit each to all.
+    From one level to the next each count rises by one at most, and from one unit each
+    to all.
     """
     full: dict[int, int] = {}  # counts that cannot rise
 
@@ -50,7 +60,9 @@ def fill_up(cost: Callable[[Sequence[int]], Number], levels: Levels, last: int, 
         high = last
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if cost(at(middle)) <= limit else (low, middle - 1)
+            low, high = (
+                (middle, high) if cost(at(middle)) <= limit else (low, middle - 1)
+            )
         if low == last:
             break
         kept = at(low)
@@ -63,13 +75,26 @@ def fill_up(cost: Callable[[Sequence[int]], Number], levels: Levels, last: int, 
     return at(last)
 
 
-def levels_of(priced: Priced, prefer: Prefer, free: Sequence[bool]) -> tuple[Levels, int]:
-    """The way from one unit each to all, and its last place; leaves that are not free are whole all along."""
+def levels_of(
+    priced: Priced, prefer: Prefer, free: Sequence[bool]
+) -> tuple[Levels, int]:
+    """The way from one unit each to all, and its last place; leaves that are not free
+    are whole all along.
+    """
     names, sizes = list(priced.sizes), list(priced.sizes.values())
     scores = _scores(priced, prefer)
     if scores is not None:
-        return _by_scores([scores[name] if may else None for name, may in zip(names, free, strict=True)], sizes)
-    shares = [_weight(name, prefer) if may else Fraction(0) for name, may in zip(names, free, strict=True)]
+        return _by_scores(
+            [
+                scores[name] if may else None
+                for name, may in zip(names, free, strict=True)
+            ],
+            sizes,
+        )
+    shares = [
+        _weight(name, prefer) if may else Fraction(0)
+        for name, may in zip(names, free, strict=True)
+    ]
     smallest = min((share for share in shares if share > 0), default=Fraction(1))
     rates = [size * share / smallest for size, share in zip(sizes, shares, strict=True)]
     last = 128 << int(max([*rates, Fraction(1)])).bit_length()
@@ -77,41 +102,68 @@ def levels_of(priced: Priced, prefer: Prefer, free: Sequence[bool]) -> tuple[Lev
 
     def levels(level: int) -> list[int]:
         lost = [a * (last - level) // (b * last) for a, b in ratios]
-        return [max(size - n, min(size, 1)) for size, n in zip(sizes, lost, strict=True)]
+        return [
+            max(size - n, min(size, 1)) for size, n in zip(sizes, lost, strict=True)
+        ]
 
     return levels, last
 
 
 def _weight(name: str, prefer: Prefer) -> Fraction:
     table = prefer if isinstance(prefer, Mapping) else {}
-    return next((Fraction(w) for glob, w in table.items() if glob_match(name, glob)), Fraction(1))  # type: ignore[arg-type]
+    return next(
+        (Fraction(w) for glob, w in table.items() if glob_match(name, glob)),
+        Fraction(1),
+    )  # type: ignore[arg-type]
 
 
 def _scores(priced: Priced, prefer: Prefer) -> Mapping[str, Any] | None:
     if prefer == "global":
         return priced.scores()
-    if isinstance(prefer, Mapping) and any(isinstance(x, Tensor) for x in prefer.values()):
-        return {name: x.detach().double().cpu().numpy() for name, x in prefer.items() if isinstance(x, Tensor)}
+    if isinstance(prefer, Mapping) and any(
+        isinstance(x, Tensor) for x in prefer.values()
+    ):
+        return {
+            name: x.detach().double().cpu().numpy()
+            for name, x in prefer.items()
+            if isinstance(x, Tensor)
+        }
     return None
 
 
 def _by_scores(scores: Sequence[Any], sizes: Sequence[int]) -> tuple[Levels, int]:
-    # Units come in the order of their scores, but the best of each leaf first; of equal ones the first.
-    ranked = [np.zeros(0) if x is None else -np.sort(-x.reshape(-1))[1:] for x in scores]
+    # Units come in the order of their scores, but the best of each leaf first; of equal
+    # ones the first.
+    ranked = [
+        np.zeros(0) if x is None else -np.sort(-x.reshape(-1))[1:] for x in scores
+    ]
     owners = np.repeat(np.arange(len(ranked)), [len(x) for x in ranked])
     order = owners[np.argsort(-np.concatenate([*ranked, np.zeros(0)]), kind="stable")]
-    places: list[npt.NDArray[np.int64]] = [np.nonzero(order == i)[0] for i in range(len(ranked))]
+    places: list[npt.NDArray[np.int64]] = [
+        np.nonzero(order == i)[0] for i in range(len(ranked))
+    ]
 
     def levels(level: int) -> list[int]:
-        fixed = (size if x is None else min(size, 1) for x, size in zip(scores, sizes, strict=True))
-        return [n + int(np.searchsorted(at, level)) for n, at in zip(fixed, places, strict=True)]
+        fixed = (
+            size if x is None else min(size, 1)
+            for x, size in zip(scores, sizes, strict=True)
+        )
+        return [
+            n + int(np.searchsorted(at, level))
+            for n, at in zip(fixed, places, strict=True)
+        ]
 
     return levels, len(order)
 
 
 def check_prefer(priced: Priced, prefer: object) -> None:
-    """Raise ValueError for a preference that there is not, or that does not fit the leaves."""
-    wanted = "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by glob, or of scores by path"
+    """Raise ValueError for a preference that there is not, or that does not fit the
+    leaves.
+    """
+    wanted = (
+        "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by "
+        "glob, or of scores by path"
+    )
     if isinstance(prefer, str) and prefer in ("uniform", "global"):
         return
     if not isinstance(prefer, Mapping) or not prefer:
@@ -120,7 +172,9 @@ def check_prefer(priced: Priced, prefer: object) -> None:
         for name, size in priced.sizes.items():
             if name not in prefer or prefer[name].numel() != size:
                 got = f"shape {tuple(prefer[name].shape)}" if name in prefer else "none"
-                raise ValueError(f"within: expected {size} scores at {name!r}, got {got}")
+                raise ValueError(
+                    f"within: expected {size} scores at {name!r}, got {got}"
+                )
         return
     for glob, weight in prefer.items():
         if not is_number(weight) or not (math.isfinite(weight) and weight >= 0):

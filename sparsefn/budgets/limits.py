@@ -21,7 +21,9 @@ def _ratio(x: float) -> tuple[int, int]:
     # As a float 0.07 * 100 is a little above 7. Any p / q below 2^26 is recovered.
     exact = Fraction(x)
     near = (exact.limit_denominator(2**bits) for bits in range(54))
-    return next((fraction for fraction in near if float(fraction) == x), exact).as_integer_ratio()
+    return next(
+        (fraction for fraction in near if float(fraction) == x), exact
+    ).as_integer_ratio()
 
 
 class Global(NamedTuple):
@@ -35,12 +37,14 @@ class Global(NamedTuple):
     ceiling: float
 
     def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
-        """The fewest and the most units that each leaf keeps; raises if the total cannot meet them.
+        """The fewest and the most units that each leaf keeps; raises if the total
+        cannot meet them.
 
         >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
         {'a': (7, 29)}
 
-        Products are exact, of the simplest fraction that rounds to the float: 0.07 is 7/100, as it was written.
+        Products are exact, of the simplest fraction that rounds to the float: 0.07 is
+        7/100, as it was written.
         """
         sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
         (a, b), (c, d) = _ratio(known(self.floor)), _ratio(known(self.ceiling))
@@ -48,17 +52,22 @@ class Global(NamedTuple):
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(
-                f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between {least} and {most} units, "
+                f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between "
+                f"{least} and {most} units, "
                 f"but the sparsity asks for {total} over {', '.join(map(repr, shapes))}"
             )
         return limits
 
     def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
-        """Raise TypeError: the counts of a global budget depend on scores, not only on shapes.
+        """Raise TypeError: the counts of a global budget depend on scores, not only on
+        shapes.
 
         >>> sf.budgets.global_()({"a": (8,)}, 0.5)
         Traceback (most recent call last):
             ...
         TypeError: a global_ budget needs scores: its counts come out of one competition over all leaves
         """
-        raise TypeError("a global_ budget needs scores: its counts come out of one competition over all leaves")
+        raise TypeError(
+            "a global_ budget needs scores: its counts come out of one competition "
+            "over all leaves"
+        )

@@ -1,4 +1,6 @@
-"""How regrowth is split between leaves: shares, caps, counts, drop fraction per leaf."""
+"""How regrowth is split between leaves: shares, caps, counts, drop fraction per
+leaf.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Call, check_call, counts_of_rows, described, rounded_down
+from sparsefn.engine.checks import (
+    Call,
+    check_call,
+    counts_of_rows,
+    described,
+    rounded_down,
+)
 from sparsefn.engine.leaves import as_tensor_on, lists, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.processes import any_sharded, whole
@@ -18,33 +26,50 @@ from sparsefn.engine.sums import means, sums
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
 
-__all__ = ["Redistribute", "active", "allocate", "careful", "independently", "lost", "mean_active", "survivors"]
+__all__ = [
+    "Redistribute",
+    "active",
+    "allocate",
+    "careful",
+    "independently",
+    "lost",
+    "mean_active",
+    "survivors",
+]
 __dir__ = __all__.copy
 
 
-# (scores, masks before, masks after the drop), by path -> share of the regrowth, by path
+# (scores, masks before, masks after the drop), by path -> share of the regrowth, by
+# path
 Share = Callable[[Leaves, Leaves, Leaves], Leaves]
 # (drop fraction, scores, masks), the latter two by path -> drop fraction, by path
 Rate = Callable[[Real, Leaves, Leaves], Leaves]
-# (growth scores, pruned entries as bools, wanted counts), a row for each group -> how many grow in each group
+# (growth scores, pruned entries as bools, wanted counts), a row for each group -> how
+# many grow in each group
 GrowCount = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Redistribute(NamedTuple):
     """How `drop_grow` splits its regrowth between the leaves.
 
-    >>> by_gradient = sf.redistribute.Redistribute(sf.redistribute.mean_active, score=sf.scores.gradient, most=0.99)
+    >>> by_gradient = sf.redistribute.Redistribute(
+    ...     sf.redistribute.mean_active, score=sf.scores.gradient, most=0.99
+    ... )
     >>> algorithm = sf.set(0.5, drop_fraction=0.5, redistribute=by_gradient)
     >>> state = algorithm.init({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})
-    >>> masks = algorithm.update(state, {"a": torch.ones(4, 4), "b": 3 * torch.ones(4, 4)}, 0).masks
+    >>> masks = algorithm.update(
+    ...     state, {"a": torch.ones(4, 4), "b": 3 * torch.ones(4, 4)}, 0
+    ... ).masks
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    `share(scores, before, after)` gives the shares, which need not sum to 1: NaN counts as 0, and if all are 0 the
-    numbers of free entries are the shares. `score` is any Score, its memory advanced on every step; None for the
-    growth scores. A leaf grows into at most the fraction `most` of its free entries, and beyond only once all other
-    leaves have reached theirs, so that the total is exact. `rate(fraction, scores, masks)` gives each leaf its own
-    drop fraction. A function in place of a Redistribute is its `share`.
+    `share(scores, before, after)` gives the shares, which need not sum to 1: NaN counts
+    as 0, and if all are 0 the numbers of free entries are the shares. `score` is any
+    Score, its memory advanced on every step; None for the growth scores. A leaf grows
+    into at most the fraction `most` of its free entries, and beyond only once all other
+    leaves have reached theirs, so that the total is exact.
+    `rate(fraction, scores, masks)` gives each leaf its own drop fraction. A function in
+    place of a Redistribute is its `share`.
     """
 
     share: Share
@@ -59,23 +84,34 @@ class Redistribute(NamedTuple):
 
     def __repr__(self) -> str:
         usual = self._field_defaults
-        given = {name: x for name, x in self._asdict().items() if name not in usual or x != usual[name]}
+        given = {
+            name: x
+            for name, x in self._asdict().items()
+            if name not in usual or x != usual[name]
+        }
         return repr(Call(Redistribute, (given.pop("share"),), given))
 
 
 def check_redistribute(redistribute: Redistribute | Share) -> Redistribute:
     """The Redistribute that was given, checked; a function is made one."""
-    plan = redistribute if isinstance(redistribute, Redistribute) else Redistribute(redistribute)
+    plan = (
+        redistribute
+        if isinstance(redistribute, Redistribute)
+        else Redistribute(redistribute)
+    )
     if not callable(plan.share):
         raise TypeError(
-            "expected redistribute to be a function such as sf.redistribute.mean_active, or a Redistribute, "
+            "expected redistribute to be a function such as "
+            "sf.redistribute.mean_active, or a Redistribute, "
             f"got {plan.share!r}"
         )
     check_call("redistribute", plan.share, "scores", "before", "after")
     if plan.score is not None:
         check_score("the score of redistribute", plan.score)
     if plan.rate is not None and not callable(plan.rate):
-        raise TypeError(f"expected the rate of redistribute to be a function, got {plan.rate!r}")
+        raise TypeError(
+            f"expected the rate of redistribute to be a function, got {plan.rate!r}"
+        )
     check_most(plan.most)
     return plan
 
@@ -90,7 +126,9 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     """A leaf's share of the regrowth: the mean score over its active weights.
 
     >>> mask = torch.tensor([True, False])
-    >>> sf.redistribute.mean_active({"w": torch.tensor([3.0, 9.0])}, {"w": mask}, {"w": mask})
+    >>> sf.redistribute.mean_active(
+    ...     {"w": torch.tensor([3.0, 9.0])}, {"w": mask}, {"w": mask}
+    ... )
     {'w': tensor(3., dtype=torch.float64)}
 
     NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
@@ -127,7 +165,8 @@ def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
 
 
 def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-    """A leaf's share of the regrowth: how many weights it dropped, so that it grows as many.
+    """A leaf's share of the regrowth: how many weights it dropped, so that it grows as
+    many.
 
     >>> mask = torch.tensor([True, True])
     >>> sf.redistribute.lost({}, {"w": mask}, {"w": torch.tensor([True, False])})
@@ -149,8 +188,9 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     >>> rate(0.3, scores, {"a": torch.arange(10) < 9, "b": torch.arange(10) < 9})
     {'a': tensor(0.1000, dtype=torch.float64), 'b': tensor(0.3000, dtype=torch.float64)}
 
-    A leaf whose sparsity is under `below` and whose share is above the average drops at most its
-    sparsity, so a dense one drops nothing. `below` is a float in [0, 1], else ValueError.
+    A leaf whose sparsity is under `below` and whose share is above the average drops at
+    most its sparsity, so a dense one drops nothing. `below` is a float in [0, 1], else
+    ValueError.
     Dettmers & Zettlemoyer 2019, arXiv 1907.04840, as in the authors' code.
     """
     if not 0.0 <= below <= 1.0:
@@ -159,21 +199,36 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     def rate(fraction: Real, scores: Leaves, masks: Leaves) -> Leaves:
         if not masks:
             return {}
-        counts, shares = torch.stack(_counts(list(masks.values()))), share(scores, masks, masks)
+        counts, shares = (
+            torch.stack(_counts(list(masks.values()))),
+            share(scores, masks, masks),
+        )
         sizes = written([mask.numel() for mask in masks.values()], counts.device)
-        sparsity, own = (sizes - counts).double() / sizes.clamp(min=1), like(counts, fraction)
+        sparsity, own = (
+            (sizes - counts).double() / sizes.clamp(min=1),
+            like(counts, fraction),
+        )
         average = torch.nan_to_num(vector(list(shares.values()), counts.device)).mean()
-        high = torch.nan_to_num(vector([shares[path] for path in masks], counts.device)) > average
-        rates = torch.where((sparsity < below) & high, torch.minimum(sparsity, own), own)
+        high = (
+            torch.nan_to_num(vector([shares[path] for path in masks], counts.device))
+            > average
+        )
+        rates = torch.where(
+            (sparsity < below) & high, torch.minimum(sparsity, own), own
+        )
         return dict(zip(masks, rates.unbind(), strict=True))
 
     return rate
 
 
 def allocate(
-    shares: Mapping[str, float | Tensor], total: int | Tensor, room: Mapping[str, int | Tensor], most: float = 1.0
+    shares: Mapping[str, float | Tensor],
+    total: int | Tensor,
+    room: Mapping[str, int | Tensor],
+    most: float = 1.0,
 ) -> Counts:
-    """Split a total between leaves by share; no leaf gets more than `most` of its `room` until all have that much.
+    """Split a total between leaves by share; no leaf gets more than `most` of its
+    `room` until all have that much.
 
     >>> shares, room = {"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 15, "b": 110, "c": 110}
     >>> sf.redistribute.allocate(shares, 30, room, most=0.99)
@@ -181,18 +236,27 @@ def allocate(
     >>> sf.redistribute.allocate(shares, 235, room, most=0.99)
     {'a': 15, 'b': 110, 'c': 110}
 
-    `room` is the largest count of each leaf. It is `apportion` with soft caps: the sum is exact, and errors are the
-    same; ValueError for a `most` outside [0, 1].
+    `room` is the largest count of each leaf. It is `apportion` with soft caps: the sum
+    is exact, and errors are the same; ValueError for a `most` outside [0, 1].
     """
     check_most(most)
     if most == 1.0 or not room:
         return apportion(shares, total, room)
-    device = next((n.device for n in (total, *room.values(), *shares.values()) if isinstance(n, Tensor)), None)
+    device = next(
+        (
+            n.device
+            for n in (total, *room.values(), *shares.values())
+            if isinstance(n, Tensor)
+        ),
+        None,
+    )
     if device is None:
         caps = {path: rounded_down(most, n) for path, n in room.items()}
         first: int | Tensor = min(total, sum(caps.values()))
         filled = apportion(shares, first, caps)
-        rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
+        rest = apportion(
+            shares, total - first, {path: n - filled[path] for path, n in room.items()}
+        )
         return {path: filled[path] + rest[path] for path in shares}
     ones = [1] * len(room)
     places = counts_of_rows(list(room.values()), ones, device)
@@ -200,20 +264,33 @@ def allocate(
     first = torch.minimum(as_tensor_on(total, device), reach.sum())
     some = apportion(shares, first, dict(zip(room, reach.unbind(), strict=True)))
     parts = counts_of_rows([some[path] for path in room], ones, device)
-    more = apportion(shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True)))
-    made = dict(zip(room, (parts + counts_of_rows([more[path] for path in room], ones, device)).unbind(), strict=True))
+    more = apportion(
+        shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True))
+    )
+    made = dict(
+        zip(
+            room,
+            (
+                parts + counts_of_rows([more[path] for path in room], ones, device)
+            ).unbind(),
+            strict=True,
+        )
+    )
     return {path: made[path] for path in shares}
 
 
 def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
-    """Each free weight grows independently of the others; on average the wanted number grows.
+    """Each free weight grows independently of the others; on average the wanted number
+    grows.
 
     >>> scores = torch.tensor([[0.7, 0.2, 0.6, 0.9]])
-    >>> sf.redistribute.independently(scores, torch.tensor([[True, True, True, False]]), torch.tensor([1]))
+    >>> sf.redistribute.independently(
+    ...     scores, torch.tensor([[True, True, True, False]]), torch.tensor([1])
+    ... )
     tensor([1])
 
-    For uniform growth scores in [0, 1), as `sf.scores.random` of single weights: a weight grows if its score is at
-    least 1 - wanted / free.
+    For uniform growth scores in [0, 1), as `sf.scores.random` of single weights: a
+    weight grows if its score is at least 1 - wanted / free.
     """
     chance = wanted.double() / free.sum(-1).clamp(min=1)
     return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)
@@ -225,5 +302,7 @@ def _counts(masks: Sequence[Tensor]) -> list[Tensor]:
     return list(totals([mask.reshape(1, -1) for mask in masks]).unbind())
 
 
-def _each(fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]) -> Leaves:
+def _each(
+    fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]
+) -> Leaves:
     return dict(zip(paths, lists.each(fn, a, b), strict=True))

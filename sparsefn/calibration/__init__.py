@@ -1,8 +1,10 @@
-"""Statistics of the inputs of a module's weights, over calibration data, for scores and solvers that prune with data.
+"""Statistics of the inputs of a module's weights, over calibration data, for scores and
+solvers that prune with data.
 
-`inputs` runs the module on a batch, and sees the inputs of every product with a weight. Its sums are trees of tensors
-by path: those of several batches are added leaf by leaf, `optree.tree_map(torch.add, a, b)`. `in_order` prunes block
-after block, where the inputs of a block come from the pruned blocks before it.
+`inputs` runs the module on a batch, and sees the inputs of every product with a weight.
+Its sums are trees of tensors by path: those of several batches are added leaf by leaf,
+`optree.tree_map(torch.add, a, b)`. `in_order` prunes block after block, where the
+inputs of a block come from the pruned blocks before it.
 """
 
 from sparsefn.calibration.blocks import by_block, in_order, outlier_ratios

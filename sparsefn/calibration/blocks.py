@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
 from sparsefn.calibration.carried import Prune, PrunedBlock
-from sparsefn.calibration.inputs import check_data, names_of, warn_of_padding, weights_of_call
+from sparsefn.calibration.inputs import (
+    check_data,
+    names_of,
+    warn_of_padding,
+    weights_of_call,
+)
 from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
 from sparsefn.engine.checks import check_call
@@ -36,22 +41,32 @@ def in_order(
     offload: str | None = None,
     progress: bool = False,
 ) -> State:
-    """Prune the blocks of a module in turn, each with the inputs that come from the pruned blocks before it.
+    """Prune the blocks of a module in turn, each with the inputs that come from the
+    pruned blocks before it.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    ... )
     >>> def prune(stats):
-    ...     return sf.one_shot(0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced())
+    ...     return sf.one_shot(
+    ...         0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()
+    ...     )
     >>> x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
-    >>> state = sf.calibration.in_order(model, None, ["0.*", "2.*"], prune, x, of="square")
+    >>> state = sf.calibration.in_order(
+    ...     model, None, ["0.*", "2.*"], prune, x, of="square"
+    ... )
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    The state is that of the last block of `by_block`, which has the same arguments and errors, and also says how long
-    each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed;
-    without it errors are not computed, so the outputs of the last block are not either.
+    The state is that of the last block of `by_block`, which has the same arguments and
+    errors, and also says how long each block took, and how far its outputs moved. With
+    `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
+    not computed, so the outputs of the last block are not either.
     """
     options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
-    state, steps = _begun(module, state, blocks, prune, inputs, inputs_from, offload, progress, **options)
+    state, steps = _begun(
+        module, state, blocks, prune, inputs, inputs_from, offload, progress, **options
+    )
     for done in _shown(steps, len(blocks)) if progress else steps:
         state = done.state
     return state
@@ -70,57 +85,79 @@ def by_block(
     inputs_from: str = "pruned",
     offload: str | None = None,
 ) -> Iterator[PrunedBlock]:
-    """Prune the blocks of a module in turn, as `in_order` does, and give a record of each when it is pruned.
+    """Prune the blocks of a module in turn, as `in_order` does, and give a record of
+    each when it is pruned.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    ... )
     >>> def prune(stats):
     ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
     >>> x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
-    >>> for done in sf.calibration.by_block(model, None, ["0.*", "2.*"], prune, x, of="square"):
-    ...     print(done.block, [int(mask.sum()) for mask in done.state.masks.values()], 0 < done.error < 1)
+    >>> for done in sf.calibration.by_block(
+    ...     model, None, ["0.*", "2.*"], prune, x, of="square"
+    ... ):
+    ...     print(
+    ...         done.block,
+    ...         [int(mask.sum()) for mask in done.state.masks.values()],
+    ...         0 < done.error < 1,
+    ...     )
     0.* [16, 1, 1, 1] True
     2.* [16, 1, 8, 1] True
 
-    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the order in which data passes them.
-    Blocks may be left out, and be halves of a layer. For each block the statistics of its leaves are collected as
-    `inputs` does. `prune` gets them, and gives the algorithm that prunes the block: its `init` takes the effective
-    weights of these leaves, a dict by path, then its `update` runs at step 0, with gradients of zero. The block's
-    params and masks are taken from the result. Nothing else of the state changes.
+    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the
+    order in which data passes them. Blocks may be left out, and be halves of a layer.
+    For each block the statistics of its leaves are collected as `inputs` does. `prune`
+    gets them, and gives the algorithm that prunes the block: its `init` takes the
+    effective weights of these leaves, a dict by path, then its `update` runs at step 0,
+    with gradients of zero. The block's params and masks are taken from the result.
+    Nothing else of the state changes.
 
-    `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them by name. `state` is where to
-    begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
-    gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
-    (examples, tokens), says which tokens are counted, where some are padding; see `inputs` for what layers must get.
-    An `attention_mask` or `key_padding_mask` that hides tokens is refused without it, and a UserWarning tells of
-    padding in `input_ids`.
+    `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them
+    by name. `state` is where to begin, or None for the module's own weights without
+    masks. `of` is that of `inputs`. With `chunk_size` the module gets so many examples
+    at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool,
+    of shape (examples, tokens), says which tokens are counted, where some are padding;
+    see `inputs` for what layers must get. An `attention_mask` or `key_padding_mask`
+    that hides tokens is refused without it, and a UserWarning tells of padding in
+    `input_ids`.
 
-    The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
-    the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
-    statistics, and once pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs once,
-    and every block is pruned for the inputs that it has in the model as it is at first. What is in memory is the
-    inputs and outputs of one layer for all data, besides one chunk's activations and the statistics of one block; with
-    `offload="disk"` the inputs and outputs are in files of a temporary folder, which goes at the end. Outputs that the
-    model itself uses before the next block, as a decoder uses its encoder's, are kept to the end, of four layers at
-    most.
+    The time is linear in the number of blocks. The embeddings and masks before the
+    first block are computed once. Then the layer that a block is in runs twice on what
+    it is called with, without the rest of the model: once for the statistics, and once
+    pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs
+    once, and every block is pruned for the inputs that it has in the model as it is at
+    first. What is in memory is the inputs and outputs of one layer for all data,
+    besides one chunk's activations and the statistics of one block; with
+    `offload="disk"` the inputs and outputs are in files of a temporary folder, which
+    goes at the end. Outputs that the model itself uses before the next block, as a
+    decoder uses its encoder's, are kept to the end, of four layers at most.
 
-    One example is run beforehand, as the whole model and layer by layer. Where the statistics are not the same bits (on
-    a CPU), or the model uses its blocks otherwise than one after the other, the module runs once for each block. A
-    UserWarning and each record then say why, and so they do where a layer writes into its inputs, or gets an attribute
-    from elsewhere. A layer that the model runs several times, as looped transformers do, is pruned once, by the sums
-    over all its calls, in which the layers of later blocks are not pruned yet. Not noticed is what a layer keeps for
-    its next call, unless it is the first of its class, and what the model computes from the weights of one block and
-    hands to another: it is that of the weights at first. Nothing is written to the module, and no hook is left. A
-    UserWarning names a leaf of a block with which no product was seen: it stays dense, as do tables of embeddings,
+    One example is run beforehand, as the whole model and layer by layer. Where the
+    statistics are not the same bits (on a CPU), or the model uses its blocks otherwise
+    than one after the other, the module runs once for each block. A UserWarning and
+    each record then say why, and so they do where a layer writes into its inputs, or
+    gets an attribute from elsewhere. A layer that the model runs several times, as
+    looped transformers do, is pruned once, by the sums over all its calls, in which the
+    layers of later blocks are not pruned yet. Not noticed is what a layer keeps for its
+    next call, unless it is the first of its class, and what the model computes from the
+    weights of one block and hands to another: it is that of the weights at first.
+    Nothing is written to the module, and no hook is left. A UserWarning names a leaf of
+    a block with which no product was seen: it stays dense, as do tables of embeddings,
     which are not named.
 
-    ValueError names the path and the layer of a weight whose inputs are not finite, and tells of blocks in another
-    order; as `inputs`. A weight that no input reached, as of an expert, has a count of 0, which methods that read data
-    refuse: `fill_unreached` has them prune it by size. TypeError for a `prune` that gives no Algorithm.
+    ValueError names the path and the layer of a weight whose inputs are not finite, and
+    tells of blocks in another order; as `inputs`. A weight that no input reached, as of
+    an expert, has a count of 0, which methods that read data refuse: `fill_unreached`
+    has them prune it by size. TypeError for a `prune` that gives no Algorithm.
 
-    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
+    arXiv 2306.11695, sec. 3.
     """
     options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
-    return _begun(module, state, blocks, prune, inputs, inputs_from, offload, True, **options)[1]
+    return _begun(
+        module, state, blocks, prune, inputs, inputs_from, offload, True, **options
+    )[1]
 
 
 def _begun(
@@ -137,13 +174,22 @@ def _begun(
     chunk_size: int | None,
     tokens: Tensor | None,
 ) -> tuple[State, Iterator[PrunedBlock]]:
-    # The state that the blocks begin with, and what prunes them, with errors if somebody reads them.
+    # The state that the blocks begin with, and what prunes them, with errors if
+    # somebody reads them.
     if isinstance(blocks, str) or not isinstance(blocks, Sequence):
-        raise TypeError(f"in_order: expected blocks to be a sequence, with an entry a block, got {blocks!r}")
+        raise TypeError(
+            "in_order: expected blocks to be a sequence, with an entry a block, got "
+            f"{blocks!r}"
+        )
     if inputs_from not in ("pruned", "dense"):
-        raise ValueError(f"in_order: expected inputs_from to be 'pruned' or 'dense', got {inputs_from!r}")
+        raise ValueError(
+            "in_order: expected inputs_from to be 'pruned' or 'dense', got "
+            f"{inputs_from!r}"
+        )
     if offload not in (None, "disk"):
-        raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
+        raise ValueError(
+            f"in_order: expected offload to be 'disk' or None, got {offload!r}"
+        )
     check_call("prune", prune, "stats")
     names, call = names_of(of), as_call(inputs)
     state = dense().init(weights_of_call(module, None)) if state is None else state
@@ -152,11 +198,19 @@ def _begun(
     warn_of_padding("in_order", module, [(call, tokens)])
     chunks = list(chunks_of((call, tokens), chunk_size))
     for block in blocks:
-        chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]
+        chosen = [
+            path
+            for path, leaf in matching("blocks", block, leaves).items()
+            if leaf.ndim > 1
+        ]
         if not chosen:
-            raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
+            raise ValueError(
+                f"in_order: no product was seen with a leaf of the block {block!r}"
+            )
         asked.append((block, chosen))
-    return state, steps_of(module, state, asked, prune, chunks, names, inputs_from, offload, errors)
+    return state, steps_of(
+        module, state, asked, prune, chunks, names, inputs_from, offload, errors
+    )
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
@@ -165,29 +219,50 @@ def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
         return
     with importlib.import_module("tqdm").tqdm(steps, total=total, unit="block") as bar:
         for done in bar:
-            bar.set_postfix(error="unknown" if done.error is None else f"{done.error:.3g}")
+            bar.set_postfix(
+                error="unknown" if done.error is None else f"{done.error:.3g}"
+            )
             yield done
 
 
-def outlier_ratios(state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0) -> dict[str, float]:
-    """How many of the Wanda scores of each block are above `multiple` times their mean: a share for each glob.
+def outlier_ratios(
+    state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0
+) -> dict[str, float]:
+    """How many of the Wanda scores of each block are above `multiple` times their mean:
+    a share for each glob.
 
-    >>> state = sf.dense().init({"0": torch.tensor([[1.0, 1.0, 1.0, 9.0]]), "1": torch.ones(1, 4)})
-    >>> stats = {path: {"count": torch.tensor(2), "square": torch.ones(4)} for path in "01"}
+    >>> state = sf.dense().init(
+    ...     {"0": torch.tensor([[1.0, 1.0, 1.0, 9.0]]), "1": torch.ones(1, 4)}
+    ... )
+    >>> stats = {
+    ...     path: {"count": torch.tensor(2), "square": torch.ones(4)} for path in "01"
+    ... }
     >>> sf.calibration.outlier_ratios(state, stats, ["0", "1"], multiple=2.0)
     {'0': 0.25, '1': 0.0}
 
-    `blocks` are globs; a block's leaves are those that its glob matches and `stats` has. For `sf.budgets.owl`. Yin et
-    al. 2023, arXiv 2310.05175, sec. 3.
+    `blocks` are globs; a block's leaves are those that its glob matches and `stats`
+    has. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
     leaves, ratios = flatten(effective(state))[0], {}
     for block in blocks:
         chosen = [path for path in matching("blocks", block, leaves) if path in stats]
         if not chosen:
-            raise ValueError(f"outlier_ratios: expected statistics of a leaf of the block {block!r}, got none")
+            raise ValueError(
+                "outlier_ratios: expected statistics of a leaf of the block "
+                f"{block!r}, got none"
+            )
         total = sum(leaves[path].numel() for path in chosen)
         # Computed twice, so that the scores of one leaf are in memory at a time.
-        mean = sum(wanda_of(path, stats[path], leaves[path]).sum(dtype=torch.float64) for path in chosen) / total
-        above = sum((wanda_of(path, stats[path], leaves[path]) > multiple * mean).sum() for path in chosen)
+        mean = (
+            sum(
+                wanda_of(path, stats[path], leaves[path]).sum(dtype=torch.float64)
+                for path in chosen
+            )
+            / total
+        )
+        above = sum(
+            (wanda_of(path, stats[path], leaves[path]) > multiple * mean).sum()
+            for path in chosen
+        )
         ratios[block] = int(above) / total
     return ratios

@@ -1,4 +1,6 @@
-"""Which parts of a model its blocks are in, and whether these can be run one by one with the results of the model."""
+"""Which parts of a model its blocks are in, and whether these can be run one by one
+with the results of the model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collector, weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, CalledAgainError, Touched, in_memory, own_call, stow
+from sparsefn.calibration.kept import (
+    BrokenChainError,
+    CalledAgainError,
+    Touched,
+    in_memory,
+    own_call,
+    stow,
+)
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
@@ -19,37 +28,57 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten, leaves_of
 
-_MOST_KEPT = 4  # parts whose outputs are kept to the end, as the model does more with them than hand them on
+# parts whose outputs are kept to the end, as the model does more with them than hand
+# them on
+_MOST_KEPT = 4
 _WANTED = ("count", "square")
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def names_in(module: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
+def names_in(
+    module: nn.Module, parts: Mapping[str, nn.Module]
+) -> dict[str, dict[str, str]]:
     """The names in the model of the weights of some parts, by the parts' own names.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(2, 1))
     >>> names_in(model, {"1": model[1]})
     {'1': {'weight': '1.weight', 'bias': '1.bias'}}
     """
-    names = {id(tensor): name for name, (_, tensor) in own_tensors(module, "parameters").items()}
+    names = {
+        id(tensor): name
+        for name, (_, tensor) in own_tensors(module, "parameters").items()
+    }
     own = {path: own_tensors(part, "parameters") for path, part in parts.items()}
-    return {path: {name: names[id(tensor)] for name, (_, tensor) in of.items()} for path, of in own.items()}
+    return {
+        path: {name: names[id(tensor)] for name, (_, tensor) in of.items()}
+        for path, of in own.items()
+    }
 
 
-def chain_of(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], call: Call) -> Chain:
-    """The parts that hold these leaves, a list of paths a block, and all that is called between them.
+def chain_of(
+    module: nn.Module, state: State, chosen: Sequence[Sequence[str]], call: Call
+) -> Chain:
+    """The parts that hold these leaves, a list of paths a block, and all that is called
+    between them.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+    ... )
     >>> state = sf.dense().init(sf.modules.params_of(model))
-    >>> chain = chain_of(model, state, [["0.weight"], ["2.weight"]], ((torch.ones(3, 2),), {}))
+    >>> chain = chain_of(
+    ...     model, state, [["0.weight"], ["2.weight"]], ((torch.ones(3, 2),), {})
+    ... )
     >>> chain.order, chain.at
     (['0', '1', '2'], [0, 2])
 
-    The call is run twice, as the model and part by part, and the statistics of the leaves are compared: the
-    same bits on a CPU. Raises BrokenChainError where they differ, and where the model does not call the parts one
-    after the other, ValueError where the blocks are in another order than the model has them.
+    The call is run twice, as the model and part by part, and the statistics of the
+    leaves are compared: the same bits on a CPU. Raises BrokenChainError where they
+    differ, and where the model does not call the parts one after the other, ValueError
+    where the blocks are in another order than the model has them.
     """
-    places = {name: place for name, (place, _) in own_tensors(module, "parameters").items()}
+    places = {
+        name: place for name, (place, _) in own_tensors(module, "parameters").items()
+    }
     above = [_lists_above(module, [places[path] for path in paths]) for paths in chosen]
     for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
         at = [paths[min(level, len(paths) - 1)] for paths in above]
@@ -71,10 +100,16 @@ def _chain(
     if "" in at:
         raise BrokenChainError("a block has weights all over the model")
     at = [min((other for other in at if _inside(path, other)), key=len) for path in at]
-    weights, together = weights_of_call(module, state), list(dict.fromkeys(path for paths in chosen for path in paths))
+    weights, together = (
+        weights_of_call(module, state),
+        list(dict.fromkeys(path for paths in chosen for path in paths)),
+    )
     parts = _parts(module, at)
     (stats, _), order, forms, why = recorded(
-        parts, lambda: collector(module, weights, {path: path for path in together}, _WANTED)(own_call(call), None)
+        parts,
+        lambda: collector(module, weights, {path: path for path in together}, _WANTED)(
+            own_call(call), None
+        ),
     )
     _check_order(stats, chosen)
     for path in at:
@@ -94,35 +129,53 @@ def _chain(
         except NeededError as error:
             kept |= {error.number}
             if len(kept) > _MOST_KEPT:
-                raise BrokenChainError(f"there are operations between parts, as after {order[min(kept)]!r}") from None
+                raise BrokenChainError(
+                    f"there are operations between parts, as after {order[min(kept)]!r}"
+                ) from None
     for path, of in stats.items():
         if not _same(of, alone.get(path, {})):
-            raise BrokenChainError(f"{path!r} gets other inputs where parts run one by one")
+            raise BrokenChainError(
+                f"{path!r} gets other inputs where parts run one by one"
+            )
     return chain
 
 
 def _lists_above(module: nn.Module, places: Sequence[str]) -> list[str]:
-    # The paths of the parts that hold some tensors and are in a list of parts; the innermost comes first.
+    # The paths of the parts that hold some tensors and are in a list of parts; the
+    # innermost comes first.
     inner = ".parametrizations."
-    owners = [(at.split(inner)[0] if inner in at else at.rpartition(".")[0]).split(".") for at in places]
+    owners = [
+        (at.split(inner)[0] if inner in at else at.rpartition(".")[0]).split(".")
+        for at in places
+    ]
     common = list[str]()
     for names in zip(*owners, strict=False):
         if len(set(names)) > 1:
             break
         common.append(names[0])
     above = [".".join(common[:n]) for n in range(len(common), 0, -1)]
-    listed = [path for path in above if isinstance(module.get_submodule(path.rpartition(".")[0]), _LISTS)]
+    listed = [
+        path
+        for path in above
+        if isinstance(module.get_submodule(path.rpartition(".")[0]), _LISTS)
+    ]
     return listed or [*above, ""][:1]
 
 
 def _parts(module: nn.Module, at: Sequence[str]) -> dict[str, nn.Module]:
-    # The parts at these paths and, of those in a list, the others in it, which data passes as well.
+    # The parts at these paths and, of those in a list, the others in it, which data
+    # passes as well.
     parts = {path: module.get_submodule(path) for path in at}
     for above in dict.fromkeys(path.rpartition(".")[0] for path in at):
         if isinstance(holder := module.get_submodule(above), _LISTS):
-            others = {f"{above}.{name}".lstrip("."): part for name, part in holder.named_children()}
+            others = {
+                f"{above}.{name}".lstrip("."): part
+                for name, part in holder.named_children()
+            }
             parts |= {
-                p: part for p, part in others.items() if not any(_inside(one, p) or _inside(p, one) for one in at)
+                p: part
+                for p, part in others.items()
+                if not any(_inside(one, p) or _inside(p, one) for one in at)
             }
     return {path: part for path, part in parts.items() if part is not module}
 
@@ -131,26 +184,44 @@ def _inside(path: str, other: str) -> bool:
     return f"{path}.".startswith(f"{other}.")
 
 
-def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Sequence[str]], call: Call) -> Stats:
+def _by_parts(
+    module: nn.Module,
+    state: State,
+    chain: Chain,
+    chosen: Sequence[Sequence[str]],
+    call: Call,
+) -> Stats:
     # The statistics over one call, part by part.
     paused, stats, kinds = Paused(module, chain, call), Stats(), set[type]()
-    leaves, whole = (flatten(state.params)[0], flatten(state.masks)[0]), weights_of_call(module, state)
+    leaves, whole = (
+        (flatten(state.params)[0], flatten(state.masks)[0]),
+        weights_of_call(module, state),
+    )
     for number, path in enumerate(chain.order):
         paused.go_on(number, whole)
         part, names = chain.parts[path], chain.names[path]
         weights = block_weights(part, names, state_in(*leaves, names.values()))
-        asked = {name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths}
+        asked = {
+            name
+            for at, paths in zip(chain.at, chosen, strict=True)
+            if at == number
+            for name in paths
+        }
         own = {path: name for name, path in names.items() if path in asked}
         for given in paused.lent(number, bool(own)):
             before = [x.clone() for x in _tensors(given)]
             try:
                 collect = collector(part, weights, own, _WANTED, chain.narrow)
                 found, out = collect(given, None)
-                if own and type(part) not in kinds:  # the other pass; layers of a kind remember as much as the first
+                if (
+                    own and type(part) not in kinds
+                ):  # the other pass; layers of a kind remember as much as the first
                     kinds.add(type(part))
                     _, out = collect(paused.call(number), None)
             except (Touched, Exception) as error:  # which the model did not raise
-                raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
+                raise BrokenChainError(
+                    f"{path!r} by itself raises {type(error).__name__}: {error}"
+                ) from error
             if own and not all(map(_equal, before, _tensors(given))):
                 raise BrokenChainError(f"{path!r} writes into its inputs")
         stats |= found
@@ -163,7 +234,9 @@ def _tensors(tree: Tree) -> list[Tensor]:
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
-    return torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+    return torch.equal(x.isnan(), y.isnan()) and torch.equal(
+        x.nan_to_num(), y.nan_to_num()
+    )
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -177,11 +250,20 @@ def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
     # Statistics come in the order in which their leaves were first used.
-    used = {path: number for number, (path, of) in enumerate(stats.items()) if of["count"].any()}
-    first = [min((path for path in paths if path in used), key=used.__getitem__, default="") for paths in chosen]
+    used = {
+        path: number
+        for number, (path, of) in enumerate(stats.items())
+        if of["count"].any()
+    }
+    first = [
+        min((path for path in paths if path in used), key=used.__getitem__, default="")
+        for paths in chosen
+    ]
     for before, after in itertools.pairwise(filter(None, first)):
         if used[after] < used[before]:
             raise ValueError(
-                f"in_order: expected blocks in the order in which data passes them, but {after!r} is used before "
-                f"{before!r}; to prune in several rounds call in_order once for each, with the state of the last one"
+                "in_order: expected blocks in the order in which data passes them, "
+                f"but {after!r} is used before "
+                f"{before!r}; to prune in several rounds call in_order once for each, "
+                "with the state of the last one"
             )

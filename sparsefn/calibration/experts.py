@@ -16,87 +16,137 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree
 
-_NEAR = {torch.float64: 1e-8, torch.float32: 1e-3}  # of the largest value; 0.1 for 16 bits
+_NEAR = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-3,
+}  # of the largest value; 0.1 for 16 bits
 
 
-def experts(module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree) -> Stats:
-    """Sums over the tokens that are routed to each expert in one call of a module: `{path: statistics}`.
+def experts(
+    module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree
+) -> Stats:
+    """Sums over the tokens that are routed to each expert in one call of a module:
+    `{path: statistics}`.
 
     >>> class Experts(torch.nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
     ...         self.down = torch.nn.Parameter(torch.ones(3, 4, 2))
+    ...
     ...     def forward(self, x, index, weights):
     ...         return torch.einsum("tk,tkoi,ti->to", weights, self.down[index], x)
-    >>> index, weights = torch.tensor([[0, 2], [2, 0]]), torch.tensor([[0.75, 0.25], [1.0, 0.0]])
-    >>> sf.calibration.experts(Experts(), None, torch.ones(2, 2), index, weights)["down"]
+    >>> index, weights = (
+    ...     torch.tensor([[0, 2], [2, 0]]),
+    ...     torch.tensor([[0.75, 0.25], [1.0, 0.0]]),
+    ... )
+    >>> sf.calibration.experts(Experts(), None, torch.ones(2, 2), index, weights)[
+    ...     "down"
+    ... ]
     {'count': tensor([2, 0, 2]), 'norm': tensor([3., 0., 5.], dtype=torch.float64)}
 
-    Experts are a module with parameters of three or more dimensions, [experts, out, in], that is called with the states
-    of tokens (tokens, width), the numbers of the experts that each is routed to (tokens, k), and their weights
-    (tokens, k), by position or by name, as those of transformers from 5.0 on are. What one expert gives is found by a
-    call with it alone and a weight of 1, so that no names matter and all k together cost one more call.
+    Experts are a module with parameters of three or more dimensions, [experts, out,
+    in], that is called with the states of tokens (tokens, width), the numbers of the
+    experts that each is routed to (tokens, k), and their weights (tokens, k), by
+    position or by name, as those of transformers from 5.0 on are. What one expert gives
+    is found by a call with it alone and a weight of 1, so that no names matter and all
+    k together cost one more call.
 
     - "count", int64 (experts,): how many tokens were routed to the expert.
-    - "norm", float64 (experts,): the sum over these of the weight times the norm of what the expert gives. A negative
-      weight, as some routers give, counts as a positive one: the norm is that of what the expert adds.
+    - "norm", float64 (experts,): the sum over these of the weight times the norm of
+      what the expert gives. A negative weight, as some routers give, counts as a
+      positive one: the norm is that of what the expert adds.
 
-    All parameters of the module along whose first dimension the experts lie have the same statistics. Those of several
-    batches are added with `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All tokens count, padding
-    too. `state`, `args` and `kwargs` are those of `sf.calibration.inputs`, and nothing is changed either.
+    All parameters of the module along whose first dimension the experts lie have the
+    same statistics. Those of several batches are added with
+    `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All tokens count,
+    padding too. `state`, `args` and `kwargs` are those of `sf.calibration.inputs`, and
+    nothing is changed either.
 
-    Raises ValueError where no such module was called, for experts whose output is not the sum of weights times what
-    single ones give, for numbers past the last expert, and for outputs that are not finite; each with the path.
-    TypeError for a `state` that is no State.
+    Raises ValueError where no such module was called, for experts whose output is not
+    the sum of weights times what single ones give, for numbers past the last expert,
+    and for outputs that are not finite; each with the path. TypeError for a `state`
+    that is no State.
     """
     weights = weights_of_call(module, state)
-    shared: dict[int, Any] = {id(x): x for x in (*module.parameters(), *module.buffers())}
+    shared: dict[int, Any] = {
+        id(x): x for x in (*module.parameters(), *module.buffers())
+    }
     own = copy.deepcopy(module, shared)  # for hooks, with the module's tensors
     paths = {at: path for path, (at, _) in own_tensors(own, "parameters").items()}
     stats: Stats = {}
     for place, part in own.named_modules():
-        held = {paths.get(f"{place}.{name}".lstrip(".")): x for name, x in part.named_parameters(recurse=False)}
+        held = {
+            paths.get(f"{place}.{name}".lstrip(".")): x
+            for name, x in part.named_parameters(recurse=False)
+        }
         sizes = {len(x) for x in held.values() if x.ndim > 2}
         if len(sizes) == 1:
-            leaves = [path for path, x in held.items() if path is not None and x.ndim > 1 and len(x) in sizes]
-            part.register_forward_hook(_noted(leaves, place, sizes.pop(), stats), with_kwargs=True)
+            leaves = [
+                path
+                for path, x in held.items()
+                if path is not None and x.ndim > 1 and len(x) in sizes
+            ]
+            part.register_forward_hook(
+                _noted(leaves, place, sizes.pop(), stats), with_kwargs=True
+            )
     with torch.no_grad():
         quiet_call(own, weights)(own_call((args, kwargs)))
     if not stats:
         raise ValueError(
-            "experts: expected a module with parameters [experts, out, in] that is called with states of tokens, "
-            f"numbers of experts and their weights, but the {type(module).__name__} called none"
+            "experts: expected a module with parameters [experts, out, in] that is "
+            "called with states of tokens, "
+            f"numbers of experts and their weights, but the {type(module).__name__} "
+            "called none"
         )
     return stats
 
 
 def _noted(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
     # A hook that adds what a call of experts says of each.
-    def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def hook(
+        part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         routed = _routed((*args, *kwargs.values()))
         if routed is None or not isinstance(out, Tensor):
             return
         x, index, weights = routed
         where = f"experts {place!r} ({type(part).__name__})"
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
-            raise ValueError(f"experts: expected {where} to be called with numbers of {size} experts, got others")
-        count, norm = (index.new_zeros(size, dtype=dtype) for dtype in (torch.int64, torch.float64))
+            raise ValueError(
+                f"experts: expected {where} to be called with numbers of {size} "
+                "experts, got others"
+            )
+        count, norm = (
+            index.new_zeros(size, dtype=dtype) for dtype in (torch.int64, torch.float64)
+        )
         whole = torch.zeros_like(out)
         for slot in range(index.shape[1]):
-            alone = {id(index): index[:, slot : slot + 1], id(weights): torch.ones_like(weights[:, :1])}
+            alone = {
+                id(index): index[:, slot : slot + 1],
+                id(weights): torch.ones_like(weights[:, :1]),
+            }
             given = part.forward(
                 *[alone.get(id(value), value) for value in args],
                 **{name: alone.get(id(value), value) for name, value in kwargs.items()},
             )
-            sizes = torch.linalg.vector_norm(given if given.dtype == torch.float64 else given.float(), dim=-1)
+            sizes = torch.linalg.vector_norm(
+                given if given.dtype == torch.float64 else given.float(), dim=-1
+            )
             count += torch.bincount(index[:, slot], minlength=size)
-            norm.index_add_(0, index[:, slot], weights[:, slot].double().abs() * sizes.double())
+            norm.index_add_(
+                0, index[:, slot], weights[:, slot].double().abs() * sizes.double()
+            )
             whole = whole + weights[:, slot, None] * given
         if not bool(norm.isfinite().all()):
-            raise ValueError(f"experts: expected finite outputs of {where}, got NaN or infinity")
-        if len(x) and float((whole - out).abs().max()) > _NEAR.get(out.dtype, 0.1) * float(out.abs().max()):
             raise ValueError(
-                f"experts: expected {where} to give the sum over experts of a token's weight times what each expert "
+                f"experts: expected finite outputs of {where}, got NaN or infinity"
+            )
+        if len(x) and float((whole - out).abs().max()) > _NEAR.get(
+            out.dtype, 0.1
+        ) * float(out.abs().max()):
+            raise ValueError(
+                f"experts: expected {where} to give the sum over experts of a token's "
+                "weight times what each expert "
                 "gives alone, but they give something else"
             )
         for path in leaves:
@@ -107,9 +157,16 @@ def _noted(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
 
 
 def _routed(given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
-    # The states of tokens, the numbers of their experts and the weights of these; None for another call.
-    tensors = [value for value in given if isinstance(value, Tensor) and value.ndim == 2]
-    whole = [x for x in tensors if not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool]
+    # The states of tokens, the numbers of their experts and the weights of these; None
+    # for another call.
+    tensors = [
+        value for value in given if isinstance(value, Tensor) and value.ndim == 2
+    ]
+    whole = [
+        x
+        for x in tensors
+        if not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+    ]
     floats = [x for x in tensors if x.is_floating_point()]
     if len(whole) != 1 or len(floats) != 2 or len(floats[0]) != len(floats[1]):
         return None

@@ -1,4 +1,6 @@
-"""Safetensors files of a folder: reading some tensors of them at a time, and writing so that a crash loses nothing."""
+"""Safetensors files of a folder: reading some tensors of them at a time, and writing so
+that a crash loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class StoredTensor(NamedTuple):
 
 
 def stored_in(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors in the safetensors files of a model's folder, by name; no values are read.
+    """The tensors in the safetensors files of a model's folder, by name; no values are
+    read.
 
     >>> stored_in(Path("/nowhere"))
     Traceback (most recent call last):
@@ -38,12 +41,18 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
     """
     if not folder.is_dir():
-        raise ValueError(f"stream: expected the folder of a model, got {os.fspath(folder)!r}, which is no folder")
+        raise ValueError(
+            f"stream: expected the folder of a model, got {os.fspath(folder)!r}, which "
+            "is no folder"
+        )
     single = (folder / SINGLE).exists()  # transformers looks for it first
-    if not (folder / "config.json").exists() or not (single or (folder / INDEX).exists()):
+    if not (folder / "config.json").exists() or not (
+        single or (folder / INDEX).exists()
+    ):
         there = some(sorted(path.name for path in folder.iterdir()))
         raise ValueError(
-            f"stream: expected config.json and {SINGLE} or {INDEX} in {os.fspath(folder)!r}, got {there}: write the "
+            f"stream: expected config.json and {SINGLE} or {INDEX} in "
+            f"{os.fspath(folder)!r}, got {there}: write the "
             "folder with model.save_pretrained"
         )
     placed = None if single else read_json(folder / INDEX).get("weight_map", {})
@@ -53,14 +62,21 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
             for name in inside.keys():  # noqa: SIM118
                 if placed is None or placed.get(name) == file:
                     one = inside.get_slice(name)
-                    found[name] = StoredTensor(file, tuple(one.get_shape()), one.get_dtype())
+                    found[name] = StoredTensor(
+                        file, tuple(one.get_shape()), one.get_dtype()
+                    )
     if lost := [name for name in placed or () if name not in found]:
-        raise ValueError(f"stream: {INDEX} names tensors that its files lack: {some(lost)}")
+        raise ValueError(
+            f"stream: {INDEX} names tensors that its files lack: {some(lost)}"
+        )
     return found
 
 
-def read_tensors(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a folder, each in memory of its own, from `{name: file}`; one file is open at a time.
+def read_tensors(
+    folder: Path, files: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a folder, each in memory of its own, from `{name: file}`; one file is
+    open at a time.
 
     >>> list(read_tensors(Path("."), {}))
     []
@@ -68,7 +84,10 @@ def read_tensors(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, 
     for file in sorted({*files.values()}):
         with _opened(folder / file) as inside:
             for name in sorted(name for name, own in files.items() if own == file):
-                yield name, inside.get_tensor(name).clone()  # the file may change or go away
+                yield (
+                    name,
+                    inside.get_tensor(name).clone(),
+                )  # the file may change or go away
 
 
 @contextmanager
@@ -78,7 +97,9 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         inside = safe_open(file, framework="pt")  # type: ignore[no-untyped-call, unused-ignore]
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"stream: expected a safetensors file at {os.fspath(file)!r}, but: {error}") from None
+        raise ValueError(
+            f"stream: expected a safetensors file at {os.fspath(file)!r}, but: {error}"
+        ) from None
     with inside as one:
         yield one
 
@@ -94,16 +115,26 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
-        raise ValueError(f"stream: expected a file of JSON at {os.fspath(file)!r}, but: {error}") from None
+        raise ValueError(
+            f"stream: expected a file of JSON at {os.fspath(file)!r}, but: {error}"
+        ) from None
 
 
 def stored_as(config: Mapping[str, Any]) -> str:
-    """How the config of a folder says that weights are stored, where they are not plain numbers.
+    """How the config of a folder says that weights are stored, where they are not plain
+    numbers.
 
     >>> stored_as({"quantization_config": {"quant_method": "gptq"}})
     'gptq'
     >>> dense = {"format": "dense", "global_sparsity": 0.5}
-    >>> stored_as({"quantization_config": {"quant_method": "compressed-tensors", "sparsity_config": dense}})
+    >>> stored_as(
+    ...     {
+    ...         "quantization_config": {
+    ...             "quant_method": "compressed-tensors",
+    ...             "sparsity_config": dense,
+    ...         }
+    ...     }
+    ... )
     ''
 
     compressed-tensors says of plain weights with zeros that their format is dense.
@@ -112,16 +143,26 @@ def stored_as(config: Mapping[str, Any]) -> str:
     if said is None:
         return ""
     method = str(said.get("quant_method", "quantization_config"))
-    if method != "compressed-tensors" or said.get("config_groups") or said.get("kv_cache_scheme"):
+    if (
+        method != "compressed-tensors"
+        or said.get("config_groups")
+        or said.get("kv_cache_scheme")
+    ):
         return method
     formats = [said.get("format"), (said.get("sparsity_config") or {}).get("format")]
     return next((one for one in formats if one not in (None, "dense")), "")
 
 
 def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a folder with plain weights, without what it says of their zeros: others are zero now.
+    """The config of a folder with plain weights, without what it says of their zeros:
+    others are zero now.
 
-    >>> without_sparsity({"model_type": "llama", "sparsity_config": {"format": "dense", "global_sparsity": 0.5}})
+    >>> without_sparsity(
+    ...     {
+    ...         "model_type": "llama",
+    ...         "sparsity_config": {"format": "dense", "global_sparsity": 0.5},
+    ...     }
+    ... )
     {'model_type': 'llama'}
     """
     said = () if stored_as(config) else ("quantization_config", "sparsity_config")
@@ -129,7 +170,8 @@ def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file of safetensors; after a crash it is there as a whole, or as it was before.
+    """Write a file of safetensors; after a crash it is there as a whole, or as it was
+    before.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +184,11 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
     def write(path: Path) -> None:
         try:
-            save_file({name: x.contiguous() for name, x in tensors.items()}, path, metadata={"format": "pt"})
+            save_file(
+                {name: x.contiguous() for name, x in tensors.items()},
+                path,
+                metadata={"format": "pt"},
+            )
         except SafetensorError as error:  # of the system, as a full disk
             raise OSError(str(error)) from None
 
@@ -158,11 +204,14 @@ def write_json(file: Path, value: object) -> None:
     ...     read_json(Path(folder, "a.json"))
     {'x': 1}
     """
-    write_whole(file, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
+    write_whole(
+        file, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+    )
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by a function of a path; after a crash it is there as a whole, or as it was before.
+    """Write a file by a function of a path; after a crash it is there as a whole, or as
+    it was before.
 
     >>> write_whole(Path("/nowhere/a"), lambda path: path.write_text("x"))
     Traceback (most recent call last):
@@ -170,7 +219,8 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     OSError: stream: '/nowhere/a' could not be written: [Errno 2] No such file or directory: '/nowhere/a.part'. What was
     written before it is safe: make room, and the same call goes on from there
     """
-    # Under another name first: what is on the disk before the file has its name cannot be torn.
+    # Under another name first: what is on the disk before the file has its name cannot
+    # be torn.
     part = file.with_name(f"{file.name}.part")
     with naming(file):
         try:
@@ -185,7 +235,8 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """While it is entered, an OSError says which file could not be written, and what to do.
+    """While it is entered, an OSError says which file could not be written, and what to
+    do.
 
     >>> with naming(Path("a")):
     ...     raise OSError("No space left on device")
@@ -198,7 +249,8 @@ def naming(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"stream: {os.fspath(file)!r} could not be written: {error}. What was written before it is safe: make "
+            f"stream: {os.fspath(file)!r} could not be written: {error}. What was "
+            "written before it is safe: make "
             "room, and the same call goes on from there"
         ) from error
 
@@ -214,11 +266,16 @@ def _to_disk(path: Path) -> None:
 def digest_of(x: Tensor) -> str:
     """A digest of the shape, dtype and bits of a tensor.
 
-    >>> digest_of(torch.zeros(2)) == digest_of(-torch.zeros(2)), digest_of(torch.ones(2)) == digest_of(torch.ones(2))
+    >>> (
+    ...     digest_of(torch.zeros(2)) == digest_of(-torch.zeros(2)),
+    ...     digest_of(torch.ones(2)) == digest_of(torch.ones(2)),
+    ... )
     (False, True)
     """
     digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)} ".encode())
-    digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(
+        x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    )
     return digest.hexdigest()
 
 

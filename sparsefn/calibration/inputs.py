@@ -26,10 +26,24 @@ from sparsefn.tree import Tree, leaves_of
 from sparsefn.tree.chosen import as_globs, matching
 
 _ALL = ("count", "square", "gram")
-# What ends the name of a mask of tokens, and its value where it hides one: transformers and torch have opposite ones.
+# What ends the name of a mask of tokens, and its value where it hides one: transformers
+# and torch have opposite ones.
 _HIDDEN = {"attention_mask": 0, "key_padding_mask": 1}
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_SEEN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)  # and Conv1D of transformers
+_DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_SEEN = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.MultiheadAttention,
+)  # and Conv1D of transformers
 
 
 def inputs(
@@ -41,68 +55,95 @@ def inputs(
     tokens: Tensor | None = None,
     **kwargs: Tree,
 ) -> Stats:
-    """Sums over the inputs that each weight of a module is multiplied by in one call: `{path: statistics}`.
+    """Sums over the inputs that each weight of a module is multiplied by in one call:
+    `{path: statistics}`.
 
     >>> layer = torch.nn.Linear(3, 2)
-    >>> sf.calibration.inputs(layer, None, torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]]))["weight"]["gram"]
+    >>> sf.calibration.inputs(
+    ...     layer, None, torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]])
+    ... )["weight"]["gram"]
     tensor([[ 5., 11.,  2.],
             [11., 25.,  4.],
             [ 2.,  4.,  1.]])
 
-    An input is a row of the matrix that the weight is multiplied by: a token, or a patch of a convolution.
+    An input is a row of the matrix that the weight is multiplied by: a token, or a
+    patch of a convolution.
 
     - "count", 0-d int64: how many inputs there were.
-    - "square", float64: the sum of the squares of each entry of an input. It has shape (inputs,), or (inputs, 1) where
-      the weight is stored as (inputs, outputs), as in `Conv1D` of transformers.
-    - "gram", (inputs, inputs): the sum of the products of two entries, float32, or float64 where the inputs are.
+    - "square", float64: the sum of the squares of each entry of an input. It has shape
+      (inputs,), or (inputs, 1) where the weight is stored as (inputs, outputs), as in
+      `Conv1D` of transformers.
+    - "gram", (inputs, inputs): the sum of the products of two entries, float32, or
+      float64 where the inputs are.
 
-    For a convolution an input has channels * kernel entries, in the order of `weight.flatten(1)`. Where parts of the
-    outputs read other inputs, all three have one more axis in front: a convolution with groups, `in_proj_weight` of an
-    `nn.MultiheadAttention` whose keys are not its queries, experts in one leaf. `as_matrix` gives a weight this form.
+    For a convolution an input has channels * kernel entries, in the order of
+    `weight.flatten(1)`. Where parts of the outputs read other inputs, all three have
+    one more axis in front: a convolution with groups, `in_proj_weight` of an
+    `nn.MultiheadAttention` whose keys are not its queries, experts in one leaf.
+    `as_matrix` gives a weight this form.
 
-    The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`. `of` names those that are wanted:
-    `scores.wanda` needs only `of="square"`, which also brings the count, and "gram" takes about as much memory as the
-    weights. "count" is exact. "square" adds, in float64, squares that are rounded to float32 (to float64 for float64
-    inputs), so another split of the same inputs changes it by the rounding of float64 sums alone. "gram" adds in
-    float32, and another split changes it as it changes any product of matrices. Inputs of deep layers may themselves
-    differ in their last bits between batches of different sizes, as those are different products.
+    The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`.
+    `of` names those that are wanted: `scores.wanda` needs only `of="square"`, which
+    also brings the count, and "gram" takes about as much memory as the weights. "count"
+    is exact. "square" adds, in float64, squares that are rounded to float32 (to float64
+    for float64 inputs), so another split of the same inputs changes it by the rounding
+    of float64 sums alone. "gram" adds in float32, and another split changes it as it
+    changes any product of matrices. Inputs of deep layers may themselves differ in
+    their last bits between batches of different sizes, as those are different products.
 
-    `state` is a State, whose effective weights are used, or None for the module's own weights; `args` and `kwargs` are
-    those of one call of the module, in its own mode (train or eval); a UserWarning names a layer with dropout, told by
-    its class or an attribute. The module, its buffers and the arguments stay as they are; there are no hooks, and
-    nothing requires gradients. What is in memory at a time is one call's activations, and the statistics. Leaves that
-    read one tensor, as queries, keys and values do, share theirs.
+    `state` is a State, whose effective weights are used, or None for the module's own
+    weights; `args` and `kwargs` are those of one call of the module, in its own mode
+    (train or eval); a UserWarning names a layer with dropout, told by its class or an
+    attribute. The module, its buffers and the arguments stay as they are; there are no
+    hooks, and nothing requires gradients. What is in memory at a time is one call's
+    activations, and the statistics. Leaves that read one tensor, as queries, keys and
+    values do, share theirs.
 
-    Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to `3d`, `Conv1D` of transformers,
-    the projections in `nn.MultiheadAttention`, and products of your own forward with a weight or a view of one, also
-    under autocast; compiled parts run uncompiled. Not seen are products with a tensor that is computed from the weight,
-    as under a parametrization or `spectral_norm`, transposed convolutions and fused recurrent layers: they have no
-    entry. A layer of a kind that is seen, but that this call did not reach, has statistics of count 0, which are added
-    like others.
+    Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to
+    `3d`, `Conv1D` of transformers, the projections in `nn.MultiheadAttention`, and
+    products of your own forward with a weight or a view of one, also under autocast;
+    compiled parts run uncompiled. Not seen are products with a tensor that is computed
+    from the weight, as under a parametrization or `spectral_norm`, transposed
+    convolutions and fused recurrent layers: they have no entry. A layer of a kind that
+    is seen, but that this call did not reach, has statistics of count 0, which are
+    added like others.
 
-    `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where some are padding; each layer must
-    get one input a token, in this order. ValueError for layers that get (tokens, examples), as `nn.MultiheadAttention`
-    does inside; with as many examples as tokens this is not noticed. A mask of the call that hides tokens, such as
-    `attention_mask`, is refused without it, and a UserWarning tells of `input_ids` that end or begin with two ids or
-    more that the model's config calls padding (`pad_token_id`, or without one `eos_token_id`).
+    `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where
+    some are padding; each layer must get one input a token, in this order. ValueError
+    for layers that get (tokens, examples), as `nn.MultiheadAttention` does inside; with
+    as many examples as tokens this is not noticed. A mask of the call that hides
+    tokens, such as `attention_mask`, is refused without it, and a UserWarning tells of
+    `input_ids` that end or begin with two ids or more that the model's config calls
+    padding (`pad_token_id`, or without one `eos_token_id`).
 
-    `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
-    was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
-    product with a part of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no State.
+    `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError
+    where no leaf that a glob matches was seen and for inputs that are not finite, both
+    with the paths and their layers; for another name in `of`, for a product with a part
+    of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no
+    State.
     """
     names, weights = names_of(of), weights_of_call(module, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
     matrices = {path: path for path in chosen if weights[path].ndim > 1}
     check_data("inputs", module, tokens, (args, kwargs))
     warn_of_padding("inputs", module, [((args, kwargs), tokens)])
-    stats, _ = collector(module, weights, matrices, names)(own_call((args, kwargs)), tokens)
+    stats, _ = collector(module, weights, matrices, names)(
+        own_call((args, kwargs)), tokens
+    )
     stats = {path: stats[path] for path in chosen if path in stats}
     check_finite_stats(stats, lambda path: layer_at(module, path))
-    globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
+    globs: list[Where] = (
+        [paths]
+        if callable(paths)
+        else list(as_globs("*" if paths is None else paths, "paths"))
+    )
     for glob in globs:
         asked = list(matching("paths", glob, weights))
         if not any(path in stats and stats[path]["count"].any() for path in asked):
-            raise ValueError(f"inputs: no product was seen with {', '.join(layer_at(module, path) for path in asked)}")
+            raise ValueError(
+                "inputs: no product was seen with "
+                f"{', '.join(layer_at(module, path) for path in asked)}"
+            )
     return stats
 
 
@@ -115,12 +156,16 @@ def names_of(of: str | Sequence[str]) -> tuple[str, ...]:
     names = (of,) if isinstance(of, str) else tuple(of)
     for name in names:
         if name not in _ALL:
-            raise ValueError(f"inputs: expected of to name some of {', '.join(map(repr, _ALL))}, got {name!r}")
+            raise ValueError(
+                f"inputs: expected of to name some of {', '.join(map(repr, _ALL))}, "
+                f"got {name!r}"
+            )
     return _ALL if "gram" in names else _ALL[:2]
 
 
 def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) -> None:
-    """Raise where a mask hides tokens as padding and nothing says which tokens count; warn of dropout.
+    """Raise where a mask hides tokens as padding and nothing says which tokens count;
+    warn of dropout.
 
     >>> check_data("inputs", torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
     Traceback (most recent call last):
@@ -128,51 +173,101 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     TypeError: inputs: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
     shape (2, 3)
     """
-    noisy = [path for path, part in module.named_modules() if part.training and _drops(part)]
+    noisy = [
+        path for path, part in module.named_modules() if part.training and _drops(part)
+    ]
     if noisy:
-        warnings.warn(f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first", stacklevel=3)
+        warnings.warn(
+            f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first",
+            stacklevel=3,
+        )
     given = _by_name(module, call)
-    shapes = [x.shape[:2] for x in leaves_of(list(given.values())) if isinstance(x, Tensor)]
+    shapes = [
+        x.shape[:2] for x in leaves_of(list(given.values())) if isinstance(x, Tensor)
+    ]
     two = _has_decoder(module)
     if tokens is None:
         for name, mask in given.items():
             end = next((end for end in _HIDDEN if name.endswith(end)), None)
-            if end is None or not isinstance(mask, Tensor) or mask.ndim != 2 or shapes.count(mask.shape) < 2:
+            if (
+                end is None
+                or not isinstance(mask, Tensor)
+                or mask.ndim != 2
+                or shapes.count(mask.shape) < 2
+            ):
                 continue
-            hidden, other = int((mask == _HIDDEN[end]).sum()), "~" if _HIDDEN[end] else ""
+            hidden, other = (
+                int((mask == _HIDDEN[end]).sum()),
+                "~" if _HIDDEN[end] else "",
+            )
             if hidden and bool(((mask == 0) | (mask == 1)).all()):
-                mend = f"leave it out of the statistics with tokens={other}{name}.bool()"
+                mend = (
+                    f"leave it out of the statistics with tokens={other}{name}.bool()"
+                )
                 raise ValueError(
-                    f"{what}: expected whole windows, but {name!r} hides {hidden} of {mask.numel()} tokens as padding: "
+                    f"{what}: expected whole windows, but {name!r} hides {hidden} of "
+                    f"{mask.numel()} tokens as padding: "
                     + ("give examples of one length in one call" if two else mend)
                 )
         return
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
-        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"{what}: expected tokens to be a bool tensor, True for each token that counts, got {got}")
+        got = (
+            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            if isinstance(tokens, Tensor)
+            else type(tokens).__name__
+        )
+        raise TypeError(
+            f"{what}: expected tokens to be a bool tensor, True for each token that "
+            f"counts, got {got}"
+        )
     if two:
-        raise ValueError(f"{what}: expected a model of one sequence with tokens, got an encoder with a decoder")
+        raise ValueError(
+            f"{what}: expected a model of one sequence with tokens, got an encoder "
+            "with a decoder"
+        )
     if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
         wanted = tuple(tokens.shape[::-1])
-        raise ValueError(f"{what}: expected tokens of shape {wanted}, as the call has, got {tuple(tokens.shape)}")
+        raise ValueError(
+            f"{what}: expected tokens of shape {wanted}, as the call has, got "
+            f"{tuple(tokens.shape)}"
+        )
 
 
-def warn_of_padding(what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]) -> None:
+def warn_of_padding(
+    what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]
+) -> None:
     """Warn of calls whose ids are padded, where nothing says which tokens count.
 
-    >>> warn_of_padding("inputs", torch.nn.Linear(1, 1), [(((torch.ones(2, 3),), {}), None)])
+    >>> warn_of_padding(
+    ...     "inputs", torch.nn.Linear(1, 1), [(((torch.ones(2, 3),), {}), None)]
+    ... )
     """
-    given = [item for call, tokens in data if tokens is None for item in _by_name(module, call).items()]
+    given = [
+        item
+        for call, tokens in data
+        if tokens is None
+        for item in _by_name(module, call).items()
+    ]
     ids = [value for name, value in given if name.endswith("input_ids")]
     if padding := padding_in(module, ids):
-        mend = "give the model the attention_mask of its tokenizer, and leave it out with tokens=attention_mask.bool()"
+        mend = (
+            "give the model the attention_mask of its tokenizer, and leave it out with "
+            "tokens=attention_mask.bool()"
+        )
         if _has_decoder(module):
             mend = "give examples of one length in one call"
-        warnings.warn(f"{what}: {padding}, and count in the statistics: {mend}", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"{what}: {padding}, and count in the statistics: {mend}",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _by_name(module: nn.Module, call: Call) -> dict[str, Tree]:
-    return dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
+    return (
+        dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False))
+        | call[1]
+    )
 
 
 def _has_decoder(module: nn.Module) -> bool:
@@ -180,8 +275,11 @@ def _has_decoder(module: nn.Module) -> bool:
 
 
 def _drops(part: nn.Module) -> bool:
-    # Attention and whole models of transformers have the share as a number, for torch's function.
-    shares = [x for name, x in vars(part).items() if "drop" in name and isinstance(x, float)]
+    # Attention and whole models of transformers have the share as a number, for torch's
+    # function.
+    shares = [
+        x for name, x in vars(part).items() if "drop" in name and isinstance(x, float)
+    ]
     return any(shares) or (isinstance(part, _DROPOUT) and part.p > 0)
 
 
@@ -192,11 +290,19 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
     ['weight', 'bias']
     """
     if state is not None and not isinstance(state, State):
-        raise TypeError(f"expected state to be a State from init, or None, got {type(state).__name__}")
+        raise TypeError(
+            "expected state to be a State from init, or None, got "
+            f"{type(state).__name__}"
+        )
     if state is not None:
         check_one_state(state)
-    given = tensors_for(module, "parameters", {} if state is None else state, partial=state is None)
-    weights, storages = {name: tensor.detach() for name, (_, tensor) in given.items()}, set[int]()
+    given = tensors_for(
+        module, "parameters", {} if state is None else state, partial=state is None
+    )
+    weights, storages = (
+        {name: tensor.detach() for name, (_, tensor) in given.items()},
+        set[int](),
+    )
     written = limited_tables(module)
     for name, x in weights.items():
         start = x.untyped_storage().data_ptr()
@@ -213,86 +319,127 @@ def collector(
     names: Sequence[str],
     narrow: bool = False,
 ) -> Callable[[Call, Tensor | None], tuple[Stats, Tree]]:
-    """A function of a call of the module with these weights: the statistics of some leaves, and what the call returns.
+    """A function of a call of the module with these weights: the statistics of some
+    leaves, and what the call returns.
 
     `chosen` are the module's own names of the leaves by the names that they go by.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> collect = collector(layer, {"weight": torch.ones(1, 2)}, {"7.weight": "weight"}, ["count"])
+    >>> collect = collector(
+    ...     layer, {"weight": torch.ones(1, 2)}, {"7.weight": "weight"}, ["count"]
+    ... )
     >>> stats, out = collect(((torch.ones(5, 2),), {}), None)
     >>> stats["7.weight"], out.shape
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
 
-    Leaves come in the order in which they were first seen; after them those of layers that were not reached. Without
-    leaves nothing is watched, which is faster, and so it is where the watch is `narrow`: it looks at the functions of
-    torch that get a leaf, and not at all operations. The second argument are the tokens whose inputs are counted.
+    Leaves come in the order in which they were first seen; after them those of layers
+    that were not reached. Without leaves nothing is watched, which is faster, and so it
+    is where the watch is `narrow`: it looks at the functions of torch that get a leaf,
+    and not at all operations. The second argument are the tokens whose inputs are
+    counted.
     """
     at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
-    plain = {path: own for path, own in chosen.items() if not computed_from(module, at[own])}
+    plain = {
+        path: own for path, own in chosen.items() if not computed_from(module, at[own])
+    }
     watch = Watch({path: weights[own] for path, own in plain.items()}, "gram" in names)
-    given = {own: under_watch(weights[own], watch) for own in plain.values()} if narrow else {}
+    given = (
+        {own: under_watch(weights[own], watch) for own in plain.values()}
+        if narrow
+        else {}
+    )
     run = quiet_call(module, {**weights, **given})
 
     def collect(call: Call, tokens: Tensor | None) -> tuple[Stats, Tree]:
         watch.start(tokens)
-        with torch.no_grad(), without_fusion(), watch if chosen and not narrow else contextlib.nullcontext():
+        with (
+            torch.no_grad(),
+            without_fusion(),
+            watch if chosen and not narrow else contextlib.nullcontext(),
+        ):
             out = unwatched(run(call))
         stats = watch.stats()
         watch.start(None)
         for path, own in plain.items():
             if path not in stats and _is_seen(module, at[own], weights[own]):
                 unreached = _unreached(layer_of(module, at[own]), weights[own])
-                stats[path] = {name: x for name, x in unreached.items() if name == "count" or name in names}
+                stats[path] = {
+                    name: x
+                    for name, x in unreached.items()
+                    if name == "count" or name in names
+                }
         return stats, out
 
     return collect
 
 
 def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
-    # The sums over no inputs, which add to those of any batch. Inputs of attention may be of one kind, or of three.
+    # The sums over no inputs, which add to those of any batch. Inputs of attention may
+    # be of one kind, or of three.
     turned, groups = is_conv1d(layer), getattr(layer, "groups", 1)
     width = weight.shape[0] if turned else weight.shape[1:].numel()
     size = () if isinstance(layer, nn.MultiheadAttention) else (width,)
     split = (groups,) if groups > 1 else ()
     square = torch.zeros(split + size, dtype=torch.float64, device=weight.device)
     gram = torch.zeros(
-        split + size + size, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device
+        split + size + size,
+        dtype=torch.promote_types(weight.dtype, torch.float32),
+        device=weight.device,
     )
     count = torch.zeros(split, dtype=torch.int64, device=weight.device)
-    return {"count": count, "square": square[..., None] if turned else square, "gram": gram}
+    return {
+        "count": count,
+        "square": square[..., None] if turned else square,
+        "gram": gram,
+    }
 
 
-def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:
-    """Raise ValueError where inputs were not finite, with what is told of the first such leaf.
+def check_finite_stats(
+    stats: Stats, told: Callable[[str], str], what: str = "inputs"
+) -> None:
+    """Raise ValueError where inputs were not finite, with what is told of the first
+    such leaf.
 
     >>> check_finite_stats({"w": {"square": torch.tensor([torch.inf])}}, repr)
     Traceback (most recent call last):
         ...
     ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums
     """
-    # All are asked for before the first is waited for, and once where leaves share their sums.
+    # All are asked for before the first is waited for, and once where leaves share
+    # their sums.
     shared = {id(of["square"]): of for of in stats.values()}
     finite = {key: _finite(of) for key, of in shared.items()}
     for path, of in stats.items():
         if not finite[id(of["square"])]:
-            raise ValueError(f"{what}: expected finite inputs of {told(path)}, got NaN or infinity in sums")
+            raise ValueError(
+                f"{what}: expected finite inputs of {told(path)}, got NaN or infinity "
+                "in sums"
+            )
 
 
 def _finite(stats: dict[str, Tensor]) -> Tensor:
-    # No sum of products is larger than the largest sum of squares, so the diagonal tells of the whole.
+    # No sum of products is larger than the largest sum of squares, so the diagonal
+    # tells of the whole.
     gram = stats.get("gram", stats["square"])
-    return stats["square"].isfinite().all() & (gram.diagonal(0, -2, -1) if gram.ndim > 1 else gram).isfinite().all()
+    return (
+        stats["square"].isfinite().all()
+        & (gram.diagonal(0, -2, -1) if gram.ndim > 1 else gram).isfinite().all()
+    )
 
 
 def layer_at(module: nn.Module, path: str, name: str = "") -> str:
-    """The path of a leaf, or the name that it goes by, and what it belongs to, for errors.
+    """The path of a leaf, or the name that it goes by, and what it belongs to, for
+    errors.
 
     >>> layer_at(torch.nn.Sequential(torch.nn.Embedding(2, 2)), "0.weight")
     "'0.weight' (Embedding)"
     """
     at = own_tensors(module, "parameters")[path][0]
     if found := computed_from(module, at):
-        return f"{(name or path)!r} ({found.path!r} is computed from it: make it a parameter with {found.mend})"
+        return (
+            f"{(name or path)!r} ({found.path!r} is computed from it: make it a "
+            f"parameter with {found.mend})"
+        )
     return f"{(name or path)!r} ({type(layer_of(module, at)).__name__})"
 
 
@@ -302,16 +449,22 @@ def is_table(module: nn.Module, name: str) -> bool:
     >>> is_table(torch.nn.Embedding(2, 2), "weight")
     True
     """
-    return isinstance(layer_of(module, own_tensors(module, "parameters")[name][0]), nn.Embedding | nn.EmbeddingBag)
+    return isinstance(
+        layer_of(module, own_tensors(module, "parameters")[name][0]),
+        nn.Embedding | nn.EmbeddingBag,
+    )
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
-    return is_weight(module, at, weight, _SEEN) or (is_conv1d(layer_of(module, at)) and is_weight(module, at, weight))
+    return is_weight(module, at, weight, _SEEN) or (
+        is_conv1d(layer_of(module, at)) and is_weight(module, at, weight)
+    )
 
 
 @contextlib.contextmanager
 def without_fusion() -> Iterator[None]:
-    """Without torch's fused attention and encoder layer, and compiled parts, which would hide their products.
+    """Without torch's fused attention and encoder layer, and compiled parts, which
+    would hide their products.
 
     >>> with without_fusion():
     ...     torch.backends.mha.get_fastpath_enabled()
@@ -319,9 +472,15 @@ def without_fusion() -> Iterator[None]:
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    compiler = "torch._dynamo" in sys.modules  # it takes a second to import, and without it nothing is compiled
+    compiler = (
+        "torch._dynamo" in sys.modules
+    )  # it takes a second to import, and without it nothing is compiled
     try:
-        with torch.compiler.set_stance("force_eager") if compiler else contextlib.nullcontext():
+        with (
+            torch.compiler.set_stance("force_eager")
+            if compiler
+            else contextlib.nullcontext()
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

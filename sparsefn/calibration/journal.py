@@ -1,4 +1,6 @@
-"""What a run that prunes a folder has done so far, so that it can be killed at any moment and go on."""
+"""What a run that prunes a folder has done so far, so that it can be killed at any
+moment and go on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparsefn.calibration.folders import StoredTensor, digest_of, read_json, some, write_json
+from sparsefn.calibration.folders import (
+    StoredTensor,
+    digest_of,
+    read_json,
+    some,
+    write_json,
+)
 from sparsefn.tree import Tree, flatten
 
 PLACE = ".stream"  # in the folder that the run makes, until it is whole
@@ -20,7 +28,8 @@ _JOURNAL = "journal.json"
 
 
 class Part(NamedTuple):
-    """A part of a model that is done: a digest of what was read, and the errors of the blocks in it.
+    """A part of a model that is done: a digest of what was read, and the errors of the
+    blocks in it.
 
     >>> Part("a1", {"0.*": 0.25}).errors
     {'0.*': 0.25}
@@ -51,7 +60,8 @@ class Journal(NamedTuple):
 
 @contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
-    """Keep other runs out of a folder while it is entered; the system lets go of it where the process is killed.
+    """Keep other runs out of a folder while it is entered; the system lets go of it
+    where the process is killed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, only_run_in(Path(folder)):
@@ -75,7 +85,8 @@ def only_run_in(out: Path) -> Iterator[None]:
                     shutil.rmtree(out / PLACE, ignore_errors=True)
     except Timeout:
         raise ValueError(
-            f"stream: expected one run at a time, but another one writes to {os.fspath(out)!r}: wait for its end, or "
+            "stream: expected one run at a time, but another one writes to "
+            f"{os.fspath(out)!r}: wait for its end, or "
             "give another folder out"
         ) from None
 
@@ -85,7 +96,10 @@ def _check_free(out: Path) -> None:
         return
     if out.exists() and (not out.is_dir() or (there := {*os.listdir(out)} - {PLACE})):
         held = some(sorted(there)) if out.is_dir() else "a file"
-        raise ValueError(f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, got {held}")
+        raise ValueError(
+            f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, "
+            f"got {held}"
+        )
 
 
 def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
@@ -97,7 +111,8 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
     ...     journal_in(Path(folder), {"batches": "a1"}) == journal
     True
 
-    Raises ValueError where the folder holds anything else, and names what differs from the run that it is of.
+    Raises ValueError where the folder holds anything else, and names what differs from
+    the run that it is of.
     """
     file = out / PLACE / _JOURNAL
     if not file.exists():
@@ -108,7 +123,8 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
     before = read_json(file)
     if others := [name for name in run if before["run"].get(name) != run[name]]:
         raise ValueError(
-            f"stream: expected the run that was killed in {os.fspath(out)!r}, but of another run were its "
+            f"stream: expected the run that was killed in {os.fspath(out)!r}, but of "
+            "another run were its "
             f"{', '.join(others)}: go on with the same, or give another folder out"
         )
     return Journal(out, run, tuple(Part(**one) for one in before["parts"]))
@@ -126,12 +142,15 @@ def digest_of_batches(batches: Iterable[Tree]) -> str:
     digest = hashlib.sha256()
     for batch in batches:
         for path, leaf in flatten(batch)[0].items():
-            digest.update(f"{path} {digest_of(leaf) if isinstance(leaf, Tensor) else leaf} ".encode())
+            digest.update(
+                f"{path} {digest_of(leaf) if isinstance(leaf, Tensor) else leaf} ".encode()
+            )
     return digest.hexdigest()
 
 
 def digest_of_model(config: Path, stored: Mapping[str, StoredTensor]) -> str:
-    """A digest of what a model's folder says of it: its config, and its tensors but for their values.
+    """A digest of what a model's folder says of it: its config, and its tensors but for
+    their values.
 
     >>> digest_of_model(Path(__file__), {})[:0]
     ''

@@ -36,7 +36,9 @@ class Touched(BaseException):
 
 
 class Slot(NamedTuple):
-    """A tensor that a part returns: the number of the part's call, and that of the leaf."""
+    """A tensor that a part returns: the number of the part's call, and that of the
+    leaf.
+    """
 
     number: int
     leaf: int
@@ -68,16 +70,25 @@ class Stowed(NamedTuple):
 
     def form(self) -> OutputForm:
         """The tree without its tensors."""
-        return OutputForm(self.tree, tuple(None if isinstance(leaf, KeptTensor) else leaf for leaf in self.leaves))
+        return OutputForm(
+            self.tree,
+            tuple(
+                None if isinstance(leaf, KeptTensor) else leaf for leaf in self.leaves
+            ),
+        )
 
 
 class Marker(Tensor):
-    """Stands for an output of a part that did not run. It can be handed on, and nothing else."""
+    """Stands for an output of a part that did not run. It can be handed on, and nothing
+    else.
+    """
 
     slot: Slot
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         leaves = optree.tree_leaves((args, kwargs))  # type: ignore[arg-type,var-annotated]
         raise Touched(next(leaf.slot for leaf in leaves if isinstance(leaf, Marker)))
 
@@ -94,7 +105,10 @@ def in_memory(x: Tensor) -> KeptTensor:
 def form_of(out: Tree) -> OutputForm:
     """What a part returns, without the tensors.
 
-    >>> form_of((torch.ones(1), None)) == form_of((torch.zeros(2), None)), form_of(torch.ones(1)) == form_of([1])
+    >>> (
+    ...     form_of((torch.ones(1), None)) == form_of((torch.zeros(2), None)),
+    ...     form_of(torch.ones(1)) == form_of([1]),
+    ... )
     (True, False)
 
     Raises BrokenChainError for objects that may hide tensors.
@@ -103,7 +117,9 @@ def form_of(out: Tree) -> OutputForm:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise BrokenChainError(f"returns a {type(leaf).__name__}")
-    return OutputForm(tree, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+    return OutputForm(
+        tree, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    )
 
 
 def marked(form: OutputForm, number: int) -> Tree:
@@ -120,7 +136,9 @@ def marked(form: OutputForm, number: int) -> Tree:
     return optree.tree_unflatten(form.tree, leaves)
 
 
-def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, KeptTensor]] | None = None) -> Stowed:
+def stow(
+    tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, KeptTensor]] | None = None
+) -> Stowed:
     """Keep the tensors of a tree; a tensor that is in `memo` already is not kept again.
 
     >>> unstow(stow({"x": torch.ones(1), "n": 2}, in_memory))
@@ -139,22 +157,34 @@ def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, KeptTensor]] | No
 
 
 def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
-    """The tree with its tensors. Other objects are copied, as caches of keys and values are, which a call changes.
+    """The tree with its tensors. Other objects are copied, as caches of keys and values
+    are, which a call changes.
 
     >>> out = stow(torch.ones(1), in_memory)
     >>> unstow(Stowed(out.tree, [Slot(3, 0)]), {3: out})
     tensor([1.])
     """
     known = outputs or {}
-    leaves = [known[x.number].leaves[x.leaf] if isinstance(x, Slot) else x for x in stowed.leaves]
-    # One that is there twice is read once: attention asks whether its keys are its queries.
-    read = {id(x): x.read() for x in {id(x): x for x in leaves if isinstance(x, KeptTensor)}.values()}
+    leaves = [
+        known[x.number].leaves[x.leaf] if isinstance(x, Slot) else x
+        for x in stowed.leaves
+    ]
+    # One that is there twice is read once: attention asks whether its keys are its
+    # queries.
+    read = {
+        id(x): x.read()
+        for x in {id(x): x for x in leaves if isinstance(x, KeptTensor)}.values()
+    }
     copies: dict[int, Any] = {}
-    return optree.tree_unflatten(stowed.tree, [read[id(x)] if id(x) in read else _copied(x, copies) for x in leaves])
+    return optree.tree_unflatten(
+        stowed.tree,
+        [read[id(x)] if id(x) in read else _copied(x, copies) for x in leaves],
+    )
 
 
 def own_call(call: Call) -> Call:
-    """A call with copies of its tensors and objects, as a model may write into what it is called with.
+    """A call with copies of its tensors and objects, as a model may write into what it
+    is called with.
 
     >>> x = torch.ones(1)
     >>> args, _ = own_call(((x, [x]), {}))
@@ -180,4 +210,6 @@ def _copied(leaf: Any, copies: dict[int, Any]) -> Any:
         return copy.deepcopy(leaf, copies)
     except (Touched, Exception):
         kind = type(leaf).__name__
-        raise BrokenChainError(f"gets a {kind} that cannot be copied or holds outputs of others") from None
+        raise BrokenChainError(
+            f"gets a {kind} that cannot be copied or holds outputs of others"
+        ) from None

@@ -26,9 +26,11 @@ from sparsefn.tree import leaves_of
 class Chain(NamedTuple):
     """The parts of a model that run one by one.
 
-    `parts` are they by path, `names` those of their weights in the model by their own, `order` the paths as they are
-    called, `forms` what each call returns, `kept` the numbers of the calls whose outputs the model itself needs, and
-    `at` the number of the call for each block. `narrow` says how their leaves may be watched, see `collector`.
+    `parts` are they by path, `names` those of their weights in the model by their own,
+    `order` the paths as they are called, `forms` what each call returns, `kept` the
+    numbers of the calls whose outputs the model itself needs, and `at` the number of
+    the call for each block. `narrow` says how their leaves may be watched, see
+    `collector`.
     """
 
     parts: dict[str, nn.Module]
@@ -54,14 +56,20 @@ class Paused:
     torch.Size([3, 2])
     """
 
-    def __init__(self, module: nn.Module, chain: Chain, call: Call, keep: Keep = in_memory) -> None:
+    def __init__(
+        self, module: nn.Module, chain: Chain, call: Call, keep: Keep = in_memory
+    ) -> None:
         self.module, self.chain, self.start, self.keep = module, chain, call, keep
         self.calls: dict[int, Stowed] = {}
         self.outputs: dict[int, Stowed] = {}
-        self.last: dict[int, int] = {}  # the call that is the last to get outputs of a call
+        self.last: dict[
+            int, int
+        ] = {}  # the call that is the last to get outputs of a call
 
     def go_on(self, number: int, weights: Mapping[str, Tensor]) -> None:
-        """Find out what the part of a number, and those after it, are called with, where that is not known."""
+        """Find out what the part of a number, and those after it, are called with,
+        where that is not known.
+        """
         if number in self.calls:
             return
         chain = self.chain
@@ -87,29 +95,47 @@ class Paused:
     def lent(self, number: int, again: bool) -> Iterator[Call]:
         """What the part of a number is called with, which it must not write into.
 
-        It may where nobody reads it after: it does not run `again`, and no later part is called with the same.
+        It may where nobody reads it after: it does not run `again`, and no later part
+        is called with the same.
         """
         leaves, call = self.calls[number].leaves, self.call(number)
-        later = {_key(leaf) for i, other in self.calls.items() if i > number for leaf in other.leaves}
+        later = {
+            _key(leaf)
+            for i, other in self.calls.items()
+            if i > number
+            for leaf in other.leaves
+        }
         kept = [again or _key(leaf) in later for leaf in leaves]
         before = _versions(call)
         yield call
         after = _versions(call)
-        if len(after) != len(before) or any(x != y for x, y, own in zip(before, after, kept, strict=True) if own):
-            raise BrokenChainError(f"{self.chain.order[number]!r} writes into its inputs")
+        if len(after) != len(before) or any(
+            x != y for x, y, own in zip(before, after, kept, strict=True) if own
+        ):
+            raise BrokenChainError(
+                f"{self.chain.order[number]!r} writes into its inputs"
+            )
 
     def done(self, number: int, outputs: Stowed) -> None:
         """Take the outputs of a part, and forget what is not needed any more."""
         if outputs.form() != self.chain.forms[number]:
-            raise BrokenChainError(f"{self.chain.order[number]!r} does not always return the same")
+            raise BrokenChainError(
+                f"{self.chain.order[number]!r} does not always return the same"
+            )
         del self.calls[number]
         self.outputs[number] = outputs
-        needed = {number, *self.chain.kept, *(i for i, last in self.last.items() if last > number)}
+        needed = {
+            number,
+            *self.chain.kept,
+            *(i for i, last in self.last.items() if last > number),
+        }
         self.outputs = {i: one for i, one in self.outputs.items() if i in needed}
 
 
 def lent_calls(runs: Iterable[Paused], number: int, again: bool) -> Iterator[Call]:
-    """What each of some runs calls the part of a number with; BrokenChainError where a part writes into it."""
+    """What each of some runs calls the part of a number with; BrokenChainError where a
+    part writes into it.
+    """
     for run in runs:
         yield from run.lent(number, again)
 
@@ -120,4 +146,7 @@ def _key(leaf: object) -> object:
 
 def _versions(call: Call) -> list[Any]:
     # Tensors of inference mode do not count writes.
-    return [(id(x), isinstance(x, Tensor) and not x.is_inference() and x._version) for x in leaves_of(call)]
+    return [
+        (id(x), isinstance(x, Tensor) and not x.is_inference() and x._version)
+        for x in leaves_of(call)
+    ]

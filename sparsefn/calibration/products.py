@@ -27,12 +27,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     >>> watch.stats()
     {'w': {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}}
 
-    A leaf is recognized by its storage, which it must have for itself. So views of it count, and casts of the whole of
-    it, as autocast makes them; a leaf computed from it does not. ValueError for a product with a part of a leaf's
-    inputs, as `x @ weight[:, :2].T`, and for a write into a leaf.
+    A leaf is recognized by its storage, which it must have for itself. So views of it
+    count, and casts of the whole of it, as autocast makes them; a leaf computed from it
+    does not. ValueError for a product with a part of a leaf's inputs, as
+    `x @ weight[:, :2].T`, and for a write into a leaf.
     """
 
-    def __init__(self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None) -> None:
+    def __init__(
+        self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A weak reference keeps the address of a storage from being used again.
         self.own = {_storage(leaf): (path, leaf) for path, leaf in leaves.items()}
@@ -44,20 +47,31 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tokens = tokens
         self.leaves = dict(self.own)
         self.found: dict[str, tuple[bool, int, dict[tuple[int, int], Sums]]] = {}
-        self.rows: dict[StorageWeakRef, Sequence[int]] = {}  # what rows of a matrix were before it was flattened
+        self.rows: dict[
+            StorageWeakRef, Sequence[int]
+        ] = {}  # what rows of a matrix were before it was flattened
         self.last: tuple[Tensor, int, Sums] | None = None
 
     def stats(self) -> Stats:
         """The statistics of the leaves that were seen, by path."""
-        return {path: as_stats(parts, outputs, turned) for path, (turned, outputs, parts) in self.found.items()}
+        return {
+            path: as_stats(parts, outputs, turned)
+            for path, (turned, outputs, parts) in self.found.items()
+        }
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operation, and look at its factors if it is a product."""
         op = _watched(func)
         if op is _APART:
-            with self:  # under inference_mode torch leaves it to the mode to take such operations apart
+            # under inference_mode torch leaves it to the mode to take such operations
+            # apart
+            with self:
                 return func.decompose(*args, **(kwargs or {}))
         if op is _WRITE:
             self.check_unwritten(args[0])
@@ -66,7 +80,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         if op is CAST:
             known = self.leaf(args[0])
-            if known and _same_memory(args[0], known[1]) and out.stride() == known[1].stride():
+            if (
+                known
+                and _same_memory(args[0], known[1])
+                and out.stride() == known[1].stride()
+            ):
                 self.leaves[_storage(out)] = (known[0], out)
         elif op in _VIEWS:
             if out.ndim == 2 < args[0].ndim:
@@ -92,17 +110,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self.leaf(x) if isinstance(x, Tensor) else None
         if known:
             raise ValueError(
-                f"inputs: expected a forward that leaves its weights as they are, but it writes into {known[0]!r}: "
-                "have it compute a new tensor and multiply by that, or write into the weight beforehand"
+                "inputs: expected a forward that leaves its weights as they are, but "
+                f"it writes into {known[0]!r}: "
+                "have it compute a new tensor and multiply by that, or write into the "
+                "weight beforehand"
             )
 
     def product(self, a: Tensor, b: Tensor) -> None:
-        """Look at a product of two matrices, of a matrix and a vector, or of two batches of matrices."""
+        """Look at a product of two matrices, of a matrix and a vector, or of two
+        batches of matrices.
+        """
         left, right = self.leaf(a), self.leaf(b)
         if (left is None) == (right is None):
             return
         b = b.mT if b.ndim > 1 else b[None]
-        # The weight as (..., outputs, inputs), and the other factor as (..., n, inputs).
+        # The weight as (..., outputs, inputs), and the other factor as (..., n,
+        # inputs).
         ((path, leaf), weight, x) = (left, a, b) if left is not None else (right, b, a)  # type: ignore[misc]
         if weight.ndim == 2:
             self.add(path, leaf, weight, x)
@@ -115,52 +138,92 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.add(path, leaf, one, inputs)
 
     def grouped(self, a: Tensor, b: Tensor, ends: Tensor | None = None) -> None:
-        """Look at a product of consecutive rows of a matrix with a matrix for each, up to these ends."""
+        """Look at a product of consecutive rows of a matrix with a matrix for each, up
+        to these ends.
+        """
         known = self.leaf(b)
         if known is None or ends is None or a.ndim != 2 or b.ndim != 3:
             return
         if self.tokens is not None:
-            raise ValueError(f"inputs: expected {known[0]!r} to get inputs in the order of tokens, but it sorts them")
+            raise ValueError(
+                f"inputs: expected {known[0]!r} to get inputs in the order of tokens, "
+                "but it sorts them"
+            )
         bounds = [0, *ends.tolist()]
         for one, first, end in zip(b.mT, bounds, bounds[1:], strict=False):
             self.add(*known, one, a[first:end])
 
     def add(self, path: str, leaf: Tensor, weight: Tensor, x: Tensor) -> None:
-        """Add the rows of x to the inputs of the outputs that a matrix of (outputs, inputs) holds."""
+        """Add the rows of x to the inputs of the outputs that a matrix of (outputs,
+        inputs) holds.
+        """
         same = weight is leaf or _same_memory(leaf, weight)  # as in most layers
         if same and leaf.ndim == 2 and weight.shape[1] > 1:
             return self.keep(path, leaf, False, 0, len(leaf), self.sums(path, x))
-        axis = next((d for d in reversed(range(leaf.ndim)) if _is_axis(leaf, d, weight)), None)
-        first, last = (None if axis is None else _output_at(leaf, axis, weight[row]) for row in (0, -1))
-        flat = axis is not None and (axis >= leaf.ndim - 2 or (axis == 1 and leaf.shape[2:].numel() == 1))
-        if not flat or axis is None or first is None or last is None or last - first != len(weight) - 1:
+        axis = next(
+            (d for d in reversed(range(leaf.ndim)) if _is_axis(leaf, d, weight)), None
+        )
+        first, last = (
+            None if axis is None else _output_at(leaf, axis, weight[row])
+            for row in (0, -1)
+        )
+        flat = axis is not None and (
+            axis >= leaf.ndim - 2 or (axis == 1 and leaf.shape[2:].numel() == 1)
+        )
+        if (
+            not flat
+            or axis is None
+            or first is None
+            or last is None
+            or last - first != len(weight) - 1
+        ):
             raise ValueError(
-                f"inputs: expected products with whole rows of {path!r}, of shape {tuple(leaf.shape)}, got one with a "
+                f"inputs: expected products with whole rows of {path!r}, of shape "
+                f"{tuple(leaf.shape)}, got one with a "
                 f"part of shape {tuple(weight.shape)}; leave it out with paths="
             )
-        self.keep(path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(path, x))
+        self.keep(
+            path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(path, x)
+        )
 
     def sums(self, path: str, x: Tensor) -> Sums:
-        """The sums over the rows of x; those of the tensor before if it is the same one, as q, k and v read it."""
+        """The sums over the rows of x; those of the tensor before if it is the same
+        one, as q, k and v read it.
+        """
         if self.tokens is not None and self.tokens.numel() != len(x):
             raise ValueError(
-                f"inputs: expected an input of {path!r} for all {self.tokens.numel()} tokens, got {len(x)}"
+                f"inputs: expected an input of {path!r} for all {self.tokens.numel()} "
+                f"tokens, got {len(x)}"
             )
-        if self.tokens is not None and not _alike(self.rows.get(_storage(x), self.tokens.shape), self.tokens.shape):
+        if self.tokens is not None and not _alike(
+            self.rows.get(_storage(x), self.tokens.shape), self.tokens.shape
+        ):
             raise ValueError(
-                f"inputs: expected inputs of {path!r} in the order of the {tuple(self.tokens.shape)} tokens, got "
-                f"{tuple(self.rows[_storage(x)])}: give examples of one length in one call, without tokens"
+                f"inputs: expected inputs of {path!r} in the order of the "
+                f"{tuple(self.tokens.shape)} tokens, got "
+                f"{tuple(self.rows[_storage(x)])}: give examples of one length in one "
+                "call, without tokens"
             )
         if x.is_inference():
             return row_sums(self.counted(x), self.gram)
-        if self.last is not None and self.last[1] == x._version and _same_memory(self.last[0], x):
+        if (
+            self.last is not None
+            and self.last[1] == x._version
+            and _same_memory(self.last[0], x)
+        ):
             return self.last[2]
         self.last = (x, x._version, row_sums(self.counted(x), self.gram))
         return self.last[2]
 
     def flattened(self, shape: Sequence[int], x: Tensor) -> None:
-        """Note by which dimensions of a shape the rows of a matrix go, where tokens say which of them count."""
-        sizes = [] if self.tokens is None else list(itertools.accumulate(shape, operator.mul))
+        """Note by which dimensions of a shape the rows of a matrix go, where tokens say
+        which of them count.
+        """
+        sizes = (
+            []
+            if self.tokens is None
+            else list(itertools.accumulate(shape, operator.mul))
+        )
         if len(x) in sizes:
             self.rows[_storage(x)] = shape[: sizes.index(len(x)) + 1]
 
@@ -168,26 +231,47 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The rows of x that are tokens."""
         return x if self.tokens is None else x[self.tokens.flatten().to(x.device)]
 
-    def convolution(self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int) -> None:
+    def convolution(
+        self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int
+    ) -> None:
         """Look at a convolution with these strides, paddings and dilations."""
         known = self.leaf(weight)
         if known is None:
             return
         path, leaf = known
         if self.tokens is not None:
-            raise ValueError(f"inputs: expected an input of {path!r} a token, but it is the kernel of a convolution")
+            raise ValueError(
+                f"inputs: expected an input of {path!r} a token, but it is the kernel "
+                "of a convolution"
+            )
         if not _same_memory(weight, leaf):
-            raise ValueError(f"inputs: expected a convolution with the whole of {path!r}, got one with a part of it")
+            raise ValueError(
+                f"inputs: expected a convolution with the whole of {path!r}, got one "
+                "with a part of it"
+            )
         size = len(leaf) // groups
-        for group, sums in enumerate(patch_sums(x, leaf.shape[2:], sizes, groups, self.gram)):
+        for group, sums in enumerate(
+            patch_sums(x, leaf.shape[2:], sizes, groups, self.gram)
+        ):
             self.keep(path, leaf, False, group * size, (group + 1) * size, sums)
 
-    def keep(self, path: str, leaf: Tensor, transposed: bool, first: int, end: int, sums: Sums) -> None:
+    def keep(
+        self,
+        path: str,
+        leaf: Tensor,
+        transposed: bool,
+        first: int,
+        end: int,
+        sums: Sums,
+    ) -> None:
         """Add sums to those of the same outputs of a leaf."""
         outputs = leaf.numel() // len(sums.square)
         was, _, parts = self.found.setdefault(path, (transposed, outputs, {}))
         if was != transposed:
-            raise ValueError(f"inputs: {path!r} is multiplied once along each axis; leave it out with paths=")
+            raise ValueError(
+                f"inputs: {path!r} is multiplied once along each axis; leave it out "
+                "with paths="
+            )
         old = parts.get((first, end))
         parts[first, end] = sums if old is None else old.plus(sums)
 
@@ -206,9 +290,16 @@ _WRITE = "writes into its first argument"
 def _watched(func: Any) -> Any:
     if func.overloadpacket in _KNOWN:
         return func.overloadpacket
-    if func._schema.name.endswith("_") and func.overloadpacket is not _aten.embedding_renorm_:  # of a table of its own
+    if (
+        func._schema.name.endswith("_")
+        and func.overloadpacket is not _aten.embedding_renorm_
+    ):  # of a table of its own
         return _WRITE
-    return _APART if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd) else None
+    return (
+        _APART
+        if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
+        else None
+    )
 
 
 def _storage(x: Tensor) -> StorageWeakRef:
@@ -221,18 +312,22 @@ def _alike(rows: Sequence[int], tokens: Sequence[int]) -> bool:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    where = [(_storage(x), x.storage_offset(), x.shape, x.stride(), x.dtype) for x in (a, b)]
+    where = [
+        (_storage(x), x.storage_offset(), x.shape, x.stride(), x.dtype) for x in (a, b)
+    ]
     return where[0] == where[1]
 
 
 def _is_axis(leaf: Tensor, axis: int, weight: Tensor) -> bool:
-    # Whether the columns of a matrix in the leaf's memory go along this axis of the leaf.
+    # Whether the columns of a matrix in the leaf's memory go along this axis of the
+    # leaf.
     same = weight.shape[1] == leaf.shape[axis]
     return same and (weight.shape[1] == 1 or weight.stride(1) == leaf.stride(axis))
 
 
 def _output_at(leaf: Tensor, axis: int, row: Tensor) -> int | None:
-    # The number of the output, among all entries of the other axes, that a row of a matrix is; None inside of one.
+    # The number of the output, among all entries of the other axes, that a row of a
+    # matrix is; None inside of one.
     at, place = row.storage_offset() - leaf.storage_offset(), [0] * leaf.ndim
     for d in sorted(range(leaf.ndim), key=leaf.stride, reverse=True):
         if leaf.shape[d] > 1:

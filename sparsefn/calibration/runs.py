@@ -1,4 +1,6 @@
-"""What each batch calls the parts of a model with, where these run one by one and their outputs are files."""
+"""What each batch calls the parts of a model with, where these run one by one and their
+outputs are files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from sparsefn.calibration.caught import intercepted
 from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collector, without_fusion
-from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of, own_call
+from sparsefn.calibration.kept import (
+    BrokenChainError,
+    KeptTensor,
+    OutputForm,
+    Stowed,
+    form_of,
+    own_call,
+)
 from sparsefn.calibration.paused import Chain, Paused, lent_calls
 from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
@@ -31,16 +40,32 @@ from sparsefn.tree import Tree
 class Runs:
     """The runs of a model for some batches, all paused before the same part.
 
-    The outputs of parts are files in the folder that `scratch` is in, which outlive the process; all other tensors that
-    parts are called with are files in `scratch`. Both are read when a part is called, for one batch at a time.
+    The outputs of parts are files in the folder that `scratch` is in, which outlive the
+    process; all other tensors that parts are called with are files in `scratch`. Both
+    are read when a part is called, for one batch at a time.
     """
 
     def __init__(
-        self, plan: Plan, calls: Sequence[Call], tokens: Sequence[Tensor | None], scratch: Path, device: torch.device
+        self,
+        plan: Plan,
+        calls: Sequence[Call],
+        tokens: Sequence[Tensor | None],
+        scratch: Path,
+        device: torch.device,
     ) -> None:
-        parts, forms = {path: plan.model.get_submodule(path) for path in plan.order}, forms_of(plan, calls[0], device)
-        self.plan, self.work, self.tokens, self.device = plan, scratch.parent, tokens, device
-        self.chain = Chain(parts, names_in(plan.model, parts), plan.order, forms, frozenset(), [])
+        parts, forms = (
+            {path: plan.model.get_submodule(path) for path in plan.order},
+            forms_of(plan, calls[0], device),
+        )
+        self.plan, self.work, self.tokens, self.device = (
+            plan,
+            scratch.parent,
+            tokens,
+            device,
+        )
+        self.chain = Chain(
+            parts, names_in(plan.model, parts), plan.order, forms, frozenset(), []
+        )
         kept = on_disk(scratch)
 
         def keep(x: Tensor) -> KeptTensor:
@@ -51,7 +76,9 @@ class Runs:
         self.entered: set[int] = set()  # parts before which the model itself computes
 
     def reach(self, number: int) -> None:
-        """Find out what the part of a number is called with, by the leaves of the model outside of all parts."""
+        """Find out what the part of a number is called with, by the leaves of the model
+        outside of all parts.
+        """
         if number in self.paused[0].calls:
             return
         self.entered.add(number)
@@ -61,16 +88,24 @@ class Runs:
 
     def calls(self, number: int) -> Iterator[Call]:
         """What each batch calls the part of a number with."""
-        return lent_calls(self.paused, number, self.plan.order[number] in self.plan.blocks)
+        return lent_calls(
+            self.paused, number, self.plan.order[number] in self.plan.blocks
+        )
 
     def keep(self, number: int) -> Callable[[Tree], Stowed]:
-        """How to keep the outputs of a part, those of one batch after another, and again."""
+        """How to keep the outputs of a part, those of one batch after another, and
+        again.
+        """
         turns = itertools.cycle(range(len(self.paused)))
 
         def keep(out: Tree) -> Stowed:
             file = self._file(number, next(turns))
-            tensors = [x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)]
-            torch.save(tensors, saved := io.BytesIO())  # to a full disk torch itself raises no OSError
+            tensors = [
+                x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)
+            ]
+            torch.save(
+                tensors, saved := io.BytesIO()
+            )  # to a full disk torch itself raises no OSError
             write_whole(file, lambda path: path.write_bytes(saved.getbuffer()))
             return _stowed(file, form_of(out))
 
@@ -82,7 +117,9 @@ class Runs:
             run.done(number, out)
 
     def passed(self, number: int) -> None:
-        """Go on to the next part, with the outputs in files where they are still needed."""
+        """Go on to the next part, with the outputs in files where they are still
+        needed.
+        """
         for i, run in enumerate(self.paused):
             if (file := self._file(number, i)).exists():
                 run.done(number, _stowed(file, self.chain.forms[number]))
@@ -95,7 +132,11 @@ class Runs:
 
     def forget(self, needed: Iterable[int]) -> None:
         """Remove the files of all outputs but those of some parts."""
-        names = {self._file(number, i).name for number in needed for i in range(len(self.paused))}
+        names = {
+            self._file(number, i).name
+            for number in needed
+            for i in range(len(self.paused))
+        }
         for file in self.work.glob("outputs-*"):
             if file.name not in names:
                 file.unlink()
@@ -108,12 +149,15 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     """What each part of a model returns, without the tensors in it.
 
     >>> layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
-    >>> forms_of(Plan(Path("."), {}, layers, [], {}, {"": []}), ((), {}), torch.device("cpu"))
+    >>> forms_of(
+    ...     Plan(Path("."), {}, layers, [], {}, {"": []}), ((), {}), torch.device("cpu")
+    ... )
     []
 
-    The model runs to its end on one example of the call. Of each list the first part runs, and the others return the
-    same, as it matters only in which order the model calls them. Raises BrokenChainError where that is not the order of
-    the parts, each of them once.
+    The model runs to its end on one example of the call. Of each list the first part
+    runs, and the others return the same, as it matters only in which order the model
+    calls them. Raises BrokenChainError where that is not the order of the parts, each
+    of them once.
     """
     if not plan.order:
         return []
@@ -123,22 +167,37 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
 
 
 def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
-    parts, called = {path: plan.model.get_submodule(path) for path in plan.order}, list[str]()
-    names, outputs, used = names_in(plan.model, parts), dict[str, Tree](), dict[str, list[str]]()
+    parts, called = (
+        {path: plan.model.get_submodule(path) for path in plan.order},
+        list[str](),
+    )
+    names, outputs, used = (
+        names_in(plan.model, parts),
+        dict[str, Tree](),
+        dict[str, list[str]](),
+    )
 
-    def run(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
-        if called[-1:] == [own := path.rpartition(".")[0]]:  # the part itself, with its weights
+    def run(
+        path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tree:
+        if called[-1:] == [
+            own := path.rpartition(".")[0]
+        ]:  # the part itself, with its weights
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if own not in outputs:
             called.append(own)
             weights = block_weights(part, names[path], bare(plan.load(path, device)[0]))
             matrices = {name: name for name, x in weights.items() if x.ndim > 1}
-            stats, outputs[own] = collector(part, weights, matrices, ["count"])((args, kwargs), None)
+            stats, outputs[own] = collector(part, weights, matrices, ["count"])(
+                (args, kwargs), None
+            )
             used[own] = list(stats)  # as they are first used
             form_of(outputs[own])
             called.pop()
         called.append(path)
-        return optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs[own])
+        return optree.tree_map(
+            lambda x: x.clone() if isinstance(x, Tensor) else x, outputs[own]
+        )
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
         quiet_call(plan.model, plan.outside(device))(own_call(call))
@@ -149,9 +208,14 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         if path != other:
             raise BrokenChainError(f"{path!r} is called before {other!r}")
     for path, blocks in plan.blocks.items():
-        first = {names[path][name]: i for i, name in enumerate(used[path.rpartition(".")[0]]) if name in names[path]}
+        first = {
+            names[path][name]: i
+            for i, name in enumerate(used[path.rpartition(".")[0]])
+            if name in names[path]
+        }
         places = [
-            (min((first[name] for name in chosen if name in first), default=-1), block) for block, chosen in blocks
+            (min((first[name] for name in chosen if name in first), default=-1), block)
+            for block, chosen in blocks
         ]
         check_places([place for place in places if place[0] >= 0])
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
@@ -160,7 +224,11 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
 def _stowed(file: Path, form: OutputForm) -> Stowed:
     places = itertools.count()
     return Stowed(
-        form.tree, [KeptTensor(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves]
+        form.tree,
+        [
+            KeptTensor(partial(_read, file, next(places))) if leaf is None else leaf
+            for leaf in form.leaves
+        ],
     )
 
 

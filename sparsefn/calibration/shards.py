@@ -1,4 +1,6 @@
-"""The folder that a run makes: a file of weights for each part of the model, and the other files of its model."""
+"""The folder that a run makes: a file of weights for each part of the model, and the
+other files of its model.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,23 @@ from sparsefn.calibration.folders import (
 from sparsefn.calibration.journal import PLACE
 from sparsefn.calibration.plan import Plan
 
-_TEMPLATES = "additional_chat_templates"  # which a tokenizer has besides its own; other folders are of other tools
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}  # they are not copied
+# which a tokenizer has besides its own; other folders are of other tools
+_TEMPLATES = "additional_chat_templates"
+_WEIGHTS = {
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".h5",
+    ".msgpack",
+    ".gguf",
+    ".onnx",
+}  # they are not copied
 
 
 def write_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> None:
-    """Write the weights of a part, and its buffers, under the names that the folder has.
+    """Write the weights of a part, and its buffers, under the names that the folder
+    has.
 
     >>> import tempfile
     >>> plan = Plan(Path("."), {}, torch.nn.Module(), [], {}, {"": []})
@@ -41,7 +54,8 @@ def write_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> 
 
 
 def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> None:
-    """Raise ValueError where the weights of a part are not the bits that were written, which it names.
+    """Raise ValueError where the weights of a part are not the bits that were written,
+    which it names.
 
     >>> import tempfile
     >>> plan = Plan(Path("."), {}, torch.nn.Module(), [], {}, {"": []})
@@ -53,20 +67,28 @@ def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> 
     for name, old in read_tensors(out, dict.fromkeys(tensors, _file(plan, path))):
         if digest_of(old) != digest_of(tensors[name]):
             raise ValueError(
-                f"stream: expected the run that was killed in {os.fspath(out)!r}, but {name!r} comes out otherwise: go "
-                "on with the same prune, number of threads and versions, or give another folder out"
+                f"stream: expected the run that was killed in {os.fspath(out)!r}, but "
+                f"{name!r} comes out otherwise: go "
+                "on with the same prune, number of threads and versions, or give "
+                "another folder out"
             )
 
 
 def finish(plan: Plan, out: Path) -> None:
-    """Copy the other files, write the index, without which the folder is no model, and remove what the run kept.
+    """Copy the other files, write the index, without which the folder is no model, and
+    remove what the run kept.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as out:
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     tempfile.TemporaryDirectory() as out,
+    ... ):
     ...     for name in ("config.json", "model.safetensors"):
     ...         _ = Path(folder, name).write_text("{}")
     ...     Path(out, PLACE).mkdir()
-    ...     finish(Plan(Path(folder), {}, torch.nn.Module(), [], {}, {"": []}), Path(out))
+    ...     finish(
+    ...         Plan(Path(folder), {}, torch.nn.Module(), [], {}, {"": []}), Path(out)
+    ...     )
     ...     sorted(os.listdir(out))
     ['config.json', 'model.safetensors.index.json']
     """
@@ -82,7 +104,10 @@ def finish(plan: Plan, out: Path) -> None:
     placed, size = dict[str, str](), 0
     for path, leaves in plan.leaves.items():
         placed |= {leaf.stored[0]: _file(plan, path) for leaf in leaves}
-        size += sum(math.prod(plan.stored[leaf.stored[0]].shape) * leaf.dtype.itemsize for leaf in leaves)
+        size += sum(
+            math.prod(plan.stored[leaf.stored[0]].shape) * leaf.dtype.itemsize
+            for leaf in leaves
+        )
     write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": placed})
     for kept in (out / PLACE).iterdir():
         if kept.is_dir():  # the journal goes last

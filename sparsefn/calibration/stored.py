@@ -1,4 +1,6 @@
-"""Tensors in files of a temporary folder, which are mapped into memory where they are read."""
+"""Tensors in files of a temporary folder, which are mapped into memory where they are
+read.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,28 @@ _SMALLEST = 4096  # bytes: a page
 
 
 def on_disk(folder: str | Path) -> Keep:
-    """How to keep tensors as files in a folder; a file goes when its tensor is not needed any more.
+    """How to keep tensors as files in a folder; a file goes when its tensor is not
+    needed any more.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     kept = on_disk(folder)(torch.arange(4096.0).reshape(64, 64).T)
     ...     len(os.listdir(folder)), kept.read()[1, :3], kept.read().stride()
     (1, tensor([  1.,  65., 129.]), (1, 64))
 
-    A tensor that is read has the values, dtype, device and order in memory of the one that was kept. On a CPU its
-    memory is that of the file, of which the system holds in memory what it has room for, and writing to it does not
-    change the file. Tensors of less than a page stay where they are. OSError where the disk is full.
+    A tensor that is read has the values, dtype, device and order in memory of the one
+    that was kept. On a CPU its memory is that of the file, of which the system holds in
+    memory what it has room for, and writing to it does not change the file. Tensors of
+    less than a page stay where they are. OSError where the disk is full.
     """
 
     def keep(x: Tensor) -> KeptTensor:
         if type(x) is not Tensor or x.layout != torch.strided or x.nbytes < _SMALLEST:
             return KeptTensor(lambda: x)
-        # Dimensions that are expanded have one entry, and the others go as they are in memory.
-        dense = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+        # Dimensions that are expanded have one entry, and the others go as they are in
+        # memory.
+        dense = x[
+            tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())
+        ]
         axes = sorted(range(x.ndim), key=lambda d: (-dense.stride()[d], d))
         packed = dense.permute(axes).contiguous()
         handle, file = tempfile.mkstemp(dir=folder)
@@ -51,7 +58,12 @@ def on_disk(folder: str | Path) -> Keep:
 
 
 def _read(
-    file: str, packed: torch.Size, axes: list[int], shape: torch.Size, dtype: torch.dtype, device: torch.device
+    file: str,
+    packed: torch.Size,
+    axes: list[int],
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     size = packed.numel()
     flat = torch.from_file(file, shared=False, size=size, dtype=dtype)

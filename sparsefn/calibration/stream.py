@@ -1,4 +1,6 @@
-"""Pruning a model from a folder to a folder, with one of its blocks in memory at a time."""
+"""Pruning a model from a folder to a folder, with one of its blocks in memory at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -49,62 +51,83 @@ def stream(
     tokens: Sequence[Tensor] | None = None,
     make: Callable[[], nn.Module] | None = None,
 ) -> dict[str, float | None]:
-    """Prune a model that need not fit in memory, from a folder of transformers to a new folder, block after block.
+    """Prune a model that need not fit in memory, from a folder of transformers to a new
+    folder, block after block.
 
     >>> def prune(stats):
     ...     return sf.methods.wanda(0.5, stats)
-    >>> sf.calibration.stream("/nowhere", prune, [{"input_ids": torch.arange(8)[None]}], "pruned")
+    >>> sf.calibration.stream(
+    ...     "/nowhere", prune, [{"input_ids": torch.arange(8)[None]}], "pruned"
+    ... )
     Traceback (most recent call last):
         ...
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
 
-    `folder` has config.json and safetensors, as `save_pretrained` writes it, and `from_pretrained` loads the new folder
-    `out`: the same tensors, names and other files, with the weights that `in_order` gives for the whole model, bit for
-    bit, where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what the model is called with: a
-    dict, a tuple or a tensor. Batches may differ in length. Where they are padded, `tokens` has a bool tensor for each,
-    which says which tokens count. Blocks run on the device of the batches. Returned are the errors of the blocks, by
-    block: the norm of the change of their outputs over their norm.
+    `folder` has config.json and safetensors, as `save_pretrained` writes it, and
+    `from_pretrained` loads the new folder `out`: the same tensors, names and other
+    files, with the weights that `in_order` gives for the whole model, bit for bit,
+    where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what
+    the model is called with: a dict, a tuple or a tensor. Batches may differ in length.
+    Where they are padded, `tokens` has a bool tensor for each, which says which tokens
+    count. Blocks run on the device of the batches. Returned are the errors of the
+    blocks, by block: the norm of the change of their outputs over their norm.
 
-    `blocks` are those of `in_order`; by default they are the members of the model's lists of layers. Other layers of
-    these lists run as they are. `make()` gives the model; by default it is the class that config.json names. Wherever
-    it is made, its parameters are not kept: at one time there are in memory one layer, its statistics, what `prune`
-    makes of them, and one batch's activations; or the leaves outside of all layers, embeddings and head, while data
-    passes these. Activations of the other batches are in `out`, about three times the hidden states of all batches.
-    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized and of compressed
-    models are refused. What config.json says of the zeros of plain weights, as compressed-tensors does, is left out of
-    that of `out`, whose zeros are others.
+    `blocks` are those of `in_order`; by default they are the members of the model's
+    lists of layers. Other layers of these lists run as they are. `make()` gives the
+    model; by default it is the class that config.json names. Wherever it is made, its
+    parameters are not kept: at one time there are in memory one layer, its statistics,
+    what `prune` makes of them, and one batch's activations; or the leaves outside of
+    all layers, embeddings and head, while data passes these. Activations of the other
+    batches are in `out`, about three times the hidden states of all batches. Weights
+    are run and written in the dtype that `from_pretrained` gives them; folders of
+    quantized and of compressed models are refused. What config.json says of the zeros
+    of plain weights, as compressed-tensors does, is left out of that of `out`, whose
+    zeros are others.
 
-    **Killed at any moment**, the same call goes on at the block where it was, with the same bits: a file is on the disk
-    before it has its name. What is there already is looked at: a digest of the weights that were read, the batches,
-    and the last block that was pruned, which is pruned again and must have the same bits, as no one can look into
-    `prune`. Where something differs ValueError says what. So it is with a full disk, an OSError: make room, call again.
+    **Killed at any moment**, the same call goes on at the block where it was, with the
+    same bits: a file is on the disk before it has its name. What is there already is
+    looked at: a digest of the weights that were read, the batches, and the last block
+    that was pruned, which is pruned again and must have the same bits, as no one can
+    look into `prune`. Where something differs ValueError says what. So it is with a
+    full disk, an OSError: make room, call again.
 
-    **Several processes** of `torch.distributed` share the batches, if all make the same call and see the same folders.
-    Each adds the sums of all in the order of the processes, so that masks have the same bits in every run on so many
-    processes, and differ from those of one process as sums in another order do. Then all call `prune`, and solve the
-    rows of each weight together, as in `sf.distributed.by_rows`; the first one writes. ValueError where what `prune`
-    gives is not the same on all of them.
+    **Several processes** of `torch.distributed` share the batches, if all make the same
+    call and see the same folders. Each adds the sums of all in the order of the
+    processes, so that masks have the same bits in every run on so many processes, and
+    differ from those of one process as sums in another order do. Then all call `prune`,
+    and solve the rows of each weight together, as in `sf.distributed.by_rows`; the
+    first one writes. ValueError where what `prune` gives is not the same on all of
+    them.
 
-    One example is run beforehand, to see in which order the model calls its layers. No module but the one that `make`
-    gives is written to, and no hook is left.
+    One example is run beforehand, to see in which order the model calls its layers. No
+    module but the one that `make` gives is written to, and no hook is left.
 
-    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
-    outside of it; layers that the model does not call one after the other, or that write into their inputs or get
-    attributes from elsewhere, which need `in_order`; the block and the layer whose inputs are not finite; an `out` that
-    another run writes to at the same time, or that holds anything else. What no input reached is as in `in_order`.
+    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a
+    layer that are tied to leaves outside of it; layers that the model does not call one
+    after the other, or that write into their inputs or get attributes from elsewhere,
+    which need `in_order`; the block and the layer whose inputs are not finite; an `out`
+    that another run writes to at the same time, or that holds anything else. What no
+    input reached is as in `in_order`.
 
-    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
+    arXiv 2306.11695, sec. 3.
     """
     check_call("prune", prune, "stats")
     names, calls = names_of(of), _calls(batches)
     counted = [None] * len(calls) if tokens is None else list(tokens)
     if len(counted) != len(calls):
-        raise ValueError(f"stream: expected a tensor of tokens for each of {len(calls)} batches, got {len(counted)}")
+        raise ValueError(
+            f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
+            f"got {len(counted)}"
+        )
     source, target, first = Path(folder), Path(out), place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
     with agreement(everyone()):
         if source.resolve() == target.resolve():
-            raise ValueError(f"stream: expected another folder to write to, got {os.fspath(out)!r} twice")
+            raise ValueError(
+                f"stream: expected another folder to write to, got {os.fspath(out)!r} "
+                "twice"
+            )
         plan = planned(source, blocks, make, device)
         for call, one in zip(calls, counted, strict=True):
             check_data("stream", plan.model, one, call)
@@ -112,7 +135,9 @@ def stream(
         run = {
             "model": digest_of_model(source / "config.json", plan.stored),
             "batches": digest_of_batches(zip(calls, counted, strict=True)),
-            "blocks": repr([chosen for own in plan.blocks.values() for _, chosen in own]),
+            "blocks": repr(
+                [chosen for own in plan.blocks.values() for _, chosen in own]
+            ),
             "statistics": repr(names),
             "processes": str(place()[1]),
         }
@@ -124,32 +149,49 @@ def stream(
         with agreement(everyone()):
             journal = journal_in(target, run)
         if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
-            with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
+            with (
+                tempfile.TemporaryDirectory(dir=_work(target)) as scratch,
+                agreement(everyone()),
+            ):
                 try:
-                    runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
+                    runs = Runs(
+                        plan, share(calls), share(counted), Path(scratch), device
+                    )
                     journal = _streamed(plan, runs, journal, prune, names)
                 except BrokenChainError as error:
                     raise ValueError(
-                        f"stream: expected layers that run one after the other, but {error}: prune the model in "
+                        "stream: expected layers that run one after the other, but "
+                        f"{error}: prune the model in "
                         "memory, with sf.calibration.in_order"
                     ) from None
         with agreement(everyone()):
             if first:
                 finish(plan, target)
-    return {block: error for part in journal.parts for block, error in part.errors.items()}
+    return {
+        block: error for part in journal.parts for block, error in part.errors.items()
+    }
 
 
 def _calls(batches: Sequence[Example]) -> list[Call]:
     if isinstance(batches, Tensor | Mapping | str):
         kind = type(batches).__name__
-        raise TypeError(f"stream: expected a list of batches, as batches=[{{'input_ids': tokens}}, ...], got a {kind}")
+        raise TypeError(
+            f"stream: expected a list of batches, as batches=[{{'input_ids': tokens}}, "
+            f"...], got a {kind}"
+        )
     calls = [as_call(batch) for batch in batches]
     if len(calls) < place()[1]:
-        raise ValueError(f"stream: expected a batch for each of {place()[1]} processes, got {len(calls)} in all")
+        raise ValueError(
+            f"stream: expected a batch for each of {place()[1]} processes, got "
+            f"{len(calls)} in all"
+        )
     for number, call in enumerate(calls):
         tensors = [x for x in leaves_of(call) if isinstance(x, Tensor)]
         if not tensors or any(not x.numel() for x in tensors):
-            raise ValueError(f"stream: expected batches of tensors that have entries, got none in batch {number}")
+            raise ValueError(
+                "stream: expected batches of tensors that have entries, got none in "
+                f"batch {number}"
+            )
     return calls
 
 
@@ -158,8 +200,10 @@ def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
     for path, part in zip(plan.leaves, journal.parts, strict=False):
         if plan.load(path, device)[1] != part.digest:
             raise ValueError(
-                f"stream: expected the run that was killed in {os.fspath(journal.out)!r}, but the weights of "
-                f"{path or 'the embeddings and head'!r} are others now: go on with the same, or give another folder out"
+                "stream: expected the run that was killed in "
+                f"{os.fspath(journal.out)!r}, but the weights of "
+                f"{path or 'the embeddings and head'!r} are others now: go on with the "
+                "same, or give another folder out"
             )
 
 
@@ -171,13 +215,22 @@ def _work(out: Path) -> Path:
     return work
 
 
-def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
+def _streamed(
+    plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]
+) -> Journal:
     if not journal.parts:
         with agreement(everyone()):
-            journal = _written(plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {})
+            journal = _written(
+                plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {}
+            )
     done = len(journal.parts) - 1
-    last = max((number for number in range(done) if plan.order[number] in plan.blocks), default=None)
-    before = set[int]()  # whose outputs the last part that was pruned was called with, so that it can be pruned again
+    last = max(
+        (number for number in range(done) if plan.order[number] in plan.blocks),
+        default=None,
+    )
+    # whose outputs the last part that was pruned was called with, so that it can be
+    # pruned again
+    before = set[int]()
     for number, path in enumerate(plan.order):
         with agreement(everyone()):
             runs.reach(number)
@@ -186,14 +239,18 @@ def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequen
                 continue
             before = runs.needed() if path in plan.blocks else before
             weights, digest, errors = _pruned(plan, runs, number, prune, of)
-        with agreement(everyone()):  # the outputs of all processes are on the disk by now
+        with agreement(
+            everyone()
+        ):  # the outputs of all processes are on the disk by now
             if number >= done:
                 journal = _written(plan, journal, path, weights, digest, errors)
             elif place()[0] == 0:
                 check_part(plan, journal.out, path, weights)
             del weights
         if number >= done:
-            runs.forget(before | runs.needed() | {entered - 1 for entered in runs.entered})
+            runs.forget(
+                before | runs.needed() | {entered - 1 for entered in runs.entered}
+            )
     return journal
 
 
@@ -203,7 +260,12 @@ def _pruned(
     path = plan.order[number]
     weights, digest = plan.load(path, runs.device)
     results, outputs = prune_block(
-        *(runs.chain.parts[path], runs.chain.names[path], bare(weights), plan.blocks.get(path, [])),
+        *(
+            runs.chain.parts[path],
+            runs.chain.names[path],
+            bare(weights),
+            plan.blocks.get(path, []),
+        ),
         *(together(prune), partial(runs.calls, number), of),
         tokens=runs.tokens,
         keep=runs.keep(number),
@@ -216,7 +278,12 @@ def _pruned(
 
 
 def _written(
-    plan: Plan, journal: Journal, path: str, weights: dict[str, Tensor], digest: str, errors: dict[str, float | None]
+    plan: Plan,
+    journal: Journal,
+    path: str,
+    weights: dict[str, Tensor],
+    digest: str,
+    errors: dict[str, float | None],
 ) -> Journal:
     part = Part(digest, errors)
     if place()[0]:

@@ -1,4 +1,6 @@
-"""Sums over the inputs of a product: how many, their squares, their products with each other."""
+"""Sums over the inputs of a product: how many, their squares, their products with each
+other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ Stats = dict[str, dict[str, Tensor]]  # of leaves, by path
 
 
 class Sums(NamedTuple):
-    """Statistics of the inputs of some outputs: `number`, `square` (inputs,) and, if asked for, `gram`.
+    """Statistics of the inputs of some outputs: `number`, `square` (inputs,) and, if
+    asked for, `gram`.
 
     >>> from sparsefn.calibration.sums import row_sums
     >>> row_sums(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), gram=True)
@@ -30,7 +33,9 @@ class Sums(NamedTuple):
 
     def plus(self, other: Sums) -> Sums:
         """The sums over both inputs."""
-        gram = None if self.gram is None or other.gram is None else self.gram + other.gram
+        gram = (
+            None if self.gram is None or other.gram is None else self.gram + other.gram
+        )
         return Sums(self.number + other.number, self.square + other.square, gram)
 
 
@@ -40,20 +45,33 @@ def row_sums(x: Tensor, gram: bool) -> Sums:
     >>> row_sums(torch.ones(3, 2), gram=False)
     Sums(number=3, square=tensor([3., 3.], dtype=torch.float64), gram=None)
 
-    Squares are rounded to float32, and added in float64. Products are added in float32, or in float64 if x is.
+    Squares are rounded to float32, and added in float64. Products are added in float32,
+    or in float64 if x is.
     """
     width = x.shape[1]
-    return Sums(len(x), _squares(x), _gram(_parts(x, width, products=True), width, x) if gram else None)
+    return Sums(
+        len(x),
+        _squares(x),
+        _gram(_parts(x, width, products=True), width, x) if gram else None,
+    )
 
 
-def patch_sums(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]], groups: int, gram: bool) -> list[Sums]:
-    """The sums over the patches that a convolution multiplies by its kernel, for each of its groups.
+def patch_sums(
+    x: Tensor,
+    kernel: Sequence[int],
+    sizes: Sequence[Sequence[int]],
+    groups: int,
+    gram: bool,
+) -> list[Sums]:
+    """The sums over the patches that a convolution multiplies by its kernel, for each
+    of its groups.
 
     >>> patch_sums(torch.ones(1, 1, 3), (2,), ((1,), (0,), (1,)), 1, gram=True)
     [Sums(number=2, square=tensor([2., 2.], dtype=torch.float64), gram=tensor([[2., 2.],
             [2., 2.]]))]
 
-    `x` is (examples, channels, ...), `sizes` are stride, padding and dilation of each dimension.
+    `x` is (examples, channels, ...), `sizes` are stride, padding and dilation of each
+    dimension.
     """
     # A patch adds the squares of its entries, whichever example it is from.
     seen = _patches(_squares(x)[None], kernel, *sizes)
@@ -64,17 +82,33 @@ def patch_sums(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]],
     width, times = square.shape[1], math.prod(kernel)
     grams = []
     for own in torch.split(x, x.shape[1] // groups, 1):
-        parts = (_patches(part, kernel, *sizes) for part in _parts(own, own[:1].numel() * times, products=True))
-        grams.append(_gram((p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts), width, x))
-    return [Sums(count, one, product) for one, product in zip(square, grams, strict=True)]
+        parts = (
+            _patches(part, kernel, *sizes)
+            for part in _parts(own, own[:1].numel() * times, products=True)
+        )
+        grams.append(
+            _gram(
+                (p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts),
+                width,
+                x,
+            )
+        )
+    return [
+        Sums(count, one, product) for one, product in zip(square, grams, strict=True)
+    ]
 
 
 def _none(like: Sums) -> Sums:
-    return Sums(0, torch.zeros_like(like.square), None if like.gram is None else torch.zeros_like(like.gram))
+    return Sums(
+        0,
+        torch.zeros_like(like.square),
+        None if like.gram is None else torch.zeros_like(like.gram),
+    )
 
 
 def _parts(x: Tensor, width: int, products: bool = False) -> Iterator[Tensor]:
-    # A few rows at a time, in the dtype of the sums, so that copies stay small: on a CPU in its cache.
+    # A few rows at a time, in the dtype of the sums, so that copies stay small: on a
+    # CPU in its cache.
     size = ((2**16, 2**22) if x.device.type == "cpu" else (2**24, 2**28))[products]
     for part in torch.split(x, max(1, size // max(1, width))):
         yield part if part.dtype == torch.float64 else part.float()
@@ -96,7 +130,11 @@ def _gram(parts: Iterator[Tensor], width: int, x: Tensor) -> Tensor:
 
 
 def _patches(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> Tensor:
     # (examples, channels, places..., kernel...), a view of the padded tensor.
     x = functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
@@ -106,28 +144,37 @@ def _patches(
 
 
 def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
-    """Statistics with plain inputs for outputs that no data reached, so that these are pruned by the size of weights.
+    """Statistics with plain inputs for outputs that no data reached, so that these are
+    pruned by the size of weights.
 
-    >>> stats = {"experts": {"count": torch.tensor([4, 0]), "square": torch.tensor([[8.0, 4.0], [0.0, 0.0]])}}
+    >>> stats = {
+    ...     "experts": {
+    ...         "count": torch.tensor([4, 0]),
+    ...         "square": torch.tensor([[8.0, 4.0], [0.0, 0.0]]),
+    ...     }
+    ... }
     >>> sf.calibration.fill_unreached(stats)["experts"]
     {'count': tensor([4, 2]), 'square': tensor([[8., 4.],
             [3., 3.]])}
 
-    Experts that no token is routed to have no statistics of their own, and scores and solvers that read data refuse
-    them. Here outputs that fewer than two inputs reached, or zeros alone, get two: of one size in all entries, that of
-    the other outputs of the leaf (1 where there are none), and independent of each other, so that "gram" is a multiple
-    of the identity. Then Wanda and SparseGPT rank the weights of an output as magnitude does, and change none; RIA
-    ranks them by their shares in rows and columns alone.
+    Experts that no token is routed to have no statistics of their own, and scores and
+    solvers that read data refuse them. Here outputs that fewer than two inputs reached,
+    or zeros alone, get two: of one size in all entries, that of the other outputs of
+    the leaf (1 where there are none), and independent of each other, so that "gram" is
+    a multiple of the identity. Then Wanda and SparseGPT rank the weights of an output
+    as magnitude does, and change none; RIA ranks them by their shares in rows and
+    columns alone.
 
     Args:
         stats: Those of `sf.calibration.inputs`, of all batches: add them before.
 
     Returns:
-        Statistics of the same leaves, shapes and dtypes. Leaves that data reached keep their tensors.
+        Statistics of the same leaves, shapes and dtypes. Leaves that data reached keep
+        their tensors.
 
     Raises:
-        ValueError: Statistics without "count" and "square", such as those of `sf.calibration.experts`; attention that
-            no batch reached.
+        ValueError: Statistics without "count" and "square", such as those of
+            `sf.calibration.experts`; attention that no batch reached.
     """
     return {path: _filled(path, of) for path, of in stats.items()}
 
@@ -135,11 +182,15 @@ def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
 def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if "count" not in of or "square" not in of:
         got = ", ".join(map(repr, of))
-        raise ValueError(f"fill_unreached: expected 'count' and 'square' in the statistics at {path!r}, got {got}")
+        raise ValueError(
+            "fill_unreached: expected 'count' and 'square' in the statistics at "
+            f"{path!r}, got {got}"
+        )
     count, square = of["count"], of["square"]
     if square.ndim == count.ndim:
         raise ValueError(
-            f"fill_unreached: expected statistics with a shape at {path!r}, but no batch reached its layer, whose "
+            f"fill_unreached: expected statistics with a shape at {path!r}, but no "
+            "batch reached its layer, whose "
             "inputs may be of several kinds: leave it out with where="
         )
     entries = tuple(range(count.ndim, square.ndim))
@@ -149,11 +200,15 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     def where_few(value: Tensor | float, old: Tensor) -> Tensor:
         flags = few.reshape(count.shape + (1,) * (old.ndim - count.ndim))
-        return torch.where(flags, torch.as_tensor(value, dtype=old.dtype, device=old.device), old)
+        return torch.where(
+            flags, torch.as_tensor(value, dtype=old.dtype, device=old.device), old
+        )
 
     width = math.prod(square.shape[count.ndim :])
     inputs = where_few(0, count).sum() * width
-    size = torch.where(inputs > 0, where_few(0.0, square).sum() / inputs.clamp(min=1), 1.0)
+    size = torch.where(
+        inputs > 0, where_few(0.0, square).sum() / inputs.clamp(min=1), 1.0
+    )
     filled = {"count": where_few(2, count), "square": where_few(2 * size, square)}
     if "gram" in of:
         eye = torch.eye(width, device=size.device)
@@ -161,12 +216,23 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return filled
 
 
-def as_stats(parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool) -> dict[str, Tensor]:
-    """The statistics of a leaf from those of parts of its outputs, `{(first, end): sums}`.
+def as_stats(
+    parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool
+) -> dict[str, Tensor]:
+    """The statistics of a leaf from those of parts of its outputs,
+    `{(first, end): sums}`.
 
-    >>> {k: tuple(x.shape) for k, x in as_stats({(0, 4): row_sums(torch.ones(5, 3), True)}, 4, False).items()}
+    >>> {
+    ...     k: tuple(x.shape)
+    ...     for k, x in as_stats(
+    ...         {(0, 4): row_sums(torch.ones(5, 3), True)}, 4, False
+    ...     ).items()
+    ... }
     {'count': (), 'square': (3,), 'gram': (3, 3)}
-    >>> halves = {(0, 2): row_sums(torch.ones(5, 3), True), (2, 4): row_sums(torch.zeros(6, 3), True)}
+    >>> halves = {
+    ...     (0, 2): row_sums(torch.ones(5, 3), True),
+    ...     (2, 4): row_sums(torch.zeros(6, 3), True),
+    ... }
     >>> {k: tuple(x.shape) for k, x in as_stats(halves, 4, False).items()}
     {'count': (2,), 'square': (2, 3), 'gram': (2, 3, 3)}
     """
@@ -176,9 +242,18 @@ def as_stats(parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool)
     for first in range(0, outputs, step):
         inside = [sums for (begin, end), sums in parts.items() if begin <= first < end]
         groups.append(functools.reduce(Sums.plus, inside) if inside else _none(one))
-    pick: Callable[[list[Tensor]], Tensor] = torch.stack if len(groups) > 1 else lambda values: values[0]
-    count = pick([torch.tensor(sums.number, device=one.square.device) for sums in groups])
-    stats = {"count": count, "square": pick([sums.square[:, None] if transposed else sums.square for sums in groups])}
+    pick: Callable[[list[Tensor]], Tensor] = (
+        torch.stack if len(groups) > 1 else lambda values: values[0]
+    )
+    count = pick(
+        [torch.tensor(sums.number, device=one.square.device) for sums in groups]
+    )
+    stats = {
+        "count": count,
+        "square": pick(
+            [sums.square[:, None] if transposed else sums.square for sums in groups]
+        ),
+    }
     if one.gram is not None:
         stats["gram"] = pick([sums.gram for sums in groups if sums.gram is not None])
     return stats

@@ -1,4 +1,6 @@
-"""Checkpoints of release 0.2, whose states had their parts among their scores and keys. To be deleted in 2027-12."""
+"""Checkpoints of release 0.2, whose states had their parts among their scores and keys.
+To be deleted in 2027-12.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,24 @@ def with_parts(template: Tree, found: Mapping[str, Tensor]) -> Mapping[str, Tens
     """The tensors of a checkpoint under the paths of today; those of today as they are.
 
     >>> state = sf.chain(sf.static(0.5), sf.static(0.5)).init({"w": torch.ones(1, 2)})
-    >>> old = {"params.w": 0, "scores.0.masks.w": 1, "scores.1.masks.w": 2, "key.0": 3, "key.1": 4, "masks.w": 5}
+    >>> old = {
+    ...     "params.w": 0,
+    ...     "scores.0.masks.w": 1,
+    ...     "scores.1.masks.w": 2,
+    ...     "key.0": 3,
+    ...     "key.1": 4,
+    ...     "masks.w": 5,
+    ... }
     >>> sorted(with_parts(state, old))
     ['masks.w', 'params.w', 'parts.0.key', 'parts.0.masks.w', 'parts.1.key', 'parts.1.masks.w']
     """
     today: dict[str, str] = {}
     for prefix, state in _states(template).items():
-        today |= {path: old for path, old in _old_paths(state, prefix, *_fields(prefix)).items() if path != old}
+        today |= {
+            path: old
+            for path, old in _old_paths(state, prefix, *_fields(prefix)).items()
+            if path != old
+        }
     if not today or any(path in found for path in today):
         return found
     moved = {old: path for path, old in today.items() if old in found}
@@ -33,18 +46,38 @@ def _states(template: Tree) -> dict[str, State]:
     def is_state(node: object) -> bool:
         return isinstance(node, State)
 
-    paths, nodes, _ = optree.tree_flatten_with_path(template, is_leaf=is_state, none_is_leaf=False)
+    paths, nodes, _ = optree.tree_flatten_with_path(
+        template, is_leaf=is_state, none_is_leaf=False
+    )
     pairs = zip(paths, nodes, strict=True)
-    return {"".join(f"{part}." for part in path): node for path, node in pairs if is_state(node)}
+    return {
+        "".join(f"{part}." for part in path): node
+        for path, node in pairs
+        if is_state(node)
+    }
 
 
 def _fields(prefix: str) -> tuple[str, str, str, str, str]:
-    return f"{prefix}masks", f"{prefix}scores", f"{prefix}key", f"{prefix}opt", f"{prefix}support"
+    return (
+        f"{prefix}masks",
+        f"{prefix}scores",
+        f"{prefix}key",
+        f"{prefix}opt",
+        f"{prefix}support",
+    )
 
 
-def _old_paths(state: State, now: str, masks: str, scores: str, key: str, opt: str, support: str) -> dict[str, str]:
+def _old_paths(
+    state: State, now: str, masks: str, scores: str, key: str, opt: str, support: str
+) -> dict[str, str]:
     """The path of each leaf of a state, and the one that it had."""
-    fields = {"masks": masks, "scores": scores, "key": key, "opt": opt, "support": support}
+    fields = {
+        "masks": masks,
+        "scores": scores,
+        "key": key,
+        "opt": opt,
+        "support": support,
+    }
     found = {}
     for field, old in fields.items():
         for path in flatten(getattr(state, field))[0]:
@@ -53,11 +86,23 @@ def _old_paths(state: State, now: str, masks: str, scores: str, key: str, opt: s
     for i, part in enumerate(state.parts):
         if "latent" in state.scores:
             within = f"{scores}.inner"
-            olds = (f"{within}.masks", f"{within}.scores", key, opt, f"{within}.support")
+            olds = (
+                f"{within}.masks",
+                f"{within}.scores",
+                key,
+                opt,
+                f"{within}.support",
+            )
         elif "rewind" in state.scores:
             olds = (masks, f"{scores}.inner", key, opt, support)
         else:
             within = f"{scores}.{i}"
-            olds = (f"{within}.masks", f"{within}.scores", f"{key}.{i}", f"{opt}.{i}", f"{within}.support")
+            olds = (
+                f"{within}.masks",
+                f"{within}.scores",
+                f"{key}.{i}",
+                f"{opt}.{i}",
+                f"{within}.support",
+            )
         found |= _old_paths(part, f"{now}parts.{i}.", *olds)
     return found

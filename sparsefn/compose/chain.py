@@ -15,7 +15,8 @@ from sparsefn.tree import Tree, identical
 
 @described
 def chain(*algorithms: Algorithm) -> Algorithm:
-    """Intersect masks: each algorithm selects among the entries that all algorithms before it kept.
+    """Intersect masks: each algorithm selects among the entries that all algorithms
+    before it kept.
 
     >>> rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
     >>> algorithm = sf.chain(rows, sf.one_shot(0.75))
@@ -24,10 +25,12 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     {'w': tensor([[False, False],
             [False,  True]])}
 
-    Counts of every part refer to the whole leaf. Where a pattern has several groups, such as rows, a group in which
-    fewer units are left than its part of the leaf's count leaves the rest of it to the other groups. If fewer entries
-    are left than a part asks for, all of them are kept. Only the last part may let pruned weights train on, else
-    ValueError. Not `sequence`, where the state passes through and a later part may regrow.
+    Counts of every part refer to the whole leaf. Where a pattern has several groups,
+    such as rows, a group in which fewer units are left than its part of the leaf's
+    count leaves the rest of it to the other groups. If fewer entries are left than a
+    part asks for, all of them are kept. Only the last part may let pruned weights train
+    on, else ValueError. Not `sequence`, where the state passes through and a later part
+    may regrow.
     """
     check_trained("chain", algorithms)
 
@@ -37,7 +40,9 @@ def chain(*algorithms: Algorithm) -> Algorithm:
 
     def join(parts: list[State], masks: Tree) -> State:
         inner = tuple(part._replace(params=(), opt=()) for part in parts)
-        return State(parts[-1].params, masks, support=joined_support(parts), parts=inner)
+        return State(
+            parts[-1].params, masks, support=joined_support(parts), parts=inner
+        )
 
     def init(params: Tree) -> State:
         parts: list[State] = []
@@ -47,7 +52,10 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         no_optimizer("chain", parts)
         for i, part in enumerate(parts[:-1]):
             if has_own_support(part):
-                raise ValueError(f"chain: pruned weights of the algorithm at position {i} train on; put it last")
+                raise ValueError(
+                    f"chain: pruned weights of the algorithm at position {i} train on; "
+                    "put it last"
+                )
         return join(parts, _common(parts))
 
     def update(state: State, grads: Tree, step: Step) -> State:
@@ -56,7 +64,10 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         for i, part in enumerate(state.parts):
             old = part._replace(params=params, opt=state.opt)
             parts.append(update_of(allowed(i, parts)).inner(old, grads, step))
-            params, still = parts[-1].params, still and identical(parts[-1].masks, old.masks)
+            params, still = (
+                parts[-1].params,
+                still and identical(parts[-1].masks, old.masks),
+            )
         return join(parts, state.masks if still else _common(parts))
 
     return framed(init, update)

@@ -15,9 +15,12 @@ from sparsefn.tree import Tree, leaves_of, opened
 
 @described
 def donated(algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose update may write into the memory of the state that it is given, as JAX's donated buffers.
+    """The algorithm whose update may write into the memory of the state that it is
+    given, as JAX's donated buffers.
 
-    >>> algorithm = sf.donated(sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.adamw(1e-3)))
+    >>> algorithm = sf.donated(
+    ...     sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.adamw(1e-3))
+    ... )
     >>> old = algorithm.init({"w": torch.ones(64, 64)})
     >>> at = old.params["w"].data_ptr()
     >>> new = algorithm.update(old, {"w": torch.ones(64, 64)}, 0)
@@ -28,27 +31,33 @@ def donated(algorithm: Algorithm) -> Algorithm:
         ...
     ValueError: expected a tensor, got <given away: float32 of shape (64, 64)>: ...
 
-    The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU
-    leaves are made in place: beside the state and the gradients, such a step needs the memory of a few blocks, where
-    the pure update needs that of a second state. Masks that change are new tensors; most algorithms write their weights
-    over the old ones, and work on one leaf after another: such a step needs the memory of a second tree of masks and of
-    one leaf.
+    The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam`
+    and `adamw` on float32 CPU leaves are made in place: beside the state and the
+    gradients, such a step needs the memory of a few blocks, where the pure update needs
+    that of a second state. Masks that change are new tensors; most algorithms write
+    their weights over the old ones, and work on one leaf after another: such a step
+    needs the memory of a second tree of masks and of one leaf.
 
-    The old state is given away, with every tensor in it. You may hold some of these tensors under other names: the
-    dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a
-    state, copy it before: `optree.tree_map(torch.clone, state)`. Arguments that do not fit leave it as it was; an error
-    that a function of yours raises inside the update, a score's say, gives it away. Code of your own that calls such an
-    optimizer inside the update reads what it needs of the old state before the call: later, reading raises.
+    The old state is given away, with every tensor in it. You may hold some of these
+    tensors under other names: the dense leaves of `sf.effective(old)`, and views such
+    as `old.params["w"][0]`, whose values then change. To keep a state, copy it before:
+    `optree.tree_map(torch.clone, state)`. Arguments that do not fit leave it as it was;
+    an error that a function of yours raises inside the update, a score's say, gives it
+    away. Code of your own that calls such an optimizer inside the update reads what it
+    needs of the old state before the call: later, reading raises.
 
-    Under `vmap`, `torch.compile` and derivatives through the update, with DTensors, and inside another algorithm and
-    `sf.attach`, nothing is given away. Put `donated` outermost, around `with_optimizer`. TypeError for anything but an
-    Algorithm.
+    Under `vmap`, `torch.compile` and derivatives through the update, with DTensors, and
+    inside another algorithm and `sf.attach`, nothing is given away. Put `donated`
+    outermost, around `with_optimizer`. TypeError for anything but an Algorithm.
     """
     check_algorithm("donated", algorithm)
     pure = update_of(algorithm).inner
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
+        old, given = (
+            [x for x in leaves_of(tree) if isinstance(x, Tensor)]
+            for tree in (state, grads)
+        )
         if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)
         spare = unshared_memory(old, given)
@@ -56,7 +65,9 @@ def donated(algorithm: Algorithm) -> Algorithm:
             try:
                 new = pure(state, grads, step)
             except BaseException:
-                if any(id(x) not in left for x in spare):  # some weights have moved, and others have not
+                if any(
+                    id(x) not in left for x in spare
+                ):  # some weights have moved, and others have not
                     empty(old)
                 raise
         passed = {id(x) for x in old}
@@ -65,4 +76,9 @@ def donated(algorithm: Algorithm) -> Algorithm:
         empty(old)
         return kept
 
-    return framed(algorithm.init, Update(pure, around=update), algorithm.view, settled=algorithm.settled)
+    return framed(
+        algorithm.init,
+        Update(pure, around=update),
+        algorithm.view,
+        settled=algorithm.settled,
+    )

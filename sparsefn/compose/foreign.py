@@ -1,4 +1,6 @@
-"""Optimizers from elsewhere: finding moments in their states, and spending a first update that is special."""
+"""Optimizers from elsewhere: finding moments in their states, and spending a first
+update that is special.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,33 @@ from sparsefn.tree import Tree, leaves_of, opened, paths, same_structure
 _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not two
 _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
 
-# Names that optimizers give to a basis, beside which moments may have the weight's shape and belong to no weight: an
-# entry is a direction. GaLore, Fira, APOLLO and Conda have a projector, SOAP and Alice Q.
-BASES = frozenset({"projector", "ortho_matrix", "Q", "eigenvectors", "corrected_eigenvalues"})
+# Names that optimizers give to a basis, beside which moments may have the weight's
+# shape and belong to no weight: an entry is a direction. GaLore, Fira, APOLLO and Conda
+# have a projector, SOAP and Alice Q.
+BASES = frozenset(
+    {"projector", "ortho_matrix", "Q", "eigenvectors", "corrected_eigenvalues"}
+)
 
 Kind = Literal["entries", "reshaped", "shared", "other"]
 
 
 class ForeignOptimizer(Protocol):
-    """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of TorchOpt and optax.
+    """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of
+    TorchOpt and optax.
 
     >>> isinstance(sf.optimizers.sgd(0.1), tuple)
     True
 
-    `init(params) -> state`; `update(grads, state, *, params, inplace=False) -> (updates, state)`,
-    where updates are added to the params.
+    `init(params) -> state`; `update(grads, state, *, params, inplace=False) ->
+    (updates, state)`, where updates are added to the params.
     """
 
     def init(self, params: Tree) -> Tree:
         """Make the optimizer's state."""
 
-    def update(self, updates: Tree, state: Tree, *, params: Tree, inplace: bool) -> Tree:
+    def update(
+        self, updates: Tree, state: Tree, *, params: Tree, inplace: bool
+    ) -> Tree:
         """Turn gradients into updates."""
 
 
@@ -49,7 +57,8 @@ def name_of(optimizer: object) -> str:
 
 
 def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
-    """How a tensor of an optimizer's state relates to a weight, by the shapes of the two.
+    """How a tensor of an optimizer's state relates to a weight, by the shapes of the
+    two.
 
     >>> from sparsefn.compose import foreign
     >>> [foreign.layout(shape, (6, 8)) for shape in [(6, 8), (48,), (1, 6, 8)]]
@@ -59,9 +68,10 @@ def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
     >>> [foreign.layout(shape, (6, 8)) for shape in [(4, 8), (8, 6), (2, 6, 8)]]
     ['other', 'other', 'other']
 
-    "entries" has the weight's shape, and "reshaped" its entries in the same order. "shared" are statistics of several
-    entries: of all, of rows, columns or blocks, or the square factors of Shampoo. "other" is anything else, such as
-    moments of low rank, transposed ones, or several of them in one tensor.
+    "entries" has the weight's shape, and "reshaped" its entries in the same order.
+    "shared" are statistics of several entries: of all, of rows, columns or blocks, or
+    the square factors of Shampoo. "other" is anything else, such as moments of low
+    rank, transposed ones, or several of them in one tensor.
     """
     if tuple(shape) == tuple(weight):
         return "entries"
@@ -90,7 +100,8 @@ def _merges(sizes: Sequence[int], own: Sequence[int]) -> bool:
 
 
 class MomentPlaces(NamedTuple):
-    """For every leaf of an optimizer's state, the index of the trained leaf that it is a moment of, or -1.
+    """For every leaf of an optimizer's state, the index of the trained leaf that it is
+    a moment of, or -1.
 
     >>> from sparsefn.compose import foreign
     >>> foreign.MomentPlaces([-1, 0], (0, 0)).owners
@@ -103,27 +114,34 @@ class MomentPlaces(NamedTuple):
     like: Tree
 
 
-def find(optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]) -> MomentPlaces:
-    """Find the moments in an optimizer's state for a tree, some of whose leaves are sparse.
+def find(
+    optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]
+) -> MomentPlaces:
+    """Find the moments in an optimizer's state for a tree, some of whose leaves are
+    sparse.
 
     >>> from sparsefn.compose import foreign
     >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
     >>> foreign.find(sf.optimizers.sgd(0.1, momentum=0.9), params, [False, True]).owners
     [-1, 0, 1]
 
-    A moment is a tensor of the shape of its leaf. Statistics of rows or columns, as Adafactor's, belong to no
-    weight. ValueError for a state that joins leaves or holds a sparse one in another shape, in integers or in another
-    basis, and for an optimizer whose init fails on tensors of the meta device.
+    A moment is a tensor of the shape of its leaf. Statistics of rows or columns, as
+    Adafactor's, belong to no weight. ValueError for a state that joins leaves or holds
+    a sparse one in another shape, in integers or in another basis, and for an optimizer
+    whose init fails on tensors of the meta device.
     """
-    # Moments are recognized by shape: TorchOpt keeps them as flat lists, whose structure matches no treedef. The
-    # largest size of each leaf is made unique. The other sizes stay: which moments an optimizer keeps may depend on
-    # them.
+    # Moments are recognized by shape: TorchOpt keeps them as flat lists, whose
+    # structure matches no treedef. The largest size of each leaf is made unique. The
+    # other sizes stay: which moments an optimizer keeps may depend on them.
     leaves, rebuild = opened(trained)
     shapes = [list(leaf.shape) for leaf in leaves]
     for i, shape in enumerate(shapes):
         if shape:
             shape[shape.index(max(shape))] = _MARK + i
-    probes = [torch.empty(s, dtype=x.dtype, device="meta") for s, x in zip(shapes, leaves, strict=True)]
+    probes = [
+        torch.empty(s, dtype=x.dtype, device="meta")
+        for s, x in zip(shapes, leaves, strict=True)
+    ]
 
     def owner(path: str, leaf: object) -> int:
         if not isinstance(leaf, Tensor):
@@ -141,29 +159,43 @@ def find(optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]) -> 
         if kind != "entries":
             raise refused(path, "it joins leaves, or holds one in another shape")
         if not holds_numbers(leaf):
-            raise refused(path, f"it holds {leaf.dtype} entries, whose zero is not known")
+            raise refused(
+                path, f"it holds {leaf.dtype} entries, whose zero is not known"
+            )
         return i
 
     def refused(path: str, what: str) -> ValueError:
         return ValueError(
-            f"with_optimizer: cannot find moments of pruned weights in the state of {name_of(optimizer)}: at {path!r} "
+            "with_optimizer: cannot find moments of pruned weights in the state of "
+            f"{name_of(optimizer)}: at {path!r} "
             f"{what}; {_WAY_OUT}"
         )
 
     state = _init_on_meta(optimizer, rebuild(probes))
     names = paths(state)
-    bases = BASES.difference(*(path.split(".") for path in paths(trained)))  # a weight may have such a name
+    bases = BASES.difference(
+        *(path.split(".") for path in paths(trained))
+    )  # a weight may have such a name
     for path in names if any(sparse) else ():
         if not bases.isdisjoint(path.split(".")):
-            raise refused(path, "it holds a basis, so that moments belong to directions and not to weights")
-    return MomentPlaces([owner(*row) for row in zip(names, leaves_of(state), strict=True)], state)
+            raise refused(
+                path,
+                "it holds a basis, so that moments belong to directions and not to "
+                "weights",
+            )
+    return MomentPlaces(
+        [owner(*row) for row in zip(names, leaves_of(state), strict=True)], state
+    )
 
 
 def holds_numbers(leaf: Tensor) -> bool:
     """Whether a tensor holds numbers and no codes, flags or counts: its zero is zero.
 
     >>> from sparsefn.compose import foreign
-    >>> foreign.holds_numbers(torch.ones(2)), foreign.holds_numbers(torch.ones(2, dtype=torch.uint8))
+    >>> (
+    ...     foreign.holds_numbers(torch.ones(2)),
+    ...     foreign.holds_numbers(torch.ones(2, dtype=torch.uint8)),
+    ... )
     (True, False)
     """
     return leaf.is_floating_point() or leaf.is_complex()
@@ -174,26 +206,38 @@ def _init_on_meta(optimizer: ForeignOptimizer, probes: Tree) -> Tree:
         return optimizer.init(probes)
     except Exception as error:
         raise ValueError(
-            f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its init fails on tensors of the meta "
+            f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its "
+            "init fails on tensors of the meta "
             f"device ({type(error).__name__}: {error}); {_WAY_OUT}"
         ) from error
 
 
-def owners_in(opt: Tree, found: MomentPlaces, optimizer: object, leaves: Sequence[Tensor]) -> list[int]:
-    """The owners of a state's leaves, after checking that the state fits what was found.
+def owners_in(
+    opt: Tree, found: MomentPlaces, optimizer: object, leaves: Sequence[Tensor]
+) -> list[int]:
+    """The owners of a state's leaves, after checking that the state fits what was
+    found.
 
     >>> from sparsefn.compose import foreign
-    >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.MomentPlaces([0], {"mu": 0}), "adam", [torch.ones(2)])
+    >>> foreign.owners_in(
+    ...     {"mu": torch.ones(2)},
+    ...     foreign.MomentPlaces([0], {"mu": 0}),
+    ...     "adam",
+    ...     [torch.ones(2)],
+    ... )
     [0]
 
-    ValueError for a state of another structure, or with another shape in place of a moment.
+    ValueError for a state of another structure, or with another shape in place of a
+    moment.
     """
     if same_structure(found.like, opt) and all(
-        i < 0 or leaf.shape == leaves[i].shape for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
+        i < 0 or leaf.shape == leaves[i].shape
+        for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
     ):
         return found.owners
     raise ValueError(
-        f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its state takes another form for leaves of "
+        f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its state "
+        "takes another form for leaves of "
         f"other sizes; {_WAY_OUT}"
     )
 
@@ -203,6 +247,8 @@ def no_tensor(optimizer: object, opt: Tree, i: int) -> str:
     accessors, leaves, _ = optree.tree_flatten_with_accessor(opt)
     holder = type(accessors[i][:-1](opt)).__name__
     return (
-        f"with_optimizer: expected the state of {name_of(optimizer)} to hold tensors, as vmap, checkpoints and "
-        f"compiled code carry nothing else, got {type(leaves[i]).__name__} at {paths(opt)[i]!r} of {holder}"
+        f"with_optimizer: expected the state of {name_of(optimizer)} to hold tensors, "
+        "as vmap, checkpoints and "
+        f"compiled code carry nothing else, got {type(leaves[i]).__name__} at "
+        f"{paths(opt)[i]!r} of {holder}"
     )

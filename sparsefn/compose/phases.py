@@ -10,10 +10,23 @@ import optree
 import torch
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_trained, joined_support, no_optimizer, with_own_masks, with_own_paths
+from sparsefn.compose.states import (
+    check_trained,
+    joined_support,
+    no_optimizer,
+    with_own_masks,
+    with_own_paths,
+)
 from sparsefn.engine.checks import check_pairs, described, is_int
 from sparsefn.engine.surroundings import concrete
-from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
+from sparsefn.state import (
+    Algorithm,
+    State,
+    Step,
+    effective,
+    has_own_support,
+    support_of,
+)
 from sparsefn.tree import Tree, choose, flatten
 
 
@@ -37,24 +50,34 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     >>> state
     State(params={'w': tensor([[0., 2.]])}, masks={'w': tensor([[True, True]])}, ...)
 
-    `schedule` is a list of (begin, algorithm); the first begin is 0, and begins increase. At its begin an algorithm
-    is initialised from the effective weights and then updated, so the loop must call the update at exactly that step.
-    Masks of a leaf that any phase sparsifies have full shape throughout.
+    `schedule` is a list of (begin, algorithm); the first begin is 0, and begins
+    increase. At its begin an algorithm is initialised from the effective weights and
+    then updated, so the loop must call the update at exactly that step. Masks of a leaf
+    that any phase sparsifies have full shape throughout.
     """
     check_pairs("phases", schedule)
-    begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]
+    begins, algorithms = (
+        [begin for begin, _ in schedule],
+        [algorithm for _, algorithm in schedule],
+    )
     check_trained("phases", algorithms)
     for begin in begins:
         if not is_int(begin):
             raise TypeError(f"phases: expected begins to be ints, got {begin!r}")
     if begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
-        raise ValueError(f"phases: expected begins that start at 0 and grow, got {begins}")
+        raise ValueError(
+            f"phases: expected begins that start at 0 and grow, got {begins}"
+        )
     ends = [*begins[1:], None]
 
     def join(state: State, part: State, i: int) -> State:
         sparse = {path for own in state.parts for path in own.masks}
         masks = _expanded(part.masks, state.params, sparse)
-        support = _expanded(support_of(part), state.params, sparse) if has_own_support(state) else ()
+        support = (
+            _expanded(support_of(part), state.params, sparse)
+            if has_own_support(state)
+            else ()
+        )
         inner = part._replace(params=(), masks=state.parts[i].masks, opt=())
         parts = (*state.parts[:i], inner, *state.parts[i + 1 :])
         return State(part.params, masks, opt=state.opt, support=support, parts=parts)
@@ -63,15 +86,30 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
         first, inner = parts[0], tuple(with_own_paths(part) for part in parts)
-        state = join(State(first.params, first.masks, support=joined_support(parts), parts=inner), first, 0)
-        # Of its own, as compiled code asks whether two inputs are one tensor, which they are at no later step.
+        state = join(
+            State(
+                first.params, first.masks, support=joined_support(parts), parts=inner
+            ),
+            first,
+            0,
+        )
+        # Of its own, as compiled code asks whether two inputs are one tensor, which
+        # they are at no later step.
         return state._replace(support=optree.tree_map(torch.clone, state.support))
 
     def run(state: State, grads: Tree, step: Step, i: int) -> State:
         old = with_own_masks(state.parts[i], state.params, state.masks, state.opt)
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
-        part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old
+        part = (
+            choose(
+                begun,
+                lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt),
+                old,
+            )
+            if i
+            else old
+        )
         part = update_of(algorithms[i]).inner(part, grads, step)
         return state if part is old else join(state, part, i)
 

@@ -23,11 +23,12 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     >>> algorithm.view.grads(state, {"w": torch.zeros(2)}, 0)
     {'w': tensor([ 0.1000, -0.2000])}
 
-    Each `term(state, step)` is a tree like `view.get(state)`, read before the optimizer's step and
-    added where the support lets weights move. Where latents or scores train, a term sees them: its state has
-    the trained tree for params, and for masks where that tree moves. Sums are in float32 or wider. Another
-    structure or shape is a ValueError, and so is an algorithm that has its optimizer already: terms go
-    inside `with_optimizer`.
+    Each `term(state, step)` is a tree like `view.get(state)`, read before the
+    optimizer's step and added where the support lets weights move. Where latents or
+    scores train, a term sees them: its state has the trained tree for params, and for
+    masks where that tree moves. Sums are in float32 or wider. Another structure or
+    shape is a ValueError, and so is an algorithm that has its optimizer already: terms
+    go inside `with_optimizer`.
     """
     check_algorithm("with_terms", algorithm)
     for i, term in enumerate(terms):
@@ -38,8 +39,16 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         return g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype)
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        given, support, trained = view.grads(state, grads, step), view.support(state), view.get(state)
-        seen = state if trained is state.params else state._replace(params=trained, masks=support, support=())
+        given, support, trained = (
+            view.grads(state, grads, step),
+            view.support(state),
+            view.get(state),
+        )
+        seen = (
+            state
+            if trained is state.params
+            else state._replace(params=trained, masks=support, support=())
+        )
         total = optree.tree_map(wide, given)
         for term in terms:
             extra = term(seen, step)
@@ -53,8 +62,16 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
-        no_optimizer("with_terms", [state])  # its gradients would never pass through the terms
+        no_optimizer(
+            "with_terms", [state]
+        )  # its gradients would never pass through the terms
         return state
 
     narrowed = None if algorithm.within is None else within
-    return framed(init, update_of(algorithm), view._replace(grads=grads_of), narrowed, algorithm.settled)
+    return framed(
+        init,
+        update_of(algorithm),
+        view._replace(grads=grads_of),
+        narrowed,
+        algorithm.settled,
+    )

@@ -7,7 +7,8 @@
     level  := number | [number, ...] | {"type": "constant" | "linear" | "exp" | "power" | "cosine" | "cycling", ...}
     update := null | {"freq": int, "start": int, "stop": int} | {"steps": [int, ...]}
 
-Reading files is left to the caller: what `json.load` or a YAML loader returns is what these functions take.
+Reading files is left to the caller: what `json.load` or a YAML loader returns is what
+these functions take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from sparsefn.algorithms.start import Named
 from sparsefn.compose import partition
 from sparsefn.config.shorthand import from_shorthand as from_shorthand
 from sparsefn.config.shorthand import to_shorthand as to_shorthand
-from sparsefn.engine.checks import call_of, called, check_keys, fraction_at, is_number, listed, named
+from sparsefn.engine.checks import (
+    call_of,
+    called,
+    check_keys,
+    fraction_at,
+    is_number,
+    listed,
+    named,
+)
 from sparsefn.engine.numbers import Real
 from sparsefn.patterns import kinds
 from sparsefn.state import Algorithm, Schedule, Trigger, Where, masks_tree
@@ -36,7 +45,10 @@ _ALGORITHMS: dict[str, _Factory] = {
     "static": (static, ("sparsity", "init_method")),
     "gmp": (gmp, _DYNAMIC),
     "set": (set, (*_DYNAMIC, "drop_fraction")),
-    "rigl": (rigl, (*_DYNAMIC, "drop_fraction", "balance_in_groups", "balance_out_groups")),
+    "rigl": (
+        rigl,
+        (*_DYNAMIC, "drop_fraction", "balance_in_groups", "balance_out_groups"),
+    ),
 }
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "constant": schedules.constant,
@@ -47,10 +59,20 @@ _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "cycling": schedules.cycling,
 }
 _INITS: dict[str, Named]
-_INITS = {"random": "random", "topk": "magnitude", "from_zeros": "from_zeros", "checkerboard": "checkerboard"}
-_PATTERNS = {"balance_in_groups": kinds.in_groups, "balance_out_groups": kinds.out_groups}
+_INITS = {
+    "random": "random",
+    "topk": "magnitude",
+    "from_zeros": "from_zeros",
+    "checkerboard": "checkerboard",
+}
+_PATTERNS = {
+    "balance_in_groups": kinds.in_groups,
+    "balance_out_groups": kinds.out_groups,
+}
 
-FirstMask = Callable[[Tensor, Real], Tensor]  # (parameter, sparsity at step 0) -> the mask of one leaf
+FirstMask = Callable[
+    [Tensor, Real], Tensor
+]  # (parameter, sparsity at step 0) -> the mask of one leaf
 Entry = Mapping[str, object]  # a dict of a config
 Part = tuple[Where, Callable[[Where], Algorithm]]
 
@@ -61,12 +83,15 @@ def level(value: object, when: Trigger) -> Schedule:
     >>> schedule = sf.config.level([0.1, 0.4], when=sf.every(10))
     >>> [schedule(step) for step in (0, 9, 10, 20)]
     [0.1, 0.1, 0.4, 0.1]
-    >>> sf.config.level({"type": "cosine", "init": 0.3, "half_period": 100}, when=sf.every(10))(50)
+    >>> sf.config.level(
+    ...     {"type": "cosine", "init": 0.3, "half_period": 100}, when=sf.every(10)
+    ... )(50)
     0.15
 
-    A number in [0, 1], an int too, is constant; a list is cycled through, one value per firing of `when`; a dict
-    names its schedule by "type", in upper or lower case, and the rest are arguments of the function in `sf.schedules`
-    ("exp" is `exponential`). A schedule is returned as it is. Raises ValueError for anything else.
+    A number in [0, 1], an int too, is constant; a list is cycled through, one value per
+    firing of `when`; a dict names its schedule by "type", in upper or lower case, and
+    the rest are arguments of the function in `sf.schedules` ("exp" is `exponential`). A
+    schedule is returned as it is. Raises ValueError for anything else.
     """
     if callable(value):
         return value
@@ -75,7 +100,10 @@ def level(value: object, when: Trigger) -> Schedule:
     if not isinstance(value, Mapping):
         return schedules.constant(_fraction(value))
     if "type" not in value:
-        raise ValueError(f"expected a level to have a 'type' among {listed(_SCHEDULES)}, got {dict(value)!r}")
+        raise ValueError(
+            f"expected a level to have a 'type' among {listed(_SCHEDULES)}, got "
+            f"{dict(value)!r}"
+        )
     make = named("the type of a level", value["type"], _SCHEDULES)
     ours = {"when": when} if make is schedules.cycling else {}
     given = {name: item for name, item in value.items() if name != "type"}
@@ -84,7 +112,10 @@ def level(value: object, when: Trigger) -> Schedule:
 
 def _fraction(value: object) -> float:
     if not is_number(value):
-        raise ValueError(f"expected a level to be a number, a list of numbers or a dict with a 'type', got {value!r}")
+        raise ValueError(
+            "expected a level to be a number, a list of numbers or a dict with a "
+            f"'type', got {value!r}"
+        )
     if not 0 <= value <= 1:
         raise ValueError(f"expected a level in [0, 1], got {value}")
     return float(value)
@@ -99,8 +130,8 @@ def trigger(value: object) -> Trigger:
     >>> sf.config.trigger(None) == sf.always()
     True
 
-    `{"freq", "start", "stop"}` is `every`, `{"steps"}` is `at`, None is `always()`, and a trigger is returned as it
-    is. Raises ValueError for anything else.
+    `{"freq", "start", "stop"}` is `every`, `{"steps"}` is `at`, None is `always()`, and
+    a trigger is returned as it is. Raises ValueError for anything else.
     """
     if value is None:
         return triggers.always()
@@ -109,8 +140,15 @@ def trigger(value: object) -> Trigger:
     if isinstance(value, Mapping) and "steps" in value:
         return called("update", triggers.at, value)
     if not isinstance(value, Mapping) or "freq" not in value:
-        raise ValueError(f"expected update to be null or to have the key 'freq' or 'steps', got {value!r}")
-    return called("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)
+        raise ValueError(
+            "expected update to be null or to have the key 'freq' or 'steps', got "
+            f"{value!r}"
+        )
+    return called(
+        "update",
+        lambda freq, start=0, stop=None: triggers.every(freq, start, stop),
+        value,
+    )
 
 
 def init_method(value: object) -> Named | FirstMask:
@@ -119,48 +157,72 @@ def init_method(value: object) -> Named | FirstMask:
     >>> sf.config.init_method("topk")
     'magnitude'
 
-    One of "random", "topk", "from_zeros" and "checkerboard", else ValueError; or a function
-    of (parameter, sparsity at step 0) that gives the mask of one leaf, which is returned as it is.
+    One of "random", "topk", "from_zeros" and "checkerboard", else ValueError; or a
+    function of (parameter, sparsity at step 0) that gives the mask of one leaf, which
+    is returned as it is.
     """
     if callable(value):
         return value
     if not isinstance(value, str) or value not in _INITS:
-        raise ValueError(f"expected init_method to be a function or one of {listed(_INITS)}, got {value!r}")
+        raise ValueError(
+            f"expected init_method to be a function or one of {listed(_INITS)}, got "
+            f"{value!r}"
+        )
     return _INITS[value]
 
 
 def from_config(
-    config: object, *, key: Tensor | None = None, algorithms: Mapping[str, Callable[..., Algorithm]] | None = None
+    config: object,
+    *,
+    key: Tensor | None = None,
+    algorithms: Mapping[str, Callable[..., Algorithm]] | None = None,
 ) -> Algorithm:
     """The algorithm that a config of plain data describes.
 
-    >>> algorithm = sf.config.from_config([
-    ...     {"param_filter": "head.*", "sparsity": 0.5, "init_method": "topk"},
-    ...     {"algorithm": "rigl", "sparsity": 0.75, "drop_fraction": {"type": "cosine", "init": 0.3, "half_period": 50},
-    ...      "update": {"freq": 10, "stop": 50}},
-    ... ])
-    >>> masks = algorithm.init({"body.weight": torch.randn(4, 4), "head.weight": torch.randn(4, 4)}).masks
+    >>> algorithm = sf.config.from_config(
+    ...     [
+    ...         {"param_filter": "head.*", "sparsity": 0.5, "init_method": "topk"},
+    ...         {
+    ...             "algorithm": "rigl",
+    ...             "sparsity": 0.75,
+    ...             "drop_fraction": {"type": "cosine", "init": 0.3, "half_period": 50},
+    ...             "update": {"freq": 10, "stop": 50},
+    ...         },
+    ...     ]
+    ... )
+    >>> masks = algorithm.init(
+    ...     {"body.weight": torch.randn(4, 4), "head.weight": torch.randn(4, 4)}
+    ... ).masks
     >>> int(masks["body.weight"].sum()), int(masks["head.weight"].sum())
     (4, 8)
 
-    A number is `{"sparsity": number}`. In a list the first entry whose "param_filter" matches a leaf applies to it
-    (`sf.partition`), and nested lists are flattened. Without a filter an entry applies to the leaves that
-    `default_where` chooses; with one, to leaves of any rank. An entry with sparsity null is left out; without entries
-    nothing is sparsified. "algorithm" is "static" by default ("type" is an older name for it, "schedule" for
-    "sparsity") and may be in upper or lower case. What an entry does not say is left to the function of that name:
+    A number is `{"sparsity": number}`. In a list the first entry whose "param_filter"
+    matches a leaf applies to it (`sf.partition`), and nested lists are flattened.
+    Without a filter an entry applies to the leaves that `default_where` chooses; with
+    one, to leaves of any rank. An entry with sparsity null is left out; without entries
+    nothing is sparsified. "algorithm" is "static" by default ("type" is an older name
+    for it, "schedule" for "sparsity") and may be in upper or lower case. What an entry
+    does not say is left to the function of that name:
 
-    >>> sf.config.from_config({"algorithm": "rigl", "sparsity": 0.9, "update": {"freq": 10}})
+    >>> sf.config.from_config(
+    ...     {"algorithm": "rigl", "sparsity": 0.9, "update": {"freq": 10}}
+    ... )
     rigl(0.9, when=every(10))
 
-    So without "update" masks change every 100 steps for "set" and "rigl", and with null at every step. "init_method" is
-    not used where an "update" does not fire at step 0: then training starts dense. In `{"groups": ...}`, "params" of
-    an entry is merged into it. Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm. `algorithms`
-    are factories of your own by lower-case name: each is called as `f(sparsity, where=, init=, key=, when=, ...)`, with
-    those of the keywords that its entry speaks of, and its other parameters are keys of an entry. Configs count steps
-    from 1: step 0 belongs to `init`. Raises ValueError for anything else, listing the known names; TypeError for a
-    "param_filter" that is not a glob.
+    So without "update" masks change every 100 steps for "set" and "rigl", and with null
+    at every step. "init_method" is not used where an "update" does not fire at step 0:
+    then training starts dense. In `{"groups": ...}`, "params" of an entry is merged
+    into it. Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm.
+    `algorithms` are factories of your own by lower-case name: each is called as
+    `f(sparsity, where=, init=, key=, when=, ...)`, with those of the keywords that its
+    entry speaks of, and its other parameters are keys of an entry. Configs count steps
+    from 1: step 0 belongs to `init`. Raises ValueError for anything else, listing the
+    known names; TypeError for a "param_filter" that is not a glob.
     """
-    known = _ALGORITHMS | {name: (make, (*_DYNAMIC, *_options(make))) for name, make in (algorithms or {}).items()}
+    known = _ALGORITHMS | {
+        name: (make, (*_DYNAMIC, *_options(make)))
+        for name, make in (algorithms or {}).items()
+    }
     parts = []
     for at, entry in _entries(config, "config"):
         try:
@@ -185,54 +247,94 @@ def _entries(config: object, at: str) -> Iterator[tuple[str, Entry]]:
         if isinstance(config, list | tuple):
             if not config:
                 raise ValueError(f"{at}: expected at least one entry, got none")
-            waiting += [(item, f"{at}[{i}]", grouped) for i, item in enumerate(config)][::-1]
+            waiting += [(item, f"{at}[{i}]", grouped) for i, item in enumerate(config)][
+                ::-1
+            ]
         elif isinstance(config, Mapping) and "groups" in config:
             waiting.append((config["groups"], f"{at}.groups", True))
         elif isinstance(config, Mapping):
             inner = config.get("params", {}) if grouped else {}
             if not isinstance(inner, Mapping):
                 raise ValueError(f"{at}: expected params to be a dict, got {inner!r}")
-            yield at, {name: value for name, value in config.items() if not grouped or name != "params"} | dict(inner)
+            yield (
+                at,
+                {
+                    name: value
+                    for name, value in config.items()
+                    if not grouped or name != "params"
+                }
+                | dict(inner),
+            )
         elif is_number(config):
             yield at, {"sparsity": config}
         else:
-            raise ValueError(f"{at}: expected a number, a dict or a list of them, got {config!r}")
+            raise ValueError(
+                f"{at}: expected a number, a dict or a list of them, got {config!r}"
+            )
 
 
 def _alias(entry: Entry, name: str, other: str) -> dict[str, object]:
     if name in entry and other in entry:
-        raise ValueError(f"expected {name!r} or {other!r}, which mean the same, got both")
+        raise ValueError(
+            f"expected {name!r} or {other!r}, which mean the same, got both"
+        )
     return {name if found == other else found: value for found, value in entry.items()}
 
 
 def _options(make: Callable[..., Algorithm]) -> list[str]:
     # The keys that an entry may have besides those of the grammar.
-    named = [p.name for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    named = [
+        p.name
+        for p in inspect.signature(make).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     return [name for name in named[1:] if name not in ("where", "init", "key", "when")]
 
 
-def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Part | None:
-    """Which leaves an entry is for, and its algorithm for a given `where`; None without a sparsity."""
+def _part(
+    entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]
+) -> Part | None:
+    """Which leaves an entry is for, and its algorithm for a given `where`; None without
+    a sparsity.
+    """
     entry = _alias(_alias(entry, "algorithm", "type"), "sparsity", "schedule")
     name = entry.get("algorithm", "static")
     factory, options = named("algorithm", name, known)
-    check_keys(f"an entry of algorithm {name!r}", entry, ["algorithm", *options, "param_filter"], ["sparsity"])
+    check_keys(
+        f"an entry of algorithm {name!r}",
+        entry,
+        ["algorithm", *options, "param_filter"],
+        ["sparsity"],
+    )
     where = _filter(entry.get("param_filter"))
     if entry["sparsity"] is None:
         return None
-    more: dict[str, object] = {} if key is None else {"key": key}  # what the entry says, and nothing else
+    more: dict[str, object] = (
+        {} if key is None else {"key": key}
+    )  # what the entry says, and nothing else
     when = trigger(entry["update"]) if "update" in entry else None
-    sparsity = _level(entry, "sparsity", triggers.never() if factory is static else when)
+    sparsity = _level(
+        entry, "sparsity", triggers.never() if factory is static else when
+    )
     if factory is static and callable(sparsity):
-        raise ValueError(f"expected the sparsity of static to be a number, got {entry['sparsity']!r}")
+        raise ValueError(
+            f"expected the sparsity of static to be a number, got {entry['sparsity']!r}"
+        )
     begin = init_method(entry["init_method"]) if "init_method" in entry else None
     if when is not None:
         more["when"] = when
         begin = begin if when(0) else "dense"
     if factory is gmp:
-        kind = entry["sparsity"].get("type") if isinstance(entry["sparsity"], Mapping) else entry["sparsity"]
+        kind = (
+            entry["sparsity"].get("type")
+            if isinstance(entry["sparsity"], Mapping)
+            else entry["sparsity"]
+        )
         if is_number(kind) or str(kind).lower() == "constant":
-            raise ValueError(f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; static is constant")
+            raise ValueError(
+                f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; "
+                "static is constant"
+            )
     if "drop_fraction" in entry:
         more["drop_fraction"] = _level(entry, "drop_fraction", when)
     balanced = [name for name in _PATTERNS if entry.get(name) is not None]
@@ -247,7 +349,13 @@ def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Pa
         def masks(params: Tree) -> Tree:
             assert callable(begin)
             first = fraction_at(schedules.as_schedule(sparsity), 0)
-            return masks_tree(params, {p: begin(leaf, first) for p, leaf in select_leaves(params, where).items()})
+            return masks_tree(
+                params,
+                {
+                    p: begin(leaf, first)
+                    for p, leaf in select_leaves(params, where).items()
+                },
+            )
 
         if where is not default_where:
             more["where"] = where
@@ -263,13 +371,22 @@ def _level(entry: Entry, name: str, when: Trigger | None) -> float | Schedule:
     found = level(entry[name], triggers.always() if when is None else when)
     call = call_of(found)
     if when is None and call is not None and call.make is schedules.cycling:
-        raise ValueError(f"expected an update, which says when the {name} moves on, got {name}={entry[name]!r} alone")
+        raise ValueError(
+            f"expected an update, which says when the {name} moves on, got "
+            f"{name}={entry[name]!r} alone"
+        )
     return float(found(0)) if is_number(entry[name]) else found
 
 
 def _filter(globs: object) -> Where:
     if globs is None:
         return default_where
-    if not isinstance(globs, str | list | tuple) or globs in ([], ()) or not all(isinstance(x, str) for x in globs):
-        raise TypeError(f"expected param_filter to be a glob or a list of globs, got {globs!r}")
+    if (
+        not isinstance(globs, str | list | tuple)
+        or globs in ([], ())
+        or not all(isinstance(x, str) for x in globs)
+    ):
+        raise TypeError(
+            f"expected param_filter to be a glob or a list of globs, got {globs!r}"
+        )
     return globs

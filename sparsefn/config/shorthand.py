@@ -20,7 +20,8 @@ __all__ = ["BTK8_2_FD", "BTK8_2_LD", "BTK8_4_FD", "BTK8_4_LD", "Shorthand"]
 __dir__ = __all__.copy
 
 _GRAMMAR = (
-    "DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN, with (M) for (U) where the mask gates the gradient"
+    "DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN, with (M) for (U) where "
+    "the mask gates the gradient"
 )
 _SPEC = re.compile(
     r"(?:(?P<bare>DENSE|BERN)(?:\((?P<flag>[UM])\))?"
@@ -34,7 +35,9 @@ _EXACT = Context(prec=800)  # enough digits for 1 - x of every float x
 class Shorthand(NamedTuple):
     """The settings in a shorthand, named like the arguments of `supermask`.
 
-    >>> sf.shorthand.Shorthand(sf.patterns.nm(2, 4), 0.5, False) == sf.from_shorthand("BTOPK{2:4,-1}(U)")
+    >>> sf.shorthand.Shorthand(sf.patterns.nm(2, 4), 0.5, False) == sf.from_shorthand(
+    ...     "BTOPK{2:4,-1}(U)"
+    ... )
     True
     """
 
@@ -49,7 +52,8 @@ class _Dense(Shorthand):
 
 
 def from_shorthand(text: str) -> Shorthand:
-    """Read a shorthand: pattern, sparsity and whether the mask gates the score's gradient.
+    """Read a shorthand: pattern, sparsity and whether the mask gates the score's
+    gradient.
 
     >>> sf.from_shorthand("TOPK{0.9}(M)")
     Shorthand(pattern=unstructured(), sparsity=0.1, mask_gradient=True)
@@ -57,56 +61,77 @@ def from_shorthand(text: str) -> Shorthand:
     Shorthand(pattern=nm(4, 8, axis=-1), sparsity=0.5, mask_gradient=False)
     >>> algorithm = sf.supermask(**sf.from_shorthand("BERN")._asdict())
 
-    `DENSE` has sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli". The sparsity is
-    1 - density in decimal, so that no rounding of 1 - 0.9 moves a count. Any other text is a ValueError: spaces,
-    other letters, a density above 1, a run that keeps none or more than it has.
+    `DENSE` has sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli".
+    The sparsity is 1 - density in decimal, so that no rounding of 1 - 0.9 moves a
+    count. Any other text is a ValueError: spaces, other letters, a density above 1, a
+    run that keeps none or more than it has.
     """
     if not isinstance(text, str):
-        raise TypeError(f"expected a shorthand to be a string, got {type(text).__name__}")
+        raise TypeError(
+            f"expected a shorthand to be a string, got {type(text).__name__}"
+        )
     match = _SPEC.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a shorthand {_GRAMMAR}, got {text!r}")
     flag = "M" in (match["flag"], match["letter"])
     if match["bare"] == "DENSE":
-        return _Dense(unstructured(), 0.0, False)  # nothing is off the mask: (M) means (U)
+        return _Dense(
+            unstructured(), 0.0, False
+        )  # nothing is off the mask: (M) means (U)
     if match["bare"] == "BERN":
         return Shorthand(unstructured(), "bernoulli", flag)
     if match["density"] is not None:
         density = Decimal(match["density"])
         if density > 1:
-            raise ValueError(f"expected a shorthand {_GRAMMAR} with density <= 1, got {text!r}")
+            raise ValueError(
+                f"expected a shorthand {_GRAMMAR} with density <= 1, got {text!r}"
+            )
         return Shorthand(unstructured(), float(_EXACT.subtract(1, density)), flag)
     kept, run = int(match["kept"]), int(match["run"])
     if not 0 < kept <= run:
-        raise ValueError(f"expected a shorthand {_GRAMMAR} with 0 < kept <= run, got {text!r}")
+        raise ValueError(
+            f"expected a shorthand {_GRAMMAR} with 0 < kept <= run, got {text!r}"
+        )
     return Shorthand(nm(kept, run, axis=int(match["axis"])), 1 - kept / run, flag)
 
 
 def to_shorthand(spec: Shorthand | Pattern) -> str:
     """The canonical string of a shorthand, or of an `nm` pattern alone.
 
-    >>> sf.to_shorthand(sf.from_shorthand("TOPK{.5}(M)")), sf.to_shorthand(sf.patterns.nm(2, 4, axis=0))
+    >>> (
+    ...     sf.to_shorthand(sf.from_shorthand("TOPK{.5}(M)")),
+    ...     sf.to_shorthand(sf.patterns.nm(2, 4, axis=0)),
+    ... )
     ('TOPK{0.5}(M)', 'BTOPK{2:4,0}(U)')
 
-    Reading the string back gives an equal Shorthand. Raises ValueError for settings that the grammar cannot express:
-    another pattern, `nm(0, m)`, a sparsity that is not the pattern's; TypeError for another type.
+    Reading the string back gives an equal Shorthand. Raises ValueError for settings
+    that the grammar cannot express: another pattern, `nm(0, m)`, a sparsity that is not
+    the pattern's; TypeError for another type.
     """
     if isinstance(spec, Pattern):
         found = _NM.fullmatch(spec.name)
         if found is None:
-            raise ValueError(f"expected a Shorthand or an nm pattern: {spec} does not say how much is kept")
+            raise ValueError(
+                f"expected a Shorthand or an nm pattern: {spec} does not say how much "
+                "is kept"
+            )
         return to_shorthand(Shorthand(spec, 1 - int(found[1]) / int(found[2]), False))
     if not isinstance(spec, Shorthand):
         raise TypeError(f"expected a Shorthand or a pattern, got {type(spec).__name__}")
     pattern, sparsity, flag = spec
     runs, letter = _NM.fullmatch(pattern.name), "(M)" if flag else "(U)"
     if runs is None and pattern != unstructured():
-        raise ValueError(f"no shorthand for {pattern}: expected unstructured() or nm(n, m, axis)")
+        raise ValueError(
+            f"no shorthand for {pattern}: expected unstructured() or nm(n, m, axis)"
+        )
     if sparsity == "bernoulli" and runs is None:
         return "BERN" + letter * flag
     level = check_sparsity(sparsity)  # type: ignore[arg-type]  # another string is refused
     if not isinstance(level, float):
-        raise TypeError(f"expected the sparsity of a Shorthand to be a float, got {type(level).__name__}")
+        raise TypeError(
+            "expected the sparsity of a Shorthand to be a float, got "
+            f"{type(level).__name__}"
+        )
     if isinstance(spec, _Dense) and level == 0.0 and not flag:
         return "DENSE"
     if runs is None:

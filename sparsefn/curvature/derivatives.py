@@ -1,6 +1,7 @@
 """Derivatives of a loss: per-example gradients and Hessian-vector products.
 
-The loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its arguments after params.
+The loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the tuple of
+its arguments after params.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Batch = Sequence[Tree] | Callable[[Step], Sequence[Tree]]
 
 
 def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
-    """Per-example gradients of a batch: a tree like params whose leaves have a leading axis of examples.
+    """Per-example gradients of a batch: a tree like params whose leaves have a leading
+    axis of examples.
 
     >>> def loss(params, x, y):
     ...     return (x @ params["w"] - y).square().mean() / 2
@@ -31,9 +33,10 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     {'w': tensor([[1., 0.],
             [3., 6.]])}
 
-    The loss is called with batches of one, so it may be the mean or the sum over examples. All leaves of
-    `batch` have the same leading axis. Computed as `vmap(grad)`, so a loss that draws random numbers raises.
-    BatchNorm must be in eval mode: with batch statistics a single example has no gradient.
+    The loss is called with batches of one, so it may be the mean or the sum over
+    examples. All leaves of `batch` have the same leading axis. Computed as
+    `vmap(grad)`, so a loss that draws random numbers raises. BatchNorm must be in eval
+    mode: with batch statistics a single example has no gradient.
     """
     leaves, rebuild = unpacked(params)
     batch_size(batch)
@@ -43,22 +46,29 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
         one = as_batch([x.unsqueeze(0) for x in example])
         return gradient_of(lambda weights: loss(rebuild(weights), *one))(leaves)
 
-    return rebuild(torch.vmap(of_one)(list(data.values())))  # its `randomness` is "error"
+    return rebuild(
+        torch.vmap(of_one)(list(data.values()))
+    )  # its `randomness` is "error"
 
 
 @differentiating
-def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]) -> Tree:
+def hessian_vector(
+    loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
+) -> Tree:
     """Hessian-vector product of a loss: a tree like params.
 
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> def loss(params):
     ...     return params["w"] @ matrix @ params["w"] / 2
-    >>> sf.curvature.hessian_vector(loss, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, -2.0])}, ())
+    >>> sf.curvature.hessian_vector(
+    ...     loss, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, -2.0])}, ()
+    ... )
     {'w': tensor([ 0., -5.])}
 
-    Computed as `jvp` of `grad`, for about the cost of three gradients; the Hessian is never formed. `vector` has the
-    structure, shapes and dtypes of params. Differentiable, and works under `vmap`: map over vectors for several
-    products. Fused attention kernels have no second derivatives in torch: compute attention under
+    Computed as `jvp` of `grad`, for about the cost of three gradients; the Hessian is
+    never formed. `vector` has the structure, shapes and dtypes of params.
+    Differentiable, and works under `vmap`: map over vectors for several products. Fused
+    attention kernels have no second derivatives in torch: compute attention under
     `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     check_like("vector", vector, params)
@@ -67,10 +77,14 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
     gradient = gradient_of(lambda weights: loss(rebuild(weights), *batch))
     if not leaves:
         return vector
-    return rebuild(torch.func.jvp(gradient, (leaves,), (tuple(leaves_like(vector, params)),))[1])
+    return rebuild(
+        torch.func.jvp(gradient, (leaves,), (tuple(leaves_like(vector, params)),))[1]
+    )
 
 
-def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tree]], Tree]]:
+def unpacked(
+    params: Tree,
+) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tree]], Tree]]:
     """The leaves of params as a flat tuple, and the function that rebuilds the tree.
 
     >>> unpacked({"b": torch.ones(1), "a": torch.zeros(1)})[0]
@@ -83,26 +97,41 @@ def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tree]
 def sparsified(
     state: State, loss: Loss, params: Tree | None = None
 ) -> tuple[dict[str, Tensor], Loss, Callable[[Tree], Tree]]:
-    """The sparsified leaves by path, a loss as a function of them, and the function that makes scores of values.
+    """The sparsified leaves by path, a loss as a function of them, and the function
+    that makes scores of values.
 
     >>> masks = {"w": torch.tensor([True]), "b": torch.tensor(True)}
     >>> state = sf.State({"w": torch.ones(1), "b": torch.zeros(1)}, masks)
-    >>> weights, of_weights, scored = sparsified(state, lambda params, x: params["w"] * x + params["b"])
+    >>> weights, of_weights, scored = sparsified(
+    ...     state, lambda params, x: params["w"] * x + params["b"]
+    ... )
     >>> weights, of_weights(weights, 3.0), scored({"w": torch.full((1,), 5.0)})
     ({'w': tensor([1.])}, tensor([3.]), {'w': tensor([5.]), 'b': tensor([0.])})
 
-    The other leaves are those of `params` (the effective weights) for the loss, and 0 among the scores.
+    The other leaves are those of `params` (the effective weights) for the loss, and 0
+    among the scores.
     """
     params = effective(state) if params is None else params
     leaves, rebuild = float_leaves(params), flatten(params)[1]
     masks = leaves_like(state.masks, params)
-    chosen = {path: leaf for (path, leaf), m in zip(leaves.items(), masks, strict=True) if is_sparse(m, leaf)}
+    chosen = {
+        path: leaf
+        for (path, leaf), m in zip(leaves.items(), masks, strict=True)
+        if is_sparse(m, leaf)
+    }
 
     def of_weights(weights: Tree, *batch: Tree) -> Tensor:
-        return loss(rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]), *batch)
+        return loss(
+            rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]), *batch
+        )
 
     def scored(found: Tree) -> Tree:
-        return rebuild([found[path].detach() if path in found else torch.zeros_like(x) for path, x in leaves.items()])
+        return rebuild(
+            [
+                found[path].detach() if path in found else torch.zeros_like(x)
+                for path, x in leaves.items()
+            ]
+        )
 
     return chosen, of_weights, scored
 
@@ -110,14 +139,20 @@ def sparsified(
 def gradient_at(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     """The gradient of a loss: a tree like params.
 
-    >>> gradient_at(lambda params: params["w"].square().sum(), {"w": torch.tensor([1.0, 2.0])}, ())
+    >>> gradient_at(
+    ...     lambda params: params["w"].square().sum(),
+    ...     {"w": torch.tensor([1.0, 2.0])},
+    ...     (),
+    ... )
     {'w': tensor([2., 4.])}
     """
     leaves, rebuild = unpacked(params)
     return rebuild(gradient_of(lambda weights: loss(rebuild(weights), *batch))(leaves))
 
 
-def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+def gradient_of(
+    value: Callable[[Sequence[Tensor]], Tensor],
+) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
     """The gradient of a function from a flat tuple to a 0-d tensor.
 
     >>> gradient_of(lambda xs: xs[0].square().sum())((torch.tensor([1.0, 2.0]),))
@@ -127,7 +162,8 @@ def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequen
 
 
 def check_loss(loss: object, batch: object) -> None:
-    """Raise TypeError for a loss that is not a function, and for a batch that is neither a tuple nor a function.
+    """Raise TypeError for a loss that is not a function, and for a batch that is
+    neither a tuple nor a function.
 
     >>> check_loss(lambda params, x: x.sum(), torch.ones(2))
     Traceback (most recent call last):
@@ -135,7 +171,10 @@ def check_loss(loss: object, batch: object) -> None:
     TypeError: expected batch to be a tuple of the loss's arguments after params, got Tensor; for one write (x,)
     """
     if not callable(loss):
-        raise TypeError(f"expected loss to be a function (params, *batch) -> 0-d tensor, got {type(loss).__name__}")
+        raise TypeError(
+            "expected loss to be a function (params, *batch) -> 0-d tensor, got "
+            f"{type(loss).__name__}"
+        )
     if not callable(batch):
         checked_batch(batch)
 
@@ -148,7 +187,9 @@ def checked_batch(batch: object, what: str = "batch to be") -> Sequence[Tree]:
     """
     if not isinstance(batch, tuple | list):
         got = f"got {type(batch).__name__}; for one write (x,)"
-        raise TypeError(f"expected {what} a tuple of the loss's arguments after params, {got}")
+        raise TypeError(
+            f"expected {what} a tuple of the loss's arguments after params, {got}"
+        )
     return batch
 
 
@@ -158,7 +199,11 @@ def arguments_at(batch: Batch, step: Step) -> Sequence[Tree]:
     >>> arguments_at(lambda step: (step + 1,), 2)
     (3,)
     """
-    return checked_batch(batch(step), "the function batch to give") if callable(batch) else checked_batch(batch)
+    return (
+        checked_batch(batch(step), "the function batch to give")
+        if callable(batch)
+        else checked_batch(batch)
+    )
 
 
 def batch_size(batch: Sequence[Tree]) -> int:
@@ -170,11 +215,19 @@ def batch_size(batch: Sequence[Tree]) -> int:
     size, first = 0, ""
     for path, leaf in flatten(tuple(checked_batch(batch)))[0].items():
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"expected a batch of tensors, got {type(leaf).__name__} at {path!r}")
+            raise TypeError(
+                f"expected a batch of tensors, got {type(leaf).__name__} at {path!r}"
+            )
         if not leaf.ndim:
-            raise ValueError(f"expected a leading axis of examples in the batch, got a 0-d tensor at {path!r}")
+            raise ValueError(
+                "expected a leading axis of examples in the batch, got a 0-d tensor "
+                f"at {path!r}"
+            )
         if first and leaf.shape[0] != size:
-            raise ValueError(f"expected equally many examples, got {size} at {first!r} and {leaf.shape[0]} at {path!r}")
+            raise ValueError(
+                f"expected equally many examples, got {size} at {first!r} and "
+                f"{leaf.shape[0]} at {path!r}"
+            )
         size, first = leaf.shape[0], first or path
     if not size:
         raise ValueError("expected a batch of at least one example, got none")

@@ -1,4 +1,6 @@
-"""Scores from second derivatives of a loss: Fisher information, the diagonal of the Hessian, OBD."""
+"""Scores from second derivatives of a loss: Fisher information, the diagonal of the
+Hessian, OBD.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,26 @@ from sparsefn.tree import Tree, check_like, map_with_path, wide
 
 @described
 def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScore:
-    """Mean over examples of the squared per-example gradient: the diagonal of the Fisher information.
+    """Mean over examples of the squared per-example gradient: the diagonal of the
+    Fisher information.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
     >>> score = sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),))
-    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    >>> score(
+    ...     sf.State(
+    ...         {"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}
+    ...     ),
+    ...     (),
+    ...     0,
+    ... )
     {'w': tensor([5.0000, 2.5000])}
 
-    The squared gradient of the whole batch differs: [4, 2.25]. With the labels of the data it is the empirical
-    Fisher. `chunk_size` examples are taken at a time, which bounds memory to that many gradients. Sums are in float32
-    or wider. Leaves that are not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))` is the saliency of Theis
-    et al. 2018, arXiv 1801.05787.
+    The squared gradient of the whole batch differs: [4, 2.25]. With the labels of the
+    data it is the empirical Fisher. `chunk_size` examples are taken at a time, which
+    bounds memory to that many gradients. Sums are in float32 or wider. Leaves that are
+    not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))` is the saliency of
+    Theis et al. 2018, arXiv 1801.05787.
     """
     derivatives.check_loss(loss, batch)
     if chunk_size is not None:
@@ -45,27 +55,39 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
         weights, of_weights, scored = derivatives.sparsified(state, loss)
         total = {path: torch.zeros_like(wide(w)) for path, w in weights.items()}
         for start in range(0, size, stride):
-            piece = [optree.tree_map(lambda x, i=start: x[i : i + stride], tree) for tree in now]
+            piece = [
+                optree.tree_map(lambda x, i=start: x[i : i + stride], tree)
+                for tree in now
+            ]
             gradients = derivatives.example_gradients(of_weights, weights, piece)
-            total = {path: t + wide(gradients[path]).square().sum(0) for path, t in total.items()}
+            total = {
+                path: t + wide(gradients[path]).square().sum(0)
+                for path, t in total.items()
+            }
         return scored({path: t / size for path, t in total.items()})
 
     return score
 
 
 @described
-def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk_size: int = 64) -> PlainScore:
+def hessian_diagonal(
+    loss: Loss, batch: Batch, samples: int | None = None, chunk_size: int = 64
+) -> PlainScore:
     """The diagonal of the Hessian of the loss: exact, or estimated from random vectors.
 
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-    >>> score = sf.curvature.hessian_diagonal(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
+    >>> score = sf.curvature.hessian_diagonal(
+    ...     lambda params: params["w"] @ matrix @ params["w"] / 2, ()
+    ... )
     >>> score(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([2., 3.])}
 
-    The exact diagonal takes one Hessian-vector product per sparsified weight, `chunk_size` at a time: use it for
-    small networks. With `samples` it is the mean of v * Hv over that many vectors v of random signs: unbiased, and
-    exact if the Hessian is diagonal. The signs depend on the state's key, the path, the step and the index;
-    ValueError for a state without a key. Leaves that are not sparsified score 0. Entries may be negative.
+    The exact diagonal takes one Hessian-vector product per sparsified weight,
+    `chunk_size` at a time: use it for small networks. With `samples` it is the mean of
+    v * Hv over that many vectors v of random signs: unbiased, and exact if the Hessian
+    is diagonal. The signs depend on the state's key, the path, the step and the index;
+    ValueError for a state without a key. Leaves that are not sparsified score 0.
+    Entries may be negative.
     Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
     """
     derivatives.check_loss(loss, batch)
@@ -78,40 +100,57 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
         weights, of_weights, scored = derivatives.sparsified(state, loss)
         if samples is None:
             return scored(_exact_diagonal(of_weights, weights, now, chunk_size))
-        return scored(_estimated_diagonal(of_weights, weights, state.key, now, step, samples))
+        return scored(
+            _estimated_diagonal(of_weights, weights, state.key, now, step, samples)
+        )
 
     return score
 
 
 @described
 def obd(diagonal: PlainScore) -> PlainScore:
-    """weight^2 * diagonal / 2: to second order, how much the loss rises without the weight.
+    """weight^2 * diagonal / 2: to second order, how much the loss rises without the
+    weight.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
-    >>> score = sf.curvature.obd(sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),)))
-    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    >>> score = sf.curvature.obd(
+    ...     sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),))
+    ... )
+    >>> score(
+    ...     sf.State(
+    ...         {"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}
+    ...     ),
+    ...     (),
+    ...     0,
+    ... )
     {'w': tensor([2.5000, 1.2500])}
 
-    `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that are not sparsified, or any
-    score without memory. The weights are `state.params`, as in `sf.scores.saliency`.
+    `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that
+    are not sparsified, or any score without memory. The weights are `state.params`, as
+    in `sf.scores.saliency`.
     LeCun et al. 1989, Optimal Brain Damage.
     """
     if isinstance(diagonal, Accumulated) or not callable(diagonal):
         raise TypeError(
-            f"expected diagonal to be a score function such as sf.curvature.fisher(loss, batch), "
+            "expected diagonal to be a score function such as "
+            "sf.curvature.fisher(loss, batch), "
             f"got {type(diagonal).__name__}"
         )
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         found = diagonal(state, grads, step)
         check_like("the diagonal", found, state.params, dtype=False)
-        return optree.tree_map(lambda w, h: wide(w).square() * h / 2, state.params, found)
+        return optree.tree_map(
+            lambda w, h: wide(w).square() * h / 2, state.params, found
+        )
 
     return score
 
 
-def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size: int) -> Tree:
+def _exact_diagonal(
+    loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size: int
+) -> Tree:
     leaves, rebuild = derivatives.unpacked(weights)
 
     def of_leaf(i: int, leaf: Tensor) -> Tensor:
@@ -120,12 +159,16 @@ def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size
 
         @differentiating
         def product(vector: Tensor) -> Tensor:
-            return torch.func.jvp(derivatives.gradient_of(moved), ((leaf,),), ((vector,),))[1][0]  # type: ignore[no-any-return]
+            return torch.func.jvp(
+                derivatives.gradient_of(moved), ((leaf,),), ((vector,),)
+            )[1][0]  # type: ignore[no-any-return]
 
         n, parts = leaf.numel(), [leaf.new_zeros(0)]
         for start in range(0, n, chunk_size):
             rows = torch.arange(start, min(start + chunk_size, n), device=leaf.device)
-            basis = (rows[:, None] == torch.arange(n, device=leaf.device)).to(leaf.dtype)
+            basis = (rows[:, None] == torch.arange(n, device=leaf.device)).to(
+                leaf.dtype
+            )
             products = torch.vmap(product)(basis.reshape(-1, *leaf.shape))
             parts.append(products.reshape(-1, n).diagonal(offset=start))
         return torch.cat(parts).reshape(leaf.shape)
@@ -133,18 +176,32 @@ def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size
     return rebuild([of_leaf(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tree], step: Step, samples: int) -> Tree:
+def _estimated_diagonal(
+    loss: Loss,
+    weights: Tree,
+    key: Tree,
+    batch: Sequence[Tree],
+    step: Step,
+    samples: int,
+) -> Tree:
     if not isinstance(key, Tensor):
-        raise ValueError("expected a PRNG key in the state for an estimate, got none; pass key=sf.random.key(seed)")
+        raise ValueError(
+            "expected a PRNG key in the state for an estimate, got none; pass "
+            "key=sf.random.key(seed)"
+        )
     own = random.fold_in(key, "hessian_diagonal")
 
     def signs(path: str, leaf: Tensor, sample: int) -> Tensor:
         drawn = random.leaf_key(random.fold_in(own, sample), path, step)
-        return torch.where(random.uniform_like(drawn, leaf) < 0.5, -1.0, 1.0).to(leaf.dtype)
+        return torch.where(random.uniform_like(drawn, leaf) < 0.5, -1.0, 1.0).to(
+            leaf.dtype
+        )
 
     total = optree.tree_map(lambda p: torch.zeros_like(wide(p)), weights)
     for sample in range(samples):
-        vector = map_with_path(lambda path, leaf, i=sample: signs(path, leaf, i), weights)
+        vector = map_with_path(
+            lambda path, leaf, i=sample: signs(path, leaf, i), weights
+        )
         product = derivatives.hessian_vector(loss, weights, vector, batch)
         total = optree.tree_map(lambda t, v, p: t + v * p, total, vector, product)
     return optree.tree_map(lambda t: t / samples, total)

@@ -11,32 +11,56 @@ from torch import Tensor
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.distributed.ends import everyone
-from sparsefn.engine.processes import agreement, collectives, extent_of, here, is_sharded
+from sparsefn.engine.processes import (
+    agreement,
+    collectives,
+    extent_of,
+    here,
+    is_sharded,
+)
 from sparsefn.tree import Tree, flatten
 
 
 def check_replicas(state: Tree) -> None:
-    """Raise ValueError on every process, naming the path and the ranks, where copies of a tensor differ.
+    """Raise ValueError on every process, naming the path and the ranks, where copies of
+    a tensor differ.
 
-    >>> sf.distributed.check_replicas({"w": torch.ones(2)})  # one process: nothing to compare
+    >>> sf.distributed.check_replicas(
+    ...     {"w": torch.ones(2)}
+    ... )  # one process: nothing to compare
 
-    For any tree of tensors: a state, its masks alone. Compared are processes that hold the same part of a leaf: all of
-    them for plain tensors, as under `DistributedDataParallel`, and for DTensors those along mesh dimensions that
-    replicate it. Every process of the default process group must call it; each sends 16 bytes a leaf, of hashes, and
-    reads all its tensors once: a check for now and then. Bits count: NaN equals NaN, and 0.0 is not -0.0.
+    For any tree of tensors: a state, its masks alone. Compared are processes that hold
+    the same part of a leaf: all of them for plain tensors, as under
+    `DistributedDataParallel`, and for DTensors those along mesh dimensions that
+    replicate it. Every process of the default process group must call it; each sends 16
+    bytes a leaf, of hashes, and reads all its tensors once: a check for now and then.
+    Bits count: NaN equals NaN, and 0.0 is not -0.0.
     """
     groups = everyone()
     if not groups:
         return
     with agreement(groups):
         given = flatten(state)[0].items()
-        leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
+        leaves = {
+            path: check_values("the state", path, as_dense("the state", path, leaf))
+            for path, leaf in given
+        }
         hashes = [_digest(repr([*leaves]).encode())]
-        hashes += [number for leaf in leaves.values() for number in (_place(leaf), _content(leaf))]
-    told = [collectives.values_of_all(np.array(numbers, np.int64)) for numbers in (hashes[:1], hashes)]
+        hashes += [
+            number
+            for leaf in leaves.values()
+            for number in (_place(leaf), _content(leaf))
+        ]
+    told = [
+        collectives.values_of_all(np.array(numbers, np.int64))
+        for numbers in (hashes[:1], hashes)
+    ]
     first, all_hashes = collectives.in_step([(groups, exchange) for exchange in told])
     if len({*first.tolist()}) > 1:
-        raise ValueError(f"check_replicas: expected the same leaves on every rank, got {[*leaves]} on this one")
+        raise ValueError(
+            f"check_replicas: expected the same leaves on every rank, got {[*leaves]} "
+            "on this one"
+        )
     rows = all_hashes.reshape(-1, len(hashes))[:, 1:].tolist()
     for i, path in enumerate(leaves):
         copies: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -46,19 +70,28 @@ def check_replicas(state: Tree) -> None:
             if len(found) > 1:
                 ranks = " and ".join(str(group) for group in found.values())
                 raise ValueError(
-                    f"check_replicas: expected equal copies on all ranks, but at {path!r} ranks {ranks} have different "
-                    "ones: do all ranks see the same gradients, weights, keys and steps?"
+                    "check_replicas: expected equal copies on all ranks, but at "
+                    f"{path!r} ranks {ranks} have different "
+                    "ones: do all ranks see the same gradients, weights, keys and "
+                    "steps?"
                 )
 
 
 def _place(x: Tensor) -> int:
     extent = extent_of(x) if is_sharded(x) else None
-    return _digest(repr(None if extent is None else (extent.shape, extent.start, extent.size)).encode())
+    return _digest(
+        repr(
+            None if extent is None else (extent.shape, extent.start, extent.size)
+        ).encode()
+    )
 
 
 def _content(x: Tensor) -> int:
     part = here(x).contiguous()
-    return _digest(repr((tuple(part.shape), part.dtype)).encode(), part.view(-1).view(torch.uint8).cpu().numpy().data)
+    return _digest(
+        repr((tuple(part.shape), part.dtype)).encode(),
+        part.view(-1).view(torch.uint8).cpu().numpy().data,
+    )
 
 
 def _digest(*parts: bytes | memoryview) -> int:

@@ -1,4 +1,6 @@
-"""Weights into a module that is trained on several processes, and gradients out of it."""
+"""Weights into a module that is trained on several processes, and gradients out of
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,31 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     """Write the effective weights of a state into the parameters of a module, in place.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
-    >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
+    >>> state = sf.State(
+    ...     {"weight": torch.tensor([[3.0, 5.0]])},
+    ...     {"weight": torch.tensor([[True, False]])},
+    ... )
     >>> sf.distributed.commit(model, state)
     >>> model.weight
     Parameter containing:
     tensor([[3., 0.]], requires_grad=True)
 
-    For modules that `sf.modules.call` refuses, as their gradients come from hooks of their own: those of
-    `torch.distributed.fsdp.fully_shard`, tensor parallelism and `DistributedDataParallel`. The next forward runs with
-    these weights; `grads_of` takes the gradients. Names are those of the module without wrappers, and each process
-    writes the shard that it holds: nothing is sent. With `partial` parameters that the state lacks stay as they are.
-    Raises TypeError for anything but a module and a State and for another dtype, ValueError for names that are missing
-    or unknown, another shape, and weights that are not sharded as the parameter is. Then nothing is written.
+    For modules that `sf.modules.call` refuses, as their gradients come from hooks of
+    their own: those of `torch.distributed.fsdp.fully_shard`, tensor parallelism and
+    `DistributedDataParallel`. The next forward runs with these weights; `grads_of`
+    takes the gradients. Names are those of the module without wrappers, and each
+    process writes the shard that it holds: nothing is sent. With `partial` parameters
+    that the state lacks stay as they are. Raises TypeError for anything but a module
+    and a State and for another dtype, ValueError for names that are missing or unknown,
+    another shape, and weights that are not sharded as the parameter is. Then nothing is
+    written.
     """
     check_state("commit", state, " second")
     weights = tensors_for(model, "parameters", state, partial)
-    own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
+    own = {
+        name: parameter
+        for name, (_, parameter) in own_tensors(model, "parameters").items()
+    }
     written = {name: weights[name][1] for name in flatten(state.params)[0]}
     for name, weight in written.items():
         _check_fits("commit", name, weight, own[name])
@@ -51,24 +62,34 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     >>> sf.distributed.grads_of(model, state), model.weight.grad
     ({'weight': tensor([[1., 1.]])}, None)
 
-    Call it after backward, where the weights are those of `commit`. The gradients are what the module's wrapper has
-    made of them, averaged over the processes by `fully_shard` and `DistributedDataParallel`, and are laid out as the
-    params. Where a parameter has none, because the loss does not use it, they are zero. Raises TypeError for anything
-    but a module and a State and for another dtype, and ValueError where no parameter has a gradient, for names that
-    the module lacks, and for params that are not sharded as the parameters are. Then no gradient is taken off.
+    Call it after backward, where the weights are those of `commit`. The gradients are
+    what the module's wrapper has made of them, averaged over the processes by
+    `fully_shard` and `DistributedDataParallel`, and are laid out as the params. Where a
+    parameter has none, because the loss does not use it, they are zero. Raises
+    TypeError for anything but a module and a State and for another dtype, and
+    ValueError where no parameter has a gradient, for names that the module lacks, and
+    for params that are not sharded as the parameters are. Then no gradient is taken
+    off.
     """
     check_state("grads_of", state, " second")
-    own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
+    own = {
+        name: parameter
+        for name, (_, parameter) in own_tensors(model, "parameters").items()
+    }
     leaves, rebuild = flatten(state.params)
     if unknown := [name for name in leaves if name not in own]:
         mend = mend_of_names(unknown, own)
-        raise ValueError(f"grads_of: expected params of the {type(model).__name__}, but unknown are {unknown}{mend}")
+        raise ValueError(
+            f"grads_of: expected params of the {type(model).__name__}, but unknown are "
+            f"{unknown}{mend}"
+        )
     for name, leaf in leaves.items():
         check_shape("params", name, leaf, own[name])
         _check_fits("grads_of", name, leaf, own[name])
     if leaves and all(own[name].grad is None for name in leaves):
         raise ValueError(
-            "grads_of: expected gradients, but no parameter has one: call it after backward(), and when gradients are "
+            "grads_of: expected gradients, but no parameter has one: call it after "
+            "backward(), and when gradients are "
             "accumulated, after the backward() that reduces them over the processes"
         )
     grads = [dense_gradient(own[name], leaf) for name, leaf in leaves.items()]
@@ -79,9 +100,14 @@ def grads_of(model: nn.Module, state: State) -> Tree:
 
 def _check_fits(what: str, name: str, given: Tensor, parameter: Tensor) -> None:
     if given.dtype != parameter.dtype:
-        raise TypeError(f"{what}: expected params of dtype {parameter.dtype} at {name!r}, got {given.dtype}")
+        raise TypeError(
+            f"{what}: expected params of dtype {parameter.dtype} at {name!r}, got "
+            f"{given.dtype}"
+        )
     if words_of(given) != words_of(parameter):
         raise ValueError(
-            f"{what}: expected params as the module's parameter, {words_of(parameter)}, at {name!r}, got one that is "
-            f"{words_of(given)}: make the state from sf.modules.params_of(model) after the module is sharded"
+            f"{what}: expected params as the module's parameter, "
+            f"{words_of(parameter)}, at {name!r}, got one that is "
+            f"{words_of(given)}: make the state from sf.modules.params_of(model) after "
+            "the module is sharded"
         )

@@ -1,4 +1,6 @@
-"""Edges to the trainers and adapters of other libraries; each is loaded when it is first asked for."""
+"""Edges to the trainers and adapters of other libraries; each is loaded when it is
+first asked for.
+"""
 
 from importlib import import_module
 from types import ModuleType
@@ -9,5 +11,7 @@ __dir__ = __all__.copy
 
 def __getattr__(name: str) -> ModuleType:
     if name not in __all__:
-        raise AttributeError(f"module 'sparsefn.integrations' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'sparsefn.integrations' has no attribute {name!r}"
+        )
     return import_module(f"sparsefn.integrations.{name}")

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsefn.attached import Attached, attach
-from sparsefn.integrations.resuming import Saved, Source, check_plain_model, check_same_run, check_source, made
+from sparsefn.integrations.resuming import (
+    Saved,
+    Source,
+    check_plain_model,
+    check_same_run,
+    check_source,
+    made,
+)
 from sparsefn.state import Trigger
 from sparsefn.timing.triggers import never
 
@@ -27,27 +34,33 @@ __dir__ = __all__.copy
 
 
 class SparsityCallback(Callback):
-    """Attach an algorithm when `Trainer.fit` begins; its state is saved in each checkpoint, and a run goes on from it.
+    """Attach an algorithm when `Trainer.fit` begins; its state is saved in each
+    checkpoint, and a run goes on from it.
 
     >>> callback = sf.integrations.lightning.SparsityCallback(sf.rigl(0.8, steps=100))
     >>> callback.sparse is None  # until `trainer = lightning.Trainer(..., callbacks=[callback])` and `trainer.fit`
     True
 
-    `algorithm` is an Algorithm, or a function that makes it from `trainer.estimated_stepping_batches`. `extra_group`,
-    `skip` and `reset` are those of `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in
-    its weights from `on_fit_start` on, so also in the validation before training. After `fit`,
-    `callback.sparse.detach()` leaves an ordinary module for a loop of your own. Beside Lightning's `WeightAveraging`,
-    which writes its average into the module when `fit` ends, `sf.modules.mask_average(module, callback.sparse.masks)`
-    makes the sparse copy; a UserWarning says so.
+    `algorithm` is an Algorithm, or a function that makes it from
+    `trainer.estimated_stepping_batches`. `extra_group`, `skip` and `reset` are those of
+    `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in
+    its weights from `on_fit_start` on, so also in the validation before training. After
+    `fit`, `callback.sparse.detach()` leaves an ordinary module for a loop of your own.
+    Beside Lightning's `WeightAveraging`, which writes its average into the module when
+    `fit` ends, `sf.modules.mask_average(module, callback.sparse.masks)` makes the
+    sparse copy; a UserWarning says so.
 
-    A step of the algorithm is a step of the optimizer, however many batches are accumulated, and however many steps
-    manual optimization makes of a batch. A batch that `training_step` skips by returning None is no step, though
-    `trainer.global_step` counts it. `gradient_clip_val` clips masked gradients. A second `fit` goes on where the first
-    ended, with the new optimizer that Lightning makes, and `fit(ckpt_path=...)` where the checkpoint was written, with
-    the same bits.
+    A step of the algorithm is a step of the optimizer, however many batches are
+    accumulated, and however many steps manual optimization makes of a batch. A batch
+    that `training_step` skips by returning None is no step, though
+    `trainer.global_step` counts it. `gradient_clip_val` clips masked gradients. A
+    second `fit` goes on where the first ended, with the new optimizer that Lightning
+    makes, and `fit(ckpt_path=...)` where the checkpoint was written, with the same
+    bits.
 
-    Raises ValueError for several optimizers, for a checkpoint without the callback's state, or with that of other
-    weights or steps, and for DTensors; TypeError for other arguments; ModuleNotFoundError without lightning.
+    Raises ValueError for several optimizers, for a checkpoint without the callback's
+    state, or with that of other weights or steps, and for DTensors; TypeError for other
+    arguments; ModuleNotFoundError without lightning.
     """
 
     sparse: Attached | None
@@ -61,33 +74,49 @@ class SparsityCallback(Callback):
         reset: Trigger = never(),
     ) -> None:
         if Callback is object:
-            raise ModuleNotFoundError("SparsityCallback needs lightning: pip install lightning")
+            raise ModuleNotFoundError(
+                "SparsityCallback needs lightning: pip install lightning"
+            )
         check_source(algorithm)
         self._algorithm = algorithm
-        self._options: dict[str, Any] = {"extra_group": extra_group, "skip": skip, "reset": reset}
+        self._options: dict[str, Any] = {
+            "extra_group": extra_group,
+            "skip": skip,
+            "reset": reset,
+        }
         self._loaded: Saved | None = None
         self._done, self.sparse = 0, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach the algorithm: the optimizers exist, and a checkpoint's weights are loaded."""
+        """Attach the algorithm: the optimizers exist, and a checkpoint's weights are
+        loaded.
+        """
         check_plain_model(pl_module)
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"SparsityCallback: expected one optimizer, got {len(trainer.optimizers)}: in on_fit_start of a "
-                "callback of your own, call sf.attach(..., hooks=True) for each and the part of the module that it has"
+                "SparsityCallback: expected one optimizer, got "
+                f"{len(trainer.optimizers)}: in on_fit_start of a "
+                "callback of your own, call sf.attach(..., hooks=True) for each and "
+                "the part of the module that it has"
             )
         saved: Saved | None = self._loaded
         self._loaded = None
-        if self.sparse is not None and self.sparse.is_attached:  # to the optimizer of another fit
+        if (
+            self.sparse is not None and self.sparse.is_attached
+        ):  # to the optimizer of another fit
             if saved is None:
                 saved = self.state_dict()
             else:
                 self.sparse.load_state_dict(saved["sparse"])
             self.sparse.detach()
-        algorithm = made(self._algorithm, lambda: int(trainer.estimated_stepping_batches))
+        algorithm = made(
+            self._algorithm, lambda: int(trainer.estimated_stepping_batches)
+        )
         if saved is not None:
             check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
-        self.sparse = attach(algorithm, pl_module, trainer.optimizers, hooks=True, **self._options)
+        self.sparse = attach(
+            algorithm, pl_module, trainer.optimizers, hooks=True, **self._options
+        )
         self._done = 0
         if saved is not None:
             self._load(saved)
@@ -95,22 +124,32 @@ class SparsityCallback(Callback):
     def _load(self, saved: Saved) -> None:
         assert self.sparse is not None
         self.sparse.load_state_dict(saved["sparse"])
-        self._done = saved.get("done", saved["sparse"]["step"] + 1)  # 0.2.0 saved no count
+        self._done = saved.get(
+            "done", saved["sparse"]["step"] + 1
+        )  # 0.2.0 saved no count
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the run goes on where the state was saved."""
-        if self._loaded is not None:  # some strategies load checkpoints after on_fit_start
+        if (
+            self._loaded is not None
+        ):  # some strategies load checkpoints after on_fit_start
             self._load(self._loaded)
             self._loaded = None
         if trainer.global_step != self._done:
             raise ValueError(
-                f"SparsityCallback: the run begins after {trainer.global_step} steps, and the masks are those after "
-                f"{self._done}: a new run needs a callback of its own, and fit(ckpt_path=...) a checkpoint that was "
+                f"SparsityCallback: the run begins after {trainer.global_step} steps, "
+                "and the masks are those after "
+                f"{self._done}: a new run needs a callback of its own, and "
+                "fit(ckpt_path=...) a checkpoint that was "
                 "written with this callback"
             )
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Mask the gradients, which are complete and not clipped yet; the step's own hook updates the masks."""
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Mask the gradients, which are complete and not clipped yet; the step's own
+        hook updates the masks.
+        """
         assert self.sparse is not None
         self.sparse.end_step()  # one that a GradScaler left out
         if any(p.grad is not None for p in pl_module.parameters()):
@@ -123,21 +162,31 @@ class SparsityCallback(Callback):
         self._done = trainer.global_step
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn where the module has left its masks, as where a callback has written an average into it."""
+        """Warn where the module has left its masks, as where a callback has written an
+        average into it.
+        """
         assert self.sparse is not None
         try:
             self.sparse.check()
         except RuntimeError as error:
             warnings.warn(
-                f"SparsityCallback: after fit, {error}. Of an average, such as WeightAveraging writes, "
-                "sf.modules.mask_average(module, callback.sparse.masks) makes a sparse copy",
+                f"SparsityCallback: after fit, {error}. Of an average, such as "
+                "WeightAveraging writes, "
+                "sf.modules.mask_average(module, callback.sparse.masks) makes a "
+                "sparse copy",
                 stacklevel=2,
             )
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint has of it."""
-        return {} if self.sparse is None else {"sparse": self.sparse.state_dict(), "done": self._done}
+        return (
+            {}
+            if self.sparse is None
+            else {"sparse": self.sparse.state_dict(), "done": self._done}
+        )
 
     def load_state_dict(self, state_dict: Saved) -> None:
-        """Take what a checkpoint has; it is put into the module when the algorithm is attached."""
+        """Take what a checkpoint has; it is put into the module when the algorithm is
+        attached.
+        """
         self._loaded = state_dict

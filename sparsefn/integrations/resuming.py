@@ -1,4 +1,6 @@
-"""What the callbacks share: which algorithm runs, and whether saved masks are those of a model's weights."""
+"""What the callbacks share: which algorithm runs, and whether saved masks are those of
+a model's weights.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,20 @@ def check_source(algorithm: object) -> None:
 
     >>> check_source(sf.rigl(0.9))
     """
-    if not isinstance(algorithm, Algorithm) and (uncalled(algorithm) or not callable(algorithm)):
+    if not isinstance(algorithm, Algorithm) and (
+        uncalled(algorithm) or not callable(algorithm)
+    ):
         got = uncalled(algorithm) or type(algorithm).__name__
         raise TypeError(
-            f"SparsityCallback: expected an Algorithm such as sf.rigl(0.9), or a function of the number of steps that "
+            "SparsityCallback: expected an Algorithm such as sf.rigl(0.9), or a "
+            "function of the number of steps that "
             f"returns one, got {got}"
         )
 
 
 def made(algorithm: Source, steps: Callable[[], int]) -> Algorithm:
-    """The algorithm for a run of so many steps, which are asked for where it is a function of them.
+    """The algorithm for a run of so many steps, which are asked for where it is a
+    function of them.
 
     >>> made(lambda steps: sf.rigl(0.9, steps=steps), lambda: 100)
     rigl(0.9, steps=100)
@@ -42,27 +48,37 @@ def made(algorithm: Source, steps: Callable[[], int]) -> Algorithm:
 
 
 def check_plain_model(model: nn.Module) -> None:
-    """Raise ValueError for a model of DTensors, of which one process would save its own part alone.
+    """Raise ValueError for a model of DTensors, of which one process would save its own
+    part alone.
 
     >>> check_plain_model(torch.nn.Linear(2, 1))
     """
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
             raise ValueError(
-                f"SparsityCallback: expected plain tensors, got a DTensor at {name!r}: call sf.attach in a loop of "
+                f"SparsityCallback: expected plain tensors, got a DTensor at {name!r}: "
+                "call sf.attach in a loop of "
                 "your own, and save as docs/distributed.md has it"
             )
 
 
 def check_same_run(model: nn.Module, saved: Saved, step: int) -> None:
-    """Raise ValueError for saved masks that prune weights which are not zero, or are of another step.
+    """Raise ValueError for saved masks that prune weights which are not zero, or are of
+    another step.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> sparse = sf.attach(
+    ...     sf.static(0.5, where="weight"),
+    ...     layer,
+    ...     torch.optim.SGD(layer.parameters(), lr=0.1),
+    ... )
     >>> check_same_run(layer, sparse.state_dict(), -1)
     """
     if saved["step"] != step:
-        raise ValueError(f"SparsityCallback: expected masks of step {step}, got those of step {saved['step']}")
+        raise ValueError(
+            f"SparsityCallback: expected masks of step {step}, got those of step "
+            f"{saved['step']}"
+        )
     for name, (_, weight) in own_tensors(model, "parameters").items():
         mask = saved["tensors"].get(f"masks.{name}")
         if (
@@ -71,6 +87,7 @@ def check_same_run(model: nn.Module, saved: Saved, step: int) -> None:
             and bool((weight.detach() != 0)[~mask.to(weight.device)].any())
         ):
             raise ValueError(
-                f"SparsityCallback: the saved mask of {name!r} prunes weights that are not zero in the model: masks "
+                f"SparsityCallback: the saved mask of {name!r} prunes weights that are "
+                "not zero in the model: masks "
                 "and weights are of two runs"
             )

@@ -11,7 +11,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsefn.attached import Attached, attach
-from sparsefn.integrations.resuming import Saved, Source, check_plain_model, check_same_run, check_source, made
+from sparsefn.integrations.resuming import (
+    Saved,
+    Source,
+    check_plain_model,
+    check_same_run,
+    check_source,
+    made,
+)
 from sparsefn.state import Trigger
 from sparsefn.timing.triggers import never
 
@@ -32,25 +39,32 @@ _FILE = "sparse.pt"  # beside the weights, in the folder of each checkpoint
 
 
 class SparsityCallback(TrainerCallback):
-    """Attach an algorithm when `Trainer.train` begins, save its state with each checkpoint, and go on from it.
+    """Attach an algorithm when `Trainer.train` begins, save its state with each
+    checkpoint, and go on from it.
 
-    >>> callback = sf.integrations.transformers.SparsityCallback(lambda steps: sf.rigl(0.8, steps=steps))
+    >>> callback = sf.integrations.transformers.SparsityCallback(
+    ...     lambda steps: sf.rigl(0.8, steps=steps)
+    ... )
     >>> callback.sparse is None  # until `trainer = Trainer(..., callbacks=[callback])` and `trainer.train()`
     True
 
-    `algorithm` is an Algorithm, or a function that makes it from the number of optimizer steps. `extra_group`, `skip`
-    and `reset` are those of `sf.attach`. `callback.sparse` is what `attach` returned; its `state` stays when training
-    ends, and the model is then an ordinary one with zeros in its weights.
+    `algorithm` is an Algorithm, or a function that makes it from the number of
+    optimizer steps. `extra_group`, `skip` and `reset` are those of `sf.attach`.
+    `callback.sparse` is what `attach` returned; its `state` stays when training ends,
+    and the model is then an ordinary one with zeros in its weights.
 
-    A step of the algorithm is a step of the optimizer, however many batches are accumulated. `Trainer` clips before the
-    gradients are masked. Each checkpoint gets a file `sparse.pt`. `train(resume_from_checkpoint=...)` goes on with the
-    same bits; a checkpoint that is not in the `output_dir` of the run is given as `resume_from`, too. With
-    `load_best_model_at_end` the masks are those of the best checkpoint. An algorithm that trains tensors beside the
-    weights, such as `supermask`, cannot go on in a new process, where the optimizer is loaded before it is attached
-    (torch raises ValueError): call `sf.attach` before `train` for that.
+    A step of the algorithm is a step of the optimizer, however many batches are
+    accumulated. `Trainer` clips before the gradients are masked. Each checkpoint gets a
+    file `sparse.pt`. `train(resume_from_checkpoint=...)` goes on with the same bits; a
+    checkpoint that is not in the `output_dir` of the run is given as `resume_from`,
+    too. With `load_best_model_at_end` the masks are those of the best checkpoint. An
+    algorithm that trains tensors beside the weights, such as `supermask`, cannot go on
+    in a new process, where the optimizer is loaded before it is attached (torch raises
+    ValueError): call `sf.attach` before `train` for that.
 
-    Raises ValueError for a checkpoint without the file, or with that of other weights, and for DTensors; RuntimeError
-    for a second run that begins anew; TypeError for other arguments; ModuleNotFoundError without transformers.
+    Raises ValueError for a checkpoint without the file, or with that of other weights,
+    and for DTensors; RuntimeError for a second run that begins anew; TypeError for
+    other arguments; ModuleNotFoundError without transformers.
     """
 
     sparse: Attached | None
@@ -65,10 +79,16 @@ class SparsityCallback(TrainerCallback):
         reset: Trigger = never(),
     ) -> None:
         if TrainerCallback is object:
-            raise ModuleNotFoundError("SparsityCallback needs transformers: pip install transformers")
+            raise ModuleNotFoundError(
+                "SparsityCallback needs transformers: pip install transformers"
+            )
         check_source(algorithm)
         self._algorithm, self._folder = algorithm, resume_from
-        self._options: dict[str, Any] = {"extra_group": extra_group, "skip": skip, "reset": reset}
+        self._options: dict[str, Any] = {
+            "extra_group": extra_group,
+            "skip": skip,
+            "reset": reset,
+        }
         self._optimizer: Optimizer | None = None
         self._steps, self.sparse = 0, None
 
@@ -81,51 +101,89 @@ class SparsityCallback(TrainerCallback):
         optimizer: Optimizer,
         **kwargs: object,
     ) -> None:
-        """Attach the algorithm; where the run goes on from a checkpoint, with its masks."""
+        """Attach the algorithm; where the run goes on from a checkpoint, with its
+        masks.
+        """
         check_plain_model(model)
         if self._steps and not state.global_step:
             raise RuntimeError(
-                f"SparsityCallback: it has made {self._steps} steps, and this run begins anew: train with "
-                "resume_from_checkpoint to go on, or make another callback; sf.static(None, init='from_zeros') keeps "
+                f"SparsityCallback: it has made {self._steps} steps, and this run "
+                "begins anew: train with "
+                "resume_from_checkpoint to go on, or make another callback; "
+                "sf.static(None, init='from_zeros') keeps "
                 "the zeros that there are"
             )
-        saved = self._saved(self._folder or _folder(args, state)) if state.global_step else None
+        saved = (
+            self._saved(self._folder or _folder(args, state))
+            if state.global_step
+            else None
+        )
         if saved is not None:
             check_same_run(model, saved, state.global_step - 1)
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it anew
-        if self.sparse is not None and self.sparse.is_attached and inner is not self._optimizer:
+        if (
+            self.sparse is not None
+            and self.sparse.is_attached
+            and inner is not self._optimizer
+        ):
             if saved is not None:
-                self.sparse.load_state_dict(saved)  # the weights that it left are not those of the module now
+                self.sparse.load_state_dict(
+                    saved
+                )  # the weights that it left are not those of the module now
             self.sparse.detach()
         if self.sparse is None or not self.sparse.is_attached:
             algorithm = made(self._algorithm, lambda: state.max_steps)
-            self.sparse = attach(algorithm, model, inner, steps=state.max_steps, **self._options)
+            self.sparse = attach(
+                algorithm, model, inner, steps=state.max_steps, **self._options
+            )
             self._optimizer = inner
         if saved is not None:
             self.sparse.load_state_dict(saved)
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         """Mask the gradients."""
         assert self.sparse is not None
         self.sparse.before_step(state.global_step)
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         """Update the masks."""
         assert self.sparse is not None
         self.sparse.after_step(state.global_step)
         self._steps = state.global_step + 1
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
         """Save the state of the algorithm beside the weights."""
-        if state.is_world_process_zero and self.sparse is not None and self.sparse.is_attached:
+        if (
+            state.is_world_process_zero
+            and self.sparse is not None
+            and self.sparse.is_attached
+        ):
             torch.save(self.sparse.state_dict(), _folder(args, state) / _FILE)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         """Leave an ordinary model, with the masks of the weights that it ends with."""
         assert self.sparse is not None
@@ -137,7 +195,8 @@ class SparsityCallback(TrainerCallback):
         file = Path(folder) / _FILE
         if not file.is_file():
             raise ValueError(
-                f"SparsityCallback: expected {file}, as the checkpoint of a run with this callback has it, got none: "
+                f"SparsityCallback: expected {file}, as the checkpoint of a run with "
+                "this callback has it, got none: "
                 "where the checkpoint is in another folder, give it as resume_from"
             )
         saved: Saved = torch.load(file, map_location="cpu", weights_only=True)

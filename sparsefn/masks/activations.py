@@ -1,4 +1,6 @@
-"""Masks for activations, made from observed values in three steps: aggregate, reduce, mask."""
+"""Masks for activations, made from observed values in three steps: aggregate, reduce,
+mask.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ __dir__ = __all__.copy
 class ActivationState(NamedTuple):
     """The mask and statistics of one activation, as a pytree of tensors.
 
-    >>> act = sf.activations.activation_sparsifier(torch.add, torch.abs, lambda x: x > 1.0)
+    >>> act = sf.activations.activation_sparsifier(
+    ...     torch.add, torch.abs, lambda x: x > 1.0
+    ... )
     >>> act.init(torch.zeros(2))
     ActivationState(mask=tensor([True, True]), aggregate=tensor([0., 0.]), seen=tensor(0))
 
-    `mask` is bool, True = kept, and broadcasts to the activation; `aggregate` sums up the observations since the last
-    update, and `seen` counts them. With `features` mask and aggregate are tuples, one tensor a feature.
+    `mask` is bool, True = kept, and broadcasts to the activation; `aggregate` sums up
+    the observations since the last update, and `seen` counts them. With `features` mask
+    and aggregate are tuples, one tensor a feature.
     """
 
     mask: Tree
@@ -36,14 +41,20 @@ class ActivationState(NamedTuple):
 
 
 class ActivationSparsifier(NamedTuple):
-    """Pure functions `init(example)`, `observe(state, x)`, `update(state)` and `apply(state, x)`.
+    """Pure functions `init(example)`, `observe(state, x)`, `update(state)` and
+    `apply(state, x)`.
 
-    >>> act = sf.activations.activation_sparsifier(torch.add, torch.abs, lambda x: x > 1.0)
-    >>> state = act.update(act.observe(act.init(torch.zeros(2)), torch.tensor([0.5, -3.0])))
+    >>> act = sf.activations.activation_sparsifier(
+    ...     torch.add, torch.abs, lambda x: x > 1.0
+    ... )
+    >>> state = act.update(
+    ...     act.observe(act.init(torch.zeros(2)), torch.tensor([0.5, -3.0]))
+    ... )
     >>> act.apply(state, torch.tensor([7.0, 8.0]))
     tensor([0., 8.])
 
-    `init` takes any activation for its shape, dtype and device; its first mask keeps everything.
+    `init` takes any activation for its shape, dtype and device; its first mask keeps
+    everything.
     """
 
     init: Callable[[Tensor], ActivationState]
@@ -75,22 +86,32 @@ def activation_sparsifier(
     >>> state.mask, act.apply(state, x)[1]
     (tensor([ True, False, False]), tensor([1., 0., 0.]))
 
-    `observe` sets the aggregate to `aggregate(old, x)`, where the first old value is `start(x)`; it keeps the shape
-    and dtype of `start(x)`. For batches of several sizes give a `start` without the batch. `update` makes a new mask
-    and resets the aggregate; without an observation since the last update the mask stays. `apply` gives a new tensor,
-    +0.0 off the mask (-0.0, NaN and inf too), and is differentiable in x. `mask` gives bools that broadcast to the
-    activation.
+    `observe` sets the aggregate to `aggregate(old, x)`, where the first old value is
+    `start(x)`; it keeps the shape and dtype of `start(x)`. For batches of several sizes
+    give a `start` without the batch. `update` makes a new mask and resets the
+    aggregate; without an observation since the last update the mask stays. `apply`
+    gives a new tensor, +0.0 off the mask (-0.0, NaN and inf too), and is differentiable
+    in x. `mask` gives bools that broadcast to the activation.
 
-    With `features`, indices along `axis`, each of these slices of size 1 has an aggregate and a mask of
-    its own, and the rest of the activation passes through. Observations are detached. Works under `grad`, `vmap` and
-    `compile`; there and eagerly both branches are computed and one is selected, without a device sync. Raises
-    ValueError for features without an axis (and the reverse), for features that are negative, repeated or out of
-    range, and for shapes that do not fit; TypeError for an argument that is not a function, and for a mask that is
-    not bool.
+    With `features`, indices along `axis`, each of these slices of size 1 has an
+    aggregate and a mask of its own, and the rest of the activation passes through.
+    Observations are detached. Works under `grad`, `vmap` and `compile`; there and
+    eagerly both branches are computed and one is selected, without a device sync.
+    Raises ValueError for features without an axis (and the reverse), for features that
+    are negative, repeated or out of range, and for shapes that do not fit; TypeError
+    for an argument that is not a function, and for a mask that is not bool.
     """
-    for name, fn in (("aggregate", aggregate), ("reduce", reduce), ("mask", mask), ("start", start)):
+    for name, fn in (
+        ("aggregate", aggregate),
+        ("reduce", reduce),
+        ("mask", mask),
+        ("start", start),
+    ):
         if not callable(fn):
-            raise TypeError(f"activation_sparsifier: expected {name} to be a function, got {type(fn).__name__}")
+            raise TypeError(
+                f"activation_sparsifier: expected {name} to be a function, got "
+                f"{type(fn).__name__}"
+            )
     chosen, dim = _features(features, axis), axis or 0
 
     def parts(x: Tensor) -> Tree:
@@ -99,25 +120,37 @@ def activation_sparsifier(
     def masked(part: Tensor) -> Tensor:
         found = _tensor(mask(reduce(part)), "the mask")
         if found.dtype != torch.bool:
-            raise TypeError(f"activation_sparsifier: expected mask to give bools, got {found.dtype}")
+            raise TypeError(
+                f"activation_sparsifier: expected mask to give bools, got {found.dtype}"
+            )
         return found
 
     def init(example: Tensor) -> ActivationState:
-        begun = optree.tree_map(lambda x: _tensor(start(x), "the start").detach(), parts(_tensor(example)))
+        begun = optree.tree_map(
+            lambda x: _tensor(start(x), "the start").detach(), parts(_tensor(example))
+        )
         kept = optree.tree_map(lambda part: torch.ones_like(masked(part)), begun)
-        return ActivationState(kept, begun, torch.zeros((), dtype=torch.int64, device=example.device))
+        return ActivationState(
+            kept, begun, torch.zeros((), dtype=torch.int64, device=example.device)
+        )
 
     def observe(state: ActivationState, x: Tensor) -> ActivationState:
         def step(old: Tensor, part: Tensor) -> Tensor:
             before = _like("the start", start(part), old)
-            return _like("the aggregate", aggregate(torch.where(state.seen == 0, before, old), part), old)
+            return _like(
+                "the aggregate",
+                aggregate(torch.where(state.seen == 0, before, old), part),
+                old,
+            )
 
         new = optree.tree_map(step, state.aggregate, parts(_tensor(x).detach()))
         return state._replace(aggregate=new, seen=state.seen + 1)
 
     def update(state: ActivationState) -> ActivationState:
         def renew(old: Tensor, part: Tensor) -> Tensor:
-            return torch.where(state.seen > 0, _like("the mask", masked(part), old), old)
+            return torch.where(
+                state.seen > 0, _like("the mask", masked(part), old), old
+            )
 
         masks = optree.tree_map(renew, state.mask, state.aggregate)
         return state._replace(mask=masks, seen=torch.zeros_like(state.seen))
@@ -126,7 +159,9 @@ def activation_sparsifier(
         pieces = parts(_tensor(x))
         if chosen is None:
             return torch.where(_fitting(state.mask, x), x, 0.0)
-        place = torch.arange(x.shape[dim], device=x.device).reshape(-1, *(1,) * (x.ndim - 1 - dim % x.ndim))
+        place = torch.arange(x.shape[dim], device=x.device).reshape(
+            -1, *(1,) * (x.ndim - 1 - dim % x.ndim)
+        )
         kept = everywhere(x)
         for feature, mask, piece in zip(chosen, state.mask, pieces, strict=True):
             kept = kept & (_fitting(mask, piece) | (place != feature))
@@ -135,54 +170,80 @@ def activation_sparsifier(
     return ActivationSparsifier(init, observe, update, apply)
 
 
-def _features(features: Sequence[int] | None, axis: int | None) -> tuple[int, ...] | None:
+def _features(
+    features: Sequence[int] | None, axis: int | None
+) -> tuple[int, ...] | None:
     if (features is None) != (axis is None):
         given, needed = ("features", "axis") if axis is None else ("axis", "features")
-        raise ValueError(f"activation_sparsifier: {given} needs {needed}, got {needed}=None")
+        raise ValueError(
+            f"activation_sparsifier: {given} needs {needed}, got {needed}=None"
+        )
     if features is None:
         return None
     chosen = list(features)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"activation_sparsifier: expected one feature or more, each once, got {chosen}")
+        raise ValueError(
+            "activation_sparsifier: expected one feature or more, each once, got "
+            f"{chosen}"
+        )
     for feature in chosen:
         if not is_int(feature):
-            raise TypeError(f"activation_sparsifier: expected features to be ints, got {feature!r}")
+            raise TypeError(
+                f"activation_sparsifier: expected features to be ints, got {feature!r}"
+            )
         if feature < 0:
-            raise ValueError(f"activation_sparsifier: expected features >= 0, got {feature}")
+            raise ValueError(
+                f"activation_sparsifier: expected features >= 0, got {feature}"
+            )
     return tuple(chosen)
 
 
 def _slices(x: Tensor, features: Sequence[int], axis: int) -> tuple[Tensor, ...]:
     if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"activation_sparsifier: expected an activation with axis {axis}, got shape {tuple(x.shape)}")
+        raise ValueError(
+            f"activation_sparsifier: expected an activation with axis {axis}, got "
+            f"shape {tuple(x.shape)}"
+        )
     if max(features) >= x.shape[axis]:
         raise ValueError(
-            f"activation_sparsifier: expected features below {x.shape[axis]} along axis {axis}, got {max(features)}"
+            f"activation_sparsifier: expected features below {x.shape[axis]} along "
+            f"axis {axis}, got {max(features)}"
         )
     return tuple(x.narrow(axis, feature, 1) for feature in features)
 
 
 def _tensor(value: object, what: str = "an activation") -> Tensor:
     if not isinstance(value, Tensor):
-        raise TypeError(f"activation_sparsifier: expected {what} to be a tensor, got {type(value).__name__}")
+        raise TypeError(
+            f"activation_sparsifier: expected {what} to be a tensor, got "
+            f"{type(value).__name__}"
+        )
     return value
 
 
 def _like(what: str, value: object, old: Tensor) -> Tensor:
     new = _tensor(value, what)
     if new.shape != old.shape:
-        raise ValueError(f"activation_sparsifier: expected {what} of shape {tuple(old.shape)}, got {tuple(new.shape)}")
+        raise ValueError(
+            f"activation_sparsifier: expected {what} of shape {tuple(old.shape)}, got "
+            f"{tuple(new.shape)}"
+        )
     if new.dtype != old.dtype:
-        raise TypeError(f"activation_sparsifier: expected {what} of dtype {old.dtype}, got {new.dtype}")
+        raise TypeError(
+            f"activation_sparsifier: expected {what} of dtype {old.dtype}, got "
+            f"{new.dtype}"
+        )
     return new
 
 
 def _fitting(mask: Tensor, x: Tensor) -> Tensor:
-    # A mask may have fewer dimensions, or sizes of 1; it never makes the activation larger.
+    # A mask may have fewer dimensions, or sizes of 1; it never makes the activation
+    # larger.
     pairs = zip(mask.shape[::-1], x.shape[::-1], strict=False)
     if mask.ndim > x.ndim or any(m not in (1, n) for m, n in pairs):
         raise ValueError(
-            f"activation_sparsifier: expected an activation that a mask of shape {tuple(mask.shape)} broadcasts to, "
+            "activation_sparsifier: expected an activation that a mask of shape "
+            f"{tuple(mask.shape)} broadcasts to, "
             f"got shape {tuple(x.shape)}"
         )
     return mask

@@ -20,7 +20,10 @@ def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
     shapes = masks if params is None else params
     check_masks(masks, shapes)
     rows = zip(flatten(masks)[0].values(), leaves_like(shapes, masks), strict=True)
-    return [(mask, 1 if mask.ndim else 0 if params is None else leaf.numel()) for mask, leaf in rows]
+    return [
+        (mask, 1 if mask.ndim else 0 if params is None else leaf.numel())
+        for mask, leaf in rows
+    ]
 
 
 def _sum(counts: Sequence[Tensor]) -> int | Tensor:
@@ -38,10 +41,11 @@ def n_total(masks: Tree, params: Tree | None = None) -> int:
     >>> sf.masks.n_total(masks, {"w": torch.zeros(1, 3), "b": torch.zeros(5)})
     8
 
-    A 0-d mask has no size of its own, so a masks tree alone counts sparsified leaves only; with
-    `params` every leaf counts. Always an int: shapes say it. In a stack of states 0-d masks
-    have become (B,): count inside `vmap` or one member at a time.
-    Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not fit params.
+    A 0-d mask has no size of its own, so a masks tree alone counts sparsified leaves
+    only; with `params` every leaf counts. Always an int: shapes say it. In a stack of
+    states 0-d masks have become (B,): count inside `vmap` or one member at a time.
+    Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not
+    fit params.
     """
     return sum(mask.numel() * size for mask, size in _sizes(masks, params))
 
@@ -49,15 +53,22 @@ def n_total(masks: Tree, params: Tree | None = None) -> int:
 def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     """How many weights of the sparsified leaves are kept.
 
-    >>> sf.masks.n_kept({"w": torch.tensor([[True, False, False]]), "b": torch.tensor(True)})
+    >>> sf.masks.n_kept(
+    ...     {"w": torch.tensor([[True, False, False]]), "b": torch.tensor(True)}
+    ... )
     1
 
-    An int, or a 0-d int64 tensor where `vmap` or `torch.compile` hides values. With `params` the
-    weights of leaves that are not sparsified count as kept. Raises as `n_total` does.
+    An int, or a 0-d int64 tensor where `vmap` or `torch.compile` hides values. With
+    `params` the weights of leaves that are not sparsified count as kept. Raises as
+    `n_total` does.
     """
-    rows = _sizes(masks, params)  # a 0-d mask keeps its leaf whole, as its shape alone says
+    rows = _sizes(
+        masks, params
+    )  # a 0-d mask keeps its leaf whole, as its shape alone says
     own = [mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows]
-    counts = agreed({"call": "n_kept"}, {"masks": flatten(masks)[0]}, lambda: kept_in(own))
+    counts = agreed(
+        {"call": "n_kept"}, {"masks": flatten(masks)[0]}, lambda: kept_in(own)
+    )
     return _sum([count * size for count, (_, size) in zip(counts, rows, strict=True)])
 
 
@@ -73,17 +84,23 @@ def kept_in(masks: Sequence[Tensor]) -> list[Tensor]:
 def sparsity(masks: Tree, params: Tree | None = None) -> float | Tensor:
     """Fraction of zeros among the weights of the sparsified leaves.
 
-    >>> sf.masks.sparsity({"w": torch.tensor([True, False, False, False]), "b": torch.tensor(True)})
+    >>> sf.masks.sparsity(
+    ...     {"w": torch.tensor([True, False, False, False]), "b": torch.tensor(True)}
+    ... )
     0.75
     >>> sf.masks.sparsity({"b": torch.tensor(True)})
     0.0
 
-    A float, or a 0-d float64 tensor of the same bits where a transform hides values. With `params`
-    it is the fraction over all weights; 0.0 where there are none. Raises as `n_total` does.
+    A float, or a 0-d float64 tensor of the same bits where a transform hides values.
+    With `params` it is the fraction over all weights; 0.0 where there are none. Raises
+    as `n_total` does.
     """
     total = n_total(masks, params)
     pruned = total - n_kept(masks, params)
-    return divide(pruned.double() if isinstance(pruned, Tensor) else float(pruned), float(max(total, 1)))
+    return divide(
+        pruned.double() if isinstance(pruned, Tensor) else float(pruned),
+        float(max(total, 1)),
+    )
 
 
 def _pairwise(fn: Callable[[str, Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
@@ -92,7 +109,10 @@ def _pairwise(fn: Callable[[str, Tensor, Tensor], Tensor], a: Tree, b: Tree) -> 
 
     def checked(path: str, x: Tensor, y: Tensor) -> Tensor:
         if x.ndim and y.ndim and x.shape != y.shape:
-            raise ValueError(f"expected two masks of one shape at {path!r}, got {tuple(x.shape)} and {tuple(y.shape)}")
+            raise ValueError(
+                f"expected two masks of one shape at {path!r}, got {tuple(x.shape)} "
+                f"and {tuple(y.shape)}"
+            )
         return fn(path, x, y)
 
     return map_with_path(checked, a, b)
@@ -101,27 +121,37 @@ def _pairwise(fn: Callable[[str, Tensor, Tensor], Tensor], a: Tree, b: Tree) -> 
 def intersect(a: Tree, b: Tree) -> Tree:
     """What both masks trees keep; a 0-d True keeps everything.
 
-    >>> sf.masks.intersect({"w": torch.tensor([True, False])}, {"w": torch.tensor(True)})
+    >>> sf.masks.intersect(
+    ...     {"w": torch.tensor([True, False])}, {"w": torch.tensor(True)}
+    ... )
     {'w': tensor([ True, False])}
 
-    Raises ValueError for another structure or shape, naming the path, TypeError for a mask not bool.
+    Raises ValueError for another structure or shape, naming the path, TypeError for a
+    mask not bool.
     """
-    return _pairwise(lambda path, x, y: y if x.ndim == 0 else x if y.ndim == 0 else x & y, a, b)
+    return _pairwise(
+        lambda path, x, y: y if x.ndim == 0 else x if y.ndim == 0 else x & y, a, b
+    )
 
 
 def union(a: Tree, b: Tree) -> Tree:
     """What either masks tree keeps; a 0-d True keeps everything, so it wins.
 
-    >>> sf.masks.union({"w": torch.tensor([True, False])}, {"w": torch.tensor([False, False])})
+    >>> sf.masks.union(
+    ...     {"w": torch.tensor([True, False])}, {"w": torch.tensor([False, False])}
+    ... )
     {'w': tensor([ True, False])}
 
     Raises as `intersect` does.
     """
-    return _pairwise(lambda path, x, y: x if x.ndim == 0 else y if y.ndim == 0 else x | y, a, b)
+    return _pairwise(
+        lambda path, x, y: x if x.ndim == 0 else y if y.ndim == 0 else x | y, a, b
+    )
 
 
 def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
-    """The union of the masks so far: what any of the states before kept, or this one keeps.
+    """The union of the masks so far: what any of the states before kept, or this one
+    keeps.
 
     >>> algorithm = sf.set(0.5, when=sf.always(), key=sf.random.key(0))
     >>> state = algorithm.init({"w": torch.ones(4, 4), "b": torch.ones(4)})
@@ -132,15 +162,20 @@ def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
     >>> sf.masks.n_kept(state.masks), sf.masks.n_kept(seen)
     (8, 13)
 
-    `seen` is a masks tree, or None before the first state; the result is new tensors. Of a state the masks are read and
-    nothing else, so masks will do: `explored(seen, state.masks)`. Call it wherever masks may have changed;
+    `seen` is a masks tree, or None before the first state; the result is new tensors.
+    Of a state the masks are read and nothing else, so masks will do:
+    `explored(seen, state.masks)`. Call it wherever masks may have changed;
     `sf.report.itop` counts it. Raises as `intersect` does.
     """
-    masks = state_or_masks.masks if isinstance(state_or_masks, State) else state_or_masks
+    masks = (
+        state_or_masks.masks if isinstance(state_or_masks, State) else state_or_masks
+    )
     check_masks(masks, masks)
     # A 0-d mask of either tree comes back from `union` as it is.
     both = masks if seen is None else union(seen, masks)
-    return optree.tree_map(lambda mask: mask if seen is not None and mask.ndim else mask.clone(), both)
+    return optree.tree_map(
+        lambda mask: mask if seen is not None and mask.ndim else mask.clone(), both
+    )
 
 
 def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
@@ -150,10 +185,14 @@ def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
     >>> sf.masks.difference(new, old)
     {'w': tensor([False,  True])}
 
-    Between two 0-d masks nothing is left, and that needs a shape, as a 0-d mask is always True:
-    then `params` must be given (ValueError). Raises as `intersect` does.
+    Between two 0-d masks nothing is left, and that needs a shape, as a 0-d mask is
+    always True: then `params` must be given (ValueError). Raises as `intersect` does.
     """
-    shapes = {} if params is None else {path: leaf.shape for path, leaf in flatten(params)[0].items()}
+    shapes = (
+        {}
+        if params is None
+        else {path: leaf.shape for path, leaf in flatten(params)[0].items()}
+    )
     if params is not None:
         check_masks(a, params)
 
@@ -161,7 +200,10 @@ def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
         if x.ndim or y.ndim:
             return torch.zeros_like(x) if y.ndim == 0 else x & ~y
         if path not in shapes:
-            raise ValueError(f"expected params: two 0-d masks at {path!r} leave nothing, and of no known shape")
+            raise ValueError(
+                f"expected params: two 0-d masks at {path!r} leave nothing, and of no "
+                "known shape"
+            )
         return torch.zeros(shapes[path], dtype=torch.bool, device=x.device)
 
     return _pairwise(minus, a, b)
@@ -173,6 +215,9 @@ def hamming(a: Tree, b: Tree) -> int | Tensor:
     >>> sf.masks.hamming({"w": torch.tensor([True, False])}, {"w": torch.tensor(True)})
     1
 
-    An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect` does.
+    An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect`
+    does.
     """
-    return _sum(kept_in(list(flatten(_pairwise(lambda path, x, y: x ^ y, a, b))[0].values())))
+    return _sum(
+        kept_in(list(flatten(_pairwise(lambda path, x, y: x ^ y, a, b))[0].values()))
+    )

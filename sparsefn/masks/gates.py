@@ -25,31 +25,49 @@ def check_mode(mode: str) -> None:
     ValueError: expected mode to be 'supermask', 'joint' or 'ste', got 'STE'
     """
     if mode not in ("supermask", "joint", "ste"):
-        raise ValueError(f"expected mode to be 'supermask', 'joint' or 'ste', got {mode!r}")
+        raise ValueError(
+            f"expected mode to be 'supermask', 'joint' or 'ste', got {mode!r}"
+        )
 
 
-def gate(x: Tensor, scores: Tensor, mask: Tensor, *, mode: Mode = "ste", mask_gradient: bool = False) -> Tensor:
-    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores that made the mask.
+def gate(
+    x: Tensor,
+    scores: Tensor,
+    mask: Tensor,
+    *,
+    mode: Mode = "ste",
+    mask_gradient: bool = False,
+) -> Tensor:
+    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores
+    that made the mask.
 
-    >>> x, s, mask = torch.tensor([2.0, 3.0]), torch.tensor([0.1, 0.9]), torch.tensor([False, True])
+    >>> x, s, mask = (
+    ...     torch.tensor([2.0, 3.0]),
+    ...     torch.tensor([0.1, 0.9]),
+    ...     torch.tensor([False, True]),
+    ... )
     >>> sf.gate(x, s, mask)
     tensor([0., 3.])
     >>> torch.func.grad(lambda s: sf.gate(x, s, mask, mode="supermask").sum())(s)
     tensor([2., 3.])
 
-    With dy the gradient of the result: `mode="ste"` gives x the gradient dy on the mask and the scores
-    none; "supermask" gives the scores dy * x, with `mask_gradient=True` only on the mask, and x none;
-    "joint" gives both. The mask may be any bool tensor: `sparsify` takes the best scores, `bernoulli_mask` draws.
-    Where x or a score is not finite, that score's gradient is zero. Correct under grad, jvp, vmap and compile (see
-    `straight_through`). Raises ValueError for another mode or shapes that differ, TypeError for a mask that is not
-    bool.
+    With dy the gradient of the result: `mode="ste"` gives x the gradient dy on the mask
+    and the scores none; "supermask" gives the scores dy * x, with `mask_gradient=True`
+    only on the mask, and x none;
+    "joint" gives both. The mask may be any bool tensor: `sparsify` takes the best
+    scores, `bernoulli_mask` draws. Where x or a score is not finite, that score's
+    gradient is zero. Correct under grad, jvp, vmap and compile (see
+    `straight_through`). Raises ValueError for another mode or shapes that differ,
+    TypeError for a mask that is not bool.
     """
     check_mode(mode)
     if mask.dtype != torch.bool:
         raise TypeError(f"expected a bool mask, got {mask.dtype}")
     for name, other in (("scores", scores), ("mask", mask)):
         if other.shape != x.shape:
-            raise ValueError(f"expected {name} of shape {tuple(x.shape)}, got {tuple(other.shape)}")
+            raise ValueError(
+                f"expected {name} of shape {tuple(x.shape)}, got {tuple(other.shape)}"
+            )
     kept = torch.where(mask, x.detach() if mode == "supermask" else x, 0.0)
     if mode == "ste":
         return kept
@@ -69,7 +87,8 @@ def sparsify(
     mode: Mode = "ste",
     mask_gradient: bool = False,
 ) -> Tensor:
-    """Keep the entries of `x` with the best scores: for weights or activations, inside any loss.
+    """Keep the entries of `x` with the best scores: for weights or activations, inside
+    any loss.
 
     >>> h = torch.tensor([[0.5, -2.0, 1.0, 0.1]])
     >>> sf.sparsify(h, h.abs(), 2)
@@ -77,7 +96,14 @@ def sparsify(
     >>> torch.func.grad(lambda h: sf.sparsify(h, h.abs(), 2).sum())(h)
     tensor([[0., 1., 1., 0.]])
 
-    `topk_mask(scores, n_keep, pattern=pattern)` through `gate`: gradients, modes and errors are theirs.
+    `topk_mask(scores, n_keep, pattern=pattern)` through `gate`: gradients, modes and
+    errors are theirs.
     Scores that depend on x receive their gradient through it, except in mode "ste".
     """
-    return gate(x, scores, topk_mask(scores, n_keep, pattern=pattern), mode=mode, mask_gradient=mask_gradient)
+    return gate(
+        x,
+        scores,
+        topk_mask(scores, n_keep, pattern=pattern),
+        mode=mode,
+        mask_gradient=mask_gradient,
+    )

@@ -22,57 +22,85 @@ from sparsefn.tree.chosen import default_where, select_leaves
 def from_zeros(params: Tree, where: Where = default_where) -> Tree:
     """The masks that keep the weights that are not zero.
 
-    >>> sf.masks.from_zeros({"weight": torch.tensor([[0.0, 2.0]]), "bias": torch.zeros(1)})
+    >>> sf.masks.from_zeros(
+    ...     {"weight": torch.tensor([[0.0, 2.0]]), "bias": torch.zeros(1)}
+    ... )
     {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
 
-    Leaves that `where` does not choose get the 0-d True. NaN is not zero, -0.0 is. Raises and warns
-    as `where` does: see `sparsefn.where.select_leaves`.
+    Leaves that `where` does not choose get the 0-d True. NaN is not zero, -0.0 is.
+    Raises and warns as `where` does: see `sparsefn.where.select_leaves`.
     """
-    return masks_tree(params, {path: leaf != 0 for path, leaf in select_leaves(params, where).items()})
+    return masks_tree(
+        params, {path: leaf != 0 for path, leaf in select_leaves(params, where).items()}
+    )
 
 
-def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_where) -> Tree:
-    """Masks by dotted path, as another program or a checkpoint holds them, as a masks tree.
+def from_dict(
+    params: Tree, given: Mapping[str, Tensor], where: Where = default_where
+) -> Tree:
+    """Masks by dotted path, as another program or a checkpoint holds them, as a masks
+    tree.
 
-    >>> sf.masks.from_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, {"weight": torch.tensor([[0.0, 1.0]])})
+    >>> sf.masks.from_dict(
+    ...     {"weight": torch.ones(1, 2), "bias": torch.ones(1)},
+    ...     {"weight": torch.tensor([[0.0, 1.0]])},
+    ... )
     {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
 
-    Weights that are not zero are kept. Leaves that `where` does not choose and that are not given are dense.
-    Raises ValueError for a chosen leaf without a mask, a path that params lack, and another shape; warns
-    and raises as `where` does.
+    Weights that are not zero are kept. Leaves that `where` does not choose and that are
+    not given are dense.
+    Raises ValueError for a chosen leaf without a mask, a path that params lack, and
+    another shape; warns and raises as `where` does.
     """
     leaves, known = flatten(params)[0], ", ".join(map(repr, given)) or "none"
     for path, mask in given.items():
         if path not in leaves:
-            raise ValueError(f"from_dict: params have no leaf at {path!r}; they are at {', '.join(map(repr, leaves))}")
+            raise ValueError(
+                f"from_dict: params have no leaf at {path!r}; they are at "
+                f"{', '.join(map(repr, leaves))}"
+            )
         if mask.shape != leaves[path].shape:
             want = tuple(leaves[path].shape)
-            raise ValueError(f"from_dict: expected a mask of shape {want} at {path!r}, got {tuple(mask.shape)}")
+            raise ValueError(
+                f"from_dict: expected a mask of shape {want} at {path!r}, got "
+                f"{tuple(mask.shape)}"
+            )
     for path in select_leaves(params, where):
         if path not in given:
-            raise ValueError(f"from_dict: expected a mask for {path!r}, which is to be sparse; there are {known}")
+            raise ValueError(
+                f"from_dict: expected a mask for {path!r}, which is to be sparse; "
+                f"there are {known}"
+            )
     return masks_tree(params, {path: mask != 0 for path, mask in given.items()})
 
 
 def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
     """Masks of the same counts in every leaf, at random positions.
 
-    >>> masks = {"w": torch.tensor([[True, True, True, False, False, False]]), "b": torch.tensor(True)}
+    >>> masks = {
+    ...     "w": torch.tensor([[True, True, True, False, False, False]]),
+    ...     "b": torch.tensor(True),
+    ... }
     >>> shuffled = sf.masks.shuffle(masks, sf.random.key(0))
     >>> int(shuffled["w"].sum()), shuffled["b"]
     (3, tensor(True))
 
-    With `within`, a dimension, positions are shuffled within each of its indices, and each keeps its count: within 0
-    every output of a linear layer keeps its number of inputs, within 1 every input its number of outputs.
+    With `within`, a dimension, positions are shuffled within each of its indices, and
+    each keeps its count: within 0 every output of a linear layer keeps its number of
+    inputs, within 1 every input its number of outputs.
 
-    >>> rows = {"w": torch.tensor([[True, True, False, False], [True, True, True, False]])}
+    >>> rows = {
+    ...     "w": torch.tensor([[True, True, False, False], [True, True, True, False]])
+    ... }
     >>> sf.masks.shuffle(rows, sf.random.key(0), within=0)["w"].sum(1)
     tensor([2, 3])
 
-    Every arrangement that keeps the counts is equally likely, by key and path alone. Raises TypeError for a leaf
-    that is not a bool mask, ValueError for a DTensor and for a mask without that dimension.
+    Every arrangement that keeps the counts is equally likely, by key and path alone.
+    Raises TypeError for a leaf that is not a bool mask, ValueError for a DTensor and
+    for a mask without that dimension.
 
-    So a run says what a method's choice of weights adds to its counts: Frankle et al. 2021, arXiv 2009.08576, sec. 5.
+    So a run says what a method's choice of weights adds to its counts: Frankle et al.
+    2021, arXiv 2009.08576, sec. 5.
     """
     check_masks(masks, masks)
     if within is not None:
@@ -84,37 +112,63 @@ def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
             return mask
         own = brought(random.leaf_key(key, path), mask.device)
         if within is None:
-            return mask.reshape(-1).gather(0, random.permutation(own, mask.numel())).reshape(mask.shape)
+            return (
+                mask.reshape(-1)
+                .gather(0, random.permutation(own, mask.numel()))
+                .reshape(mask.shape)
+            )
         if not -mask.ndim <= within < mask.ndim:
-            raise ValueError(f"shuffle: expected masks with a dimension {within}, got {tuple(mask.shape)} at {path!r}")
+            raise ValueError(
+                f"shuffle: expected masks with a dimension {within}, got "
+                f"{tuple(mask.shape)} at {path!r}"
+            )
         lines = mask.movedim(within, 0)
         flat = lines.reshape(lines.shape[0], math.prod(lines.shape[1:]))
-        order = draws_of(own, (flat.numel(),), None, "pairs", torch.int64).reshape(flat.shape).sort(dim=1, stable=True)
-        return flat.gather(1, order.indices).reshape(lines.shape).movedim(0, within).contiguous()
+        order = (
+            draws_of(own, (flat.numel(),), None, "pairs", torch.int64)
+            .reshape(flat.shape)
+            .sort(dim=1, stable=True)
+        )
+        return (
+            flat.gather(1, order.indices)
+            .reshape(lines.shape)
+            .movedim(0, within)
+            .contiguous()
+        )
 
     return map_with_path(shuffled, masks)
 
 
-def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torch.device | str | None = None) -> Tensor:
+def checkerboard(
+    shape: Sequence[int],
+    sparsity: float | Tensor,
+    *,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """A mask of evenly spread positions, moved along from row to row.
 
     >>> sf.masks.checkerboard((2, 4), 0.5)
     tensor([[False,  True, False,  True],
             [ True, False,  True, False]])
 
-    Every row of the last dimension keeps about `(1 - sparsity) * columns`; leading dimensions count
-    as rows in row-major order. `sparsity` is a float in [0, 1] or a 0-d floating tensor (which may
-    be batched; NaN is 0). 1.0, and any density under 2**-31, keeps nothing. Raises TypeError for an int
-    sparsity, ValueError outside [0, 1] (the value of a tensor is not looked at) or for a shape without
-    dimensions.
+    Every row of the last dimension keeps about `(1 - sparsity) * columns`; leading
+    dimensions count as rows in row-major order. `sparsity` is a float in [0, 1] or a
+    0-d floating tensor (which may be batched; NaN is 0). 1.0, and any density under
+    2**-31, keeps nothing. Raises TypeError for an int sparsity, ValueError outside [0,
+    1] (the value of a tensor is not looked at) or for a shape without dimensions.
     """
     check_sparsity(sparsity)
     if device is None:
-        device = sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
+        device = (
+            sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
+        )
     model = torch.empty((), device=device)
     density = 1 - like(model, sparsity).to(model.device, torch.float64).nan_to_num(0.0)
     if not shape or min(shape) < 0:
-        raise ValueError(f"expected a shape of one dimension or more, none negative, got {tuple(shape)}")
+        raise ValueError(
+            "expected a shape of one dimension or more, none negative, got "
+            f"{tuple(shape)}"
+        )
     columns, rows = shape[-1], math.prod(shape[:-1])
     some = density >= 2.0**-31  # below, the int64 indices would overflow
     density = torch.where(some, density, 1.0)
@@ -122,5 +176,7 @@ def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torc
     stride = torch.floor(1 / density - 1e-5).long()
     row = torch.arange(rows, device=device)[:, None] * stride
     index = (row + torch.arange(columns, device=device)) % length.clamp(min=1)
-    kept = torch.floor((index + 1) * density + 1e-5) != torch.floor(index * density + 1e-5)
+    kept = torch.floor((index + 1) * density + 1e-5) != torch.floor(
+        index * density + 1e-5
+    )
     return (kept & some).reshape(tuple(shape))

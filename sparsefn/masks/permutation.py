@@ -19,17 +19,23 @@ from sparsefn.patterns.kinds import nm
 __all__ = ["channels"]
 __dir__ = __all__.copy
 
-_LEVELS = 1 << 23  # sizes are whole numbers up to this, whose sums are exact in any order
-_WIDEST = 4  # up to this m all ways to share out the channels of two groups are tried, beyond it single exchanges
+_LEVELS = (
+    1 << 23
+)  # sizes are whole numbers up to this, whose sums are exact in any order
+# up to this m all ways to share out the channels of two groups are tried, beyond it
+# single exchanges
+_WIDEST = 4
 
 
 class Permutation(NamedTuple):
-    """An order of channels, and the sum of |w| that the N:M mask keeps before and after.
+    """An order of channels, and the sum of |w| that the N:M mask keeps before and
+    after.
 
     >>> sf.permutation.Permutation(torch.tensor([1, 0]), 3.0, 4.0).after
     4.0
 
-    `order` is int64: the channels of the permuted weight are `weight.index_select(axis, order)`.
+    `order` is int64: the channels of the permuted weight are
+    `weight.index_select(axis, order)`.
     """
 
     order: Tensor
@@ -53,23 +59,28 @@ def channels(
     >>> found = sf.permutation.channels(weight, 2, 4)
     >>> found.before, found.after
     (7.0, 10.0)
-    >>> mask = sf.topk_mask(weight[:, found.order].abs(), None, pattern=sf.patterns.nm(2, 4))
+    >>> mask = sf.topk_mask(
+    ...     weight[:, found.order].abs(), None, pattern=sf.patterns.nm(2, 4)
+    ... )
     >>> weight[:, found.order][mask].sum()
     tensor(10.)
 
-    Groups of m channels are compared two by two. For m up to 4 all ways to share out the channels of two groups are
-    tried, for larger m all exchanges of one channel for another; the best is taken where it gains. This ends where no
-    pair of groups gains, or after so many `rounds`, in each of which every group meets one other. Then, as often as
-    `escapes` says, a few random pairs of channels change places, and what follows is kept if it ends higher; the draws
-    are from `key`.
+    Groups of m channels are compared two by two. For m up to 4 all ways to share out
+    the channels of two groups are tried, for larger m all exchanges of one channel for
+    another; the best is taken where it gains. This ends where no pair of groups gains,
+    or after so many `rounds`, in each of which every group meets one other. Then, as
+    often as `escapes` says, a few random pairs of channels change places, and what
+    follows is kept if it ends higher; the draws are from `key`.
 
-    The result is never worse than the given order, and the same on every device and for any number of threads: sizes
-    are rounded to 2^-23 of the largest one, and added as integers. `axis` is that of the channels: 1 for linear layers
-    and convolutions. The layer gives the same outputs if its inputs are in this order too: permute the rows of the
-    layers before it, with their biases and norms, and the inputs of all others that read them.
+    The result is never worse than the given order, and the same on every device and for
+    any number of threads: sizes are rounded to 2^-23 of the largest one, and added as
+    integers. `axis` is that of the channels: 1 for linear layers and convolutions. The
+    layer gives the same outputs if its inputs are in this order too: permute the rows
+    of the layers before it, with their biases and norms, and the inputs of all others
+    that read them.
 
-    Pool & Yu 2021, "Channel permutations for N:M sparsity". Raises ValueError for an axis that m does not divide, for
-    weights that are not finite and for a DTensor.
+    Pool & Yu 2021, "Channel permutations for N:M sparsity". Raises ValueError for an
+    axis that m does not divide, for weights that are not finite and for a DTensor.
     """
     check_plain("permutation.channels", "weight", weight)
     for name, value, least in (("escapes", escapes, 0), ("rounds", rounds, 1)):
@@ -79,21 +90,33 @@ def channels(
     with torch.no_grad():
         size = weight.detach().abs()
         if not size.isfinite().all():
-            raise ValueError("permutation.channels: expected finite weights, got NaN or inf")
+            raise ValueError(
+                "permutation.channels: expected finite weights, got NaN or inf"
+            )
         before = size[topk_mask(size, None, pattern=pattern)].double().sum().item()
         along = size.movedim(axis, 0).reshape(size.shape[axis], -1)
         most = along.amax() if along.numel() else along.new_ones(())
-        whole = (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS).round().to(torch.int32)
-        found = _search(whole, n, m, escapes, math.inf if rounds is None else rounds, key)
+        whole = (
+            (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS)
+            .round()
+            .to(torch.int32)
+        )
+        found = _search(
+            whole, n, m, escapes, math.inf if rounds is None else rounds, key
+        )
         order = torch.from_numpy(found.reshape(-1)).to(weight.device)
         moved = size.index_select(axis, order)
         after = moved[topk_mask(moved, None, pattern=pattern)].double().sum().item()
     if after <= before:
-        return Permutation(torch.arange(len(along), device=weight.device), before, before)
+        return Permutation(
+            torch.arange(len(along), device=weight.device), before, before
+        )
     return Permutation(order, before, after)
 
 
-def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None) -> np.ndarray:
+def _search(
+    whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None
+) -> np.ndarray:
     groups = len(whole) // m
     order = np.arange(len(whole)).reshape(groups, m)
     if groups < 2 or not 0 < n < m or not whole.numel():
@@ -105,7 +128,9 @@ def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Ten
         if rounds <= 0:
             break
         trial, known = order.copy(), settled.copy()
-        shuffled = random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
+        shuffled = (
+            random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
+        )
         for a, b in shuffled[: 2 * max(1, groups // 16)].reshape(-1, 2):
             trial[a, 0], trial[b, m - 1] = trial[b, m - 1], trial[a, 0]
             known[[a, b]] = False
@@ -115,9 +140,12 @@ def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Ten
     return order
 
 
-def _settle(whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float) -> float:
-    # Improves the order in place until no pair of groups gains; returns the rounds that are left. A pair is
-    # compared until both of its groups have marked it as settled; a group that changes has no marks.
+def _settle(
+    whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float
+) -> float:
+    # Improves the order in place until no pair of groups gains; returns the rounds that
+    # are left. A pair is compared until both of its groups have marked it as settled; a
+    # group that changes has no marks.
     ways, groups = _ways(m), len(order)
     size, turn, idle = groups + groups % 2, 0, 0
     while rounds > 0 and idle < size - 1:
@@ -132,14 +160,16 @@ def _settle(whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarra
         gains = best > 0
         order[pairs] = np.take_along_axis(both, ways[best], 1).reshape(len(pairs), 2, m)
         settled[pairs[gains]] = False
-        # After the best of all ways a pair has no better one; after one exchange there may be another.
+        # After the best of all ways a pair has no better one; after one exchange there
+        # may be another.
         settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
         rounds, idle = rounds - 1, 0 if gains.any() else idle
     return rounds
 
 
 def _meetings(size: int, number: int) -> np.ndarray:
-    # A round of a tournament in which each of an even number of groups meets another one: all but the last move on.
+    # A round of a tournament in which each of an even number of groups meets another
+    # one: all but the last move on.
     table = np.append(np.roll(np.arange(size - 1), number), size - 1)
     return np.sort(np.stack([table, table[::-1]], 1)[: size // 2], 1)
 
@@ -148,30 +178,43 @@ def _ways(m: int) -> np.ndarray:
     # Orders of the channels of two groups, first the one that they have.
     if m <= _WIDEST:
         firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
-        return np.array([[*first, *(i for i in range(2 * m) if i not in first)] for first in firsts])
+        return np.array(
+            [[*first, *(i for i in range(2 * m) if i not in first)] for first in firsts]
+        )
     swaps = np.array([*itertools.product(range(m), range(m, 2 * m))])
     ways = np.tile(np.arange(2 * m), (len(swaps) + 1, 1))
     np.put_along_axis(ways[1:], swaps, swaps[:, ::-1], 1)
     return ways
 
 
-def _best_way(whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int) -> np.ndarray:
+def _best_way(
+    whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int
+) -> np.ndarray:
     # For each pair of groups the first of the best ways.
     found = np.zeros(len(both), np.int64)
     some = max(1, (1 << 16) // max(whole.shape[1], 1))
     for at in range(0, len(both), some):
         columns = _columns(whole, both[at : at + some])
-        parts = [[tuple(sorted(half)) for half in (way[:m], way[m:])] for way in ways.tolist()]
+        parts = [
+            [tuple(sorted(half)) for half in (way[:m], way[m:])]
+            for way in ways.tolist()
+        ]
         kept = {
-            part: _largest([columns[i] for i in part], n).sum(-1, dtype=torch.int64).cpu().numpy()
+            part: _largest([columns[i] for i in part], n)
+            .sum(-1, dtype=torch.int64)
+            .cpu()
+            .numpy()
             for part in {part for pair in parts for part in pair}
         }
-        found[at : at + some] = np.stack([kept[one] + kept[other] for one, other in parts]).argmax(0)
+        found[at : at + some] = np.stack(
+            [kept[one] + kept[other] for one, other in parts]
+        ).argmax(0)
     return found
 
 
 def _largest(columns: list[Tensor], n: int) -> Tensor:
-    # The sum of the n largest of each row, entry by entry: n times the largest one is taken out.
+    # The sum of the n largest of each row, entry by entry: n times the largest one is
+    # taken out.
     left, total = list(columns), torch.zeros_like(columns[0], dtype=torch.int64)
     for taken in range(n):
         top = left[0]

@@ -12,25 +12,32 @@ __all__ = ["linear_pair"]
 __dir__ = __all__.copy
 
 
-def linear_pair(x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_pair(
+    x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """x @ w_forward.T + bias, whose gradient in x is that of `w_backward`.
 
     >>> x, dense = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
     >>> fewer, other = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
     >>> sf.linear_pair(x, fewer, other)
     tensor([[3.]])
-    >>> torch.func.grad(lambda x, w: sf.linear_pair(x, w, other).sum(), (0, 1))(x, fewer)
+    >>> torch.func.grad(lambda x, w: sf.linear_pair(x, w, other).sum(), (0, 1))(
+    ...     x, fewer
+    ... )
     (tensor([[0., 4.]]), tensor([[1., 2.]]))
 
-    With dy the gradient of the result, that of x is dy @ w_backward, that of `w_forward` is dy.T @ x on all entries,
-    and `w_backward` has none. So a weight that is masked N:M along its inputs for the forward product, and along its
-    outputs for the product of the backward pass, trains with both products sparse: `w_forward` is then
-    `sf.straight_through(masked, weight)`. Shapes are those of `torch.nn.functional.linear`, and both weights are
-    (outputs, inputs).
+    With dy the gradient of the result, that of x is dy @ w_backward, that of
+    `w_forward` is dy.T @ x on all entries, and `w_backward` has none. So a weight that
+    is masked N:M along its inputs for the forward product, and along its outputs for
+    the product of the backward pass, trains with both products sparse: `w_forward` is
+    then `sf.straight_through(masked, weight)`. Shapes are those of
+    `torch.nn.functional.linear`, and both weights are (outputs, inputs).
 
-    Right under grad, vmap and compile. In compiled code it costs one more product: torch compiles the gradient of a
-    custom function as if it had none of its own. Raises ValueError for weights of different shapes.
-    Bi-Mask: Zhang et al. 2023, arXiv 2302.06058; BDWP: Fang et al. 2023, arXiv 2309.13015;
+    Right under grad, vmap and compile. In compiled code it costs one more product:
+    torch compiles the gradient of a custom function as if it had none of its own.
+    Raises ValueError for weights of different shapes.
+    Bi-Mask: Zhang et al. 2023, arXiv 2302.06058; BDWP: Fang et al. 2023,
+    arXiv 2309.13015;
     SLoPe: Mozaffari et al. 2024, arXiv 2405.16325.
     """
     if w_forward.shape != w_backward.shape or w_forward.ndim != 2:
@@ -49,11 +56,15 @@ class _LinearPair(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None
+    ) -> Tensor:
         return linear(x, w_forward, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor
+    ) -> None:
         x, _, w_backward, bias = inputs
         ctx.save_for_backward(x, w_backward)
         ctx.biased = bias is not None
@@ -62,4 +73,9 @@ class _LinearPair(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:
         x, w_backward = ctx.saved_tensors
         rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-        return dy @ w_backward, rows.T @ inputs, None, rows.sum(0) if ctx.biased else None
+        return (
+            dy @ w_backward,
+            rows.T @ inputs,
+            None,
+            rows.sum(0) if ctx.biased else None,
+        )

@@ -1,7 +1,9 @@
-"""Exact selection: one tensor of scores -> one mask, ties to the lowest index, NaN last.
+"""Exact selection: one tensor of scores -> one mask, ties to the lowest index, NaN
+last.
 
-Units compete by score (larger first), then by lower row-major index. NaN ranks below -inf, -0.0 equals 0.0.
-Patterns turn tensors into rows of units here; `sparsefn.engine.selection.dispatch` selects the best of each row.
+Units compete by score (larger first), then by lower row-major index. NaN ranks below
+-inf, -0.0 equals 0.0. Patterns turn tensors into rows of units here;
+`sparsefn.engine.selection.dispatch` selects the best of each row.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from sparsefn.engine.selection import Entry, totals, winners
 from sparsefn.engine.surroundings import concrete
 from sparsefn.patterns.grids import of_tensor, own_counts
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import Units, active_rows, allowed_rows, check_single, competing, grouped, unit_mask
+from sparsefn.patterns.units import (
+    Units,
+    active_rows,
+    allowed_rows,
+    check_single,
+    competing,
+    grouped,
+    unit_mask,
+)
 from sparsefn.tree import Leaves, Tree, flatten
 
 __all__ = [
@@ -43,12 +53,18 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
         if count.is_floating_point() or count.dtype == torch.bool:
             raise TypeError(f"expected {name} of an integer dtype, got {count.dtype}")
         if count.ndim == 1 and not available:
-            return count.new_zeros(groups, dtype=torch.int64)  # shapes do not tell how many empty groups there are
+            return count.new_zeros(
+                groups, dtype=torch.int64
+            )  # shapes do not tell how many empty groups there are
         if count.ndim and tuple(count.shape) != (groups,):
-            raise ValueError(f"expected {name} of shape () or ({groups},), got {tuple(count.shape)}")
+            raise ValueError(
+                f"expected {name} of shape () or ({groups},), got {tuple(count.shape)}"
+            )
         return count.to(torch.int64)
     if not is_int(count):
-        raise TypeError(f"expected {name} to be an int or an integer tensor, got {count!r}")
+        raise TypeError(
+            f"expected {name} to be an int or an integer tensor, got {count!r}"
+        )
     if not 0 <= count <= available:
         raise ValueError(f"expected 0 <= {name} <= {available}, got {count}")
     return count
@@ -65,22 +81,31 @@ def _settled(units: Units, name: str, count: Count) -> int | Tensor:
     return _check_count(name, fixed, *units.rows)
 
 
-def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()) -> Tensor:
+def topk_mask(
+    scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()
+) -> Tensor:
     """Keep exactly the n_keep best units of each competing group.
 
     >>> sf.topk_mask(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
     tensor([False,  True, False, False])
 
-    `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` and
-    `nearly_diagonal` fix it (pass None). An int outside [0, units of a group], or another than the
-    pattern's, is a ValueError; a tensor is not compared: it is clamped, or the pattern's count is taken.
+    `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern;
+    `nm` and `nearly_diagonal` fix it (pass None). An int outside [0, units of a group],
+    or another than the pattern's, is a ValueError; a tensor is not compared: it is
+    clamped, or the pattern's count is taken.
     Returns a bool mask of the shape of `scores`.
     """
 
     def keep(units: Units, here: Tensor) -> Tensor:
         count = own_counts(units, _settled(units.of_all, "n_keep", n_keep))
-        entry = Entry(competing(units, here), allowed_rows(units, here, None), extent=units.extent)
-        (kept,) = [pattern.pick(entry)] if pattern.pick is not None else winners([entry], [count])
+        entry = Entry(
+            competing(units, here), allowed_rows(units, here, None), extent=units.extent
+        )
+        (kept,) = (
+            [pattern.pick(entry)]
+            if pattern.pick is not None
+            else winners([entry], [count])
+        )
         return unit_mask(units, kept, here)
 
     return of_tensor(keep, pattern, scores)
@@ -102,17 +127,22 @@ def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) ->
 
 def _checked(mask: Tensor, scores: Tensor) -> Tensor:
     if mask.dtype != torch.bool or mask.shape != scores.shape:
-        raise ValueError(f"expected a bool mask of shape {tuple(scores.shape)}, got {mask.dtype} {tuple(mask.shape)}")
+        raise ValueError(
+            f"expected a bool mask of shape {tuple(scores.shape)}, got {mask.dtype} "
+            f"{tuple(mask.shape)}"
+        )
     return mask
 
 
 def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
-    """The count itself, if it is an integer and no group has fewer eligible units: `available` has their numbers.
+    """The count itself, if it is an integer and no group has fewer eligible units:
+    `available` has their numbers.
 
     >>> checked_count("n_drop", 2, torch.tensor([2, 5]))
     2
 
-    A tensor is not compared: selection clamps it. Nor is an int with numbers on a device, which would wait.
+    A tensor is not compared: selection clamps it. Nor is an int with numbers on a
+    device, which would wait.
     """
     groups, least = available.shape[0], None
     if isinstance(count, int) and groups and available.device.type == "cpu":
@@ -120,16 +150,21 @@ def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
     return _check_count(name, count, groups, sys.maxsize if least is None else least)
 
 
-def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern = unstructured()) -> Tensor:
+def drop_lowest(
+    scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern = unstructured()
+) -> Tensor:
     """Clear the n_drop worst kept units of each group; pruned units do not compete.
 
-    >>> sf.drop_lowest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, True, False]), 1)
+    >>> sf.drop_lowest(
+    ...     torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, True, False]), 1
+    ... )
     tensor([False,  True, False])
 
-    Among ties the higher index goes first, NaN before all. A unit is active if any element is kept, or
-    with the `zeros` of a block, if more are kept than of a pruned block. Units that a pattern never keeps are
-    cleared too. An int above the number of active units is a ValueError, a tensor is clamped. So is an int where the
-    mask is on a device, whose units are not counted for Python: nothing waits.
+    Among ties the higher index goes first, NaN before all. A unit is active if any
+    element is kept, or with the `zeros` of a block, if more are kept than of a pruned
+    block. Units that a pattern never keeps are cleared too. An int above the number of
+    active units is a ValueError, a tensor is clamped. So is an int where the mask is on
+    a device, whose units are not counted for Python: nothing waits.
     """
 
     check_single("drop_lowest", pattern)
@@ -138,7 +173,11 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
         active = active_rows(units, mask)
         had = totals([grouped(active)], [units.extent])
         left = had - own_counts(units, checked_count("n_drop", n_drop, had))
-        rows = Entry(competing(units, scores), allowed_rows(units, scores, active), extent=units.extent)
+        rows = Entry(
+            competing(units, scores),
+            allowed_rows(units, scores, active),
+            extent=units.extent,
+        )
         (kept,) = winners([rows], [left])
         return mask & unit_mask(units, kept, scores, mask)
 
@@ -146,14 +185,23 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
 
 
 def grow_highest(
-    scores: Tensor, mask: Tensor, n_grow: Count, *, pattern: Pattern = unstructured(), exclude: Tensor | None = None
+    scores: Tensor,
+    mask: Tensor,
+    n_grow: Count,
+    *,
+    pattern: Pattern = unstructured(),
+    exclude: Tensor | None = None,
 ) -> Tensor:
-    """Fill the n_grow best pruned units of each group; kept and excluded units do not compete.
+    """Fill the n_grow best pruned units of each group; kept and excluded units do not
+    compete.
 
-    >>> sf.grow_highest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1)
+    >>> sf.grow_highest(
+    ...     torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1
+    ... )
     tensor([ True,  True, False])
 
-    An int above the number of eligible units is a ValueError; a tensor, and an int for a mask on a device, is clamped.
+    An int above the number of eligible units is a ValueError; a tensor, and an int for
+    a mask on a device, is clamped.
     """
 
     check_single("grow_highest", pattern)
@@ -161,11 +209,18 @@ def grow_highest(
     def grow(units: Units, scores: Tensor, mask: Tensor, *excluded: Tensor) -> Tensor:
         barred = active_rows(units, mask)
         for flags in excluded:
-            barred = barred | competing(units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
+            barred = barred | competing(
+                units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0
+            )
         open_ = allowed_rows(units, scores, None)
-        free = totals([grouped(~barred if open_ is None else open_ & ~barred)], [units.extent])
+        free = totals(
+            [grouped(~barred if open_ is None else open_ & ~barred)], [units.extent]
+        )
         count = own_counts(units, checked_count("n_grow", n_grow, free))
-        (grown,) = winners([Entry(competing(units, scores), open_, barred, extent=units.extent)], [count])
+        (grown,) = winners(
+            [Entry(competing(units, scores), open_, barred, extent=units.extent)],
+            [count],
+        )
         return mask | unit_mask(units, grown)
 
     excluded = () if exclude is None else (_checked(exclude, scores),)
@@ -185,13 +240,27 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
         return scores
     for path, leaf in leaves.items():
         check_float("scores", leaf, path)
-    count = _check_count("n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values()))
+    count = _check_count(
+        "n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values())
+    )
 
     def run() -> Tree:
-        parts = [(here(leaf), extent_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
-        won = winners([Entry(part.reshape(1, -1), extent=extent) for part, extent in parts], [count], joint=True)
+        parts = [
+            (here(leaf), extent_of(leaf) if is_sharded(leaf) else None)
+            for leaf in leaves.values()
+        ]
+        won = winners(
+            [Entry(part.reshape(1, -1), extent=extent) for part, extent in parts],
+            [count],
+            joint=True,
+        )
         rows = zip(won, parts, leaves.values(), strict=True)
-        return rebuild([sharded_like(mask.reshape(part.shape), leaf) for mask, (part, _), leaf in rows])
+        return rebuild(
+            [
+                sharded_like(mask.reshape(part.shape), leaf)
+                for mask, (part, _), leaf in rows
+            ]
+        )
 
     return agreed({"call": "topk_masks"}, {"scores": leaves}, run)
 
@@ -208,7 +277,10 @@ def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
 def bernoulli_masks(probs: Leaves, key: Tensor, step: Step) -> Leaves:
     """`bernoulli_mask` of some leaves, drawn from (key, path, step)."""
     keys = {path: random.leaf_key(key, path, step) for path in probs}
-    return {path: bernoulli_mask(x, brought(keys[path], x.device)) for path, x in probs.items()}
+    return {
+        path: bernoulli_mask(x, brought(keys[path], x.device))
+        for path, x in probs.items()
+    }
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
@@ -218,7 +290,8 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     >>> torch.func.grad(lambda s: sf.straight_through((s > 0.5).float(), s).sum())(soft)
     tensor([1., 1.])
 
-    The detach form, right under grad, vmap, jvp and compile (a custom autograd Function is silently
-    ignored by a compiled `torch.func.grad`). Bengio et al. 2013, arXiv 1308.3432.
+    The detach form, right under grad, vmap, jvp and compile (a custom autograd Function
+    is silently ignored by a compiled `torch.func.grad`). Bengio et al. 2013,
+    arXiv 1308.3432.
     """
     return hard.detach().to(soft.dtype) + (soft - soft.detach())

@@ -1,4 +1,6 @@
-"""Published methods by name: short compositions of the library's parts, with the defaults of their papers."""
+"""Published methods by name: short compositions of the library's parts, with the
+defaults of their papers.
+"""
 
 from sparsefn.algorithms import gmp, rigl, set, snfs
 from sparsefn.methods.at_start import force, grasp, snip, synflow

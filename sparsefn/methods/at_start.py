@@ -1,4 +1,6 @@
-"""Pruning at initialisation: masks are chosen before the first step of the optimizer."""
+"""Pruning at initialisation: masks are chosen before the first step of the
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -20,61 +22,88 @@ from sparsefn.tree.chosen import default_where
 
 
 @described
-def snip(sparsity: float | Tensor, *, batches: int = 1, where: Where = default_where) -> Algorithm:
-    """SNIP: the weights stay whose removal would change the loss most, by the gradients of the first batches.
+def snip(
+    sparsity: float | Tensor, *, batches: int = 1, where: Where = default_where
+) -> Algorithm:
+    """SNIP: the weights stay whose removal would change the loss most, by the gradients
+    of the first batches.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.snip(0.5), sf.optimizers.sgd(0.1), skip=sf.at([0]))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.snip(0.5), sf.optimizers.sgd(0.1), skip=sf.at([0])
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[2.0, -1.0, 0.5, 3.0]])})
-    >>> algorithm.update(state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0).params
+    >>> algorithm.update(
+    ...     state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0
+    ... ).params
     {'w': tensor([[ 0.0000, -1.0000,  0.5000,  0.0000]])}
 
-    The score of a weight is |w * g|; all leaves compete together. With several batches, a step each, the products w * g
-    are added before the absolute value is taken, and masks change at step `batches - 1`. The optimizer must leave out
-    these steps, `skip=sf.every(1, stop=batches)`: else weights move between the batches, and the score reads stepped
-    weights with the gradients of those before.
+    The score of a weight is |w * g|; all leaves compete together. With several batches,
+    a step each, the products w * g are added before the absolute value is taken, and
+    masks change at step `batches - 1`. The optimizer must leave out these steps,
+    `skip=sf.every(1, stop=batches)`: else weights move between the batches, and the
+    score reads stepped weights with the gradients of those before.
 
-    Raises TypeError or ValueError for `batches` that is not an int >= 1, and for a sparsity outside [0, 1].
+    Raises TypeError or ValueError for `batches` that is not an int >= 1, and for a
+    sparsity outside [0, 1].
 
-    Differs from the authors' code: exactly the asked number is kept where scores tie; no other weights are drawn for
-    the scores; scores are not divided by their sum, which changes no order.
+    Differs from the authors' code: exactly the asked number is kept where scores tie;
+    no other weights are drawn for the scores; scores are not divided by their sum,
+    which changes no order.
 
-    Verified by recordings (the scores and masks of 3 cases of Synaptic-Flow's SNIP, some of 2 batches), a worked
-    example, identities (rescaling layers changes nothing, gradients of opposite sign cancel), and laws.
+    Verified by recordings (the scores and masks of 3 cases of Synaptic-Flow's SNIP,
+    some of 2 batches), a worked example, identities (rescaling layers changes nothing,
+    gradients of opposite sign cancel), and laws.
 
     Lee, Ajanthan and Torr 2019, arXiv 1810.02340.
     """
     check_int("snip", "batches", batches, 1)
     # The sum has a memory, as large as the params, that one batch does not need.
-    score = scores.saliency if batches == 1 else scores.absolute(scores.sum(scores.movement))
-    return one_shot(sparsity, score, when=at([batches - 1]), where=where, distribution=global_())
+    score = (
+        scores.saliency
+        if batches == 1
+        else scores.absolute(scores.sum(scores.movement))
+    )
+    return one_shot(
+        sparsity, score, when=at([batches - 1]), where=where, distribution=global_()
+    )
 
 
 @described
 def force(
-    sparsity: float | Tensor | Schedule, *, rounds: int = 10, recover: bool = True, where: Where = default_where
+    sparsity: float | Tensor | Schedule,
+    *,
+    rounds: int = 10,
+    recover: bool = True,
+    where: Where = default_where,
 ) -> Algorithm:
-    """FORCE: SNIP in rounds, in which pruned weights may come back; iterative SNIP is that without a way back.
+    """FORCE: SNIP in rounds, in which pruned weights may come back; iterative SNIP is
+    that without a way back.
 
     >>> algorithm = sf.methods.force(0.75, rounds=2)
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0, 3.0, 4.0]])})
-    >>> state = algorithm.update(state, {"w": torch.tensor([[0.1, 0.3, 0.21, 0.05]])}, 0)
+    >>> state = algorithm.update(
+    ...     state, {"w": torch.tensor([[0.1, 0.3, 0.21, 0.05]])}, 0
+    ... )
     >>> state.masks
     {'w': tensor([[False,  True,  True, False]])}
     >>> algorithm.update(state, {"w": torch.tensor([[0.9, 0.01, 0.2, 0.3]])}, 1).masks
     {'w': tensor([[False, False, False,  True]])}
 
-    In round t of T, at step t - 1, a share (1 - sparsity)^(t/T) of all weights is kept by |w * g|, where g is the dense
-    gradient at the masked weights; a Schedule says the sparsity of each round itself. With `recover` all weights
-    compete again in every round, by their values of the start, which the state keeps. Without it, pruned weights are
-    zero and stay so. The optimizer must leave out the rounds, `skip=sf.every(1, stop=rounds)`.
+    In round t of T, at step t - 1, a share (1 - sparsity)^(t/T) of all weights is kept
+    by |w * g|, where g is the dense gradient at the masked weights; a Schedule says the
+    sparsity of each round itself. With `recover` all weights compete again in every
+    round, by their values of the start, which the state keeps. Without it, pruned
+    weights are zero and stay so. The optimizer must leave out the rounds,
+    `skip=sf.every(1, stop=rounds)`.
 
-    Raises TypeError or ValueError for `rounds` that is not an int >= 1, and for a sparsity outside [0, 1].
+    Raises TypeError or ValueError for `rounds` that is not an int >= 1, and for a
+    sparsity outside [0, 1].
 
-    Differs from the authors' code: counts are rounded, not truncated, and exact where scores tie; the gradient of a
-    round is that of the one batch of its step.
+    Differs from the authors' code: counts are rounded, not truncated, and exact where
+    scores tie; the gradient of a round is that of the one batch of its step.
 
-    Verified by recordings (the masks of 5 cases: FORCE, iterative SNIP and GraSP-It), a worked example, an identity
-    (FORCE leaves all params as they were), and laws.
+    Verified by recordings (the masks of 5 cases: FORCE, iterative SNIP and GraSP-It), a
+    worked example, an identity (FORCE leaves all params as they were), and laws.
 
     De Jorge et al. 2021, arXiv 2006.09081.
     """
@@ -111,23 +140,32 @@ def grasp(
     {'w': tensor([[ True,  True],
             [False, False]])}
 
-    The score is w * (Hg), signed, with g and H of `loss(params, *batch)` over the sparsified leaves; all leaves compete
-    together, at step 0. `batch` may be a function of the step; the paper takes 10 examples of each class. The loss
-    divides its logits by its keyword `temperature`; `temperature=None` calls a loss of another kind as it is. The
-    gradients given to `update` are not read. The optimizer must leave out that step, `skip=sf.at([0])`.
+    The score is w * (Hg), signed, with g and H of `loss(params, *batch)` over the
+    sparsified leaves; all leaves compete together, at step 0. `batch` may be a function
+    of the step; the paper takes 10 examples of each class. The loss divides its logits
+    by its keyword `temperature`; `temperature=None` calls a loss of another kind as it
+    is. The gradients given to `update` are not read. The optimizer must leave out that
+    step, `skip=sf.at([0])`.
 
-    Raises TypeError for a loss without that keyword and for a loss or a batch of another kind, and ValueError for a
-    temperature that is not positive and a loss that is not 0-d.
+    Raises TypeError for a loss without that keyword and for a loss or a batch of
+    another kind, and ValueError for a temperature that is not positive and a loss that
+    is not 0-d.
 
-    Differs from the authors' code: exactly the asked number is kept, theirs keeps one more; linear layers are not drawn
-    anew for the scores.
+    Differs from the authors' code: exactly the asked number is kept, theirs keeps one
+    more; linear layers are not drawn anew for the scores.
 
-    Verified by recordings (the masks of 2 cases of the authors' code, scores and masks of 3 cases of Synaptic-Flow's),
-    a worked example, identities (the scores sum to g'Hw, a loss that is scaled gives the same masks), and laws.
+    Verified by recordings (the masks of 2 cases of the authors' code, scores and masks
+    of 3 cases of Synaptic-Flow's), a worked example, identities (the scores sum to
+    g'Hw, a loss that is scaled gives the same masks), and laws.
 
     Wang, Zhang and Grosse 2020, arXiv 2002.07376.
     """
-    return one_shot(sparsity, curvature.grasp(loss, batch, temperature), where=where, distribution=global_())
+    return one_shot(
+        sparsity,
+        curvature.grasp(loss, batch, temperature),
+        where=where,
+        distribution=global_(),
+    )
 
 
 @described
@@ -141,29 +179,37 @@ def synflow(
 ) -> Algorithm:
     """SynFlow: rounds of pruning by what flows through each weight, without data.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False)
+    ... )
     >>> algorithm = sf.methods.synflow(2 / 3, net, (2,), rounds=2)
-    >>> state = algorithm.init({"0.weight": torch.tensor([[1.0, -2.0], [3.0, 0.0]]),
-    ...                         "1.weight": torch.tensor([[-1.0, 2.0]])})
+    >>> state = algorithm.init(
+    ...     {
+    ...         "0.weight": torch.tensor([[1.0, -2.0], [3.0, 0.0]]),
+    ...         "1.weight": torch.tensor([[-1.0, 2.0]]),
+    ...     }
+    ... )
     >>> for step in range(2):
     ...     state = algorithm.update(state, state.params, step)
     >>> state.masks
     {'0.weight': tensor([[False, False],
             [ True, False]]), '1.weight': tensor([[False,  True]])}
 
-    The score is |w| * dR/d|w|, where R is the sum of the outputs for an input of ones with the absolute values of all
-    params and buffers. In round t of T, at step t - 1, a share (1 - sparsity)^(t/T) of all weights is kept, over all
-    leaves together; a Schedule says the sparsity of each round itself. The gradients given to `update` are not read.
-    The optimizer must leave out the rounds, `skip=sf.every(1, stop=rounds)`.
+    The score is |w| * dR/d|w|, where R is the sum of the outputs for an input of ones
+    with the absolute values of all params and buffers. In round t of T, at step t - 1,
+    a share (1 - sparsity)^(t/T) of all weights is kept, over all leaves together; a
+    Schedule says the sparsity of each round itself. The gradients given to `update` are
+    not read. The optimizer must leave out the rounds, `skip=sf.every(1, stop=rounds)`.
 
-    Raises TypeError or ValueError for `rounds` that is not an int >= 1, for a sparsity outside [0, 1], and for an
-    `input_shape` that is not positive ints.
+    Raises TypeError or ValueError for `rounds` that is not an int >= 1, for a sparsity
+    outside [0, 1], and for an `input_shape` that is not positive ints.
 
-    Differs from the authors' code: counts are rounded, not truncated, and exact where scores tie; scores are float64,
-    in which R does not overflow in deep networks.
+    Differs from the authors' code: counts are rounded, not truncated, and exact where
+    scores tie; scores are float64, in which R does not overflow in deep networks.
 
-    Verified by recordings (the scores of 2 cases, and 50 rounds of a convolutional network), a worked example, an
-    identity (the scores of each layer without biases sum to R), and laws.
+    Verified by recordings (the scores of 2 cases, and 50 rounds of a convolutional
+    network), a worked example, an identity (the scores of each layer without biases sum
+    to R), and laws.
 
     Tanaka, Kunin, Yamins and Ganguli 2020, arXiv 2006.05467.
     """
@@ -188,7 +234,8 @@ def _in_rounds(name: str, sparsity: float | Tensor | Schedule, rounds: int) -> L
     def level(step: Step) -> Real:
         time = step.double() if isinstance(step, Tensor) else float(step)
         done = divide(time + 1.0, float(rounds))
-        # In the end it is the sparsity itself: 1 - (1 - sparsity) may differ in the last bit.
+        # In the end it is the sparsity itself: 1 - (1 - sparsity) may differ in the
+        # last bit.
         return either(done >= 1.0, last, 1.0 - real_power(1.0 - last, done))
 
     return level

@@ -30,12 +30,17 @@ def granet(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """GraNet: gradual pruning, in which the smallest weights of each leaf then make place for others.
+    """GraNet: gradual pruning, in which the smallest weights of each leaf then make
+    place for others.
 
-    >>> algorithm = sf.methods.granet(0.9, steps=4, when=sf.every(2), key=sf.random.key(0))
+    >>> algorithm = sf.methods.granet(
+    ...     0.9, steps=4, when=sf.every(2), key=sf.random.key(0)
+    ... )
     >>> state = algorithm.init({"a": torch.randn(10, 20), "b": torch.randn(20, 15)})
     >>> for step in range(5):
-    ...     state = algorithm.update(state, {"a": torch.randn(10, 20), "b": torch.randn(20, 15)}, step)
+    ...     state = algorithm.update(
+    ...         state, {"a": torch.randn(10, 20), "b": torch.randn(20, 15)}, step
+    ...     )
     ...     print(round(1 - float(sf.masks.sparsity(state.masks)), 3))
     0.5
     0.5
@@ -43,26 +48,42 @@ def granet(
     0.15
     0.1
 
-    Where `when` fires, the largest weights of all leaves together are kept, with a sparsity that rises from `initial`
-    to `sparsity` at step `steps` as 1 - (1 - t)^3; then every leaf drops a fraction of its smallest weights and grows
-    as many where the gradient is largest, at zero. The fraction falls as half a cosine wave from `drop_fraction` to 0.
-    The first masks are random, with ERK shares; `initial=0.0` starts dense. The paper changes masks every 1000 steps
-    on CIFAR and every 4000 on ImageNet.
+    Where `when` fires, the largest weights of all leaves together are kept, with a
+    sparsity that rises from `initial` to `sparsity` at step `steps` as 1 - (1 - t)^3;
+    then every leaf drops a fraction of its smallest weights and grows as many where the
+    gradient is largest, at zero. The fraction falls as half a cosine wave from
+    `drop_fraction` to 0. The first masks are random, with ERK shares; `initial=0.0`
+    starts dense. The paper changes masks every 1000 steps on CIFAR and every 4000 on
+    ImageNet.
 
-    Raises TypeError or ValueError for a sparsity outside [0, 1], and for `steps` that are not positive.
+    Raises TypeError or ValueError for a sparsity outside [0, 1], and for `steps` that
+    are not positive.
 
-    Differs from the authors' code: counts are rounded half to even, theirs are truncated in the first stage and
-    rounded up in the second; the fraction falls to 0, theirs to 0.005.
+    Differs from the authors' code: counts are rounded half to even, theirs are
+    truncated in the first stage and rounded up in the second; the fraction falls to 0,
+    theirs to 0.005.
 
-    Verified by recordings (masks and weights of 2 updates, by the two parts with their counts), an identity (each leaf
-    keeps as many as after the first stage), and laws.
+    Verified by recordings (masks and weights of 2 updates, by the two parts with their
+    counts), an identity (each leaf keeps as many as after the first stage), and laws.
 
     Liu et al. 2021, arXiv 2106.10404.
     """
-    start: Init = static(initial, distribution=erk(), where=where, key=key) if initial else "dense"
+    start: Init = (
+        static(initial, distribution=erk(), where=where, key=key)
+        if initial
+        else "dense"
+    )
     rising = polynomial(initial, check_sparsity(sparsity), begin=0, end=steps)
-    prune = gmp(rising, when=when, where=where, distribution=global_(), init=start, key=key)
-    regrow = rigl("current", drop_fraction=cosine_decay(drop_fraction, steps), when=when, where=where, key=key)
+    prune = gmp(
+        rising, when=when, where=where, distribution=global_(), init=start, key=key
+    )
+    regrow = rigl(
+        "current",
+        drop_fraction=cosine_decay(drop_fraction, steps),
+        when=when,
+        where=where,
+        key=key,
+    )
     return sequence(prune, regrow)
 
 
@@ -77,29 +98,34 @@ def mest(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """MEST: each time some more weights are pruned than the sparsity asks for, and grow back at random.
+    """MEST: each time some more weights are pruned than the sparsity asks for, and grow
+    back at random.
 
-    >>> algorithm = sf.methods.mest(0.9, extra=0.02, when=sf.always(), key=sf.random.key(0))
+    >>> algorithm = sf.methods.mest(
+    ...     0.9, extra=0.02, when=sf.always(), key=sf.random.key(0)
+    ... )
     >>> state = algorithm.init({"w": torch.randn(10, 10)})
     >>> new = algorithm.update(state, state.params, 0)
     >>> int(new.masks["w"].sum()), int((new.masks["w"] & (new.params["w"] == 0)).sum())
     (10, 2)
 
-    Elastic mutation (EM): where `when` fires, weights are pruned to `sparsity + extra`, by |w| + gradient * |g|, and
-    grow at random, from zero, to `sparsity`. With `soft`, the soft memory bound (EM&S), they are pruned to `sparsity`
-    and grow to `sparsity - extra`, which is also where training starts. `extra` falls to 0 during training, and masks
-    then stay as they are. The authors' scripts for a sparsity of 0.9 change masks every 5 epochs, with
-    `extra=sf.schedules.piecewise({0: 0.02, 90 * E: 0.01, 120 * E: 0.0})` for epochs of E steps, and 0.05, 0.025 and 0
-    with `soft`.
+    Elastic mutation (EM): where `when` fires, weights are pruned to `sparsity + extra`,
+    by |w| + gradient * |g|, and grow at random, from zero, to `sparsity`. With `soft`,
+    the soft memory bound (EM&S), they are pruned to `sparsity` and grow to
+    `sparsity - extra`, which is also where training starts. `extra` falls to 0 during
+    training, and masks then stay as they are. The authors' scripts for a sparsity of
+    0.9 change masks every 5 epochs, with `extra=sf.schedules.piecewise({0: 0.02, 90 *
+    E: 0.01, 120 * E: 0.0})` for epochs of E steps, and 0.05, 0.025 and 0 with `soft`.
 
-    Raises TypeError or ValueError for a sparsity or an `extra` outside [0, 1]. Where their sum or difference leaves it,
-    it is clamped.
+    Raises TypeError or ValueError for a sparsity or an `extra` outside [0, 1]. Where
+    their sum or difference leaves it, it is clamped.
 
-    Differs from the authors' code: counts are exact where scores tie, and moments of pruned weights are cleared by
-    `sf.with_optimizer`.
+    Differs from the authors' code: counts are exact where scores tie, and moments of
+    pruned weights are cleared by `sf.with_optimizer`.
 
-    Verified by worked examples (10 of 100 weights, then 8, then 10; |w| + |g| drops another weight than |w|), an
-    identity (without `extra` an update changes nothing), and laws.
+    Verified by worked examples (10 of 100 weights, then 8, then 10; |w| + |g| drops
+    another weight than |w|), an identity (without `extra` an update changes nothing),
+    and laws.
 
     Yuan et al. 2021, arXiv 2110.14032.
     """
@@ -112,11 +138,22 @@ def mest(
         return level(step) - more(step) if soft else level(step)
 
     def importance(state: State, grads: Tree, step: Step) -> Tree:
-        return optree.tree_map(lambda w, g: w.abs() + gradient * g.abs(), state.params, grads)
+        return optree.tree_map(
+            lambda w, g: w.abs() + gradient * g.abs(), state.params, grads
+        )
 
     start = static(fraction_at(lower, 0), where=where, key=key)
-    prune = gmp(upper, score=importance if gradient else magnitude, when=when, where=where, init=start, key=key)
-    return sequence(prune, set(lower, drop_fraction=0.0, when=when, where=where, key=key))
+    prune = gmp(
+        upper,
+        score=importance if gradient else magnitude,
+        when=when,
+        where=where,
+        init=start,
+        key=key,
+    )
+    return sequence(
+        prune, set(lower, drop_fraction=0.0, when=when, where=where, key=key)
+    )
 
 
 @described
@@ -128,7 +165,8 @@ def top_kast(
     when: Trigger = always(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Top-KAST: the largest weights run, a larger set of weights trains, and all others are frozen.
+    """Top-KAST: the largest weights run, a larger set of weights trains, and all others
+    are frozen.
 
     >>> algorithm = sf.methods.top_kast(0.75, backward=0.25, decay=0.01)
     >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
@@ -137,25 +175,35 @@ def top_kast(
     >>> algorithm.view.grads(state, {"w": torch.ones(1, 4)}, 0)
     {'w': tensor([[1.0400, 1.1200, 1.0800, 0.0000]])}
 
-    A are the largest weights of each leaf at `sparsity`, D = 1 - sparsity of them: with them the model runs. B holds A,
-    at the sparsity `backward`: its weights train, with the gradient at the effective weights. Where `when` fires, both
-    are chosen anew by the magnitudes of all weights. Weights outside B keep their values and their moments are zero.
-    The loss has an L2 term, with the coefficient `decay` on A and `decay / D` on the rest of B, so that weights must
-    earn their place; leaves that are not sparsified have `decay`, too. A `backward` that rises to `sparsity` ends
+    A are the largest weights of each leaf at `sparsity`, D = 1 - sparsity of them: with
+    them the model runs. B holds A, at the sparsity `backward`: its weights train, with
+    the gradient at the effective weights. Where `when` fires, both are chosen anew by
+    the magnitudes of all weights. Weights outside B keep their values and their moments
+    are zero. The loss has an L2 term, with the coefficient `decay` on A and `decay / D`
+    on the rest of B, so that weights must earn their place; leaves that are not
+    sparsified have `decay`, too. A `backward` that rises to `sparsity` ends
     exploration. In memory all weights are stored, with masks for A and B.
 
-    Raises ValueError for a sparsity of 1.0, and TypeError or ValueError for sparsities outside [0, 1].
+    Raises ValueError for a sparsity of 1.0, and TypeError or ValueError for sparsities
+    outside [0, 1].
 
     The paper published no code.
 
-    Verified by a worked example, identities (A lies in B, what lies outside B keeps its bits, with D = 1 and B = A it
-    is dense training), and laws, one of which is about B.
+    Verified by a worked example, identities (A lies in B, what lies outside B keeps its
+    bits, with D = 1 and B = A it is dense training), and laws, one of which is about B.
 
     Jayakumar et al. 2020, arXiv 2106.03517.
     """
     check_sparsity(sparsity)
     if isinstance(sparsity, float) and sparsity == 1.0:
-        raise ValueError("top_kast: expected a sparsity below 1.0, which keeps weights to train, got 1.0")
+        raise ValueError(
+            "top_kast: expected a sparsity below 1.0, which keeps weights to train, "
+            "got 1.0"
+        )
     trained = gmp(backward, when=when, where=where, pruned="keep", regrow=True)
     explored = decay / (1 - sparsity) - decay
-    return with_terms(chain(trained, ste(sparsity, when=when, where=where)), l2(decay), pruned_decay(explored))
+    return with_terms(
+        chain(trained, ste(sparsity, when=when, where=where)),
+        l2(decay),
+        pruned_decay(explored),
+    )

@@ -42,35 +42,54 @@ def srigl(
     key: Tensor | None = None,
     init: Init = "random",
 ) -> Algorithm:
-    """SRigL: RigL in which all neurons keep equally many weights, and neurons that lost their worth keep none.
+    """SRigL: RigL in which all neurons keep equally many weights, and neurons that lost
+    their worth keep none.
 
-    >>> weights = torch.tensor([[5.0, 4.0, 0.0, 0.0], [1.0, 0.9, 0.0, 0.0], [0.1, 0.2, 0.0, 0.0], [6.0, 0.0, 2.5, 0.0]])
-    >>> grads = torch.tensor([[0.0, 0, 9, 8], [0, 0, 0.7, 0.2], [0, 0, 0.05, 0.04], [0, 0.3, 0, 0.6]])
-    >>> algorithm = sf.methods.srigl(0.5, steps=1000, drop_fraction=0.5, init={"w": weights != 0})
-    >>> algorithm.update(algorithm.init({"w": weights}), {"w": grads}, 0).masks["w"].int()
+    >>> weights = torch.tensor(
+    ...     [
+    ...         [5.0, 4.0, 0.0, 0.0],
+    ...         [1.0, 0.9, 0.0, 0.0],
+    ...         [0.1, 0.2, 0.0, 0.0],
+    ...         [6.0, 0.0, 2.5, 0.0],
+    ...     ]
+    ... )
+    >>> grads = torch.tensor(
+    ...     [[0.0, 0, 9, 8], [0, 0, 0.7, 0.2], [0, 0, 0.05, 0.04], [0, 0.3, 0, 0.6]]
+    ... )
+    >>> algorithm = sf.methods.srigl(
+    ...     0.5, steps=1000, drop_fraction=0.5, init={"w": weights != 0}
+    ... )
+    >>> algorithm.update(algorithm.init({"w": weights}), {"w": grads}, 0).masks[
+    ...     "w"
+    ... ].int()
     tensor([[1, 1, 0, 0],
             [0, 0, 1, 1],
             [0, 0, 0, 0],
             [1, 0, 1, 0]], dtype=torch.int32)
 
-    Where `when` fires, a leaf of n weights that are not zero drops d = drop_fraction * n of them. Salient are its n - d
-    largest weights and the d entries of the largest gradients. A neuron, which is a row of the leaf, with fewer than
-    max(1, ablation * fan-in) salient entries is ablated, as long as the others have places for all weights; it may come
-    back at a later update. Of the rows that are left the n - d largest weights stay, and each row is cut or grown,
-    where the gradient is largest, to the same number: the weights that the sparsity asks for, divided by the number of
-    these rows and rounded down. Regrown weights start at zero, those only just dropped have their values.
-    `ablation=0.0` ablates none; leave the last layer out of `ablate`. By default masks change every 100 steps (in a run
-    below 10,000, every hundredth part of it) in the first three quarters of `steps`, and the fraction falls from 0.3 to
-    0 as half a cosine wave. Biases of ablated neurons stay: such a neuron is a constant.
+    Where `when` fires, a leaf of n weights that are not zero drops d = drop_fraction *
+    n of them. Salient are its n - d largest weights and the d entries of the largest
+    gradients. A neuron, which is a row of the leaf, with fewer than max(1, ablation *
+    fan-in) salient entries is ablated, as long as the others have places for all
+    weights; it may come back at a later update. Of the rows that are left the n - d
+    largest weights stay, and each row is cut or grown, where the gradient is largest,
+    to the same number: the weights that the sparsity asks for, divided by the number of
+    these rows and rounded down. Regrown weights start at zero, those only just dropped
+    have their values. `ablation=0.0` ablates none; leave the last layer out of
+    `ablate`. By default masks change every 100 steps (in a run below 10,000, every
+    hundredth part of it) in the first three quarters of `steps`, and the fraction falls
+    from 0.3 to 0 as half a cosine wave. Biases of ablated neurons stay: such a neuron
+    is a constant.
 
-    Raises TypeError or ValueError for a sparsity, an `ablation` or a fraction outside [0, 1], and for `steps` that are
-    not positive.
+    Raises TypeError or ValueError for a sparsity, an `ablation` or a fraction outside
+    [0, 1], and for `steps` that are not positive.
 
-    Differs from the authors' code: shares are rounded, not truncated, and kept weights that are exactly zero do not
-    count in n; rows with too many weights lose the smallest.
+    Differs from the authors' code: shares are rounded, not truncated, and kept weights
+    that are exactly zero do not count in n; rows with too many weights lose the
+    smallest.
 
-    Verified by recordings (masks, weights and ablated neurons of 3 updates, with and without ablation), a worked
-    example, and laws.
+    Verified by recordings (masks, weights and ablated neurons of 3 updates, with and
+    without ablation), a worked example, and laws.
 
     Lasby et al. 2024, arXiv 2305.02299.
     """
@@ -78,23 +97,44 @@ def srigl(
     check_sparsity(ablation, "ablation")
     n, stop = pace("srigl", steps)
     when = every(n, stop=stop) if when is None else when
-    share = as_fraction(cosine_decay(0.3, stop) if drop_fraction is None else drop_fraction, "drop_fraction")
+    share = as_fraction(
+        cosine_decay(0.3, stop) if drop_fraction is None else drop_fraction,
+        "drop_fraction",
+    )
 
-    def even(scores: Tensor, open_: Tensor, step: Step) -> Tensor:  # as many in every row that has places
+    def even(
+        scores: Tensor, open_: Tensor, step: Step
+    ) -> Tensor:  # as many in every row that has places
         rows = open_.any(-1)
-        return rows * (n_kept(scores.numel(), sparsity) // rows.sum().clamp(min=1)).clamp(max=scores.shape[-1])
+        return rows * (
+            n_kept(scores.numel(), sparsity) // rows.sum().clamp(min=1)
+        ).clamp(max=scores.shape[-1])
 
-    def stay(scores: Tensor, active: Tensor, step: Step) -> Tensor:  # all but a part of the leaf's weights
+    def stay(
+        scores: Tensor, active: Tensor, step: Step
+    ) -> Tensor:  # all but a part of the leaf's weights
         return _staying((scores > 0).sum(-1), fraction_at(share, step))
 
     def as_it_was(state: State, grown: Tree, step: Step) -> Tree:
         return state.params
 
     rows = row_balanced()
-    start = static(sparsity, pattern=rows, distribution=_even_rows, where=where, key=key, init=init)
+    start = static(
+        sparsity, pattern=rows, distribution=_even_rows, where=where, key=key, init=init
+    )
     prune = gmp(Counted(stay), when=when, where=where, init="dense", pruned="keep")
-    refill = rigl(Counted(even), pattern=rows, drop_fraction=0.0, grown=as_it_was, when=when, where=where, init="dense")
-    dynamic = sequence(start, prune, refill)  # the first part makes the first masks, and does nothing later
+    refill = rigl(
+        Counted(even),
+        pattern=rows,
+        drop_fraction=0.0,
+        grown=as_it_was,
+        when=when,
+        where=where,
+        init="dense",
+    )
+    dynamic = sequence(
+        start, prune, refill
+    )  # the first part makes the first masks, and does nothing later
     if ablation == 0.0:
         return dynamic
 
@@ -102,17 +142,29 @@ def srigl(
         def of_leaf(path: str, weight: Tensor, mask: Tensor, grad: Tensor) -> Tensor:
             n = (weight.abs() > 0).sum()
             largest = _staying(n, fraction_at(share, step))
-            return (topk_mask(weight.abs(), largest) | topk_mask(grad.abs(), n - largest)).float()
+            return (
+                topk_mask(weight.abs(), largest) | topk_mask(grad.abs(), n - largest)
+            ).float()
 
-        return of_sparsified(of_leaf, state, grads, reader="srigl", instead="; the entries of a whole leaf are ranked")
+        return of_sparsified(
+            of_leaf,
+            state,
+            grads,
+            reader="srigl",
+            instead="; the entries of a whole leaf are ranked",
+        )
 
-    def worth(flags: Tensor) -> Tensor:  # the salient entries of a row, in units of what it needs
+    def worth(
+        flags: Tensor,
+    ) -> Tensor:  # the salient entries of a row, in units of what it needs
         needed = rounded_down(ablation, n_kept(flags.shape[-1], sparsity))
         return flags.sum(-1) / as_tensor_on(needed, flags.device).clamp(min=1)
 
     def alive(scores: Tensor, active: Tensor, step: Step) -> Tensor:
         rows = scores.shape[-1]
-        enough = as_tensor_on(rounded_down(1 - sparsity, rows) + 1, scores.device).clamp(max=rows)
+        enough = as_tensor_on(
+            rounded_down(1 - sparsity, rows) + 1, scores.device
+        ).clamp(max=rows)
         return torch.maximum((scores >= 1).sum(-1), enough)
 
     per_row = by_unit(salient, channel(0), worth)
@@ -135,6 +187,8 @@ def _staying(n: Tensor, fraction: Real) -> Tensor:
 def _even_rows(shapes: Mapping[str, tuple[int, ...]], sparsity: Real) -> Counts:
     # The same number in every row, rounded down.
     return {
-        path: n_kept(math.prod(shape), sparsity) // max(shape[0], 1) * shape[0] if shape else n_kept(1, sparsity)
+        path: n_kept(math.prod(shape), sparsity) // max(shape[0], 1) * shape[0]
+        if shape
+        else n_kept(1, sparsity)
         for path, shape in shapes.items()
     }

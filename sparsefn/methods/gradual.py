@@ -13,33 +13,44 @@ from sparsefn.tree.chosen import default_where
 
 
 @described
-def ac_dc(sparsity: Level, *, sparse: Trigger, dense: Trigger, where: Where = default_where) -> Algorithm:
-    """AC/DC: training is dense and sparse by turns, with masks by magnitude; it ends sparse.
+def ac_dc(
+    sparsity: Level, *, sparse: Trigger, dense: Trigger, where: Where = default_where
+) -> Algorithm:
+    """AC/DC: training is dense and sparse by turns, with masks by magnitude; it ends
+    sparse.
 
     >>> sparse, dense = sf.at([1, 3]), sf.at([2])
     >>> turns = sf.methods.ac_dc(0.5, sparse=sparse, dense=dense)
-    >>> algorithm = sf.with_optimizer(turns, sf.optimizers.sgd(1.0, momentum=0.9), reset=dense)
+    >>> algorithm = sf.with_optimizer(
+    ...     turns, sf.optimizers.sgd(1.0, momentum=0.9), reset=dense
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
     >>> for step in range(4):
-    ...     state = algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, -1.0]])}, step)
+    ...     state = algorithm.update(
+    ...         state, {"w": torch.tensor([[0.0, 0.0, 0.0, -1.0]])}, step
+    ...     )
     ...     print(state.masks["w"].tolist()[0], state.params["w"].tolist()[0])
     [True, True, True, True] [4.0, 3.0, 2.0, 2.0]
     [True, False, False, True] [4.0, 0.0, 0.0, 3.9000000953674316]
     [True, True, True, True] [4.0, 0.0, 0.0, 6.610000133514404]
     [True, False, False, True] [4.0, 0.0, 0.0, 7.610000133514404]
 
-    Training starts dense. Where `sparse` fires, the largest weights of all leaves together are kept, and the mask stays
-    as it is until `dense` fires; then every weight trains, the pruned ones from zero. Where both fire it is dense. The
-    optimizer must forget its moments at the start of each dense phase: `reset=dense`. For a run of 100 epochs of E
-    steps the paper prunes at epochs 10, 20, ..., 70 and 85 and is dense again from 15, 25, ..., 65 and from 75 on:
+    Training starts dense. Where `sparse` fires, the largest weights of all leaves
+    together are kept, and the mask stays as it is until `dense` fires; then every
+    weight trains, the pruned ones from zero. Where both fire it is dense. The optimizer
+    must forget its moments at the start of each dense phase: `reset=dense`. For a run
+    of 100 epochs of E steps the paper prunes at epochs 10, 20, ..., 70 and 85 and is
+    dense again from 15, 25, ..., 65 and from 75 on:
     `sparse=sf.at([10 * E, ..., 85 * E])`.
 
-    Raises TypeError for a trigger that is no function, and TypeError or ValueError for a sparsity outside [0, 1].
+    Raises TypeError for a trigger that is no function, and TypeError or ValueError for
+    a sparsity outside [0, 1].
 
-    Differs from the authors' code: exactly the asked number is kept where magnitudes tie.
+    Differs from the authors' code: exactly the asked number is kept where magnitudes
+    tie.
 
-    Verified by a worked example, identities (at the start of a dense phase weights off the old mask are zero, and all
-    moments are), and laws.
+    Verified by a worked example, identities (at the start of a dense phase weights off
+    the old mask are zero, and all moments are), and laws.
 
     Peste, Iofinova, Vladu and Alistarh 2021, arXiv 2106.12379.
     """
@@ -61,15 +72,24 @@ def ac_dc(sparsity: Level, *, sparse: Trigger, dense: Trigger, where: Where = de
 
 
 @described
-def imp(fraction: Level = 0.2, *, when: Trigger, to: Trigger = never(), where: Where = default_where) -> Algorithm:
-    """IMP: rounds that train, prune the smallest remaining weights, and go back to the weights of an early step.
+def imp(
+    fraction: Level = 0.2,
+    *,
+    when: Trigger,
+    to: Trigger = never(),
+    where: Where = default_where,
+) -> Algorithm:
+    """IMP: rounds that train, prune the smallest remaining weights, and go back to the
+    weights of an early step.
 
     >>> rounds = sf.every(2, start=2)
     >>> ticket = sf.methods.imp(0.5, when=rounds)
     >>> algorithm = sf.with_optimizer(ticket, sf.optimizers.sgd(1.0), reset=rounds)
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0, 3.0, 4.0]])})
     >>> for step in range(5):
-    ...     state = algorithm.update(state, {"w": torch.tensor([[-3.0, 0.0, 0.0, 3.0]])}, step)
+    ...     state = algorithm.update(
+    ...         state, {"w": torch.tensor([[-3.0, 0.0, 0.0, 3.0]])}, step
+    ...     )
     ...     print(state.params["w"])
     tensor([[4., 2., 3., 1.]])
     tensor([[ 7.,  2.,  3., -2.]])
@@ -77,20 +97,29 @@ def imp(fraction: Level = 0.2, *, when: Trigger, to: Trigger = never(), where: W
     tensor([[4., 0., 0., 1.]])
     tensor([[1., 0., 0., 0.]])
 
-    Where `when` fires, `fraction` of the weights that remain is pruned by magnitude, over all leaves together, and the
-    rest gets the values back that it had where `to` last fired: after k + 1 steps of the optimizer for `sf.at([k])`, at
-    the start for `sf.never()`. The optimizer must start again there, too: `reset=when`. A schedule of the learning rate
-    follows `state.opt.count`, which restarts. Without `reset` and without rewinding it is `sf.iterative`, fine-tuning.
+    Where `when` fires, `fraction` of the weights that remain is pruned by magnitude,
+    over all leaves together, and the rest gets the values back that it had where `to`
+    last fired: after k + 1 steps of the optimizer for `sf.at([k])`, at the start for
+    `sf.never()`. The optimizer must start again there, too: `reset=when`. A schedule of
+    the learning rate follows `state.opt.count`, which restarts. Without `reset` and
+    without rewinding it is `sf.iterative`, fine-tuning.
 
-    Raises ValueError for a fraction outside [0, 1], and TypeError for a trigger that is no function.
+    Raises ValueError for a fraction outside [0, 1], and TypeError for a trigger that is
+    no function.
 
-    Differs from the authors' code: the count is rounded, theirs is rounded up and prunes one more where it drops
-    everything up to a threshold.
+    Differs from the authors' code: the count is rounded, theirs is rounded up and
+    prunes one more where it drops everything up to a threshold.
 
-    Verified by recordings (the masks of 2 runs of 3 to 6 levels of open_lth, with its counts), a worked example,
-    identities (masks are nested; after a round params are the early weights under the mask, and moments are those of a
-    fresh optimizer), and laws.
+    Verified by recordings (the masks of 2 runs of 3 to 6 levels of open_lth, with its
+    counts), a worked example, identities (masks are nested; after a round params are
+    the early weights under the mask, and moments are those of a fresh optimizer), and
+    laws.
 
-    Frankle and Carbin 2019, arXiv 1803.03635; rewinding to a later step: Frankle et al. 2020, arXiv 1912.05671.
+    Frankle and Carbin 2019, arXiv 1803.03635; rewinding to a later step: Frankle et al.
+    2020, arXiv 1912.05671.
     """
-    return rewinding(iterative(fraction, when=when, where=where, distribution=global_()), to=to, when=when)
+    return rewinding(
+        iterative(fraction, when=when, where=where, distribution=global_()),
+        to=to,
+        when=when,
+    )

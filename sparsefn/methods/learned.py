@@ -1,4 +1,6 @@
-"""Learned masks, thresholds and gates: what is pruned is trained, as the weights are."""
+"""Learned masks, thresholds and gates: what is pruned is trained, as the weights
+are.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +28,36 @@ from sparsefn.tree.chosen import default_where
 
 
 @described
-def edge_popup(sparsity: Level, *, where: Where = default_where, key: Tensor | None = None) -> Algorithm:
-    """Edge-popup: finds a subnetwork of random weights by training a score for each; the weights never change.
+def edge_popup(
+    sparsity: Level, *, where: Where = default_where, key: Tensor | None = None
+) -> Algorithm:
+    """Edge-popup: finds a subnetwork of random weights by training a score for each;
+    the weights never change.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.edge_popup(0.5), sf.optimizers.sgd(0.1, momentum=0.9))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.edge_popup(0.5), sf.optimizers.sgd(0.1, momentum=0.9)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[0.5, -2.0, 1.0, 3.0]])})
     >>> start = state.scores["learned"]["w"]
     >>> state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0, -1.0, 2.0]])}, 0)
     >>> state.params["w"], (state.scores["learned"]["w"] - start) / start.sign()
     (tensor([[ 0.5000, -2.0000,  1.0000,  3.0000]]), tensor([[-0.0500,  0.2000,  0.1000, -0.6000]]))
 
-    Each leaf keeps its largest |score|. The mask's slope is taken to be 1, so a score moves by gradient * weight *
-    sign(score), whether its weight is kept or not. Scores start as a Kaiming uniform draw with a = sqrt(5):
-    between -1 and 1, over the root of the number of inputs. Start the weights as signed constants, as the paper
-    advises: `weight.sign() * math.sqrt(2 / inputs)`. The original scores have sgd with momentum 0.9 and rate 0.1.
+    Each leaf keeps its largest |score|. The mask's slope is taken to be 1, so a score
+    moves by gradient * weight * sign(score), whether its weight is kept or not. Scores
+    start as a Kaiming uniform draw with a = sqrt(5): between -1 and 1, over the root of
+    the number of inputs. Start the weights as signed constants, as the paper advises:
+    `weight.sign() * math.sqrt(2 / inputs)`. The original scores have sgd with momentum
+    0.9 and rate 0.1.
 
     Raises TypeError or ValueError for what is no sparsity, as `sf.supermask`.
 
-    Differs from the authors' code: exactly as many weights are kept as the sparsity says, where theirs truncates the
-    number of pruned ones, and leaves without a mask (biases, norms) train, where theirs have none or do not.
+    Differs from the authors' code: exactly as many weights are kept as the sparsity
+    says, where theirs truncates the number of pruned ones, and leaves without a mask
+    (biases, norms) train, where theirs have none or do not.
 
-    Verified by recordings of the authors' masks and gradients (2 cases, counts given), a worked example, and the laws.
+    Verified by recordings of the authors' masks and gradients (2 cases, counts given),
+    a worked example, and the laws.
 
     Ramanujan, Wortsman, Kembhavi, Farhadi and Rastegari 2020, arXiv 1911.13299.
     """
@@ -54,36 +65,62 @@ def edge_popup(sparsity: Level, *, where: Where = default_where, key: Tensor | N
 
     def drawn(path: str, weight: Tensor) -> Tensor:
         bound = 1.0 / math.sqrt(max(math.prod(weight.shape[1:]), 1))
-        uniform = random.uniform_like(random.leaf_key(draws, path), weight, weight.dtype)
+        uniform = random.uniform_like(
+            random.leaf_key(draws, path), weight, weight.dtype
+        )
         return bound * (2 * uniform - 1)
 
-    return supermask(sparsity, init=lambda params: map_with_path(drawn, params), link=torch.abs, where=where, key=key)
+    return supermask(
+        sparsity,
+        init=lambda params: map_with_path(drawn, params),
+        link=torch.abs,
+        where=where,
+        key=key,
+    )
 
 
 @described
 def movement(
-    sparsity: Real, *, steps: int, warmup: float = 0.1, cooldown: float = 0.2, where: Where = default_where
+    sparsity: Real,
+    *,
+    steps: int,
+    warmup: float = 0.1,
+    cooldown: float = 0.2,
+    where: Where = default_where,
 ) -> Algorithm:
-    """Movement pruning: while fine-tuning, keeps the weights that move away from zero, by scores that are trained too.
+    """Movement pruning: while fine-tuning, keeps the weights that move away from zero,
+    by scores that are trained too.
 
-    >>> rates = sf.optimizers.parts({"params": sf.optimizers.adam(3e-5), "scores": sf.optimizers.sgd(1.0)})
-    >>> algorithm = sf.with_optimizer(sf.methods.movement(0.5, steps=1, warmup=0.0, cooldown=1.0 - 1e-9), rates)
+    >>> rates = sf.optimizers.parts(
+    ...     {"params": sf.optimizers.adam(3e-5), "scores": sf.optimizers.sgd(1.0)}
+    ... )
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.movement(0.5, steps=1, warmup=0.0, cooldown=1.0 - 1e-9), rates
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
     >>> state = algorithm.update(state, {"w": torch.tensor([[0.5, 0.5]])}, 0)
-    >>> state.scores["learned"], algorithm.update(state, {"w": torch.zeros(1, 2)}, 1).masks
+    >>> (
+    ...     state.scores["learned"],
+    ...     algorithm.update(state, {"w": torch.zeros(1, 2)}, 1).masks,
+    ... )
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
-    A score starts at 0 and has the gradient gradient * weight, so that it is minus the sum of these products times its
-    learning rate (eq. 3); weights have the gradient on the mask. Each leaf keeps its largest scores. The sparsity
-    rises from 0, as a cubic, between `warmup` and 1 - `cooldown` of all steps. Shares of 0.1 and 0.2 are those of the
-    authors' runs on SQuAD; there the scores have a learning rate of 1e-2, and the weights one of 3e-5.
+    A score starts at 0 and has the gradient gradient * weight, so that it is minus the
+    sum of these products times its learning rate (eq. 3); weights have the gradient on
+    the mask. Each leaf keeps its largest scores. The sparsity rises from 0, as a cubic,
+    between `warmup` and 1 - `cooldown` of all steps. Shares of 0.1 and 0.2 are those of
+    the authors' runs on SQuAD; there the scores have a learning rate of 1e-2, and the
+    weights one of 3e-5.
 
-    Raises TypeError or ValueError for what is no number of steps, and for a warmup and a cooldown that leave no step.
+    Raises TypeError or ValueError for what is no number of steps, and for a warmup and
+    a cooldown that leave no step.
 
-    Differs from the authors' code: exactly as many weights are kept as the sparsity says, where theirs truncates the
-    number of kept ones. Where scores tie, as all do at first, the first weights are kept.
+    Differs from the authors' code: exactly as many weights are kept as the sparsity
+    says, where theirs truncates the number of kept ones. Where scores tie, as all do at
+    first, the first weights are kept.
 
-    Verified by recordings of the authors' masks (1 case, count given), a worked example, and the laws.
+    Verified by recordings of the authors' masks (1 case, count given), a worked
+    example, and the laws.
 
     Sanh, Wolf and Rush 2020, arXiv 2005.07683.
     """
@@ -91,9 +128,13 @@ def movement(
     return supermask(rise, mode="joint", init="zeros", where=where)
 
 
-def _rise(name: str, final: Real, steps: int, warmup: float, cooldown: float) -> Schedule:
+def _rise(
+    name: str, final: Real, steps: int, warmup: float, cooldown: float
+) -> Schedule:
     check_int(name, "steps", steps, 1)
-    return schedules.polynomial(0.0, final, begin=warmup * steps, end=(1.0 - cooldown) * steps)
+    return schedules.polynomial(
+        0.0, final, begin=warmup * steps, end=(1.0 - cooldown) * steps
+    )
 
 
 @described
@@ -107,43 +148,62 @@ def soft_movement(
     cooldown: float = 0.2,
     where: Where = default_where,
 ) -> Algorithm:
-    """Soft movement pruning: keeps weights whose trained score is above a threshold, with a penalty on the scores.
+    """Soft movement pruning: keeps weights whose trained score is above a threshold,
+    with a penalty on the scores.
 
-    >>> rates = sf.optimizers.parts({"params": sf.optimizers.adam(3e-5), "scores": sf.optimizers.sgd(1.0)})
-    >>> algorithm = sf.with_optimizer(sf.methods.soft_movement(steps=10, strength=2.0), rates)
+    >>> rates = sf.optimizers.parts(
+    ...     {"params": sf.optimizers.adam(3e-5), "scores": sf.optimizers.sgd(1.0)}
+    ... )
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.soft_movement(steps=10, strength=2.0), rates
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
     >>> for step in range(10):
     ...     state = algorithm.update(state, {"w": torch.tensor([[0.3, 0.3]])}, step)
     >>> state.scores["learned"], state.masks
     ({'w': tensor([[-3.6728,  1.8380]])}, {'w': tensor([[False,  True]])})
 
-    Scores and weights train as in `movement`. A weight is kept where sigmoid(score) > threshold, and each leaf keeps
-    one weight more than a share `least` of its weights at least. The penalty is strength times the mean of the sigmoids
-    of each leaf, averaged over the leaves: it, with the gradients, decides the sparsity. Threshold and strength rise
-    from 0 as the sparsity does in `movement`.
+    Scores and weights train as in `movement`. A weight is kept where sigmoid(score) >
+    threshold, and each leaf keeps one weight more than a share `least` of its weights
+    at least. The penalty is strength times the mean of the sigmoids of each leaf,
+    averaged over the leaves: it, with the gradients, decides the sparsity. Threshold
+    and strength rise from 0 as the sparsity does in `movement`.
 
-    Raises TypeError or ValueError for what is no number of steps, and for a warmup and a cooldown that leave no step.
+    Raises TypeError or ValueError for what is no number of steps, and for a warmup and
+    a cooldown that leave no step.
 
-    Differs from the authors' code: where fewer than the least share are above the threshold, that many are kept even
-    if their scores tie; theirs then keeps those above the next score.
+    Differs from the authors' code: where fewer than the least share are above the
+    threshold, that many are kept even if their scores tie; theirs then keeps those
+    above the next score.
 
-    Verified by recordings of the authors' masks (2 cases), the derivative of the penalty by autograd, and the laws.
+    Verified by recordings of the authors' masks (2 cases), the derivative of the
+    penalty by autograd, and the laws.
 
     Sanh, Wolf and Rush 2020, arXiv 2005.07683.
     """
     above = counts.above(_rise("soft_movement", threshold, steps, warmup, cooldown))
     rise = _rise("soft_movement", strength, steps, warmup, cooldown)
 
-    def kept(scores: Tensor, active: Tensor, step: Step, total: Total = in_rows) -> Tensor:
+    def kept(
+        scores: Tensor, active: Tensor, step: Step, total: Total = in_rows
+    ) -> Tensor:
         few = (least * total(active).double()).long() + 1
         return torch.maximum(above.count(sigmoid(scores), active, step, total), few)
 
     def penalty(trained: Tree, step: Step) -> Tensor:
         # In float64, as the numbers of a schedule are where the step is a tensor.
-        means = [sigmoid(score).mean().double() for score in leaves_of(trained["scores"])]
-        return rise(step) * sum(means, torch.zeros((), dtype=torch.float64, device="cpu")) / max(len(means), 1)
+        means = [
+            sigmoid(score).mean().double() for score in leaves_of(trained["scores"])
+        ]
+        return (
+            rise(step)
+            * sum(means, torch.zeros((), dtype=torch.float64, device="cpu"))
+            / max(len(means), 1)
+        )
 
-    learned = supermask(Counted(kept, whole=False), mode="joint", init="zeros", where=where)
+    learned = supermask(
+        Counted(kept, whole=False), mode="joint", init="zeros", where=where
+    )
     return with_terms(learned, terms.penalty(penalty))
 
 
@@ -151,49 +211,65 @@ def soft_movement(
 def str_(init: float = -3200.0, *, where: Where = default_where) -> Algorithm:
     """STR: soft thresholds of the weights, one learned threshold for each leaf.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.str_(init=-1.0), sf.optimizers.sgd(0.1, weight_decay=0.5))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.str_(init=-1.0), sf.optimizers.sgd(0.1, weight_decay=0.5)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[0.75, -0.25, -1.5]])})
     >>> state.masks, sf.effective(state)
     ({'w': tensor([[ True, False,  True]])}, {'w': tensor([[ 0.4811,  0.0000, -1.2311]])})
-    >>> algorithm.update(state, {"w": torch.zeros(1, 3)}, 0).scores["latent"]["threshold"]
+    >>> algorithm.update(state, {"w": torch.zeros(1, 3)}, 0).scores["latent"][
+    ...     "threshold"
+    ... ]
     {'w': tensor(-0.9500)}
 
-    w = sign(v) * relu(|v| - sigmoid(s)) (eq. 2). Nothing says how sparse the result is: weight decay draws s to
-    0, where the threshold is 0.5, and the gradient holds it back. So one optimizer with weight decay trains everything,
-    and its weight decay and `init` decide the sparsity. At -3200, which is for a ResNet-50 of 90 % zeros, the sigmoid
-    and its slope are 0 in float32; without weight decay nothing is ever pruned.
+    w = sign(v) * relu(|v| - sigmoid(s)) (eq. 2). Nothing says how sparse the result is:
+    weight decay draws s to 0, where the threshold is 0.5, and the gradient holds it
+    back. So one optimizer with weight decay trains everything, and its weight decay and
+    `init` decide the sparsity. At -3200, which is for a ResNet-50 of 90 % zeros, the
+    sigmoid and its slope are 0 in float32; without weight decay nothing is ever pruned.
 
     Errors are those of `sf.reparametrised`.
 
     The authors' code does the same.
 
-    Verified by recordings of the authors' weights and gradients (3 cases), a worked example, and the laws.
+    Verified by recordings of the authors' weights and gradients (3 cases), a worked
+    example, and the laws.
 
-    Kusupati, Ramanujan, Somani, Wortsman, Jain, Kakade and Farhadi 2020, arXiv 2002.03231.
+    Kusupati, Ramanujan, Somani, Wortsman, Jain, Kakade and Farhadi 2020,
+    arXiv 2002.03231.
     """
     return reparametrised(reparam.soft_threshold(init=init), where=where)
 
 
 @described
-def powerprop(inner: Algorithm | None = None, *, alpha: float = 2.0, where: Where = default_where) -> Algorithm:
-    """Powerpropagation: weights are powers of what is trained, so that large ones learn faster and small ones stay.
+def powerprop(
+    inner: Algorithm | None = None, *, alpha: float = 2.0, where: Where = default_where
+) -> Algorithm:
+    """Powerpropagation: weights are powers of what is trained, so that large ones learn
+    faster and small ones stay.
 
     >>> pruned = sf.gmp(sf.schedules.piecewise({0: 0.0, 100: 0.9}))
-    >>> algorithm = sf.with_optimizer(sf.methods.powerprop(pruned), sf.optimizers.sgd(0.1))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.powerprop(pruned), sf.optimizers.sgd(0.1)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[0.25, -4.0]])})
     >>> state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0]])}, 0)
     >>> state.scores["latent"]["latent"], state.params
     ({'w': tensor([[ 0.4000, -2.4000]])}, {'w': tensor([[ 0.1600, -5.7600]])})
 
-    w = v * |v|^(alpha - 1) (eq. 1), with v that leave the first weights as they were; the gradient of v is that of w
-    times alpha * |v|^(alpha - 1). `inner` masks the weights: `gmp` or `one_shot` prune the trained network, and `rigl`
-    may be put there as it is, because a weight that grows back resumes from its v. alpha = 1 is `inner` itself.
+    w = v * |v|^(alpha - 1) (eq. 1), with v that leave the first weights as they were;
+    the gradient of v is that of w times alpha * |v|^(alpha - 1). `inner` masks the
+    weights: `gmp` or `one_shot` prune the trained network, and `rigl` may be put there
+    as it is, because a weight that grows back resumes from its v. alpha = 1 is `inner`
+    itself.
 
     ValueError for alpha < 1, and errors of `sf.reparametrised`.
 
-    The authors' code does the same, and keeps twice as large a share of the last layer: see `sf.budgets.by_path`.
+    The authors' code does the same, and keeps twice as large a share of the last layer:
+    see `sf.budgets.by_path`.
 
-    Verified by autograd of the formula, a worked example, the identity at alpha = 1, and the laws.
+    Verified by autograd of the formula, a worked example, the identity at alpha = 1,
+    and the laws.
 
     Schwarz, Jayakumar, Pascanu, Latham and Teh 2021, arXiv 2110.00296.
     """
@@ -213,27 +289,33 @@ def hard_concrete(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """L0 regularisation: random gates that are 0 or 1 with a learned chance, and a penalty on each that is open.
+    """L0 regularisation: random gates that are 0 or 1 with a learned chance, and a
+    penalty on each that is open.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.hard_concrete(1.0, droprate=0.2), sf.optimizers.sgd(1.0))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.hard_concrete(1.0, droprate=0.2), sf.optimizers.sgd(1.0)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
     >>> for step in range(40):
     ...     state = algorithm.update(state, {"w": torch.tensor([[0.0, -2.0]])}, step)
     >>> sf.settled(algorithm, state).masks
     {'w': tensor([[False,  True]])}
 
-    w = v * z with a hard concrete gate z for each weight, or for each unit of `pattern`, drawn anew at every step. The
-    loss gets (strength + weight_decay / 2 * v^2) * P(z > 0), summed over all weights (P is eq. 12): the number of
-    weights that are expected to be kept, and their expected squares. `sf.reparam.hard_concrete` has the gates and their
-    limits. Evaluate, report and shrink `sf.settled(algorithm, state)`, whose gates are not random.
+    w = v * z with a hard concrete gate z for each weight, or for each unit of
+    `pattern`, drawn anew at every step. The loss gets (strength + weight_decay / 2 *
+    v^2) * P(z > 0), summed over all weights (P is eq. 12): the number of weights that
+    are expected to be kept, and their expected squares. `sf.reparam.hard_concrete` has
+    the gates and their limits. Evaluate, report and shrink
+    `sf.settled(algorithm, state)`, whose gates are not random.
 
     Raises ValueError for numbers that are no hard concrete distribution.
 
-    Differs from the authors' code: `strength` is their lambda over the number of training examples, biases have no
-    penalty, and one draw serves the whole batch, where theirs may draw for each example.
+    Differs from the authors' code: `strength` is their lambda over the number of
+    training examples, biases have no penalty, and one draw serves the whole batch,
+    where theirs may draw for each example.
 
-    Verified by recordings of the authors' gates, chances, penalty and all gradients (1 case), P(z > 0) against 4096
-    draws, and the laws.
+    Verified by recordings of the authors' gates, chances, penalty and all gradients (1
+    case), P(z > 0) against 4096 draws, and the laws.
 
     Louizos, Welling and Kingma 2018, arXiv 1712.01312.
     """
@@ -242,39 +324,57 @@ def hard_concrete(
     def penalty(trained: Tree, step: Step) -> Tensor:
         total = torch.zeros((), device="cpu")
         for path, v in trained["latent"].get("latent", {}).items():
-            chance = reparam.chance_kept(trained["latent"]["gate"][path], beta, gamma, zeta)
+            chance = reparam.chance_kept(
+                trained["latent"]["gate"][path], beta, gamma, zeta
+            )
             chance = over_entries(pattern, chance, v)
-            total = total + (chance * (strength + 0.5 * weight_decay * v.square())).sum()
+            total = (
+                total + (chance * (strength + 0.5 * weight_decay * v.square())).sum()
+            )
         return total
 
-    return with_terms(reparametrised(gates, where=where, key=key), terms.penalty(penalty))
+    return with_terms(
+        reparametrised(gates, where=where, key=key), terms.penalty(penalty)
+    )
 
 
 @described
 def continuous_sparsification(
-    *, steps: int, final: float = 200.0, strength: float = 1e-8, init: float = 0.0, where: Where = default_where
+    *,
+    steps: int,
+    final: float = 200.0,
+    strength: float = 1e-8,
+    init: float = 0.0,
+    where: Where = default_where,
 ) -> Algorithm:
-    """Continuous sparsification: gates sigmoid(b * s) that harden as b grows, in rounds of `steps` steps.
+    """Continuous sparsification: gates sigmoid(b * s) that harden as b grows, in rounds
+    of `steps` steps.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.continuous_sparsification(steps=5), sf.optimizers.sgd(0.1))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.continuous_sparsification(steps=5), sf.optimizers.sgd(0.1)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 1.0]])})
     >>> for step in range(4):
     ...     state = algorithm.update(state, {"w": torch.tensor([[0.1, -0.1]])}, step)
     >>> sf.settled(algorithm, state).masks
     {'w': tensor([[False,  True]])}
 
-    w = v * sigmoid(b * s) / sigmoid(init), and the loss gets strength times the sum of all gates (eq. 5 to 9). In each
-    round b rises from 1 to `final` by the same factor at every step. At the end of the round s becomes min(b * s,
-    init): gates that are open start anew, and closed ones stay closed. The ticket is `sf.settled(algorithm, state)`:
-    weights with s > 0. To train it from earlier weights, give its masks to `sf.from_masks`. Gates need no weight decay
-    in the optimizer: `optimizers.by_path([("latent.gate.*", sgd(0.1)), ("*", sgd(0.1, weight_decay=5e-4))])`.
+    w = v * sigmoid(b * s) / sigmoid(init), and the loss gets strength times the sum of
+    all gates (eq. 5 to 9). In each round b rises from 1 to `final` by the same factor
+    at every step. At the end of the round s becomes min(b * s, init): gates that are
+    open start anew, and closed ones stay closed. The ticket is
+    `sf.settled(algorithm, state)`: weights with s > 0. To train it from earlier
+    weights, give its masks to `sf.from_masks`. Gates need no weight decay in the
+    optimizer: `optimizers.by_path([("latent.gate.*", sgd(0.1)), ("*", sgd(0.1,
+    weight_decay=5e-4))])`.
 
-    Raises TypeError or ValueError for what is no number of steps, and for an `init` that is not finite.
+    Raises TypeError or ValueError for what is no number of steps, and for an `init`
+    that is not finite.
 
     Differs from the authors' code: b grows at every step, theirs at every epoch.
 
-    Verified by recordings of the authors' weights, gradients, tickets and ends of rounds (2 cases), the penalty's
-    derivative by autograd, and the laws.
+    Verified by recordings of the authors' weights, gradients, tickets and ends of
+    rounds (2 cases), the penalty's derivative by autograd, and the laws.
 
     Savarese, Silva and Maire 2020, arXiv 1912.04427.
     """
@@ -290,5 +390,7 @@ def continuous_sparsification(
             total = total + sigmoid(heat(step) * s.double()).sum()
         return strength * (1.0 + math.exp(-init)) * total
 
-    gates = reparam.sigmoid_gate(heat, init=init, round_end=every(steps, start=steps - 1))
+    gates = reparam.sigmoid_gate(
+        heat, init=init, round_end=every(steps, start=steps - 1)
+    )
     return with_terms(reparametrised(gates, where=where), terms.penalty(penalty))

@@ -13,54 +13,80 @@ from sparsefn.tree.chosen import default_where
 
 
 @described
-def sr_ste(n: int = 2, m: int = 4, *, decay: float = 2e-4, axis: int = 1, where: Where = default_where) -> Algorithm:
-    """SR-STE: trains N:M weights from scratch; pruned weights get the gradient too, and a decay that keeps them pruned.
+def sr_ste(
+    n: int = 2,
+    m: int = 4,
+    *,
+    decay: float = 2e-4,
+    axis: int = 1,
+    where: Where = default_where,
+) -> Algorithm:
+    """SR-STE: trains N:M weights from scratch; pruned weights get the gradient too, and
+    a decay that keeps them pruned.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.sr_ste(decay=0.1), sf.optimizers.sgd(0.1))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.sr_ste(decay=0.1), sf.optimizers.sgd(0.1)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[3.0, -1.0, 0.5, 2.0]])})
     >>> algorithm.update(state, {"w": torch.ones(1, 4)}, 0).params
     {'w': tensor([[ 2.9000, -1.0900,  0.3950,  1.9000]])}
 
-    The forward pass sees the n largest of every m weights along `axis`, chosen anew after every step. All weights get
-    the dense gradient, and pruned ones decay * weight besides (eq. 8). This is a part of the gradient, so it goes
-    through the optimizer's momentum; weight decay of the optimizer comes on top. Axis 1 is that of the inputs in a
-    linear layer and in a convolution, whose groups of m then lie along its channels. It is 0 in the Conv1D of
-    transformers.
+    The forward pass sees the n largest of every m weights along `axis`, chosen anew
+    after every step. All weights get the dense gradient, and pruned ones decay * weight
+    besides (eq. 8). This is a part of the gradient, so it goes through the optimizer's
+    momentum; weight decay of the optimizer comes on top. Axis 1 is that of the inputs
+    in a linear layer and in a convolution, whose groups of m then lie along its
+    channels. It is 0 in the Conv1D of transformers.
 
-    ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m, such as a first convolution of 3
-    channels: leave it out by `where`.
+    ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m,
+    such as a first convolution of 3 channels: leave it out by `where`.
 
     The authors' code does the same.
 
-    Verified by recordings of the authors' weights and gradients (3 cases), a worked example, and the laws.
+    Verified by recordings of the authors' weights and gradients (3 cases), a worked
+    example, and the laws.
 
     Zhou, Ma, Zhu, Liu, Zhang, Yuan, Sun and Li 2021, arXiv 2102.04010.
     """
-    return with_terms(ste(None, pattern=patterns.nm(n, m, axis), where=where), terms.pruned_decay(decay))
+    return with_terms(
+        ste(None, pattern=patterns.nm(n, m, axis), where=where),
+        terms.pruned_decay(decay),
+    )
 
 
 @described
-def asp(n: int = 2, m: int = 4, *, axis: int = 1, when: Trigger = at([0]), where: Where = default_where) -> Algorithm:
-    """ASP: prunes a trained network to N:M by magnitude, once, to be trained again under these masks.
+def asp(
+    n: int = 2,
+    m: int = 4,
+    *,
+    axis: int = 1,
+    when: Trigger = at([0]),
+    where: Where = default_where,
+) -> Algorithm:
+    """ASP: prunes a trained network to N:M by magnitude, once, to be trained again
+    under these masks.
 
     >>> algorithm = sf.methods.asp()
     >>> state = algorithm.init({"w": torch.tensor([[4.0, -1.0, 2.0, -3.0]])})
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[ 4.,  0.,  0., -3.]])}
 
-    Where `when` fires, the n largest of every m weights along `axis` stay, which keep the largest sum of magnitudes of
-    all N:M masks; pruned weights stay 0. The paper then repeats the training, with the same learning rates and an
-    optimizer that starts anew: `with_optimizer(asp(), optimizer)`. Axis 1 is that of the inputs in a linear layer and
-    in a convolution; it is 0 in the Conv1D of transformers. `sf.permutation.channels` finds an order of the inputs in
-    which more magnitude is kept.
+    Where `when` fires, the n largest of every m weights along `axis` stay, which keep
+    the largest sum of magnitudes of all N:M masks; pruned weights stay 0. The paper
+    then repeats the training, with the same learning rates and an optimizer that starts
+    anew: `with_optimizer(asp(), optimizer)`. Axis 1 is that of the inputs in a linear
+    layer and in a convolution; it is 0 in the Conv1D of transformers.
+    `sf.permutation.channels` finds an order of the inputs in which more magnitude is
+    kept.
 
     ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m.
 
-    Differs from the authors' code: where m does not divide an axis theirs pads it with zeros; leave such leaves out by
-    `where`.
+    Differs from the authors' code: where m does not divide an axis theirs pads it with
+    zeros; leave such leaves out by `where`.
 
     Verified by the best of all masks by exhaustion, a worked example, and the laws.
 
-    Mishra, Albericio Latorre, Pool, Stosic, Stosic, Venkatesh, Yu and Micikevicius 2021, arXiv 2104.08378.
+    Mishra, Albericio Latorre, Pool, Stosic, Stosic, Venkatesh, Yu and Micikevicius
+    2021, arXiv 2104.08378.
     """
     return one_shot(None, pattern=patterns.nm(n, m, axis), when=when, where=where)

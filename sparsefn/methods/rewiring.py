@@ -1,4 +1,6 @@
-"""Rewiring: connections go by a rule of their own, and others are drawn in their place."""
+"""Rewiring: connections go by a rule of their own, and others are drawn in their
+place.
+"""
 
 from __future__ import annotations
 
@@ -35,38 +37,50 @@ def deep_rewiring(
     key: Tensor | None = None,
     distribution: Distribution = uniform(),
 ) -> Algorithm:
-    """Deep rewiring: every connection has a sign for good; one that would change it goes, and another is drawn.
+    """Deep rewiring: every connection has a sign for good; one that would change it
+    goes, and another is drawn.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.deep_rewiring(0.5, std=0.0), sf.optimizers.sgd(1.0))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.deep_rewiring(0.5, std=0.0), sf.optimizers.sgd(1.0)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[0.5, -0.2, 0.3, -0.3]])})
-    >>> state = algorithm.update(state, {"w": torch.tensor([[0.7, -0.7, 0.7, -0.7]])}, 0)
+    >>> state = algorithm.update(
+    ...     state, {"w": torch.tensor([[0.7, -0.7, 0.7, -0.7]])}, 0
+    ... )
     >>> int(state.masks["w"].sum()), bool((state.params["w"].abs() < 1e-5).all())
     (2, True)
 
-    The signs are those of all weights at the start, of pruned ones too. At every step the gradient has an l1 term of
-    strength `alpha` and Gaussian noise of standard deviation `std` more, on the leaves that are sparsified. Then the
-    kept weights whose sign has changed are dropped, and as many of the others are drawn at random, just-dropped ones
-    among them. Drawn weights start at 1e-12 with their sign, or at the smallest normal number of their dtype. In the
-    paper the noise is sqrt(2 * lr * T) for a temperature T: with SGD, `std = sqrt(2 * T / lr)`. Use SGD without
+    The signs are those of all weights at the start, of pruned ones too. At every step
+    the gradient has an l1 term of strength `alpha` and Gaussian noise of standard
+    deviation `std` more, on the leaves that are sparsified. Then the kept weights whose
+    sign has changed are dropped, and as many of the others are drawn at random,
+    just-dropped ones among them. Drawn weights start at 1e-12 with their sign, or at
+    the smallest normal number of their dtype. In the paper the noise is sqrt(2 * lr *
+    T) for a temperature T: with SGD, `std = sqrt(2 * T / lr)`. Use SGD without
     momentum. The total is exact at every step.
 
-    Every leaf keeps the same share by default; with `distribution=sf.budgets.erk()` small leaves keep more, and survive
-    at few weights.
+    Every leaf keeps the same share by default; with `distribution=sf.budgets.erk()`
+    small leaves keep more, and survive at few weights.
 
-    Raises TypeError or ValueError for a sparsity outside [0, 1], and ValueError for a negative `std`.
+    Raises TypeError or ValueError for a sparsity outside [0, 1], and ValueError for a
+    negative `std`.
 
-    Differs from the authors' code: 0 counts as a positive sign, and signs come from the weights, not from a draw of
-    their own; dormant connections do not drift (soft DeepR).
+    Differs from the authors' code: 0 counts as a positive sign, and signs come from the
+    weights, not from a draw of their own; dormant connections do not drift (soft
+    DeepR).
 
-    Verified by a worked example, identities (kept weights have the sign of the start; without noise, l1 and flips it
-    has the bits of SGD), and laws.
+    Verified by a worked example, identities (kept weights have the sign of the start;
+    without noise, l1 and flips it has the bits of SGD), and laws.
 
     Bellec, Kappel, Maass and Legenstein 2018, arXiv 1711.05136.
     """
     draws = random.fold_in(random.key(0) if key is None else key, "noise")
 
     def tiny(state: State, grown: Tree, step: Step) -> Tree:
-        return optree.tree_map(lambda sign: sign * max(1e-12, torch.finfo(sign.dtype).tiny), state.scores["drop"])
+        return optree.tree_map(
+            lambda sign: sign * max(1e-12, torch.finfo(sign.dtype).tiny),
+            state.scores["drop"],
+        )
 
     rewired = plain_set(
         sparsity,
@@ -93,28 +107,35 @@ def dsr(
     key: Tensor | None = None,
     distribution: Distribution = uniform(),
 ) -> Algorithm:
-    """DSR: weights below one threshold for all leaves go, and grow at random where most weights survived.
+    """DSR: weights below one threshold for all leaves go, and grow at random where most
+    weights survived.
 
-    >>> algorithm = sf.methods.dsr(0.5, when=sf.always(), target=2, tau=0.5, key=sf.random.key(0))
+    >>> algorithm = sf.methods.dsr(
+    ...     0.5, when=sf.always(), target=2, tau=0.5, key=sf.random.key(0)
+    ... )
     >>> state = algorithm.init({"a": torch.randn(6, 6), "b": torch.randn(6, 6)})
     >>> new = algorithm.update(state, state.params, 0)
     >>> int(new.masks["a"].sum() + new.masks["b"].sum()), new.scores["drop"]["next"]
     (36, tensor(0.2500, dtype=torch.float64))
 
-    Where `when` fires, kept weights with |w| <= tau are dropped, but for one of each leaf, and as many grow at random
-    from zero, just-dropped ones not among them. Each leaf's share of the regrowth is the number of its weights that
-    survived. The total over all leaves stays. Then tau halves if more than 1.1 * target weights were dropped, and
-    doubles if fewer than 0.9 * target. Every leaf starts with the same share, and a small one that starts with few
-    weights gets few: with `distribution=sf.budgets.erk()` it starts with more.
+    Where `when` fires, kept weights with |w| <= tau are dropped, but for one of each
+    leaf, and as many grow at random from zero, just-dropped ones not among them. Each
+    leaf's share of the regrowth is the number of its weights that survived. The total
+    over all leaves stays. Then tau halves if more than 1.1 * target weights were
+    dropped, and doubles if fewer than 0.9 * target. Every leaf starts with the same
+    share, and a small one that starts with few weights gets few: with
+    `distribution=sf.budgets.erk()` it starts with more.
 
-    Raises TypeError or ValueError for a sparsity outside [0, 1], a `target` that is not an int >= 0, and a `tau` that
-    is not positive; ValueError for a DTensor.
+    Raises TypeError or ValueError for a sparsity outside [0, 1], a `target` that is not
+    an int >= 0, and a `tau` that is not positive; ValueError for a DTensor.
 
-    Differs from the authors' code: shares of the regrowth are rounded by largest remainders, and their overflow goes to
-    the other leaves at once; moments of dropped weights are cleared by `sf.with_optimizer`.
+    Differs from the authors' code: shares of the regrowth are rounded by largest
+    remainders, and their overflow goes to the other leaves at once; moments of dropped
+    weights are cleared by `sf.with_optimizer`.
 
-    Verified by worked examples (survivors 30 and 10 grow 6 and 2 of 8; tau after 700, 500 and 600 of 600), identities
-    (the total is constant, tau is halved, doubled or stays), and laws.
+    Verified by worked examples (survivors 30 and 10 grow 6 and 2 of 8; tau after 700,
+    500 and 600 of 600), identities (the total is constant, tau is halved, doubled or
+    stays), and laws.
 
     Mostafa and Wang 2019, arXiv 1902.05967.
     """
@@ -143,27 +164,33 @@ def chts(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """CHTs: connections go and come by draws, the new ones where the topology would close short paths.
+    """CHTs: connections go and come by draws, the new ones where the topology would
+    close short paths.
 
-    >>> algorithm = sf.methods.chts(0.5, steps=100, when=sf.always(), key=sf.random.key(0))
+    >>> algorithm = sf.methods.chts(
+    ...     0.5, steps=100, when=sf.always(), key=sf.random.key(0)
+    ... )
     >>> state = algorithm.init({"w": torch.randn(8, 8)})
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     32
 
-    Where `when` fires, each leaf keeps a share 1 - fraction of its weights, drawn without replacement by |w|^T with
-    T = 1 + 2 * step / steps; then as many grow as there were, drawn by the Cannistraci-Hebb score of the masks that are
-    left (`sf.scores.topology(rule)`). An entry whose score is 0 has 1e-5. Grown weights start at zero. No gradients are
-    read. `soft=False` keeps the largest weights and grows the best scores instead of drawing, as CHT does.
+    Where `when` fires, each leaf keeps a share 1 - fraction of its weights, drawn
+    without replacement by |w|^T with T = 1 + 2 * step / steps; then as many grow as
+    there were, drawn by the Cannistraci-Hebb score of the masks that are left
+    (`sf.scores.topology(rule)`). An entry whose score is 0 has 1e-5. Grown weights
+    start at zero. No gradients are read. `soft=False` keeps the largest weights and
+    grows the best scores instead of drawing, as CHT does.
 
-    Raises TypeError or ValueError for a sparsity or a fraction outside [0, 1] and for `steps` that are not an int >= 1,
-    and ValueError for another rule.
+    Raises TypeError or ValueError for a sparsity or a fraction outside [0, 1] and for
+    `steps` that are not an int >= 1, and ValueError for another rule.
 
-    Differs from the authors' code: units that lost all inputs or all outputs keep the connections of their other side
-    (no chain removal), a leaf never stops to change, masks start at random, and an entry that scores 0 has 1e-5 in
-    every draw, not only where too few others are left.
+    Differs from the authors' code: units that lost all inputs or all outputs keep the
+    connections of their other side (no chain removal), a leaf never stops to change,
+    masks start at random, and an entry that scores 0 has 1e-5 in every draw, not only
+    where too few others are left.
 
-    Verified by recordings (the scores of 6 cases), a worked example, identities (kept entries score 0, permuted units
-    have permuted scores), and laws.
+    Verified by recordings (the scores of 6 cases), a worked example, identities (kept
+    entries score 0, permuted units have permuted scores), and laws.
 
     Zhang et al. 2025, arXiv 2501.19107; CHT: Zhang et al. 2024 (ICLR).
     """
@@ -174,6 +201,13 @@ def chts(
     prune = iterative(fraction, score=drop, when=when, where=where, key=key, init=start)
     grow = sampled(hard) if soft else hard
     regrow = drop_grow(
-        sparsity, drop=magnitude, grow=grow, drop_fraction=0.0, when=when, where=where, key=key, init=start
+        sparsity,
+        drop=magnitude,
+        grow=grow,
+        drop_fraction=0.0,
+        when=when,
+        where=where,
+        key=key,
+        init=start,
     )
     return sequence(prune, regrow)

@@ -33,9 +33,14 @@ def _pooled(name: str, pattern: Pattern, reduce: Reduce) -> Pattern:
     if not isinstance(pattern, Pattern):
         got = type(pattern).__name__
         raise TypeError(
-            f"{name}: expected pattern to be one such as sf.patterns.channel(0) or groups.pattern(), got {got}"
+            f"{name}: expected pattern to be one such as sf.patterns.channel(0) or "
+            f"groups.pattern(), got {got}"
         )
-    return pattern if pattern.reduce is None else dataclasses.replace(pattern, reduce=reduction(reduce))
+    return (
+        pattern
+        if pattern.reduce is None
+        else dataclasses.replace(pattern, reduce=reduction(reduce))
+    )
 
 
 @described
@@ -47,40 +52,54 @@ def taylor(
     distribution: Distribution = global_(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Taylor-FO: prunes the filters whose removal changes the loss least to first order, some at a time.
+    """Taylor-FO: prunes the filters whose removal changes the loss least to first
+    order, some at a time.
 
     >>> algorithm = sf.methods.taylor(1, when=sf.at([1]))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0], [2.0, 1.0]])})
     >>> for step in range(2):
-    ...     state = algorithm.update(state, {"w": torch.tensor([[0.5, 0.5], [0.2, 0.1]])}, step)
+    ...     state = algorithm.update(
+    ...         state, {"w": torch.tensor([[0.5, 0.5], [0.2, 0.1]])}, step
+    ...     )
     >>> state.params
     {'w': tensor([[0., 0.],
             [2., 1.]])}
 
-    The score of a filter is (sum of weight * gradient)^2, averaged over the steps since filters were pruned
-    last. Where `when` fires, the `count` lowest filters of all leaves together are pruned; the others train on. 100
-    filters every 30 batches are those of the authors. `every(30, start=29, stop=1000)` ends it, and a `count` that is a
-    0-d tensor is clamped to what is left. Choose the leaves by `where`: the outputs of the last layer are classes. In
-    the Conv1D of transformers outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
+    The score of a filter is (sum of weight * gradient)^2, averaged over the steps since
+    filters were pruned last. Where `when` fires, the `count` lowest filters of all
+    leaves together are pruned; the others train on. 100 filters every 30 batches are
+    those of the authors. `every(30, start=29, stop=1000)` ends it, and a `count` that
+    is a 0-d tensor is clamped to what is left. Choose the leaves by `where`: the
+    outputs of the last layer are classes. In the Conv1D of transformers outputs lie
+    along axis 1: `pattern=sf.patterns.channel(1)`.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, the sum is over all parameters that go with a unit,
-    in all members of its set (the S of eq. 8). `distribution=sf.budgets.uniform()` prunes `count` units of each leaf or
-    set. For a sparsity that rises, and shares by path, give the score to `gmp`:
+    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, the sum is over all
+    parameters that go with a unit, in all members of its set (the S of eq. 8).
+    `distribution=sf.budgets.uniform()` prunes `count` units of each leaf or set. For a
+    sparsity that rises, and shares by path, give the score to `gmp`:
 
     >>> def squared_sum(rows):
     ...     return rows.sum(-1).square()
-    >>> score = sf.scores.mean(sf.scores.by_unit(sf.scores.movement, sf.patterns.channel(0), squared_sum))
-    >>> algorithm = sf.gmp(0.5, steps=1000, score=score, pattern=sf.patterns.channel(0, norm=torch.inf),
-    ...                    distribution=sf.budgets.by_path({"first.*": 0.25}))
+    >>> score = sf.scores.mean(
+    ...     sf.scores.by_unit(sf.scores.movement, sf.patterns.channel(0), squared_sum)
+    ... )
+    >>> algorithm = sf.gmp(
+    ...     0.5,
+    ...     steps=1000,
+    ...     score=score,
+    ...     pattern=sf.patterns.channel(0, norm=torch.inf),
+    ...     distribution=sf.budgets.by_path({"first.*": 0.25}),
+    ... )
 
     ValueError for an int count above what is left, and for another distribution.
 
-    Differs from the authors' code: it adds up a filter before it squares, as the paper says, where theirs adds up
-    squares, which is the same for gates of one number; inside `with_optimizer` the weights of a score are those after
-    the optimizer's step.
+    Differs from the authors' code: it adds up a filter before it squares, as the paper
+    says, where theirs adds up squares, which is the same for gates of one number;
+    inside `with_optimizer` the weights of a score are those after the optimizer's step.
 
-    Verified by a worked example in which the sum of squares prunes the other filter, brute force over batches, also of
-    tied sets, the shrunk model that has the outputs of the masked one, and the laws.
+    Verified by a worked example in which the sum of squares prunes the other filter,
+    brute force over batches, also of tied sets, the shrunk model that has the outputs
+    of the masked one, and the laws.
 
     Molchanov, Mallya, Tyree, Frosio and Kautz 2019, arXiv 1906.10771.
     """
@@ -110,32 +129,45 @@ def slimming(
     pattern: Pattern = unstructured(),
     distribution: Distribution = global_(),
 ) -> Algorithm:
-    """Network slimming: trains the scales of batch norms with an l1 term, then prunes the smallest of all layers.
+    """Network slimming: trains the scales of batch norms with an l1 term, then prunes
+    the smallest of all layers.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.slimming(0.5, "*.weight", steps=2), sf.optimizers.sgd(0.1))
-    >>> params = {"1.weight": torch.tensor([0.5, -0.1]), "4.weight": torch.tensor([0.3, 0.05])}
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.slimming(0.5, "*.weight", steps=2), sf.optimizers.sgd(0.1)
+    ... )
+    >>> params = {
+    ...     "1.weight": torch.tensor([0.5, -0.1]),
+    ...     "4.weight": torch.tensor([0.3, 0.05]),
+    ... }
     >>> state = algorithm.init(params)
     >>> for step in range(2):
-    ...     state = algorithm.update(state, {path: torch.zeros(2) for path in params}, step)
+    ...     state = algorithm.update(
+    ...         state, {path: torch.zeros(2) for path in params}, step
+    ...     )
     >>> state.params
     {'1.weight': tensor([0.5000, 0.0000]), '4.weight': tensor([0.3000, 0.0000])}
 
-    `where` chooses the scales: a glob such as "*.bn*.weight". Their gradient gets strength * sign(scale) (eq. 1). The
-    last of `steps` steps prunes them by |scale|, with one threshold for the whole network; from then on the rest is
-    fine-tuned, without the l1 term. `sf.shrink(model, state, example)` removes the channels.
+    `where` chooses the scales: a glob such as "*.bn*.weight". Their gradient gets
+    strength * sign(scale) (eq. 1). The last of `steps` steps prunes them by |scale|,
+    with one threshold for the whole network; from then on the rest is fine-tuned,
+    without the l1 term. `sf.shrink(model, state, example)` removes the channels.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, channels are pruned in all members of their set.
-    The sets are those that have a scale among their leaves; other sets stay. A channel's score is the mean of |scale|
-    over its scales: of a residual stream, which has none of its own, those of all norms that write to it or read it.
+    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, channels are pruned
+    in all members of their set. The sets are those that have a scale among their
+    leaves; other sets stay. A channel's score is the mean of |scale| over its scales:
+    of a residual stream, which has none of its own, those of all norms that write to it
+    or read it.
 
-    ValueError for a glob that matches no path; TypeError or ValueError for what is no number of steps. With tied sets
-    TypeError for a `where` that is no globs, and ValueError at the first step for scales of two dimensions or more.
+    ValueError for a glob that matches no path; TypeError or ValueError for what is no
+    number of steps. With tied sets TypeError for a `where` that is no globs, and
+    ValueError at the first step for scales of two dimensions or more.
 
-    Differs from the authors' code: exactly as many scales are kept as the sparsity says; and the shifts of pruned
-    scales stay, where theirs sets them to 0 (with tied sets they go). `shrink` adds what they give to the next layer.
+    Differs from the authors' code: exactly as many scales are kept as the sparsity
+    says; and the shifts of pruned scales stay, where theirs sets them to 0 (with tied
+    sets they go). `shrink` adds what they give to the next layer.
 
-    Verified by a worked example, brute force over tied sets, the shrunk model that has the outputs of the masked one,
-    and the laws.
+    Verified by a worked example, brute force over tied sets, the shrunk model that has
+    the outputs of the masked one, and the laws.
 
     Liu, Li, Shen, Huang, Yan and Zhang 2017, arXiv 1708.06519.
     """
@@ -143,13 +175,23 @@ def slimming(
     whole = _pooled("slimming", pattern, _mean_of_scales)
     l1, tied = terms.on(where, terms.l1(strength)), bool(pattern.members)
     if tied and callable(where):
-        raise TypeError(f"slimming: expected where to be globs of the scales of tied sets, got {shown(where)}")
+        raise TypeError(
+            "slimming: expected where to be globs of the scales of tied sets, got "
+            f"{shown(where)}"
+        )
 
     def chosen(params: Tree) -> Leaves:
         found = matching("slimming", where, flatten(params)[0])
-        other = [f"shape {tuple(leaf.shape)} at {path!r}" for path, leaf in found.items() if leaf.ndim != 1]
+        other = [
+            f"shape {tuple(leaf.shape)} at {path!r}"
+            for path, leaf in found.items()
+            if leaf.ndim != 1
+        ]
         if other:
-            raise ValueError(f"slimming: expected scales of one dimension, got {', '.join(other)}: see where=")
+            raise ValueError(
+                f"slimming: expected scales of one dimension, got {', '.join(other)}: "
+                "see where="
+            )
         return found
 
     def before(state: State, step: Step) -> Tree:
@@ -159,12 +201,23 @@ def slimming(
 
     def scales(state: State, grads: Tree, step: Step) -> Tree:
         own = chosen(state.params)
-        return map_with_path(lambda p, x: x.abs() if p in own else torch.full_like(x, _NO_SCALE), state.params)
+        return map_with_path(
+            lambda p, x: x.abs() if p in own else torch.full_like(x, _NO_SCALE),
+            state.params,
+        )
 
     score, units = (scales, whole) if tied else (scores.magnitude, pattern)
     last = at([steps - 1])
     return with_terms(
-        one_shot(sparsity, score, when=last, where=where, pattern=units, distribution=distribution), before
+        one_shot(
+            sparsity,
+            score,
+            when=last,
+            where=where,
+            pattern=units,
+            distribution=distribution,
+        ),
+        before,
     )
 
 
@@ -186,33 +239,42 @@ def fpgm(
     distribution: Distribution = uniform(),
     where: Where = default_where,
 ) -> Algorithm:
-    """FPGM: sets the filters nearest to the geometric median of their layer to zero after each epoch, and trains on.
+    """FPGM: sets the filters nearest to the geometric median of their layer to zero
+    after each epoch, and trains on.
 
     >>> algorithm = sf.methods.fpgm(1 / 5, epoch=10, steps=20)
-    >>> state = algorithm.init({"w": torch.tensor([[0.0], [2.0], [3.0], [10.0], [11.0]])})
+    >>> state = algorithm.init(
+    ...     {"w": torch.tensor([[0.0], [2.0], [3.0], [10.0], [11.0]])}
+    ... )
     >>> state = algorithm.update(state, state.params, 9)
     >>> state.params["w"].T, state.masks["w"].all()
     (tensor([[ 0.,  2.,  0., 10., 11.]]), tensor(True))
     >>> algorithm.update(state, state.params, 19).masks["w"].T
     tensor([[ True, False,  True,  True,  True]])
 
-    In each leaf these are the filters with the smallest sum of distances to the others (eq. 4 and 5). After the last
-    step of each epoch they are chosen anew, set to 0 and trained further, so that they may recover: masks stay open.
-    The last choice, at the end of the last whole epoch of `steps`, is for good, and `sf.shrink` removes its filters.
-    `epoch=1, steps=1` prunes a trained network once. Choose the leaves by `where`: the outputs of the last layer are
-    classes. In the Conv1D of transformers outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
+    In each leaf these are the filters with the smallest sum of distances to the others
+    (eq. 4 and 5). After the last step of each epoch they are chosen anew, set to 0 and
+    trained further, so that they may recover: masks stay open. The last choice, at the
+    end of the last whole epoch of `steps`, is for good, and `sf.shrink` removes its
+    filters. `epoch=1, steps=1` prunes a trained network once. Choose the leaves by
+    `where`: the outputs of the last layer are classes. In the Conv1D of transformers
+    outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, a unit is the vector of all of its entries: the
-    filters of all layers that write it, its biases, scales and shifts, and the columns of all layers that read it.
-    Distances are Euclidean ones between units of a set, which all have as many entries.
+    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, a unit is the
+    vector of all of its entries: the filters of all layers that write it, its biases,
+    scales and shifts, and the columns of all layers that read it. Distances are
+    Euclidean ones between units of a set, which all have as many entries.
 
-    TypeError or ValueError for what is no number of steps, ValueError for an epoch longer than all steps.
+    TypeError or ValueError for what is no number of steps, ValueError for an epoch
+    longer than all steps.
 
-    Differs from the authors' code: exactly as many filters are pruned as the sparsity says, where theirs truncates, and
-    all compete, where theirs may leave out some of small norm first.
+    Differs from the authors' code: exactly as many filters are pruned as the sparsity
+    says, where theirs truncates, and all compete, where theirs may leave out some of
+    small norm first.
 
-    Verified by recordings of the filters that the authors' code prunes (1 case), a worked example, brute force over
-    tied sets, the shrunk model that has the outputs of the masked one, and the laws.
+    Verified by recordings of the filters that the authors' code prunes (1 case), a
+    worked example, brute force over tied sets, the shrunk model that has the outputs of
+    the masked one, and the laws.
 
     He, Liu, Wang, Hu and Yang 2019, arXiv 1811.00250.
     """
@@ -232,7 +294,10 @@ def fpgm(
     if last < epoch:
         return prune
     again = every(epoch, start=epoch - 1, stop=last)
-    return sequence(prune, gmp(0.0, when=again, where=where, pattern=whole, init="dense", regrow=True))
+    return sequence(
+        prune,
+        gmp(0.0, when=again, where=where, pattern=whole, init="dense", regrow=True),
+    )
 
 
 @described
@@ -244,9 +309,12 @@ def proximal(
     when: Trigger = always(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Proximal gradient: after each step moves weights, or whole units, towards zero, where the small ones end.
+    """Proximal gradient: after each step moves weights, or whole units, towards zero,
+    where the small ones end.
 
-    >>> algorithm = sf.with_optimizer(sf.methods.proximal(1.0, rate=0.5), sf.optimizers.sgd(0.5))
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.methods.proximal(1.0, rate=0.5), sf.optimizers.sgd(0.5)
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([[2.0, -0.25, 1.0]])})
     >>> algorithm.update(state, {"w": torch.tensor([[1.0, 0.0, 1.0]])}, 0).params
     {'w': tensor([[1., 0., 0.]])}
@@ -256,26 +324,36 @@ def proximal(
     {'w': tensor([[1.5000, 2.0000],
             [0.0000, 0.0000]])}
 
-    This is gradient descent on the loss plus strength * sum |w|: w becomes sign(w) * max(|w| - rate * strength, 0),
-    where `rate` is the learning rate, a number or a schedule. With a pattern such as `channel(0)` it is group lasso,
-    strength * the sum of the lengths of all units: a unit u becomes u * max(1 - rate * strength / |u|, 0). Pruned
-    weights have their gradient, too, and come back where it is larger than the strength. Nothing says how sparse the
-    result is.
+    This is gradient descent on the loss plus strength * sum |w|: w becomes sign(w) *
+    max(|w| - rate * strength, 0), where `rate` is the learning rate, a number or a
+    schedule. With a pattern such as `channel(0)` it is group lasso, strength * the sum
+    of the lengths of all units: a unit u becomes u * max(1 - rate * strength / |u|, 0).
+    Pruned weights have their gradient, too, and come back where it is larger than the
+    strength. Nothing says how sparse the result is.
 
     TypeError or ValueError for what is no rate.
 
-    Differs from the authors' code: this is the proximal step of sgd; theirs also weighs it for adaptive optimizers.
+    Differs from the authors' code: this is the proximal step of sgd; theirs also weighs
+    it for adaptive optimizers.
 
-    Verified by the conditions of the optimum at the fixed point, for lasso and group lasso, a worked example, and the
-    laws.
+    Verified by the conditions of the optimum at the fixed point, for lasso and group
+    lasso, a worked example, and the laws.
 
     Deleu and Bengio 2021, arXiv 2102.03869.
     """
     size_of_step = as_schedule(rate)
 
-    def step_towards_zero(path: str, weight: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        units, limit, w = units_of(pattern, tuple(weight.shape)), size_of_step(step) * strength, wide(weight)
-        length = w.abs() if units.single else from_rows(units, to_rows(units, w, _LENGTH))
+    def step_towards_zero(
+        path: str, weight: Tensor, mask: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        units, limit, w = (
+            units_of(pattern, tuple(weight.shape)),
+            size_of_step(step) * strength,
+            wide(weight),
+        )
+        length = (
+            w.abs() if units.single else from_rows(units, to_rows(units, w, _LENGTH))
+        )
         kept = length > limit
         return torch.where(kept, w - limit * (w / length), 0.0).to(weight.dtype), kept
 

@@ -1,4 +1,6 @@
-"""Pruning of trained networks, with calibration data or gradients instead of further training."""
+"""Pruning of trained networks, with calibration data or gradients instead of further
+training.
+"""
 
 from __future__ import annotations
 
@@ -31,34 +33,45 @@ def wanda(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """Wanda: prunes the weights of least |weight| * norm of the input, in each output by itself.
+    """Wanda: prunes the weights of least |weight| * norm of the input, in each output
+    by itself.
 
-    >>> model, x = torch.nn.Linear(3, 2, bias=False), torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]])
+    >>> model, x = (
+    ...     torch.nn.Linear(3, 2, bias=False),
+    ...     torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]]),
+    ... )
     >>> stats = sf.calibration.inputs(model, None, x, of="square")
     >>> algorithm = sf.methods.wanda(1 / 3, stats)
-    >>> state = algorithm.init({"weight": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])})
+    >>> state = algorithm.init(
+    ...     {"weight": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])}
+    ... )
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[4., 1., 0.],
             [1., 5., 0.]])}
 
-    The norm is over the calibration tokens (eq. 1), and the weights that are kept stay as they are. `stats` are those
-    of `sf.calibration.inputs`. In the paper the blocks of a model are pruned in turn, each with the inputs that come
-    out of the pruned ones before: `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5, stats), x)`.
-    For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2, 4))`. In the Conv1D of transformers outputs
-    lie along axis 1, `row_balanced(axis=1)`; in experts of one leaf along two, `row_balanced(axis=(0, 1))`.
+    The norm is over the calibration tokens (eq. 1), and the weights that are kept stay
+    as they are. `stats` are those of `sf.calibration.inputs`. In the paper the blocks
+    of a model are pruned in turn, each with the inputs that come out of the pruned ones
+    before: `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5,
+    stats), x)`. For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2,
+    4))`. In the Conv1D of transformers outputs lie along axis 1,
+    `row_balanced(axis=1)`; in experts of one leaf along two,
+    `row_balanced(axis=(0, 1))`.
 
-    ValueError for a leaf without statistics, for bad ones, and where outputs lie along other axes, as
-    `sf.scores.wanda`.
+    ValueError for a leaf without statistics, for bad ones, and where outputs lie along
+    other axes, as `sf.scores.wanda`.
 
-    Differs from the authors' code: exactly as many weights of an output are kept as the sparsity says, where theirs
-    truncates the number of pruned ones.
+    Differs from the authors' code: exactly as many weights of an output are kept as the
+    sparsity says, where theirs truncates the number of pruned ones.
 
-    Verified by recordings of the authors' masks of a model of blocks (4 cases, counts given), a worked example, the
-    invariances of the score, and the laws.
+    Verified by recordings of the authors' masks of a model of blocks (4 cases, counts
+    given), a worked example, the invariances of the score, and the laws.
 
     Sun, Liu, Bair and Kolter 2023, arXiv 2306.11695.
     """
-    return one_shot(sparsity, scores.wanda(stats), pattern=pattern, when=when, where=where)
+    return one_shot(
+        sparsity, scores.wanda(stats), pattern=pattern, when=when, where=where
+    )
 
 
 @described
@@ -71,31 +84,39 @@ def ria(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """RIA: prunes by a weight's share in its row and in its column, times a power of the norm of its input.
+    """RIA: prunes by a weight's share in its row and in its column, times a power of
+    the norm of its input.
 
-    >>> stats = {"w": {"count": torch.tensor(2), "square": torch.tensor([10.0, 50.0, 2.0])}}
+    >>> stats = {
+    ...     "w": {"count": torch.tensor(2), "square": torch.tensor([10.0, 50.0, 2.0])}
+    ... }
     >>> algorithm = sf.methods.ria(0.5, stats)
     >>> state = algorithm.init({"w": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])})
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[4., 0., 3.],
             [0., 5., 0.]])}
 
-    All weights of a leaf compete: as shares they are comparable, where those of Wanda are so inside of an output alone.
-    With power 0 the data does not matter, with 1 it counts as in Wanda. Use it block after block as `wanda`; for 2:4
-    give no sparsity and `pattern=sf.patterns.nm(2, 4)`, perhaps after `sf.permutation.channels` has put the inputs into
-    another order.
+    All weights of a leaf compete: as shares they are comparable, where those of Wanda
+    are so inside of an output alone. With power 0 the data does not matter, with 1 it
+    counts as in Wanda. Use it block after block as `wanda`; for 2:4 give no sparsity
+    and `pattern=sf.patterns.nm(2, 4)`, perhaps after `sf.permutation.channels` has put
+    the inputs into another order.
 
     ValueError for a leaf without statistics and for bad ones, as `sf.scores.ria`.
 
-    Differs from the authors' code: exactly as many weights are kept as the sparsity says, where theirs truncates the
-    number of pruned ones and prunes the one at the threshold, too; its reallocation of channels is not a part of this.
+    Differs from the authors' code: exactly as many weights are kept as the sparsity
+    says, where theirs truncates the number of pruned ones and prunes the one at the
+    threshold, too; its reallocation of channels is not a part of this.
 
-    Verified by recordings of the authors' masks of a model of blocks (3 cases, counts given), a worked example, power 0
-    ignoring the data, and the laws.
+    Verified by recordings of the authors' masks of a model of blocks (3 cases, counts
+    given), a worked example, power 0 ignoring the data, and the laws.
 
-    Zhang et al. 2024, "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", ICLR.
+    Zhang et al. 2024, "Plug-and-Play: An Efficient Post-training Pruning Method for
+    Large Language Models", ICLR.
     """
-    return one_shot(sparsity, scores.ria(stats, power), pattern=pattern, when=when, where=where)
+    return one_shot(
+        sparsity, scores.ria(stats, power), pattern=pattern, when=when, where=where
+    )
 
 
 @described
@@ -109,7 +130,8 @@ def sparsegpt(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """SparseGPT: prunes columns from left to right, and changes the later ones so that the layer's outputs stay.
+    """SparseGPT: prunes columns from left to right, and changes the later ones so that
+    the layer's outputs stay.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> stats = sf.calibration.inputs(torch.nn.Linear(2, 1, bias=False), None, x)
@@ -118,41 +140,57 @@ def sparsegpt(
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[0.0000, 2.5000]])}
 
-    Scores are w^2 / [H^-1]_jj, where H is the gram of the inputs; the weights of each `block` of columns compete, over
-    all outputs. `sf.solve.obs` has the details, and `docs/solve.md` says what is promised: it may be worse than
-    magnitude pruning, and is never better than `sf.solve.refit` on its own mask. Use it block after block as `wanda`,
-    with "gram" among the statistics; for 2:4 give no sparsity and `pattern=sf.patterns.nm(2, 4)`. A convolution is
-    solved as a matrix of (outputs, patches), and so are its groups.
+    Scores are w^2 / [H^-1]_jj, where H is the gram of the inputs; the weights of each
+    `block` of columns compete, over all outputs. `sf.solve.obs` has the details, and
+    `docs/solve.md` says what is promised: it may be worse than magnitude pruning, and
+    is never better than `sf.solve.refit` on its own mask. Use it block after block as
+    `wanda`, with "gram" among the statistics; for 2:4 give no sparsity and
+    `pattern=sf.patterns.nm(2, 4)`. A convolution is solved as a matrix of (outputs,
+    patches), and so are its groups.
 
-    ValueError for a leaf without statistics, for a gram that is singular at this `damp` or not finite, and for groups
-    that cross blocks, each with the path.
+    ValueError for a leaf without statistics, for a gram that is singular at this `damp`
+    or not finite, and for groups that cross blocks, each with the path.
 
-    Differs from the authors' code: the count of the whole leaf is exact, where theirs prunes one weight more than the
-    truncated count in each block.
+    Differs from the authors' code: the count of the whole leaf is exact, where theirs
+    prunes one weight more than the truncated count in each block.
 
-    Verified by recordings of the authors' masks and weights (6 cases, counts given), a worked example, and the theorem
-    that no weights on the same mask are better than the refitted ones; the laws do not bind it, as they try weights
-    that are not finite.
+    Verified by recordings of the authors' masks and weights (6 cases, counts given), a
+    worked example, and the theorem that no weights on the same mask are better than the
+    refitted ones; the laws do not bind it, as they try weights that are not finite.
 
     Frantar and Alistarh 2023, arXiv 2301.00774.
     """
     counts = _counts(sparsity, pattern)
 
     def solved(weight: Tensor, gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return solve.obs(weight, gram, keep=counts(weight)[0], pattern=pattern, block=block, damp=damp)
+        return solve.obs(
+            weight,
+            gram,
+            keep=counts(weight)[0],
+            pattern=pattern,
+            block=block,
+            damp=damp,
+        )
 
     return rewrite(solve.layerwise(stats, solved), when=when, where=where)
 
 
-def _counts(sparsity: float | None, pattern: Pattern | None) -> Callable[[Tensor], tuple[int, int] | tuple[None, None]]:
-    # How many of a matrix, or of each group of a pattern, are kept and pruned; None where the pattern says it.
+def _counts(
+    sparsity: float | None, pattern: Pattern | None
+) -> Callable[[Tensor], tuple[int, int] | tuple[None, None]]:
+    # How many of a matrix, or of each group of a pattern, are kept and pruned; None
+    # where the pattern says it.
     if sparsity is not None:
         check_sparsity(sparsity)
 
     def counts(weight: Tensor) -> tuple[int, int] | tuple[None, None]:
         if sparsity is None:
             return None, None
-        size = weight.numel() if pattern is None else units_of(pattern, tuple(weight.shape)).rows[1]
+        size = (
+            weight.numel()
+            if pattern is None
+            else units_of(pattern, tuple(weight.shape)).rows[1]
+        )
         kept = int(n_kept(size, sparsity))
         return kept, size - kept
 
@@ -169,31 +207,37 @@ def obs(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """OBC: optimal brain surgeon for each layer, exactly; one weight goes after the other, and the others make up.
+    """OBC: optimal brain surgeon for each layer, exactly; one weight goes after the
+    other, and the others make up.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> stats = sf.calibration.inputs(torch.nn.Linear(2, 2, bias=False), None, x)
-    >>> algorithm = sf.methods.obs(0.5, stats, damp=0.0, pattern=sf.patterns.row_balanced())
+    >>> algorithm = sf.methods.obs(
+    ...     0.5, stats, damp=0.0, pattern=sf.patterns.row_balanced()
+    ... )
     >>> state = algorithm.init({"weight": torch.tensor([[1.0, 2.0], [0.5, 0.1]])})
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[0.0000, 2.5000],
             [0.5500, 0.0000]])}
 
-    Each row loses the weight of least w_q^2 / [H^-1]_qq over the columns that it has left, where H is the gram of the
-    inputs, and its other weights change to make up for it. Without a pattern all rows of a leaf compete by what
-    their next weight costs; with `row_balanced()` or `nm(n, m)` each group loses as many. The result is that of
-    `sf.solve.refit` on its mask. A row takes time of inputs^2 for each weight that it loses: this is for small layers,
-    and `sparsegpt` for large ones. Statistics, blocks and convolutions are as in `sparsegpt`.
+    Each row loses the weight of least w_q^2 / [H^-1]_qq over the columns that it has
+    left, where H is the gram of the inputs, and its other weights change to make up for
+    it. Without a pattern all rows of a leaf compete by what their next weight costs;
+    with `row_balanced()` or `nm(n, m)` each group loses as many. The result is that of
+    `sf.solve.refit` on its mask. A row takes time of inputs^2 for each weight that it
+    loses: this is for small layers, and `sparsegpt` for large ones. Statistics, blocks
+    and convolutions are as in `sparsegpt`.
 
-    ValueError for a leaf without statistics, for a gram that is singular at this `damp` or not finite, and for other
-    patterns, each with the path.
+    ValueError for a leaf without statistics, for a gram that is singular at this `damp`
+    or not finite, and for other patterns, each with the path.
 
-    Differs from the authors' code: the count of the whole leaf is exact, and a row is pruned in the order of its steps,
-    where theirs counts how many of its losses are among the least.
+    Differs from the authors' code: the count of the whole leaf is exact, and a row is
+    pruned in the order of its steps, where theirs counts how many of its losses are
+    among the least.
 
-    Verified by recordings of the authors' weights (3 cases, counts given), a worked example, the cost of one weight
-    against brute force, and being the refit of its mask; the laws do not bind it, as they try weights that are not
-    finite.
+    Verified by recordings of the authors' weights (3 cases, counts given), a worked
+    example, the cost of one weight against brute force, and being the refit of its
+    mask; the laws do not bind it, as they try weights that are not finite.
 
     Frantar, Singh and Alistarh 2022, arXiv 2208.11580.
     """
@@ -215,7 +259,8 @@ def woodfisher(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """WoodFisher: optimal brain surgeon with the empirical Fisher matrix of the loss, in blocks of a leaf.
+    """WoodFisher: optimal brain surgeon with the empirical Fisher matrix of the loss,
+    in blocks of a leaf.
 
     >>> gradients = {"w": torch.tensor([[[1.0, 2.0]], [[3.0, 1.0]]])}
     >>> algorithm = sf.methods.woodfisher(0.5, gradients, damp=0.5)
@@ -223,32 +268,43 @@ def woodfisher(
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[0.5455, 0.0000]])}
 
-    F = damp * I + the mean over examples of g g', taken to be 0 outside of blocks of `block` consecutive weights. Each
-    leaf loses the weights of least w_q^2 / (2 [F^-1]_qq), and the others change by -w_q [F^-1]_q / [F^-1]_qq for each
-    of them (section 4). `gradients` are of single examples, a tree like params with one more axis in front:
-    `sf.curvature.example_gradients(loss, params, batch)`. A damping of 1e-5 and blocks of 2000 weights are those of the
-    authors' runs of ResNet-50. Memory is `block` times the size of the largest leaf. To prune in stages, take new
+    F = damp * I + the mean over examples of g g', taken to be 0 outside of blocks of
+    `block` consecutive weights. Each leaf loses the weights of least w_q^2 / (2
+    [F^-1]_qq), and the others change by -w_q [F^-1]_q / [F^-1]_qq for each of them
+    (section 4). `gradients` are of single examples, a tree like params with one more
+    axis in front: `sf.curvature.example_gradients(loss, params, batch)`. A damping of
+    1e-5 and blocks of 2000 weights are those of the authors' runs of ResNet-50. Memory
+    is `block` times the size of the largest leaf. To prune in stages, take new
     gradients for each: those of pruned weights do not count.
 
-    ValueError for gradients that lack a leaf, are of other shapes or not finite, and unless damp > 0.
+    ValueError for gradients that lack a leaf, are of other shapes or not finite, and
+    unless damp > 0.
 
-    Differs from the authors' code: each leaf has its own count (their "independent" pruning), and the score has the
-    factor 1/2 of the paper, which changes no mask of a leaf.
+    Differs from the authors' code: each leaf has its own count (their "independent"
+    pruning), and the score has the factor 1/2 of the paper, which changes no mask of a
+    leaf.
 
-    Verified by brute force with the inverse of the matrix, a worked example, OBD at a diagonal Fisher matrix, and the
-    laws.
+    Verified by brute force with the inverse of the matrix, a worked example, OBD at a
+    diagonal Fisher matrix, and the laws.
 
     Singh and Alistarh 2020, arXiv 2004.14340.
     """
     check_sparsity(sparsity)
     found = flatten(gradients)[0]
 
-    def pruned(path: str, weight: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def pruned(
+        path: str, weight: Tensor, mask: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
         if path not in found:
-            raise ValueError(f"woodfisher: no gradients for the leaf {path!r}, but for {len(found)} others")
+            raise ValueError(
+                f"woodfisher: no gradients for the leaf {path!r}, but for {len(found)} "
+                "others"
+            )
         kept = int(n_kept(weight.numel(), sparsity))
         try:
-            return solve.obs_fisher(weight, found[path], kept, mask=mask, damp=damp, block=block)
+            return solve.obs_fisher(
+                weight, found[path], kept, mask=mask, damp=damp, block=block
+            )
         except ValueError as error:
             raise ValueError(f"at {path!r}, {error}") from None
 
@@ -266,26 +322,33 @@ def obd(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """OBD: prunes the weights without which the loss rises least, by the diagonal of the Fisher matrix.
+    """OBD: prunes the weights without which the loss rises least, by the diagonal of
+    the Fisher matrix.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
-    >>> algorithm = sf.methods.obd(0.5, loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),), where="w")
+    >>> algorithm = sf.methods.obd(
+    ...     0.5, loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),), where="w"
+    ... )
     >>> state = algorithm.init({"w": torch.tensor([1.0, -1.0])})
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([1., 0.])}
 
-    Scores are weight^2 * h / 2, where h is the mean of the squared gradients of single examples (the empirical Fisher
-    matrix stands for the Hessian of a trained network), and all leaves compete. The kept weights stay as they are.
-    `chunk_size` examples are taken at a time. With the exact diagonal of the Hessian, for small networks, this is
-    `sf.one_shot(sparsity, sf.curvature.obd(sf.curvature.hessian_diagonal(loss, batch)), distribution=distribution)`.
+    Scores are weight^2 * h / 2, where h is the mean of the squared gradients of single
+    examples (the empirical Fisher matrix stands for the Hessian of a trained network),
+    and all leaves compete. The kept weights stay as they are. `chunk_size` examples are
+    taken at a time. With the exact diagonal of the Hessian, for small networks, this is
+    `sf.one_shot(sparsity, sf.curvature.obd(sf.curvature.hessian_diagonal(loss, batch)),
+    distribution=distribution)`.
 
-    TypeError or ValueError for a loss or a batch of another kind, as `sf.curvature.fisher`.
+    TypeError or ValueError for a loss or a batch of another kind, as
+    `sf.curvature.fisher`.
 
-    The paper published no code; its diagonal is that of the Hessian without second derivatives of the activations.
+    The paper published no code; its diagonal is that of the Hessian without second
+    derivatives of the activations.
 
-    Verified by a worked example, the rise of a loss at its minimum, WoodFisher at a diagonal Fisher matrix, and the
-    laws.
+    Verified by a worked example, the rise of a loss at its minimum, WoodFisher at a
+    diagonal Fisher matrix, and the laws.
 
     LeCun, Denker and Solla 1989, "Optimal Brain Damage", NeurIPS.
     """

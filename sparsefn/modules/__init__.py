@@ -6,7 +6,12 @@ from sparsefn.modules.gradients import value_and_grad
 from sparsefn.modules.params import bake, buffers_of, params_of, to_sparse
 from sparsefn.modules.pruned import from_pruned
 from sparsefn.modules.scaled import scaled_init
-from sparsefn.modules.weights import channel_axis, check_pattern_axis, pattern_axis, weights_of
+from sparsefn.modules.weights import (
+    channel_axis,
+    check_pattern_axis,
+    pattern_axis,
+    weights_of,
+)
 
 __all__ = [
     "bake",

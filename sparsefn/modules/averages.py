@@ -21,7 +21,8 @@ _WANTED = "expected an average as a module or a dict of tensors by name"
 
 
 class Row(NamedTuple):
-    """What the mask of a leaf drops of an average: weights that are not zero, and their share of the leaf's norm.
+    """What the mask of a leaf drops of an average: weights that are not zero, and their
+    share of the leaf's norm.
 
     >>> from sparsefn.modules.averages import Row
     >>> Row("w", weights=1, total=4, norm=0.25).norm
@@ -37,7 +38,9 @@ class Row(NamedTuple):
 class Dropped(NamedTuple):
     """What `mask_average` dropped; `str()` of it is a table.
 
-    >>> _, dropped = sf.modules.mask_average({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([True, False])})
+    >>> _, dropped = sf.modules.mask_average(
+    ...     {"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([True, False])}
+    ... )
     >>> print(dropped)
     path  dropped  total    norm
     w           1      2  0.8000
@@ -53,7 +56,9 @@ class Dropped(NamedTuple):
         """Align the rows, with the sums below."""
         lines = [("path", "dropped", "total", "norm")]
         for row in (*self.rows, self.all):
-            lines.append((row.path, f"{row.weights:,}", f"{row.total:,}", f"{row.norm:.4f}"))
+            lines.append(
+                (row.path, f"{row.weights:,}", f"{row.total:,}", f"{row.norm:.4f}")
+            )
         return aligned(lines, left=1)
 
 
@@ -68,55 +73,71 @@ class _Leaf(NamedTuple):
 @overload
 def mask_average(average: nn.Module, masks: Tree) -> tuple[nn.Module, Dropped]: ...
 @overload
-def mask_average(average: Mapping[str, Tensor], masks: Tree) -> tuple[dict[str, Tensor], Dropped]: ...
+def mask_average(
+    average: Mapping[str, Tensor], masks: Tree
+) -> tuple[dict[str, Tensor], Dropped]: ...
 def mask_average(
     average: nn.Module | Mapping[str, Tensor], masks: Tree
 ) -> tuple[nn.Module | dict[str, Tensor], Dropped]:
-    """A sparse copy of an average of a model's weights, and what the masks dropped of it.
+    """A sparse copy of an average of a model's weights, and what the masks dropped of
+    it.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
-    >>> masks = sf.static(0.75, init="magnitude").init(sf.modules.params_of(model)).masks
+    >>> masks = (
+    ...     sf.static(0.75, init="magnitude").init(sf.modules.params_of(model)).masks
+    ... )
     >>> final, dropped = sf.modules.mask_average(averaged, masks)
     >>> int(final.module[0].weight.count_nonzero()), dropped.all.weights
     (1, 3)
 
-    Where masks change during a run, an average has weights at all places that were kept while it was made, and is
-    denser than the model. The copy is zero where the masks, those of now, prune. It is what to evaluate and to ship;
-    `sf.ema` makes an average that is never denser.
+    Where masks change during a run, an average has weights at all places that were kept
+    while it was made, and is denser than the model. The copy is zero where the masks,
+    those of now, prune. It is what to evaluate and to ship; `sf.ema` makes an average
+    that is never denser.
 
-    `average` is a module or a dict of tensors by name, such as a `state_dict`: torch's `AveragedModel`, the `ema` of
-    timm's `ModelEmaV2` and `ModelEmaV3`, a copy of the model, or the model itself where a framework has written its
-    average into it, as Lightning's `WeightAveraging` does after `fit`. Names are those of the masked model, or those
-    with one prefix, such as `module.`. `masks` are the masks of a state, or `sparse.masks` of what `attach` returned.
-    Batch norm's running means and variances are those of the average: `torch.optim.swa_utils.update_bn(loader, final)`
-    measures them under the masks.
+    `average` is a module or a dict of tensors by name, such as a `state_dict`: torch's
+    `AveragedModel`, the `ema` of timm's `ModelEmaV2` and `ModelEmaV3`, a copy of the
+    model, or the model itself where a framework has written its average into it, as
+    Lightning's `WeightAveraging` does after `fit`. Names are those of the masked model,
+    or those with one prefix, such as `module.`. `masks` are the masks of a state, or
+    `sparse.masks` of what `attach` returned. Batch norm's running means and variances
+    are those of the average: `torch.optim.swa_utils.update_bn(loader, final)` measures
+    them under the masks.
 
     Args:
         average: The module or the dict of tensors. It stays as it is.
-        masks: The masks tree: bool tensors of the shapes of the weights, or 0-d for dense leaves, which need no weight.
+        masks: The masks tree: bool tensors of the shapes of the weights, or 0-d for
+            dense leaves, which need no weight.
 
     Returns:
-        A module or dict like `average`, and the `Dropped`: for each masked leaf how many weights were not zero where
+        A module or dict like `average`, and the `Dropped`: for each masked leaf how
+            many weights were not zero where
         the mask prunes, and their norm divided by the norm of the leaf.
 
     Raises:
-        TypeError: `average` is neither a module nor a dict of tensors, or `masks` is no tree of bool tensors.
-        ValueError: the average lacks a masked weight, has one in another shape, has the names under several prefixes,
-            or is sharded.
+        TypeError: `average` is neither a module nor a dict of tensors, or `masks` is no
+            tree of bool tensors.
+        ValueError: the average lacks a masked weight, has one in another shape, has the
+            names under several prefixes, or is sharded.
     """
     leaves = _leaves(average, masks)
     masked = {leaf.name: inside(leaf.mask, leaf.tensor.detach()) for leaf in leaves}
     if isinstance(average, nn.Module):
         return bake(average, masked, partial=True), _dropped(leaves)
-    copied = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in average.items()}
+    copied = {
+        name: x.detach().clone() if isinstance(x, Tensor) else x
+        for name, x in average.items()
+    }
     return {**copied, **masked}, _dropped(leaves)
 
 
 def dropped_of(average: nn.Module | Mapping[str, Tensor], masks: Tree) -> Dropped:
     """What `mask_average` would drop, without a copy.
 
-    >>> dropped_of({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([True, False])}).all.weights
+    >>> dropped_of(
+    ...     {"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([True, False])}
+    ... ).all.weights
     1
     """
     return _dropped(_leaves(average, masks))
@@ -129,7 +150,12 @@ def _leaves(average: nn.Module | Mapping[str, Tensor], masks: Tree) -> list[_Lea
     leaves = []
     for path, mask in sorted(wanted.items(), key=lambda row: natural(row[0])):
         tensor = named[prefix + path]
-        check_plain("mask_average", prefix + path, tensor, "; gather it first, as with full_state_dict")
+        check_plain(
+            "mask_average",
+            prefix + path,
+            tensor,
+            "; gather it first, as with full_state_dict",
+        )
         check_shape("an average", prefix + path, tensor, mask)
         leaves.append(_Leaf(path, prefix + path, tensor, mask.to(tensor.device)))
     return leaves
@@ -138,10 +164,16 @@ def _leaves(average: nn.Module | Mapping[str, Tensor], masks: Tree) -> list[_Lea
 def _tensors(average: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(average, nn.Module):
         check_not_sharded("sf.modules.mask_average", average)
-        return {name: tensor for name, (_, tensor) in own_tensors(average, "parameters", tied=True).items()}
+        return {
+            name: tensor
+            for name, (_, tensor) in own_tensors(
+                average, "parameters", tied=True
+            ).items()
+        }
     if not isinstance(average, Mapping):
         raise TypeError(
-            f"mask_average: {_WANTED}, got {type(average).__name__}: where it has a method that copies its weights "
+            f"mask_average: {_WANTED}, got {type(average).__name__}: where it has a "
+            "method that copies its weights "
             "into a model, as copy_to of diffusers' EMAModel, give that model"
         )
     return {name: x for name, x in average.items() if isinstance(x, Tensor)}
@@ -150,12 +182,16 @@ def _tensors(average: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _wanted(masks: Tree) -> dict[str, Tensor]:
     # The masks that are not those of dense leaves.
     if hasattr(masks, "masks"):  # a State, or what `attach` returned
-        raise TypeError(f"mask_average: expected masks, got {type(masks).__name__}: give its .masks")
+        raise TypeError(
+            f"mask_average: expected masks, got {type(masks).__name__}: give its .masks"
+        )
     found = flatten(masks)[0]
     for path, mask in found.items():
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"mask_average: expected masks, bool tensors, got {got} at {path!r}")
+            raise TypeError(
+                f"mask_average: expected masks, bool tensors, got {got} at {path!r}"
+            )
     return {path: mask for path, mask in found.items() if mask.ndim}
 
 
@@ -169,12 +205,18 @@ def _prefix(names: list[str], paths: list[str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ValueError(f"mask_average: expected {first!r} once in the average, got it under {', '.join(found)}")
+        raise ValueError(
+            f"mask_average: expected {first!r} once in the average, got it under "
+            f"{', '.join(found)}"
+        )
     prefix = next(iter(ends), "")
     missing = next(path for path in paths if prefix + path not in known)
     more = ", ..." if len(names) > 6 else ""
     shown = ", ".join(map(repr, names[:6]))
-    raise ValueError(f"mask_average: expected the average to have {missing!r}; it has {shown or 'no tensor'}{more}")
+    raise ValueError(
+        f"mask_average: expected the average to have {missing!r}; it has "
+        f"{shown or 'no tensor'}{more}"
+    )
 
 
 def _dropped(leaves: list[_Leaf]) -> Dropped:
@@ -184,11 +226,20 @@ def _dropped(leaves: list[_Leaf]) -> Dropped:
         weights = leaf.tensor.detach().double()
         pruned = inside(~leaf.mask, weights)
         whole, part = float(weights.square().sum()), float(pruned.square().sum())
-        rows.append(Row(leaf.path, int(pruned.count_nonzero()), weights.numel(), _share(part, whole)))
+        rows.append(
+            Row(
+                leaf.path,
+                int(pruned.count_nonzero()),
+                weights.numel(),
+                _share(part, whole),
+            )
+        )
         square += whole
         dropped_square += part
     count, total = sum(row.weights for row in rows), sum(row.total for row in rows)
-    return Dropped(tuple(rows), Row("all", count, total, _share(dropped_square, square)))
+    return Dropped(
+        tuple(rows), Row("all", count, total, _share(dropped_square, square))
+    )
 
 
 def _share(part: float, whole: float) -> float:

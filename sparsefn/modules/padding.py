@@ -14,7 +14,8 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def padding_in(model: Any, batches: Iterable[object]) -> str:
-    """Words on the padding at the ends of the rows of ids, "" where there is none or the model does not say.
+    """Words on the padding at the ends of the rows of ids, "" where there is none or
+    the model does not say.
 
     >>> class Config:
     ...     pad_token_id = 0
@@ -25,8 +26,8 @@ def padding_in(model: Any, batches: Iterable[object]) -> str:
     >>> padding_in(model, [torch.tensor([[5, 0, 0, 7], [5, 6, 7, 0]])])
     ''
 
-    One id alone at an end may be the end of a text, which is often the same id. Without a `pad_token_id` the
-    `eos_token_id` is looked for, with which people pad then.
+    One id alone at an end may be the end of a text, which is often the same id. Without
+    a `pad_token_id` the `eos_token_id` is looked for, with which people pad then.
     """
     name, known = _padding_ids(model)
     tensors = [ids for ids in batches if _are_rows(ids)] if known else []
@@ -35,23 +36,37 @@ def padding_in(model: Any, batches: Iterable[object]) -> str:
         return ""
     total = sum(ids.numel() for ids in tensors)
     shown = " or ".join(map(str, known))
-    return f"{count} of {total} ids, at the ends of rows, are {shown}, the {name} of the model"
+    return (
+        f"{count} of {total} ids, at the ends of rows, are {shown}, the {name} of the "
+        "model"
+    )
 
 
 def _are_rows(ids: object) -> TypeGuard[Tensor]:
-    return isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_meta and ids.dtype in _INTEGERS
+    return (
+        isinstance(ids, Tensor)
+        and ids.ndim == 2
+        and not ids.is_meta
+        and ids.dtype in _INTEGERS
+    )
 
 
 def _padded(ids: Tensor, known: list[int]) -> int:
     pads = torch.stack([ids == pad for pad in known]).any(0).long()
     first = pads.cumprod(1).sum(1)
-    last = pads.flip(1).cumprod(1).sum(1) * (first < ids.shape[1])  # a row of padding alone counts once
+    last = pads.flip(1).cumprod(1).sum(1) * (
+        first < ids.shape[1]
+    )  # a row of padding alone counts once
     runs = torch.cat([first, last])
     return int(runs[runs > 1].sum())
 
 
 def _padding_ids(model: Any) -> tuple[str, list[int]]:
-    config = getattr(inner_module(model) if isinstance(model, torch.nn.Module) else model, "config", None)
+    config = getattr(
+        inner_module(model) if isinstance(model, torch.nn.Module) else model,
+        "config",
+        None,
+    )
     text = getattr(config, "get_text_config", None)
     for one in (config, text() if callable(text) else None):
         for name in ("pad_token_id", "eos_token_id"):
@@ -63,4 +78,6 @@ def _padding_ids(model: Any) -> tuple[str, list[int]]:
 
 def _as_ids(found: object) -> list[int]:
     several = found if isinstance(found, list | tuple) else [found]
-    return [one for one in several if isinstance(one, int) and one >= 0]  # some configs have -1 for none
+    return [
+        one for one in several if isinstance(one, int) and one >= 0
+    ]  # some configs have -1 for none

@@ -1,4 +1,6 @@
-"""Params and masks of modules that torch's own tools pruned: `torch.nn.utils.prune` and `torch.ao.pruning`."""
+"""Params and masks of modules that torch's own tools pruned: `torch.nn.utils.prune` and
+`torch.ao.pruning`.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,48 @@ _AO = "parametrizations"
 def from_pruned(
     module: nn.Module, checkpoint: Mapping[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Params and masks of a module pruned by `torch.nn.utils.prune` or `torch.ao.pruning`, or of its checkpoint.
+    """Params and masks of a module pruned by `torch.nn.utils.prune` or
+    `torch.ao.pruning`, or of its checkpoint.
 
     >>> from torch.nn.utils import prune
-    >>> layer = prune.l1_unstructured(torch.nn.Linear(2, 1, bias=False), "weight", amount=1)
+    >>> layer = prune.l1_unstructured(
+    ...     torch.nn.Linear(2, 1, bias=False), "weight", amount=1
+    ... )
     >>> params, masks = sf.modules.from_pruned(layer)
     >>> list(params), masks["weight"].sum()
     (['weight'], tensor(1))
-    >>> params, masks = sf.modules.from_pruned(torch.nn.Linear(2, 1, bias=False), layer.state_dict())
+    >>> params, masks = sf.modules.from_pruned(
+    ...     torch.nn.Linear(2, 1, bias=False), layer.state_dict()
+    ... )
     >>> masks["weight"].sum()
     tensor(1)
 
-    The names are those of the module without pruning, the params the unmasked ones (`*_orig`, or those of the
-    parametrizations that a sparsifier of torch.ao attaches in `prepare`); a parameter that is not pruned has the 0-d
-    mask True. With a checkpoint all values come from it, and the module, pruned or not, tells which names are params.
-    `state_dict` of a module that torch.ao pruned lacks the masks, which are buffers: add `named_buffers`.
+    The names are those of the module without pruning, the params the unmasked ones
+    (`*_orig`, or those of the parametrizations that a sparsifier of torch.ao attaches
+    in `prepare`); a parameter that is not pruned has the 0-d mask True. With a
+    checkpoint all values come from it, and the module, pruned or not, tells which names
+    are params. `state_dict` of a module that torch.ao pruned lacks the masks, which are
+    buffers: add `named_buffers`.
 
-    Raises ValueError for a mask that holds anything but 0 and 1, for a checkpoint that lacks a param or a mask or
-    has it in another shape, and for a weight that torch.ao prunes by rows or that has another parametrization
-    besides; TypeError for names that are no strings, for weights that are not floating-point and for what is no dense
+    Raises ValueError for a mask that holds anything but 0 and 1, for a checkpoint that
+    lacks a param or a mask or has it in another shape, and for a weight that torch.ao
+    prunes by rows or that has another parametrization besides; TypeError for names that
+    are no strings, for weights that are not floating-point and for what is no dense
     tensor. Other keys of a checkpoint are ignored.
     """
-    own = {name: parameter for name, (_, parameter) in own_tensors(module, "parameters").items()}
-    buffers = {name: buffer for name, (_, buffer) in own_tensors(module, "buffers").items()}
+    own = {
+        name: parameter
+        for name, (_, parameter) in own_tensors(module, "parameters").items()
+    }
+    buffers = {
+        name: buffer for name, (_, buffer) in own_tensors(module, "buffers").items()
+    }
     _check_parametrizations(module)
-    tensors = {**own, **buffers} if checkpoint is None else without_wrappers(module, checkpoint)
+    tensors = (
+        {**own, **buffers}
+        if checkpoint is None
+        else without_wrappers(module, checkpoint)
+    )
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
     for path, param in own.items():
@@ -50,11 +69,17 @@ def from_pruned(
         key, mask_key = _keys(name, tensors)
         weight = _fitting("a tensor", key, tensors[key], param)
         if param.is_floating_point() and not weight.is_floating_point():
-            raise TypeError(f"expected floating-point weights at {key!r}, got {weight.dtype}")
+            raise TypeError(
+                f"expected floating-point weights at {key!r}, got {weight.dtype}"
+            )
         params[name] = weight.clone()
         masks[name] = everywhere(params[name])
         if mask_key:
-            mask = check_values("the masks", mask_key, _fitting("a mask", mask_key, tensors[mask_key], param))
+            mask = check_values(
+                "the masks",
+                mask_key,
+                _fitting("a mask", mask_key, tensors[mask_key], param),
+            )
             if not bool(((mask == 0) | (mask == 1)).all()):
                 raise ValueError(f"expected a mask of zeros and ones at {mask_key!r}")
             masks[name] = mask != 0
@@ -62,7 +87,8 @@ def from_pruned(
 
 
 def _fitting(what: str, key: str, found: object, like: Tensor) -> Tensor:
-    # Checked before any memory is asked for: an expanded tensor of another shape may stand for any amount.
+    # Checked before any memory is asked for: an expanded tensor of another shape may
+    # stand for any amount.
     tensor = as_dense("the checkpoint", key, found)
     check_shape(what, key, tensor, like)
     return tensor
@@ -93,25 +119,34 @@ def _keys(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
         return name, ""
     if original in tensors:
         raise ValueError(
-            f"expected a checkpoint with the mask {fake!r} beside {original!r}; torch.ao leaves masks out of "
-            "state_dict: add them as {**model.state_dict(), **dict(model.named_buffers())}"
+            f"expected a checkpoint with the mask {fake!r} beside {original!r}; "
+            "torch.ao leaves masks out of "
+            "state_dict: add them as {**model.state_dict(), "
+            "**dict(model.named_buffers())}"
         )
     raise ValueError(f"expected a checkpoint with {name!r}, or {orig!r} and {mask!r}")
 
 
 def _check_parametrizations(module: nn.Module) -> None:
-    # By name, as importing torch.ao takes a second; modules that it pruned have imported it.
+    # By name, as importing torch.ao takes a second; modules that it pruned have
+    # imported it.
     for path, layer in module.named_modules():
-        for name, parts in layer.parametrizations.items() if is_parametrized(layer) else ():
+        for name, parts in (
+            layer.parametrizations.items() if is_parametrized(layer) else ()
+        ):
             kinds = [type(part).__name__ for part in parts]
             at = f"{path}.{name}".lstrip(".")
             if "FakeStructuredSparsity" in kinds:
                 raise ValueError(
-                    f"expected a mask for each weight at {at!r}, got FakeStructuredSparsity, which prunes rows; "
+                    f"expected a mask for each weight at {at!r}, got "
+                    "FakeStructuredSparsity, which prunes rows; "
                     "take the model that pruner.prune() gives"
                 )
             if "FakeSparsity" in kinds and len(kinds) > 1:
                 raise ValueError(
-                    f"expected FakeSparsity to be the one parametrization of {at!r}, got {', '.join(kinds)}; take the "
-                    "others off with torch.nn.utils.parametrize.remove_parametrizations before sparsifier.prepare"
+                    f"expected FakeSparsity to be the one parametrization of {at!r}, "
+                    f"got {', '.join(kinds)}; take the "
+                    "others off with "
+                    "torch.nn.utils.parametrize.remove_parametrizations before "
+                    "sparsifier.prepare"
                 )

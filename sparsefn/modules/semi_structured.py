@@ -1,4 +1,6 @@
-"""Linear layers whose weights are torch's semi-structured tensors: 2 of every 4 inputs, skipped by the GPU."""
+"""Linear layers whose weights are torch's semi-structured tensors: 2 of every 4 inputs,
+skipped by the GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ import torch
 from torch import Tensor, nn
 
 _DTYPES = (torch.float16, torch.bfloat16)
-_SIDE = 16  # rows and columns come in blocks: the smallest side that torch's table has for these dtypes
+# rows and columns come in blocks: the smallest side that torch's table has for these
+# dtypes
+_SIDE = 16
 _CAPABILITY = (8, 0)
 
 
-def make_semi_structured(layers: Mapping[str, nn.Linear], masks: Mapping[str, Tensor]) -> None:
-    """Put semi-structured weights into linear layers, given with their masks by the path of the weight.
+def make_semi_structured(
+    layers: Mapping[str, nn.Linear], masks: Mapping[str, Tensor]
+) -> None:
+    """Put semi-structured weights into linear layers, given with their masks by the
+    path of the weight.
 
     >>> layer = torch.nn.Linear(16, 16).half()
     >>> make_semi_structured({"0.weight": layer}, {"0.weight": torch.ones(16, 16) > 0})
@@ -22,10 +29,15 @@ def make_semi_structured(layers: Mapping[str, nn.Linear], masks: Mapping[str, Te
         ...
     ValueError: layout='semi': expected a mask that keeps at most 2 of every 4 weights along axis 1 at '0.weight', got 4
 
-    No layer is changed unless all of them can be. Raises ValueError for weights that torch or the device does not
-    take, RuntimeError where torch itself refuses; all name the path.
+    No layer is changed unless all of them can be. Raises ValueError for weights that
+    torch or the device does not take, RuntimeError where torch itself refuses; all name
+    the path.
     """
-    faults = [fault for path, layer in layers.items() if (fault := _fault(layer.weight, masks[path], path))]
+    faults = [
+        fault
+        for path, layer in layers.items()
+        if (fault := _fault(layer.weight, masks[path], path))
+    ]
     if faults:
         raise ValueError(f"layout='semi': {'; '.join(faults)}")
     made = {path: _made(path, layer.weight) for path, layer in layers.items()}
@@ -41,16 +53,23 @@ def _fault(weight: Tensor, mask: Tensor, path: str) -> str:
     if weight.dtype not in _DTYPES:
         return told("torch.float16 or torch.bfloat16 weights", weight.dtype)
     if any(size % _SIDE or not size for size in weight.shape):
-        return told(f"rows and columns in multiples of {_SIDE}", f"shape {tuple(weight.shape)}")
+        return told(
+            f"rows and columns in multiples of {_SIDE}", f"shape {tuple(weight.shape)}"
+        )
     most = int(mask.unflatten(1, (mask.shape[1] // 4, 4)).sum(-1).max())  # type: ignore[no-untyped-call]
     if most > 2:
         return told("a mask that keeps at most 2 of every 4 weights along axis 1", most)
     lacking = without_sparse_cores(weight.device)
-    return told("a CUDA device of compute capability 8.0 or higher", lacking) if lacking else ""
+    return (
+        told("a CUDA device of compute capability 8.0 or higher", lacking)
+        if lacking
+        else ""
+    )
 
 
 def without_sparse_cores(device: torch.device) -> str:
-    """What a device is, if it cannot multiply by semi-structured weights; empty if it can.
+    """What a device is, if it cannot multiply by semi-structured weights; empty if it
+    can.
 
     >>> without_sparse_cores(torch.device("cpu"))
     'cpu'
@@ -58,13 +77,26 @@ def without_sparse_cores(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     capability = torch.cuda.get_device_capability(device)
-    return "" if capability >= _CAPABILITY else f"{device} of capability {'.'.join(map(str, capability))}"
+    return (
+        ""
+        if capability >= _CAPABILITY
+        else f"{device} of capability {'.'.join(map(str, capability))}"
+    )
 
 
 def _made(path: str, weight: Tensor) -> Tensor:
-    with warnings.catch_warnings():  # torch says once in a process that the class is a prototype
-        warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype", UserWarning)
+    with (
+        warnings.catch_warnings()
+    ):  # torch says once in a process that the class is a prototype
+        warnings.filterwarnings(
+            "ignore",
+            "The PyTorch API of SparseSemiStructuredTensor is in prototype",
+            UserWarning,
+        )
         try:
             return torch.sparse.to_sparse_semi_structured(weight.detach().contiguous())
         except RuntimeError as error:
-            raise RuntimeError(f"layout='semi': torch makes no semi-structured tensor of {path!r}: {error}") from error
+            raise RuntimeError(
+                f"layout='semi': torch makes no semi-structured tensor of {path!r}: "
+                f"{error}"
+            ) from error

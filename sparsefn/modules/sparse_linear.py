@@ -17,9 +17,10 @@ from sparsefn.modules.semi_structured import make_semi_structured
 Layout = Literal["auto", "csr", "bsr", "semi", "dense"]
 SIZES = (32, 16, 8, 4)  # square blocks to look for in a mask
 
-# The break-even on CPU, for batches of 1, 32 and 256. Measured as in docs/sparse-execution.md (torch 2.13, float32,
-# AVX512): at 1024 x 1024 and above csr takes at most 0.9 of the dense time up to 0.05, blocks of 8 to 32 at most 0.95
-# up to 0.1. At 512 x 512 and 256 x 4096 a batch of 1 loses with either.
+# The break-even on CPU, for batches of 1, 32 and 256. Measured as in
+# docs/sparse-execution.md (torch 2.13, float32, AVX512): at 1024 x 1024 and above csr
+# takes at most 0.9 of the dense time up to 0.05, blocks of 8 to 32 at most 0.95 up to
+# 0.1. At 512 x 512 and 256 x 4096 a batch of 1 loses with either.
 CSR_DENSITY = 0.05
 BSR_DENSITY = 0.1
 BSR_SIZE = 8
@@ -28,22 +29,30 @@ LEAST_SIDE = 1024
 
 @contextlib.contextmanager
 def _without_beta_warning() -> Iterator[None]:
-    # torch warns once in a process, at the first compressed tensor. Making it under this context keeps forward silent.
+    # torch warns once in a process, at the first compressed tensor. Making it under
+    # this context keeps forward silent.
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse (CSR|BSR) tensor support is in beta", UserWarning)
-        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)  # torch 2.12
+        warnings.filterwarnings(
+            "ignore", "Sparse (CSR|BSR) tensor support is in beta", UserWarning
+        )
+        warnings.filterwarnings(
+            "ignore", "Sparse invariant checks are implicitly disabled", UserWarning
+        )  # torch 2.12
         yield
 
 
 class SparseLinear(nn.Module):
-    """`nn.Linear` for inference, with a weight in compressed rows (csr) or blocks of rows (bsr).
+    """`nn.Linear` for inference, with a weight in compressed rows (csr) or blocks of
+    rows (bsr).
 
-    >>> layer = SparseLinear(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 5.0]))
+    >>> layer = SparseLinear(
+    ...     torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 5.0])
+    ... )
     >>> layer, layer(torch.tensor([3.0, 4.0]))
     (SparseLinear(in_features=2, out_features=2, bias=True, csr, 1 of 4 stored), tensor([9., 5.]))
 
-    `weight` is dense and given with its zeros, `block` the side of the blocks, 0 for csr. It stores dense buffers
-    without gradients: `crow`, `col`, `values` and `bias`.
+    `weight` is dense and given with its zeros, `block` the side of the blocks, 0 for
+    csr. It stores dense buffers without gradients: `crow`, `col`, `values` and `bias`.
     """
 
     crow: Tensor
@@ -56,7 +65,9 @@ class SparseLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.layout = torch.sparse_bsr if block else torch.sparse_csr
         with _without_beta_warning():
-            stored = weight.detach().to_sparse(layout=self.layout, blocksize=(block, block) if block else None)
+            stored = weight.detach().to_sparse(
+                layout=self.layout, blocksize=(block, block) if block else None
+            )
         # The product reads 32-bit indices faster.
         index = torch.int32 if weight.numel() < 2**31 else torch.int64
         self.register_buffer("crow", stored.crow_indices().to(index))
@@ -79,15 +90,25 @@ class SparseLinear(nn.Module):
         return self._stored().to_dense()
 
     def _stored(self) -> Tensor:
-        # Made in each forward, which takes microseconds: dense buffers go through `to`, `state_dict` and `deepcopy`.
+        # Made in each forward, which takes microseconds: dense buffers go through `to`,
+        # `state_dict` and `deepcopy`.
         values, size = self.values, (self.out_features, self.in_features)
         return torch.sparse_compressed_tensor(
-            self.crow, self.col, values, size, layout=self.layout, device=values.device, check_invariants=False
+            self.crow,
+            self.col,
+            values,
+            size,
+            layout=self.layout,
+            device=values.device,
+            check_invariants=False,
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        # Sparse times dense: `F.linear`, dense times sparse, took 3 to 7 times as long at a batch of 32.
-        columns = x.reshape(x.shape[:-1].numel(), x.shape[-1]).t()  # reshape(-1) fails for a tensor without elements
+        # Sparse times dense: `F.linear`, dense times sparse, took 3 to 7 times as long
+        # at a batch of 32.
+        columns = x.reshape(
+            x.shape[:-1].numel(), x.shape[-1]
+        ).t()  # reshape(-1) fails for a tensor without elements
         if self.bias is None:
             out = torch.mm(self._stored(), columns)
         else:
@@ -95,15 +116,22 @@ class SparseLinear(nn.Module):
         return out.t().contiguous().reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        layout = f"bsr{self.values.shape[-1]}" if self.layout == torch.sparse_bsr else "csr"
+        layout = (
+            f"bsr{self.values.shape[-1]}" if self.layout == torch.sparse_bsr else "csr"
+        )
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"{layout}, {self.values.numel()} of {self.in_features * self.out_features} stored"
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, "
+            f"{layout}, {self.values.numel()} of "
+            f"{self.in_features * self.out_features} stored"
         )
 
 
 def with_sparse_linears(
-    baked: nn.Module, masks: Mapping[str, Tensor], layout: Layout = "auto", blocksize: int | None = None
+    baked: nn.Module,
+    masks: Mapping[str, Tensor],
+    layout: Layout = "auto",
+    blocksize: int | None = None,
 ) -> nn.Module:
     """The module with a sparse weight in each linear layer whose mask suits the layout.
 
@@ -114,21 +142,35 @@ def with_sparse_linears(
       (0): SparseLinear(in_features=2, out_features=1, bias=True, csr, 1 of 2 stored)
     )
 
-    `sf.modules.to_sparse` calls it on a copy that has the masked weights. The given module is changed, and returned
-    unless it is itself a linear layer. `masks` are by the parameter's name, 0-d for dense ones.
+    `sf.modules.to_sparse` calls it on a copy that has the masked weights. The given
+    module is changed, and returned unless it is itself a linear layer. `masks` are by
+    the parameter's name, 0-d for dense ones.
     """
     if layout not in get_args(Layout):
-        raise ValueError(f"expected layout to be one of {', '.join(map(repr, get_args(Layout)))}, got {layout!r}")
+        raise ValueError(
+            f"expected layout to be one of {', '.join(map(repr, get_args(Layout)))}, "
+            f"got {layout!r}"
+        )
     if blocksize is not None:
         check_int("", "blocksize", blocksize, 1)
         if layout != "bsr":
-            raise ValueError(f"expected blocksize with layout='bsr' alone, got it with layout={layout!r}")
+            raise ValueError(
+                "expected blocksize with layout='bsr' alone, got it with "
+                f"layout={layout!r}"
+            )
     baked.requires_grad_(False)
-    uses = Counter(id(param) for _, param in baked.named_parameters(remove_duplicate=False))
+    uses = Counter(
+        id(param) for _, param in baked.named_parameters(remove_duplicate=False)
+    )
     layers: dict[str, nn.Linear] = {}
     for path, layer in baked.named_modules():
         name = f"{path}.weight" if path else "weight"
-        if name in masks and masks[name].ndim and _replaceable(baked, path, layer) and uses[id(layer.weight)] == 1:
+        if (
+            name in masks
+            and masks[name].ndim
+            and _replaceable(baked, path, layer)
+            and uses[id(layer.weight)] == 1
+        ):
             assert isinstance(layer, nn.Linear)
             layers[name] = layer
     if layout == "semi":
@@ -139,7 +181,10 @@ def with_sparse_linears(
         block = _choose(masks[name], layout, blocksize) if known else None
         if block is None:
             continue
-        sparse, path = SparseLinear(layer.weight, layer.bias, block).train(layer.training), name.rpartition(".")[0]
+        sparse, path = (
+            SparseLinear(layer.weight, layer.bias, block).train(layer.training),
+            name.rpartition(".")[0],
+        )
         if not path:
             return sparse
         baked.set_submodule(path, sparse)
@@ -147,13 +192,17 @@ def with_sparse_linears(
 
 
 def _replaceable(root: nn.Module, path: str, layer: nn.Module) -> bool:
-    # Exactly Linear: a subclass may compute something else. Hooks and an overridden forward would be lost.
-    # In eval mode the encoder layer hands the weights of its linear layers to one fused function.
+    # Exactly Linear: a subclass may compute something else. Hooks and an overridden
+    # forward would be lost.
+    # In eval mode the encoder layer hands the weights of its linear layers to one fused
+    # function.
     if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
     if layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    return not path or not isinstance(root.get_submodule(path.rpartition(".")[0]), nn.TransformerEncoderLayer)
+    return not path or not isinstance(
+        root.get_submodule(path.rpartition(".")[0]), nn.TransformerEncoderLayer
+    )
 
 
 def _choose(mask: Tensor, layout: Layout, blocksize: int | None) -> int | None:
@@ -166,9 +215,14 @@ def _choose(mask: Tensor, layout: Layout, blocksize: int | None) -> int | None:
         return blocksize if _divides(mask, blocksize) else 0
     if mask.device.type != "cpu" or min(mask.shape) < LEAST_SIDE:
         return None
-    density = round(int(mask.sum()) / mask.numel(), 2)  # counts are rounded: 95 % sparse may keep a little above 5 %
+    density = round(
+        int(mask.sum()) / mask.numel(), 2
+    )  # counts are rounded: 95 % sparse may keep a little above 5 %
     sizes = [size for size in SIZES if size >= BSR_SIZE and density <= BSR_DENSITY]
-    return next((size for size in sizes if _fits(mask, size)), 0 if density <= CSR_DENSITY else None)
+    return next(
+        (size for size in sizes if _fits(mask, size)),
+        0 if density <= CSR_DENSITY else None,
+    )
 
 
 def _divides(mask: Tensor, size: int) -> bool:

@@ -1,4 +1,6 @@
-"""Names of a module's tensors without the prefixes of wrappers: data parallelism, torch.compile, checkpointing."""
+"""Names of a module's tensors without the prefixes of wrappers: data parallelism,
+torch.compile, checkpointing.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.tree import check_not_lazy
 
-# The child that holds the wrapped module, and the classes that hold one so. Classes are told by name, as importing
-# them would load torch's compiler.
+# The child that holds the wrapped module, and the classes that hold one so. Classes are
+# told by name, as importing them would load torch's compiler.
 _CHILDREN = {
     "module": {"DistributedDataParallel", "DataParallel"},
     "_orig_mod": {"OptimizedModule"},
@@ -27,7 +29,11 @@ def wrapped_child(module: nn.Module) -> str | None:
     'module'
     >>> wrapped_child(torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1)}))
     """
-    kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+    kinds = {
+        kind.__name__
+        for kind in type(module).__mro__
+        if kind.__module__.startswith("torch.")
+    }
     return next((child for child, names in _CHILDREN.items() if names & kinds), None)
 
 
@@ -43,33 +49,47 @@ def inner_module(module: nn.Module) -> nn.Module:
 def _unwrapped(module: nn.Module) -> tuple[str, nn.Module]:
     # The path of the module that wrappers hold, with a dot at its end, and the module.
     prefix = ""
-    while child := wrapped_child(module):  # a checkpointing wrapper renames the tensors that it holds
+    while child := wrapped_child(
+        module
+    ):  # a checkpointing wrapper renames the tensors that it holds
         prefix, module = f"{prefix}{child}.", module.get_submodule(child)
     return prefix, module
 
 
-def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str, tuple[str, Tensor]]:
-    """`{name: (dotted path in the module, tensor)}` of the parameters or buffers of a module.
+def own_tensors(
+    module: nn.Module, kind: str, *, tied: bool = False
+) -> dict[str, tuple[str, Tensor]]:
+    """`{name: (dotted path in the module, tensor)}` of the parameters or buffers of a
+    module.
 
-    >>> net = torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False)))
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False))
+    ... )
     >>> {name: path for name, (path, _) in own_tensors(net, "parameters").items()}
     {'0.weight': '0.module.weight'}
 
-    Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
-    there once, under its first name, or with `tied` under each. Where a forward has left parameters of
-    `torch.distributed.fsdp.fully_shard` gathered, the gathered copies are freed first, as the module's own
-    `state_dict()` does: its parameters are the shards. Raises TypeError for anything but a module, ValueError for lazy
-    layers that have no shape yet.
+    Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a
+    tied tensor is there once, under its first name, or with `tied` under each. Where a
+    forward has left parameters of `torch.distributed.fsdp.fully_shard` gathered, the
+    gathered copies are freed first, as the module's own `state_dict()` does: its
+    parameters are the shards. Raises TypeError for anything but a module, ValueError
+    for lazy layers that have no shape yet.
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
+        raise TypeError(
+            "expected a module first, as in call(module, state, x), got "
+            f"{type(module).__name__}"
+        )
     for _, part in sharded_parts(module):
         part.reshard()
     prefix, inner = _unwrapped(module)
     named = inner.named_parameters if kind == "parameters" else inner.named_buffers
     found = list(named(remove_duplicate=not tied))
     check_not_lazy(f"{kind} of the {type(inner).__name__}", found)
-    return {_without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in found}
+    return {
+        _without_wrappers(inner, name): (prefix + name, tensor)
+        for name, tensor in found
+    }
 
 
 def _without_wrappers(root: nn.Module, path: str) -> str:
@@ -84,11 +104,15 @@ def _without_wrappers(root: nn.Module, path: str) -> str:
 
 
 def mend_of_names(unknown: Sequence[str], own: Container[str]) -> str:
-    """What to write for names that differ from a module's own ones by what wrappers add; "" for other names.
+    """What to write for names that differ from a module's own ones by what wrappers
+    add; "" for other names.
 
     >>> mend_of_names(["module.weight"], {"weight"})
     "; leave out 'module.', which a wrapper adds: sf.modules.params_of(module) and .module.named_parameters() do"
-    >>> mend_of_names(["weight"], {"module.weight"}), mend_of_names(["wieght"], {"weight"})
+    >>> (
+    ...     mend_of_names(["weight"], {"module.weight"}),
+    ...     mend_of_names(["wieght"], {"weight"}),
+    ... )
     ('; pass .module of the module, which has these names', '')
     """
     if not unknown:
@@ -109,37 +133,62 @@ def _without_children(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _CHILDREN)
 
 
-def without_wrappers(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint of the module by the names of `own_tensors`, with or without wrappers in its keys.
+def without_wrappers(
+    module: nn.Module, checkpoint: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A checkpoint of the module by the names of `own_tensors`, with or without
+    wrappers in its keys.
 
     >>> net = torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False))
-    >>> [list(without_wrappers(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
+    >>> [
+    ...     list(without_wrappers(net, checkpoint))
+    ...     for checkpoint in (net.state_dict(), net.module.state_dict())
+    ... ]
     [['weight'], ['weight']]
 
-    A key that belongs to no parameter is kept. Raises TypeError for one that is no string.
+    A key that belongs to no parameter is kept. Raises TypeError for one that is no
+    string.
     """
     for key in checkpoint:
         if not isinstance(key, str):
-            raise TypeError(f"expected a checkpoint whose names are strings, got {key!r}, a {type(key).__name__}")
-    pairs = [(path, name) for name, (path, _) in own_tensors(module, "parameters").items()]
-    pairs += [(path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs]  # as state_dict has it
+            raise TypeError(
+                f"expected a checkpoint whose names are strings, got {key!r}, a "
+                f"{type(key).__name__}"
+            )
+    pairs = [
+        (path, name) for name, (path, _) in own_tensors(module, "parameters").items()
+    ]
+    pairs += [
+        (path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs
+    ]  # as state_dict has it
     layers = {path.rpartition(".")[0]: name.rpartition(".")[0] for path, name in pairs}
     keys = {key: key.rpartition(".") for key in checkpoint}
-    named = {key: (layers.get(head, head), name) for key, (head, _, name) in keys.items()}
-    return {f"{head}.{name}" if head else name: checkpoint[key] for key, (head, name) in named.items()}
+    named = {
+        key: (layers.get(head, head), name) for key, (head, _, name) in keys.items()
+    }
+    return {
+        f"{head}.{name}" if head else name: checkpoint[key]
+        for key, (head, name) in named.items()
+    }
 
 
 def sharded_parts(module: nn.Module) -> list[tuple[str, Any]]:
-    """The path and the submodule of each part that `torch.distributed.fsdp.fully_shard` has sharded.
+    """The path and the submodule of each part that `torch.distributed.fsdp.fully_shard`
+    has sharded.
 
     >>> sharded_parts(torch.nn.Linear(1, 1))
     []
     """
-    # Importing the module takes a second; without it nothing is sharded, and what is has a class of its own.
+    # Importing the module takes a second; without it nothing is sharded, and what is
+    # has a class of its own.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not _has_subclasses(fsdp.FSDPModule):
         return []
-    return [(path, part) for path, part in module.named_modules() if isinstance(part, fsdp.FSDPModule)]
+    return [
+        (path, part)
+        for path, part in module.named_modules()
+        if isinstance(part, fsdp.FSDPModule)
+    ]
 
 
 @at_compile_time
@@ -148,16 +197,21 @@ def _has_subclasses(cls: type) -> bool:
 
 
 def check_not_sharded(what: str, module: nn.Module) -> None:
-    """Raise ValueError for a module that is, or holds, one of `torch.distributed.fsdp.fully_shard`.
+    """Raise ValueError for a module that is, or holds, one of
+    `torch.distributed.fsdp.fully_shard`.
 
     >>> check_not_sharded("sf.modules.call", torch.nn.Linear(1, 1))
     """
     for path, part in sharded_parts(module):
         raise ValueError(
-            f"{what}: expected a module that is not sharded, but {f'{path!r} in it' if path else 'it'} is a "
-            f"{type(part).__name__} of fully_shard, which cannot be copied and, after its first backward pass, ignores "
-            "the weights that torch.func.functional_call gives it: write them into it with "
-            "sf.distributed.commit(model, state), run it as it is, and take the gradients with "
+            f"{what}: expected a module that is not sharded, but "
+            f"{f'{path!r} in it' if path else 'it'} is a "
+            f"{type(part).__name__} of fully_shard, which cannot be copied and, after "
+            "its first backward pass, ignores "
+            "the weights that torch.func.functional_call gives it: write them into it "
+            "with "
+            "sf.distributed.commit(model, state), run it as it is, and take the "
+            "gradients with "
             "sf.distributed.grads_of(model, state)"
         )
 
@@ -175,8 +229,11 @@ def check_not_parallel(module: nn.Module) -> None:
     for path, part in module.named_modules():
         if wrapped_child(part) == "module":
             raise ValueError(
-                "expected a module without data parallelism, as gradients would not be reduced over its copies, but "
-                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: to train it use "
-                "sf.distributed.commit(model, state) and sf.distributed.grads_of(model, state), and to run it without "
+                "expected a module without data parallelism, as gradients would not be "
+                "reduced over its copies, but "
+                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: to "
+                "train it use "
+                "sf.distributed.commit(model, state) and "
+                "sf.distributed.grads_of(model, state), and to run it without "
                 "gradients pass its `.module`"
             )

@@ -1,4 +1,6 @@
-"""SGD, Adam and AdamW as pure functions, equal to torch.optim's, and mixtures of them."""
+"""SGD, Adam and AdamW as pure functions, equal to torch.optim's, and mixtures of
+them.
+"""
 
 from sparsefn.optimizers.adam import AdamState as AdamState
 from sparsefn.optimizers.adam import adam, adamw

@@ -1,4 +1,6 @@
-"""Adam and AdamW: the formula in torch, leaf by leaf, and one pass over CPU memory, with or without masks."""
+"""Adam and AdamW: the formula in torch, leaf by leaf, and one pass over CPU memory,
+with or without masks.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ class AdamState(NamedTuple):
     >>> sf.optimizers.adam(0.1).init({"w": torch.ones(1)}).mu
     {'w': tensor([0.])}
 
-    `count` is the number of updates made (0-d int64), `mu` and `nu` the running means of the
-    gradient and of its square, like params; `decay1` and `decay2` are the powers
-    `beta ** count` (0-d float64), kept as products: the bits of a power differ between one number and a batch.
+    `count` is the number of updates made (0-d int64), `mu` and `nu` the running means
+    of the gradient and of its square, like params; `decay1` and `decay2` are the powers
+    `beta ** count` (0-d float64), kept as products: the bits of a power differ between
+    one number and a batch.
     """
 
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, as in optax
@@ -41,7 +44,10 @@ class AdamState(NamedTuple):
 
 @described
 def adam(
-    lr: Level, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    lr: Level,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
 ) -> Optimizer:
     """Adam; the weight decay is added to the gradient.
 
@@ -49,18 +55,22 @@ def adam(
     >>> optimizer.update(torch.tensor([3.0, -0.01]), optimizer.init(torch.zeros(2)))[0]
     tensor([-0.1000,  0.1000])
 
-    `lr` as in `sgd`. The bias correction is float64; half-precision leaves are computed in float32 and
-    rounded once. Raises ValueError for a number out of range and grads that do not fit, TypeError for
-    another type.
+    `lr` as in `sgd`. The bias correction is float64; half-precision leaves are computed
+    in float32 and rounded once. Raises ValueError for a number out of range and grads
+    that do not fit, TypeError for another type.
 
-    Kingma and Ba, "Adam: a method for stochastic optimization", 2014, arXiv 1412.6980, algorithm 1.
+    Kingma and Ba, "Adam: a method for stochastic optimization", 2014, arXiv 1412.6980,
+    algorithm 1.
     """
     return _adam(lr, betas, eps, weight_decay, decoupled=False)
 
 
 @described
 def adamw(
-    lr: Level, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+    lr: Level,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
 ) -> Optimizer:
     """Adam whose weight decay acts on the params and not on the moments.
 
@@ -71,12 +81,20 @@ def adamw(
 
     As `adam` in all else; the decay of one update is `lr * weight_decay * params`.
 
-    Loshchilov and Hutter, "Decoupled weight decay regularization", 2017, arXiv 1711.05101, algorithm 2.
+    Loshchilov and Hutter, "Decoupled weight decay regularization", 2017,
+    arXiv 1711.05101, algorithm 2.
     """
     return _adam(lr, betas, eps, weight_decay, decoupled=True)
 
 
-def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float, *, decoupled: bool) -> Optimizer:
+def _adam(
+    lr: Level,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    *,
+    decoupled: bool,
+) -> Optimizer:
     base.check_rate(lr)
     base.check_within("eps", eps)
     base.check_within("weight_decay", weight_decay)
@@ -89,31 +107,57 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def init(params: Tree) -> AdamState:
         count = base.start_count(params)
         one = torch.ones_like(count, dtype=torch.float64)
-        return AdamState(count, base.zero_moments(params), base.zero_moments(params), one, one.clone())
+        return AdamState(
+            count,
+            base.zero_moments(params),
+            base.zero_moments(params),
+            one,
+            one.clone(),
+        )
 
     def begun(state: AdamState) -> tuple[AdamNumbers, Row]:
-        # The numbers of the next step, and the count and the powers of the betas after it.
-        rate, decay1, decay2 = base.rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
+        # The numbers of the next step, and the count and the powers of the betas after
+        # it.
+        rate, decay1, decay2 = (
+            base.rate_at(lr, state.count),
+            state.decay1 * beta1,
+            state.decay2 * beta2,
+        )
         scale = sqrt(1 - decay2)
-        size, least = computed_once(rate * scale / (1 - decay1)), computed_once(eps * scale)
-        shrink = computed_once(rate * weight_decay) if weight_decay and decoupled else None
-        numbers = AdamNumbers(size, least, beta1, beta2, 0.0 if decoupled else weight_decay, shrink)
+        size, least = (
+            computed_once(rate * scale / (1 - decay1)),
+            computed_once(eps * scale),
+        )
+        shrink = (
+            computed_once(rate * weight_decay) if weight_decay and decoupled else None
+        )
+        numbers = AdamNumbers(
+            size, least, beta1, beta2, 0.0 if decoupled else weight_decay, shrink
+        )
         return numbers, (state.count + 1, decay1, decay2)
 
     def ended(trees: list[Tree], after: Row) -> tuple[Tree, AdamState]:
         return trees[0], AdamState(after[0], *trees[1:], *after[1:])
 
-    def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:
+    def update(
+        grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False
+    ) -> tuple[Tree, AdamState]:
         base.check_fitting(grads, params, state.mu, weight_decay, inplace)
         numbers, after = begun(state)
-        rows, rebuild = localized(*zipped(state.mu, state.nu, grads, params if weight_decay else grads))
+        rows, rebuild = localized(
+            *zipped(state.mu, state.nu, grads, params if weight_decay else grads)
+        )
         return ended(base.trees_of(_step(numbers, rows), 3, rebuild), after)
 
-    def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
+    def under_masks(
+        grads: Tree, state: AdamState, params: Tree, masks: Tree
+    ) -> tuple[Tree, AdamState] | None:
         given = params, masks, grads, (state.mu, state.nu)
         if constants([state.count]) is None:
             old = state.count, state.decay1, state.decay2
-            made = base.by_backend("adam", lr, old, given, betas, eps, weight_decay, decoupled)
+            made = base.by_backend(
+                "adam", lr, old, given, betas, eps, weight_decay, decoupled
+            )
             return None if made is None else ended(*made)
         numbers, after = begun(state)
         if not _known(numbers):
@@ -124,14 +168,15 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     return Optimizer(init, update, under_masks)
 
 
-# ---- one pass over memory ---------------------------------------------------------------------------
+# ---- one pass over memory ------------------------------------------------------------
 
 
 class AdamNumbers(NamedTuple):
     """The numbers of one step of Adam; tensors are 0-d float64 and may be batched.
 
-    `size` and `least` are the rate and eps with both bias corrections in them: section 2 of the paper, last paragraph.
-    Times the param, `decay` is added to the gradient, and `shrink` taken from the update.
+    `size` and `least` are the rate and eps with both bias corrections in them: section
+    2 of the paper, last paragraph. Times the param, `decay` is added to the gradient,
+    and `shrink` taken from the update.
     """
 
     size: Tensor
@@ -150,7 +195,11 @@ def _step(numbers: AdamNumbers, rows: Sequence[Row]) -> list[Row]:
     plain = _known(numbers)
 
     def add(blocks: list[blockwise.Row], *row: Tensor) -> list[Tensor] | None:
-        return blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if plain else None
+        return (
+            blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1))
+            if plain
+            else None
+        )
 
     def others(left: Sequence[Row]) -> list[Row]:
         return lists.each(partial(_in_torch, numbers), *zip(*left, strict=True))
@@ -159,7 +208,12 @@ def _step(numbers: AdamNumbers, rows: Sequence[Row]) -> list[Row]:
 
 
 def _known(numbers: AdamNumbers) -> bool:
-    return constants([x for x in (numbers.size, numbers.least, numbers.shrink) if x is not None]) is not None
+    return (
+        constants(
+            [x for x in (numbers.size, numbers.least, numbers.shrink) if x is not None]
+        )
+        is not None
+    )
 
 
 def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Row:
@@ -168,18 +222,27 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
         g = g + numbers.decay * wide(p)
     m = m + (g - m) * (1 - numbers.beta1)
     v = v * numbers.beta2 + g * g * (1 - numbers.beta2)
-    update = -base.scalar_like(numbers.size, m) * (m / (sqrt(v) + base.scalar_like(numbers.least, v)))
+    update = -base.scalar_like(numbers.size, m) * (
+        m / (sqrt(v) + base.scalar_like(numbers.least, v))
+    )
     if numbers.shrink is not None:
         update = update - base.scalar_like(numbers.shrink, update) * wide(p)
     return update.to(dtype), m.to(dtype), v.to(dtype)
 
 
-def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row]) -> None:
-    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
-    # Moments may be written over the old ones. The update has this sign: -1 to add it to the param, 1 to take it away.
+def _in_blocks(
+    numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row]
+) -> None:
+    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square
+    # roots of float32 too. Moments may be written over the old ones. The update has
+    # this sign: -1 to add it to the param, 1 to take it away.
     f = np.float32
-    least, shrink = f(numbers.least.item()), None if numbers.shrink is None else -f(numbers.shrink.item())
-    # Where the two parts of an update with a decay cancel it is +0.0: so it is made first, and turned then.
+    least, shrink = (
+        f(numbers.least.item()),
+        None if numbers.shrink is None else -f(numbers.shrink.item()),
+    )
+    # Where the two parts of an update with a decay cancel it is +0.0: so it is made
+    # first, and turned then.
     size = f(numbers.size.item()) * (sign if shrink is None else -1)
     part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
     room = np.empty(BLOCK, f)
@@ -208,7 +271,8 @@ def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> 
     buffers = [np.empty(BLOCK, np.float32) for _ in range(3)]
 
     def bare() -> Iterable[blockwise.Row]:
-        # Each block with its gradient masked. When the next block is asked for, this one has its update.
+        # Each block with its gradient masked. When the next block is asked for, this
+        # one has its update.
         for mask, m, v, gradient, p, new, mu, nu in blocks:
             g, update, wide = (x[: p.size] for x in buffers)
             leafwise.zero_block(mask, gradient, g, wide)

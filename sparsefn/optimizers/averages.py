@@ -18,19 +18,23 @@ __dir__ = __all__.copy
 def ema(state: State, decay: Real, average: Tree = None) -> Tree:
     """The exponential moving average of the effective weights, as sparse as they are.
 
-    >>> state = sf.State({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])})
+    >>> state = sf.State(
+    ...     {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])}
+    ... )
     >>> average = sf.ema(state, 0.75)
     >>> sf.ema(state._replace(params={"w": torch.tensor([3.0, 5.0])}), 0.75, average)
     {'w': tensor([1.5000, 0.0000])}
 
-    `decay * average + (1 - decay) * weights`, and +0.0 where the masks prune: a weight that grows back starts from
-    zero. Without an average, a copy of the effective weights starts one. `decay` is a number in [0, 1] or a 0-d float
-    tensor, which may be batched. An average keeps its dtypes: half-precision weights hardly move a half-precision
-    average, so start theirs as `optree.tree_map(torch.Tensor.float, sf.effective(state))`. To run the model with it,
-    put it in place of `sf.effective(state)`.
+    `decay * average + (1 - decay) * weights`, and +0.0 where the masks prune: a weight
+    that grows back starts from zero. Without an average, a copy of the effective
+    weights starts one. `decay` is a number in [0, 1] or a 0-d float tensor, which may
+    be batched. An average keeps its dtypes: half-precision weights hardly move a
+    half-precision average, so start theirs as `optree.tree_map(torch.Tensor.float,
+    sf.effective(state))`. To run the model with it, put it in place of `sf.effective(state)`.
 
-    ValueError for an average that does not fit the params, with the path, and a decay out of range; TypeError for
-    anything but a State. `state` may also be the `state` of what `attach` returns.
+    ValueError for an average that does not fit the params, with the path, and a decay
+    out of range; TypeError for anything but a State. `state` may also be the `state` of
+    what `attach` returns.
     """
     share = number("decay", decay)
     if not isinstance(share, Tensor) and not 0.0 <= share <= 1.0:
@@ -44,6 +48,11 @@ def ema(state: State, decay: Real, average: Tree = None) -> Tree:
 
 
 def _mixed(old: Tensor, new: Tensor, share: Real) -> Tensor:
-    old_part, kind = like(old, share), torch.promote_types(wide(old).dtype, wide(new).dtype)
+    old_part, kind = (
+        like(old, share),
+        torch.promote_types(wide(old).dtype, wide(new).dtype),
+    )
     a, b = old.to(kind), new.to(kind)
-    return (scalar_like(old_part, a) * a + scalar_like(1 - old_part, b) * b).to(old.dtype)
+    return (scalar_like(old_part, a) * a + scalar_like(1 - old_part, b) * b).to(
+        old.dtype
+    )

@@ -22,7 +22,9 @@ Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes 
 Rebuild = Callable[[Sequence[Tensor]], Tree]
 Kernel = Callable[[Iterable[blockwise.Row]], object]
 Step = Callable[[Sequence[Row]], Sequence[Row]]
-Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]  # params, masks, gradients and any moments
+Trees = tuple[
+    Tree, Tree, Tree, Sequence[Tree]
+]  # params, masks, gradients and any moments
 _IN_BLOCKS = {torch.float32, torch.bool}
 
 
@@ -37,21 +39,26 @@ class Optimizer(NamedTuple):
     >>> optree.tree_map(torch.add, params, updates)
     {'w': tensor([0.8000])}
 
-    `init(params) -> state`; `update(grads, state, *, params=None, inplace=False) -> (updates, state)`
-    where the updates are to be added to the params. `params` is needed for weight decay. A state
-    holds tensors only and goes through `vmap` (use `vmap(init)` for stacked params),
-    `torch.compile` and checkpoints; the updates are differentiable.
+    `init(params) -> state`; `update(grads, state, *, params=None, inplace=False) ->
+    (updates, state)` where the updates are to be added to the params. `params` is
+    needed for weight decay. A state holds tensors only and goes through `vmap` (use
+    `vmap(init)` for stacked params), `torch.compile` and checkpoints; the updates are
+    differentiable.
 
-    `under_masks(grads, state, params, masks) -> (params, state)` is optional: the whole step under masks in one pass,
-    which `with_optimizer` then takes. It has the bits of `update` on gradients that are +0.0 off the masks, with the
-    updates added only on the masks; or it gives None where there is no faster way. It is for optimizers that step each
-    entry by itself: in compiled code `with_optimizer` makes their updates from whole gradients. `_replace(update=...)`
-    clears it, as it is a way of the old update.
+    `under_masks(grads, state, params, masks) -> (params, state)` is optional: the whole
+    step under masks in one pass, which `with_optimizer` then takes. It has the bits of
+    `update` on gradients that are +0.0 off the masks, with the updates added only on
+    the masks; or it gives None where there is no faster way. It is for optimizers that
+    step each entry by itself: in compiled code `with_optimizer` makes their updates
+    from whole gradients. `_replace(update=...)` clears it, as it is a way of the old
+    update.
     """
 
     init: Callable[[Tree], Tree]
     update: Callable[..., tuple[Tree, Tree]]
-    under_masks: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree] | None] | None = None
+    under_masks: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree] | None] | None = (
+        None
+    )
 
 
 def start_count(params: Tree) -> Tensor:
@@ -62,7 +69,11 @@ def start_count(params: Tree) -> Tensor:
     """
     check_tree("params", params)
     leaves = leaves_of(params)
-    return torch.zeros((), dtype=torch.int64, device=leaves[0].device if leaves else torch.device("cpu"))
+    return torch.zeros(
+        (),
+        dtype=torch.int64,
+        device=leaves[0].device if leaves else torch.device("cpu"),
+    )
 
 
 def zero_moments(params: Tree) -> Tree:
@@ -84,9 +95,13 @@ def rate_at(lr: Level, count: Tensor) -> Tensor:
 
 
 def known_rate(lr: Level, count: Tensor) -> Tensor | None:
-    """The learning rate, if Python may know it and the count: no transform, mode or device hides them.
+    """The learning rate, if Python may know it and the count: no transform, mode or
+    device hides them.
 
-    >>> known_rate(0.5, torch.tensor(1)), known_rate(torch.tensor(0.5, requires_grad=True), torch.tensor(1))
+    >>> (
+    ...     known_rate(0.5, torch.tensor(1)),
+    ...     known_rate(torch.tensor(0.5, requires_grad=True), torch.tensor(1)),
+    ... )
     (tensor(0.5000, dtype=torch.float64), None)
     """
     if not count.is_cpu:
@@ -95,8 +110,15 @@ def known_rate(lr: Level, count: Tensor) -> Tensor | None:
     return None if constants([count, rate]) is None else rate
 
 
-def check_fitting(grads: Tree, params: Tree, moments: Tree, weight_decay: float = 0.0, inplace: bool = False) -> None:
-    """Raise for grads, params and moments that do not fit each other, and for an update in place.
+def check_fitting(
+    grads: Tree,
+    params: Tree,
+    moments: Tree,
+    weight_decay: float = 0.0,
+    inplace: bool = False,
+) -> None:
+    """Raise for grads, params and moments that do not fit each other, and for an update
+    in place.
 
     >>> check_fitting({"w": torch.ones(2)}, None, None, weight_decay=0.1)
     Traceback (most recent call last):
@@ -104,9 +126,13 @@ def check_fitting(grads: Tree, params: Tree, moments: Tree, weight_decay: float 
     ValueError: expected params in update for weight_decay=0.1, got None
     """
     if inplace:
-        raise ValueError("expected inplace=False: this optimizer never changes its arguments")
+        raise ValueError(
+            "expected inplace=False: this optimizer never changes its arguments"
+        )
     if weight_decay and params is None:
-        raise ValueError(f"expected params in update for weight_decay={weight_decay}, got None")
+        raise ValueError(
+            f"expected params in update for weight_decay={weight_decay}, got None"
+        )
     if params is not None:
         check_like("grads", grads, params)
     if moments is not None:
@@ -114,7 +140,8 @@ def check_fitting(grads: Tree, params: Tree, moments: Tree, weight_decay: float 
 
 
 def check_rate(lr: Level) -> None:
-    """Raise unless it is a number of at least 0, a 0-d float tensor (its value is not read) or a schedule.
+    """Raise unless it is a number of at least 0, a 0-d float tensor (its value is not
+    read) or a schedule.
 
     >>> check_rate(-0.1)
     Traceback (most recent call last):
@@ -145,7 +172,8 @@ def scalar_like(scalar: Tensor, leaf: Tensor) -> Tensor:
     >>> scalar_like(torch.tensor(0.1, dtype=torch.float64), torch.ones(1))
     tensor(0.1000)
     """
-    # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place than a single one.
+    # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place
+    # than a single one.
     return scalar.to(device=leaf.device, dtype=leaf.dtype)
 
 
@@ -159,15 +187,27 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
 
 
 def in_blocks(
-    rows: Sequence[Row], add: Callable[..., Sequence[Tensor] | None], kernel: Kernel, others: Step
+    rows: Sequence[Row],
+    add: Callable[..., Sequence[Tensor] | None],
+    kernel: Kernel,
+    others: Step,
 ) -> list[Row]:
-    """The results of a kernel for each row that `add(blocks, *row)` takes, and of `others` for the rest, in order.
+    """The results of a kernel for each row that `add(blocks, *row)` takes, and of
+    `others` for the rest, in order.
 
-    >>> in_blocks([(torch.ones(2).double(),)], lambda blocks, x: None, list, lambda rows: [(x + 1,) for x, in rows])
+    >>> in_blocks(
+    ...     [(torch.ones(2).double(),)],
+    ...     lambda blocks, x: None,
+    ...     list,
+    ...     lambda rows: [(x + 1,) for (x,) in rows],
+    ... )
     [(tensor([2., 2.], dtype=torch.float64),)]
     """
     blocks: list[blockwise.Row] = []
-    made = [add(blocks, *row) if all(x.dtype in _IN_BLOCKS for x in row) else None for row in rows]
+    made = [
+        add(blocks, *row) if all(x.dtype in _IN_BLOCKS for x in row) else None
+        for row in rows
+    ]
     if blocks:
         blockwise.run_blocks(kernel, blocks)
     left = [row for row, done in zip(rows, made, strict=True) if done is None]
@@ -176,7 +216,8 @@ def in_blocks(
 
 
 def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree]:
-    """New params and moments: by a kernel, or by `step`, which gives updates of rows of (*moments, gradient, param).
+    """New params and moments: by a kernel, or by `step`, which gives updates of rows of
+    (*moments, gradient, param).
 
     >>> w = torch.ones(2)
     >>> trees = [w], [torch.tensor([True, False])], [w], []
@@ -189,23 +230,37 @@ def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, *moments, grads))
     n = len(moments)
-    over = (n + 2, *range(1, n + 1))  # of the mask, the moments, the gradient and the param
+    over = (
+        n + 2,
+        *range(1, n + 1),
+    )  # of the mask, the moments, the gradient and the param
 
-    def add(blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor) -> Sequence[Tensor] | None:
+    def add(
+        blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor
+    ) -> Sequence[Tensor] | None:
         large = p.numel() >= blockwise.SMALL
-        return blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over) if large else None
+        return (
+            blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over)
+            if large
+            else None
+        )
 
     def others(left: Sequence[Row]) -> Sequence[Row]:
         old, covers, *momenta, slopes = zip(*left, strict=True)
-        stepped = step(list(zip(*momenta, leafwise.zeroed(covers, slopes), old, strict=True)))
+        stepped = step(
+            list(zip(*momenta, leafwise.zeroed(covers, slopes), old, strict=True))
+        )
         moved = leafwise.added(covers, old, [row[0] for row in stepped])
         return [(new, *row[1:]) for new, row in zip(moved, stepped, strict=True)]
 
     return trees_of(in_blocks(rows, add, kernel, others), n + 1, rebuild)
 
 
-def by_backend(name: str, lr: Level, numbers: Row, trees: Trees, *options: object) -> tuple[list[Tree], Any] | None:
-    """What the backend of a device makes of a step: new params and moments, and new numbers, the count before others.
+def by_backend(
+    name: str, lr: Level, numbers: Row, trees: Trees, *options: object
+) -> tuple[list[Tree], Any] | None:
+    """What the backend of a device makes of a step: new params and moments, and new
+    numbers, the count before others.
 
     >>> by_backend("none", 0.1, (torch.tensor(0),), ({}, {}, {}, []))
     """
@@ -215,5 +270,11 @@ def by_backend(name: str, lr: Level, numbers: Row, trees: Trees, *options: objec
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, grads, *moments))
-    made = backends.asked(name, device, rows, (*numbers, rate_at(lr, numbers[0])), *options)
-    return None if made is None else (trees_of(made[0], len(moments) + 1, rebuild), made[1])
+    made = backends.asked(
+        name, device, rows, (*numbers, rate_at(lr, numbers[0])), *options
+    )
+    return (
+        None
+        if made is None
+        else (trees_of(made[0], len(moments) + 1, rebuild), made[1])
+    )

@@ -1,4 +1,6 @@
-"""Several optimizers for the leaves of one tree: by the paths of leaves, or by the tree's top-level parts."""
+"""Several optimizers for the leaves of one tree: by the paths of leaves, or by the
+tree's top-level parts.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,39 @@ from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_like, flatten, tops
 from sparsefn.tree.chosen import from_shares, shares
 
-# tree, a tree like it whose leaves are chosen from -> the leaves of each optimizer by path, in order
+# tree, a tree like it whose leaves are chosen from -> the leaves of each optimizer by
+# path, in order
 Split = Callable[[Tree, Tree], list[Leaves]]
 
 
 @described
 def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
-    """Different optimizers for different leaves of the trained tree: the first match wins.
+    """Different optimizers for different leaves of the trained tree: the first match
+    wins.
 
-    >>> optimizer = sf.optimizers.by_path([("*.bias", sf.optimizers.sgd(1.0)), ("*", sf.optimizers.sgd(0.5))])
+    >>> optimizer = sf.optimizers.by_path(
+    ...     [("*.bias", sf.optimizers.sgd(1.0)), ("*", sf.optimizers.sgd(0.5))]
+    ... )
     >>> params = {"0.bias": torch.ones(1), "0.weight": torch.ones(1)}
     >>> optimizer.update(params, optimizer.init(params))[0]
     {'0.bias': tensor([-1.]), '0.weight': tensor([-0.5000])}
 
-    A rule is a `where` as in `partition` (a glob, a sequence of globs or a function of (path, leaf)) and an optimizer:
-    one of this module, or `Optimizer(init, update)` of another library's pair. Each sees its leaves as a flat dict by
-    path and has a count of its own; the state is the tuple of their states. A function may go by the path and the
-    number of dimensions, as for no weight decay on biases and norms, but not by sizes: `with_optimizer` looks for
-    moments with leaves of other sizes.
+    A rule is a `where` as in `partition` (a glob, a sequence of globs or a function of
+    (path, leaf)) and an optimizer: one of this module, or `Optimizer(init, update)` of
+    another library's pair. Each sees its leaves as a flat dict by path and has a count
+    of its own; the state is the tuple of their states. A function may go by the path
+    and the number of dimensions, as for no weight decay on biases and norms, but not by
+    sizes: `with_optimizer` looks for moments with leaves of other sizes.
 
-    ValueError for a leaf that no rule matches, a glob that no path matches and a rule whose leaves all go to earlier
-    rules; TypeError for something else than pairs of a `where` and an optimizer. Leaves are matched in `init` and in
-    every update.
+    ValueError for a leaf that no rule matches, a glob that no path matches and a rule
+    whose leaves all go to earlier rules; TypeError for something else than pairs of a
+    `where` and an optimizer. Leaves are matched in `init` and in every update.
     """
     pairs = list(rules)
     if not pairs:
-        raise ValueError("by_path: expected at least one (where, optimizer) pair, got none")
+        raise ValueError(
+            "by_path: expected at least one (where, optimizer) pair, got none"
+        )
     check_pairs("by_path", pairs)
     for i, (_, optimizer) in enumerate(pairs):
         _check_optimizer("by_path", f"at position {i}", optimizer)
@@ -46,10 +55,14 @@ def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
         *rows, rest = shares("by_path", wheres, tree, like)
         if rest:
             left = ", ".join(map(repr, rest))
-            raise ValueError(f"by_path: no rule matches {left}; add ('*', an optimizer) as the last")
+            raise ValueError(
+                f"by_path: no rule matches {left}; add ('*', an optimizer) as the last"
+            )
         for i, row in enumerate(rows):
             if not row:
-                raise ValueError(f"by_path: no leaf is left for rule {i}, {shown(wheres[i])}")
+                raise ValueError(
+                    f"by_path: no leaf is left for rule {i}, {shown(wheres[i])}"
+                )
         return rows
 
     return _split(split, [optimizer for _, optimizer in pairs])
@@ -60,20 +73,28 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
     """One optimizer for each top-level part of the trained tree.
 
     >>> movement = sf.supermask(0.5, mode="joint", init="zeros")
-    >>> optimizer = sf.optimizers.parts({"params": sf.optimizers.adamw(1e-3), "scores": sf.optimizers.sgd(0.1)})
+    >>> optimizer = sf.optimizers.parts(
+    ...     {"params": sf.optimizers.adamw(1e-3), "scores": sf.optimizers.sgd(0.1)}
+    ... )
     >>> state = sf.with_optimizer(movement, optimizer).init({"w": torch.ones(1, 2)})
     >>> state.opt["scores"]
     SgdState(count=tensor(0), momentum=())
 
-    For algorithms that train more than params: `supermask(mode="joint")` trains "params" and "scores",
-    `reparametrised` "latent" and "rest". It is `by_path` with a name in place of a glob: the state is a dict by part.
-    A part without leaves may be left out. ValueError for an unknown part and one without an optimizer, TypeError for
+    For algorithms that train more than params: `supermask(mode="joint")` trains
+    "params" and "scores", `reparametrised` "latent" and "rest". It is `by_path` with a
+    name in place of a glob: the state is a dict by part. A part without leaves may be
+    left out. ValueError for an unknown part and one without an optimizer, TypeError for
     something else than a dict of optimizers.
     """
     if not isinstance(optimizers, Mapping):
-        raise TypeError(f"parts: expected a dict of optimizers by part, got {type(optimizers).__name__}")
+        raise TypeError(
+            "parts: expected a dict of optimizers by part, got "
+            f"{type(optimizers).__name__}"
+        )
     if not optimizers:
-        raise ValueError("parts: expected at least one part with its optimizer, got none")
+        raise ValueError(
+            "parts: expected at least one part with its optimizer, got none"
+        )
     for name, optimizer in optimizers.items():
         _check_optimizer("parts", f"for {name!r}", optimizer)
     names = list(optimizers)
@@ -82,7 +103,8 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         known, owners = tops(like)
         if not set(owners) <= set(names) <= set(known):
             raise ValueError(
-                f"parts: expected one optimizer for each of the parts {_listed(known)} of the trained tree, "
+                f"parts: expected one optimizer for each of the parts {_listed(known)} "
+                "of the trained tree, "
                 f"got optimizers for {_listed(names)}"
             )
         rows = list(zip(owners, flatten(tree)[0].items(), strict=True))
@@ -99,12 +121,15 @@ def _check_optimizer(call: str, place: str, optimizer: object) -> None:
     if not isinstance(optimizer, Optimizer):
         got = type(optimizer).__name__
         raise TypeError(
-            f"{call}: expected an optimizer such as sf.optimizers.sgd(0.1), got {got} {place}; a pair init, update of "
+            f"{call}: expected an optimizer such as sf.optimizers.sgd(0.1), got {got} "
+            f"{place}; a pair init, update of "
             "another library is sf.optimizers.Optimizer(init, update)"
         )
 
 
-def _split(split: Split, optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]) -> Optimizer:
+def _split(
+    split: Split, optimizers: Mapping[str, Optimizer] | Sequence[Optimizer]
+) -> Optimizer:
     named = isinstance(optimizers, Mapping)
     keys: list[Any] = list(optimizers) if named else list(range(len(optimizers)))
     each: list[Optimizer] = [optimizers[key] for key in keys]
@@ -113,25 +138,46 @@ def _split(split: Split, optimizers: Mapping[str, Optimizer] | Sequence[Optimize
         return dict(zip(keys, states, strict=True)) if named else tuple(states)
 
     def share(tree: Tree, like: Tree) -> list[Tree]:
-        # An empty share is (), as in a state: compiled code cannot flatten an empty dict inside another.
+        # An empty share is (), as in a state: compiled code cannot flatten an empty
+        # dict inside another.
         return [row or () for row in split(tree, like)]
 
     def init(params: Tree) -> Tree:
-        return packed([optimizer.init(row) for optimizer, row in zip(each, share(params, params), strict=True)])
+        return packed(
+            [
+                optimizer.init(row)
+                for optimizer, row in zip(each, share(params, params), strict=True)
+            ]
+        )
 
-    def update(grads: Tree, state: Tree, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, Tree]:
+    def update(
+        grads: Tree, state: Tree, *, params: Tree = None, inplace: bool = False
+    ) -> tuple[Tree, Tree]:
         if params is not None:
             check_like("grads", grads, params)
         given = [None for _ in keys] if params is None else share(params, params)
-        rows = zip(each, keys, share(grads, grads if params is None else params), given, strict=True)
-        stepped = [optimizer.update(g, state[key], params=p, inplace=inplace) for optimizer, key, g, p in rows]
+        rows = zip(
+            each,
+            keys,
+            share(grads, grads if params is None else params),
+            given,
+            strict=True,
+        )
+        stepped = [
+            optimizer.update(g, state[key], params=p, inplace=inplace)
+            for optimizer, key, g, p in rows
+        ]
         updates, new = zip(*stepped, strict=True)
         return from_shares(updates, grads), packed(new)
 
-    def under_masks(grads: Tree, state: Tree, params: Tree, masks: Tree) -> tuple[Tree, Tree] | None:
+    def under_masks(
+        grads: Tree, state: Tree, params: Tree, masks: Tree
+    ) -> tuple[Tree, Tree] | None:
         check_like("grads", grads, params)
         stepped = []
-        for optimizer, key, *row in zip(each, keys, *(share(x, params) for x in (grads, params, masks)), strict=True):
+        for optimizer, key, *row in zip(
+            each, keys, *(share(x, params) for x in (grads, params, masks)), strict=True
+        ):
             one_pass, (g, p, m) = optimizer.under_masks, row
             done = None if one_pass is None else one_pass(g, state[key], p, m)
             if done is None:

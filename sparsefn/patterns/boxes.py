@@ -16,11 +16,14 @@ from sparsefn.patterns.kinds import Box
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 
-_SLAB = 1 << 18  # elements that are laid out anew at a time: few enough for a core's cache
+_SLAB = (
+    1 << 18
+)  # elements that are laid out anew at a time: few enough for a core's cache
 
 
 def boxes_of(x: Tensor, box: Box) -> Tensor:
-    """View x, whose sizes are divisible by box, as (number of boxes, elements of a box): one box where it is empty.
+    """View x, whose sizes are divisible by box, as (number of boxes, elements of a
+    box): one box where it is empty.
 
     >>> boxes_of(torch.arange(4).reshape(2, 2), (2, 1))
     tensor([[0, 2],
@@ -36,7 +39,8 @@ def boxes_of(x: Tensor, box: Box) -> Tensor:
 
 
 def in_line(box: Box, shape: Box) -> bool:
-    """Whether the elements of each box follow one another: from the end whole dimensions, part of one, then ones.
+    """Whether the elements of each box follow one another: from the end whole
+    dimensions, part of one, then ones.
 
     >>> in_line((1, 2), (3, 4)), in_line((2, 2), (4, 4))
     (True, False)
@@ -72,8 +76,11 @@ def grid_of(shape: Box, box: Box) -> Box:
     return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
 
 
-def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor] | Pooling, *others: Tensor) -> Tensor:
-    """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
+def over_boxes(
+    x: Tensor, box: Box, fn: Callable[..., Tensor] | Pooling, *others: Tensor
+) -> Tensor:
+    """A function of (boxes, elements) at each box of x, whose far borders may be
+    partial boxes.
 
     >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))
     tensor([[4., 2.]])
@@ -81,19 +88,27 @@ def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor] | Pooling, *others
     tensor([[1., 2., 1.],
             [3., 4., 2.]])
 
-    The function returns one number a box, which are laid out as the grid of boxes, or one an element. It gets
-    contiguous rows, and those of `others`, tensors of the shape of x, at the same boxes. Of a large CPU tensor it gets
-    some boxes at a time, so what it returns for one must not depend on the others.
+    The function returns one number a box, which are laid out as the grid of boxes, or
+    one an element. It gets contiguous rows, and those of `others`, tensors of the shape
+    of x, at the same boxes. Of a large CPU tensor it gets some boxes at a time, so what
+    it returns for one must not depend on the others.
     """
     if isinstance(fn, Pooling):
         return over_parts((x,), box, lambda parts, box: pool(parts[0], box, fn))
     return over_parts((x, *others), box, partial(_of_whole_boxes, fn))
 
 
-def over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int = 0) -> Tensor:
-    """A function of tensors that boxes fill and the box, at the inner parts of xs and at their borders.
+def over_parts(
+    xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int = 0
+) -> Tensor:
+    """A function of tensors that boxes fill and the box, at the inner parts of xs and
+    at their borders.
 
-    >>> over_parts((torch.ones(5),), (2,), lambda parts, box: parts[0].reshape(-1, *box).sum(-1))
+    >>> over_parts(
+    ...     (torch.ones(5),),
+    ...     (2,),
+    ...     lambda parts, box: parts[0].reshape(-1, *box).sum(-1),
+    ... )
     tensor([2., 2., 1.])
     """
     if dim == xs[0].ndim:
@@ -102,7 +117,9 @@ def over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim:
     if not edge:
         return over_parts(xs, box, fn, dim + 1)
     border = (*box[:dim], edge, *box[dim + 1 :])
-    last = over_parts(tuple(x.narrow(dim, size - edge, edge) for x in xs), border, fn, dim + 1)
+    last = over_parts(
+        tuple(x.narrow(dim, size - edge, edge) for x in xs), border, fn, dim + 1
+    )
     if size < box[dim]:
         return last
     inner = tuple(x.narrow(dim, 0, size - edge) for x in xs)
@@ -111,7 +128,11 @@ def over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim:
 
 def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     x = xs[0]
-    if x.numel() > _SLAB and visible(xs) is not None and not any(x.requires_grad for x in xs):
+    if (
+        x.numel() > _SLAB
+        and visible(xs) is not None
+        and not any(x.requires_grad for x in xs)
+    ):
         return _by_slabs(fn, xs, box)
     shape, out = tuple(x.shape), fn(*(boxes_of(x, box).contiguous() for x in xs))
     one_each = out.ndim == 1 or out.shape[1] == 1
@@ -121,7 +142,8 @@ def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
 def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     parts, size, shape = [in_boxes(x, box) for x in xs], math.prod(box), xs[0].shape
     grid = parts[0].shape[: len(shape)]
-    # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
+    # Threads wait for each other after every operation, for long on a busy machine: for
+    # them slabs are few and large.
     most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
     result: Tensor | None = None
     for at in slabs(grid, max(1, most // size)):
@@ -142,7 +164,9 @@ def over_elements(x: Tensor, box: Box, shape: Box) -> Tensor:
     tensor([[ True,  True, False],
             [ True,  True, False]])
     """
-    for dim in reversed(range(len(shape))):  # the largest result is then made last, from whole rows
+    for dim in reversed(
+        range(len(shape))
+    ):  # the largest result is then made last, from whole rows
         x = _repeated(x, dim, box[dim], shape[dim])
     return x
 
@@ -153,12 +177,21 @@ def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
     edge = size % times
     if not edge:
         return _spread_along(x, dim, times)
-    # Whole units and the last one apart: where one index serves both, inductor's vectors of bools are garbage.
+    # Whole units and the last one apart: where one index serves both, inductor's
+    # vectors of bools are garbage.
     last = _spread_along(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
     return (
-        torch.cat([_spread_along(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim) if size > times else last
+        torch.cat(
+            [_spread_along(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim
+        )
+        if size > times
+        else last
     )
 
 
 def _spread_along(x: Tensor, dim: int, times: int) -> Tensor:
-    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
+    return (
+        x.unsqueeze(dim + 1)
+        .expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :])
+        .flatten(dim, dim + 1)
+    )

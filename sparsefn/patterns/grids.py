@@ -1,4 +1,6 @@
-"""Where the units of leaves lie: of a DTensor those of the box that this process gets once no unit crosses a border."""
+"""Where the units of leaves lie: of a DTensor those of the box that this process gets
+once no unit crosses a border.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
         known = set(paths_of(made))
         if others := [path for path in leaves if path not in known]:
             raise ValueError(
-                f"tied: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
+                "tied: expected every sparse leaf to be in a tied set whose leaves "
+                "are all sparse, but "
                 f"{others[0]!r} is not"
             )
         return made
@@ -60,11 +63,16 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
 
 def paths_of(grids: Grids) -> list[str]:
     """The paths of the leaves, those of tied sets as often as they are a member."""
-    return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]
+    return [
+        at
+        for path, units in grids.items()
+        for at in ([place.path for place in units.places] or [path])
+    ]
 
 
 def with_alignment(units: Units, leaf: Tensor) -> Units:
-    """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
+    """The units of this process's part of a leaf; those of the whole where the leaf is
+    no DTensor.
 
     >>> from sparsefn.patterns.grids import with_alignment
     >>> from sparsefn.patterns.units import units_of
@@ -72,8 +80,9 @@ def with_alignment(units: Units, leaf: Tensor) -> Units:
     >>> with_alignment(units, torch.ones(3, 8)) is units
     True
 
-    `whole` of the result has the units of the leaf, `alignment` says where the box lies, and `extent` where its units
-    lie in the grid, if processes share the one group of the leaf. A leaf with several groups has each on one process.
+    `whole` of the result has the units of the leaf, `alignment` says where the box
+    lies, and `extent` where its units lie in the grid, if processes share the one group
+    of the leaf. A leaf with several groups has each on one process.
     """
     if not is_sharded(leaf):
         return units
@@ -83,11 +92,15 @@ def with_alignment(units: Units, leaf: Tensor) -> Units:
 
 
 def cell_of(units: Units) -> Box:
-    """The box of elements that must be whole on one process: a unit, or a group where there are several.
+    """The box of elements that must be whole on one process: a unit, or a group where
+    there are several.
 
     >>> from sparsefn.patterns.grids import cell_of
     >>> from sparsefn.patterns.units import units_of
-    >>> cell_of(units_of(sf.patterns.nm(2, 4), (3, 8))), cell_of(units_of(sf.patterns.channel(0), (3, 8)))
+    >>> (
+    ...     cell_of(units_of(sf.patterns.nm(2, 4), (3, 8))),
+    ...     cell_of(units_of(sf.patterns.channel(0), (3, 8))),
+    ... )
     ((1, 4), (1, 8))
     """
     if units.rows[0] <= 1:
@@ -98,8 +111,12 @@ def cell_of(units: Units) -> Box:
 def units_at(units: Units, alignment: Alignment) -> Units:
     """The units of the box of an alignment."""
     several, box = units.rows[0] > 1, alignment.box
-    start = tuple(first // max(b, 1) for first, b in zip(box.start, units.unit, strict=True))
-    grid = tuple(-(-size // max(b, 1)) for size, b in zip(box.size, units.unit, strict=True))
+    start = tuple(
+        first // max(b, 1) for first, b in zip(box.start, units.unit, strict=True)
+    )
+    grid = tuple(
+        -(-size // max(b, 1)) for size, b in zip(box.size, units.unit, strict=True)
+    )
     group = units.group if several else grid
     groups = math.prod(_in_groups(grid, group)) if several else 1
     at = tuple(slice(first, first + n) for first, n in zip(start, grid, strict=True))
@@ -135,17 +152,26 @@ def group_places(units: Units) -> Tensor:
 
 
 def _group_extent(units: Units) -> Extent | None:
-    # Where the groups of a DTensor that are here lie among all; None where it has one, or the leaf is plain.
+    # Where the groups of a DTensor that are here lie among all; None where it has one,
+    # or the leaf is plain.
     if units.alignment is None or units.extent is not None:
         return None
     whole = units.of_all
     cell = [max(a * b, 1) for a, b in zip(whole.unit, whole.group, strict=True)]
-    start = tuple(first // n for first, n in zip(units.alignment.box.start, cell, strict=True))
-    return Extent(_in_groups(whole.grid, whole.group), start, _in_groups(units.grid, units.group), ())
+    start = tuple(
+        first // n for first, n in zip(units.alignment.box.start, cell, strict=True)
+    )
+    return Extent(
+        _in_groups(whole.grid, whole.group),
+        start,
+        _in_groups(units.grid, units.group),
+        (),
+    )
 
 
 def unit_extent(units: Units) -> Extent | None:
-    """Where the units of a DTensor that are here lie among all, in the order of its rows; None for a plain leaf.
+    """Where the units of a DTensor that are here lie among all, in the order of its
+    rows; None for a plain leaf.
 
     >>> from sparsefn.patterns.grids import unit_extent
     >>> from sparsefn.patterns.units import units_of
@@ -172,37 +198,57 @@ def own_counts(units: Units, counts: Count) -> Count:
 
 
 def to_aligned(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
-    """The leaves, with those that are DTensors as the boxes that this process gets of them.
+    """The leaves, with those that are DTensors as the boxes that this process gets of
+    them.
 
     >>> from sparsefn.patterns.grids import to_aligned
     >>> from sparsefn.patterns.units import units_of
-    >>> to_aligned({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
+    >>> to_aligned(
+    ...     {"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}
+    ... )
     {'w': tensor([1., 1.])}
     """
-    alignments = {path: one.alignment for path, one in units.items() if one.alignment and path in leaves}
+    alignments = {
+        path: one.alignment
+        for path, one in units.items()
+        if one.alignment and path in leaves
+    }
     if not alignments:
         return leaves
-    boxes = realigned([here(leaves[path]) for path in alignments], list(alignments.values()))
+    boxes = realigned(
+        [here(leaves[path]) for path in alignments], list(alignments.values())
+    )
     return leaves | dict(zip(alignments, boxes, strict=True))
 
 
 def from_aligned(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
-    """The inverse of `to_aligned`: boxes of this process as DTensors that are laid out as the leaves.
+    """The inverse of `to_aligned`: boxes of this process as DTensors that are laid out
+    as the leaves.
 
     >>> from sparsefn.patterns.grids import from_aligned
     >>> from sparsefn.patterns.units import units_of
-    >>> from_aligned({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
+    >>> from_aligned(
+    ...     {"w": units_of(sf.patterns.unstructured(), (2,))},
+    ...     {"w": torch.ones(2)},
+    ...     {"w": torch.zeros(2)},
+    ... )
     {'w': tensor([1., 1.])}
     """
     alignments = {path: one.alignment for path, one in units.items() if one.alignment}
     if not alignments:
         return boxes
-    parts = realigned([boxes[path] for path in alignments], list(alignments.values()), back=True)
-    return boxes | {path: sharded_like(x, leaves[path]) for path, x in zip(alignments, parts, strict=True)}
+    parts = realigned(
+        [boxes[path] for path in alignments], list(alignments.values()), back=True
+    )
+    return boxes | {
+        path: sharded_like(x, leaves[path])
+        for path, x in zip(alignments, parts, strict=True)
+    }
 
 
 def refuse_parts(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
-    """Raise ValueError for DTensors where a function reads whole rows; with `shared`, only for rows of several parts.
+    """Raise ValueError for DTensors where a function reads whole rows; with `shared`,
+    only for rows of several parts.
 
     >>> from sparsefn.patterns.grids import refuse_parts
     >>> from sparsefn.patterns.units import units_of
@@ -211,7 +257,9 @@ def refuse_parts(what: str, units: Mapping[str, Units], shared: bool = False) ->
     for path, one in units.items():
         if (one.extent if shared else one.alignment) is not None:
             why = "it reads whole rows of scores"
-            raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}: {why}")
+            raise ValueError(
+                f"{what}: expected plain tensors, got a DTensor at {path!r}: {why}"
+            )
 
 
 @eagerly
@@ -220,7 +268,9 @@ def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tens
 
     >>> from sparsefn.patterns.grids import of_all_groups
     >>> from sparsefn.patterns.units import units_of
-    >>> of_all_groups([units_of(sf.patterns.row_balanced(), (2, 8))], [torch.tensor([3, 4])])
+    >>> of_all_groups(
+    ...     [units_of(sf.patterns.row_balanced(), (2, 8))], [torch.tensor([3, 4])]
+    ... )
     [tensor([3, 4])]
     """
 
@@ -228,18 +278,26 @@ def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tens
         return (yield Sum(vector))
 
     made, exchanges = list(counts), []
-    alignments = [(i, one, one.alignment) for i, one in enumerate(units) if one.alignment is not None]
+    alignments = [
+        (i, one, one.alignment)
+        for i, one in enumerate(units)
+        if one.alignment is not None
+    ]
     for i, one, alignment in alignments:
         vector = np.zeros(one.of_all.rows[0], np.int64)
         vector[group_places(one).numpy()] = counts[i].cpu().numpy()
         exchanges.append((alignment.box.groups, told(vector)))
-    for (i, *_), vector in zip(alignments, in_step(exchanges) if exchanges else [], strict=True):
+    for (i, *_), vector in zip(
+        alignments, in_step(exchanges) if exchanges else [], strict=True
+    ):
         made[i] = torch.from_numpy(vector).to(counts[i].device)
     return made
 
 
 def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
-    """A function of the units, scores and tensors of their shape; of the units that are here and parts of DTensors."""
+    """A function of the units, scores and tensors of their shape; of the units that are
+    here and parts of DTensors.
+    """
     check_float("scores", tensors[0])
     units = units_of(pattern, tuple(tensors[0].shape))
     if not is_sharded(tensors[0]):
@@ -247,7 +305,13 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
 
     def run() -> Tensor:
         own = with_alignment(units, tensors[0])
-        parts = [to_aligned({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
+        parts = [
+            to_aligned({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors
+        ]
         return from_aligned({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
 
-    return agreed({"call": fn.__name__}, {"tensors": {str(i): x for i, x in enumerate(tensors)}}, run)
+    return agreed(
+        {"call": fn.__name__},
+        {"tensors": {str(i): x for i, x in enumerate(tensors)}},
+        run,
+    )

@@ -11,20 +11,26 @@ from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.patterns.kinds import Pattern
 
 
-def sets_of(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The paths of each tied set that has one for every glob, in the order of the globs.
+def sets_of(
+    globs: tuple[str, ...], paths: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """The paths of each tied set that has one for every glob, in the order of the
+    globs.
 
     >>> sets_of(("*.a", "*.b"), ("0.a", "0.b", "1.a"))
     (('0.a', '0.b'),)
     """
     by_stem = [_matched(glob, paths) for glob in globs]
     return tuple(
-        tuple(found[stem] for found in by_stem) for stem in by_stem[0] if all(stem in found for found in by_stem)
+        tuple(found[stem] for found in by_stem)
+        for stem in by_stem[0]
+        if all(stem in found for found in by_stem)
     )
 
 
 def checked_sets(pattern: Pattern, paths: Sequence[str]) -> list[tuple[str, ...]]:
-    """The paths of each set; ValueError where a member matches no path, or no set has a leaf for each member.
+    """The paths of each set; ValueError where a member matches no path, or no set has a
+    leaf for each member.
 
     >>> checked_sets(sf.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
     Traceback (most recent call last):
@@ -32,11 +38,17 @@ def checked_sets(pattern: Pattern, paths: Sequence[str]) -> list[tuple[str, ...]
     ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight', '1.bias'
     """
     known = tuple(paths)
-    return [found for family in pattern.members for found in _checked(tuple([glob for glob, *_ in family]), known)]
+    return [
+        found
+        for family in pattern.members
+        for found in _checked(tuple([glob for glob, *_ in family]), known)
+    ]
 
 
 @at_compile_time
-def _checked(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def _checked(
+    globs: tuple[str, ...], paths: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
     stems = []
     for glob in globs:
         hits = list(_matched(glob, paths))
@@ -46,22 +58,34 @@ def _checked(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str,
             raise ValueError(f"tied: no path matches {glob!r}; the nearest are {known}")
         stems.append((glob, hits))
     if not (sets := sets_of(globs, paths)):
-        known = "; ".join(f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}" for glob, hits in stems)
-        raise ValueError(f"tied: expected globs whose wildcards match the same text in every member, but {known}")
+        known = "; ".join(
+            f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}"
+            for glob, hits in stems
+        )
+        raise ValueError(
+            "tied: expected globs whose wildcards match the same text in every "
+            f"member, but {known}"
+        )
     return sets
 
 
 def _stem(glob: str, path: str) -> tuple[str, ...] | None:
-    # What the wildcards of a glob match; None where it does not match. Each part is translated by fnmatch, whose
-    # regular expressions are `(?s:...)` and an end; a part that is no wildcard is only escaped.
+    # What the wildcards of a glob match; None where it does not match. Each part is
+    # translated by fnmatch, whose regular expressions are `(?s:...)` and an end; a part
+    # that is no wildcard is only escaped.
     parts = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob)
     words = [(re.escape(part), fnmatch.translate(part)[4:-3]) for part in parts]
-    hit = re.fullmatch("".join(word if word == plain else f"({word})" for plain, word in words), path, re.DOTALL)
+    hit = re.fullmatch(
+        "".join(word if word == plain else f"({word})" for plain, word in words),
+        path,
+        re.DOTALL,
+    )
     return None if hit is None else hit.groups()
 
 
 def _matched(glob: str, paths: Sequence[str]) -> dict[tuple[str, ...], str]:
-    # The paths that a glob matches, by what its wildcards match; a path that is spelt alike alone.
+    # The paths that a glob matches, by what its wildcards match; a path that is spelt
+    # alike alone.
     if glob in paths:
         return {(): glob}
     return {stem: path for path in paths if (stem := _stem(glob, path)) is not None}

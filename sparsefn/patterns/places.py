@@ -15,13 +15,17 @@ from sparsefn.engine.surroundings import Array
 
 
 class Place(NamedTuple):
-    """Where the units of a tied set lie in one leaf: along `dim`, which is `parts` runs of (units, block) entries.
+    """Where the units of a tied set lie in one leaf: along `dim`, which is `parts` runs
+    of (units, block) entries.
 
-    >>> Place("fc.weight", (6, 4), dim=0, units=3, block=2, parts=1).along(torch.tensor([7, 8, 9]))
+    >>> Place("fc.weight", (6, 4), dim=0, units=3, block=2, parts=1).along(
+    ...     torch.tensor([7, 8, 9])
+    ... )
     tensor([7, 7, 8, 8, 9, 9])
 
-    Where units lie otherwise, `numbers` has the unit of each index, -1 for none. Of a part of the units, `taken` are
-    their indices, unit by unit, and `shape` is that of the leaf at them alone.
+    Where units lie otherwise, `numbers` has the unit of each index, -1 for none. Of a
+    part of the units, `taken` are their indices, unit by unit, and `shape` is that of
+    the leaf at them alone.
     """
 
     path: str
@@ -38,26 +42,38 @@ class Place(NamedTuple):
         return math.prod(self.shape) // max(self.units, 1)
 
     def along(self, units: Tensor) -> Tensor:
-        """One number for each unit as one for each index along the dimension; 1 where an index has no unit.
+        """One number for each unit as one for each index along the dimension; 1 where
+        an index has no unit.
 
-        >>> Place("qkv.weight", (4, 1), dim=0, units=2, block=1, parts=2).along(torch.tensor([7, 8]))
+        >>> Place("qkv.weight", (4, 1), dim=0, units=2, block=1, parts=2).along(
+        ...     torch.tensor([7, 8])
+        ... )
         tensor([7, 8, 7, 8])
         """
         if self.numbers is not None:
             more = torch.cat([units.reshape(-1), units.new_ones(1)])
             return more[torch.as_tensor(self.numbers % len(more), device=more.device)]
-        return units.reshape(1, self.units, 1).expand(self.parts, self.units, self.block).reshape(-1)
+        return (
+            units.reshape(1, self.units, 1)
+            .expand(self.parts, self.units, self.block)
+            .reshape(-1)
+        )
 
     def unit_numbers(self) -> Array:
         """The unit of each index along the dimension, -1 for none."""
-        return np.tile(np.arange(self.units).repeat(self.block), self.parts) if self.numbers is None else self.numbers
+        return (
+            np.tile(np.arange(self.units).repeat(self.block), self.parts)
+            if self.numbers is None
+            else self.numbers
+        )
 
 
 class TiedSet(NamedTuple):
-    """The places of a tied set, and its name: the path of its first leaf, which is numbered if it has one already.
+    """The places of a tied set, and its name: the path of its first leaf, which is
+    numbered if it has one already.
 
-    `classes` are the units of a set whose units lie anyhow, those together that have as many indices in each leaf;
-    `order` is where each unit is among them.
+    `classes` are the units of a set whose units lie anyhow, those together that have as
+    many indices in each leaf; `order` is where each unit is among them.
     """
 
     name: str
@@ -70,10 +86,16 @@ Shapes: TypeAlias = tuple[tuple[str, Box], ...]  # by path
 Sets: TypeAlias = Callable[[Shapes], tuple[TiedSet, ...]]
 
 
-def place_of(path: str, shape: Box, dim: int, block: int | tuple[int, ...], parts: int) -> Place:
-    """Where a member of `sf.tied` has its units in a leaf; ValueError where it does not fit.
+def place_of(
+    path: str, shape: Box, dim: int, block: int | tuple[int, ...], parts: int
+) -> Place:
+    """Where a member of `sf.tied` has its units in a leaf; ValueError where it does not
+    fit.
 
-    >>> place_of("w", (4,), 0, (0, 1, 0, 1), 1), place_of("w", (4,), 0, (1, 1, 0, -1), 1).units
+    >>> (
+    ...     place_of("w", (4,), 0, (0, 1, 0, 1), 1),
+    ...     place_of("w", (4,), 0, (1, 1, 0, -1), 1).units,
+    ... )
     (Place(path='w', shape=(4,), dim=0, units=2, block=1, parts=2, numbers=None, taken=None), 2)
     """
     if not -len(shape) <= dim < len(shape):
@@ -83,42 +105,65 @@ def place_of(path: str, shape: Box, dim: int, block: int | tuple[int, ...], part
     if isinstance(block, tuple):
         if len(block) != size:
             raise ValueError(
-                f"tied: expected a unit number for each of {size} indices along dimension {dim} of {path!r}, got "
+                f"tied: expected a unit number for each of {size} indices along "
+                f"dimension {dim} of {path!r}, got "
                 f"{len(block)}"
             )
         return _numbered(path, shape, dim, np.array(block, np.int64))
     run = block * parts
     if size % run:
-        times = f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
-        raise ValueError(f"tied: expected dimension {dim} divisible into {times}, got shape {shape} at {path!r}")
+        times = (
+            f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
+        )
+        raise ValueError(
+            f"tied: expected dimension {dim} divisible into {times}, got shape {shape} "
+            f"at {path!r}"
+        )
     return Place(path, shape, dim, size // run, block, parts)
 
 
 def _numbered(path: str, shape: Box, dim: int, numbers: Array) -> Place:
-    # The place of units with these numbers, as blocks and parts if they are of that form.
-    units, run = int(numbers.max()) + 1, int((np.diff(numbers, append=-2) != 0).argmax()) + 1
+    # The place of units with these numbers, as blocks and parts if they are of that
+    # form.
+    units, run = (
+        int(numbers.max()) + 1,
+        int((np.diff(numbers, append=-2) != 0).argmax()) + 1,
+    )
     regular = Place(path, shape, dim, units, run, max(len(numbers) // (units * run), 1))
-    return regular if np.array_equal(regular.unit_numbers(), numbers) else Place(path, shape, dim, units, 1, 1, numbers)
+    return (
+        regular
+        if np.array_equal(regular.unit_numbers(), numbers)
+        else Place(path, shape, dim, units, 1, 1, numbers)
+    )
 
 
 def classed(name: str, places: Sequence[Place]) -> TiedSet:
     """A tied set of these places, with the classes of its units if they lie anyhow.
 
     >>> import numpy as np
-    >>> made = classed("w", [Place("w", (4,), 0, units=3, numbers=np.array([2, 0, 2, 1]))])
-    >>> [[place.taken.tolist() for place in places] for places in made.classes], made.order.tolist()
+    >>> made = classed(
+    ...     "w", [Place("w", (4,), 0, units=3, numbers=np.array([2, 0, 2, 1]))]
+    ... )
+    >>> (
+    ...     [[place.taken.tolist() for place in places] for places in made.classes],
+    ...     made.order.tolist(),
+    ... )
     ([[[1, 3]], [[0, 2]]], [0, 1, 2])
     """
     if all(place.numbers is None for place in places):
         return TiedSet(name, tuple(places))
     numbers = [place.unit_numbers() for place in places]
-    sizes = np.stack([np.bincount(each[each >= 0], minlength=places[0].units) for each in numbers], 1)
+    sizes = np.stack(
+        [np.bincount(each[each >= 0], minlength=places[0].units) for each in numbers], 1
+    )
     _, kinds = np.unique(sizes, axis=0, return_inverse=True)
     by_kind = kinds.reshape(-1).argsort(kind="stable")
     classes = []
     for units in np.split(by_kind, np.cumsum(np.bincount(kinds.reshape(-1)))[:-1]):
         pairs = zip(places, numbers, sizes[units[0]].tolist(), strict=True)
-        classes.append(tuple(_taken(place, each, units, size) for place, each, size in pairs))
+        classes.append(
+            tuple(_taken(place, each, units, size) for place, each, size in pairs)
+        )
     return TiedSet(name, tuple(places), tuple(classes), by_kind.argsort())
 
 
@@ -131,9 +176,15 @@ def _taken(place: Place, numbers: Array, units: Array, size: int) -> Place:
 
 
 def check_units_meet(sets: Sequence[TiedSet]) -> None:
-    """Raise ValueError where units of other sets may prune all entries of a unit, though each set keeps one.
+    """Raise ValueError where units of other sets may prune all entries of a unit,
+    though each set keeps one.
 
-    >>> check_units_meet([TiedSet("w", (Place("w", (4, 4), 0, 4),)), TiedSet("w:1", (Place("w", (4, 4), 0, 4),))])
+    >>> check_units_meet(
+    ...     [
+    ...         TiedSet("w", (Place("w", (4, 4), 0, 4),)),
+    ...         TiedSet("w:1", (Place("w", (4, 4), 0, 4),)),
+    ...     ]
+    ... )
     Traceback (most recent call last):
         ...
     ValueError: tied: expected a leaf of the set of 'w' with entries for all combinations of units of its sets, got 'w'
@@ -142,24 +193,36 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
     for one in sets:
         for place in one.places:
             along.setdefault(place.path, {}).setdefault(place.dim, []).append(place)
-    met = {path: {dim: _met(places) for dim, places in dims.items()} for path, dims in along.items()}
+    met = {
+        path: {dim: _met(places) for dim, places in dims.items()}
+        for path, dims in along.items()
+    }
     for name, places, *_ in sets:
         if not any(_stays(place, met[place.path]) for place in places):
             leaves = ", ".join(dict.fromkeys(repr(place.path) for place in places))
             raise ValueError(
-                f"tied: expected a leaf of the set of {name!r} with entries for all combinations of units of its sets, "
+                f"tied: expected a leaf of the set of {name!r} with entries for all "
+                "combinations of units of its sets, "
                 f"got {leaves}"
             )
 
 
 def _met(places: Sequence[Place]) -> list[list[Place]]:
-    # The places that meet at some indices along one dimension, where all combinations of their units have an index.
+    # The places that meet at some indices along one dimension, where all combinations
+    # of their units have an index.
     if len(places) == 1:
         return [[*places]]
     rows = np.unique(np.stack([place.unit_numbers() for place in places], 1), axis=0)
     kinds, counts = np.unique(rows >= 0, axis=0, return_counts=True)
-    here = [[place for place, flag in zip(places, kind, strict=True) if flag] for kind in kinds.tolist()]
-    return [some for some, n in zip(here, counts, strict=True) if n == math.prod(place.units for place in some)]
+    here = [
+        [place for place, flag in zip(places, kind, strict=True) if flag]
+        for kind in kinds.tolist()
+    ]
+    return [
+        some
+        for some, n in zip(here, counts, strict=True)
+        if n == math.prod(place.units for place in some)
+    ]
 
 
 def _stays(place: Place, met: Mapping[int, list[list[Place]]]) -> bool:

@@ -1,4 +1,6 @@
-"""The units of a tensor: as rows of competing units, and back to a mask of its elements."""
+"""The units of a tensor: as rows of competing units, and back to a mask of its
+elements.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from sparsefn.engine.processes import Alignment, Extent
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.engine.sums import Pooling, Reduction, pool
 from sparsefn.engine.surroundings import Array
-from sparsefn.patterns.boxes import Tensors, boxes_of, grid_of, in_line, over_boxes, over_elements, over_parts, unboxed
+from sparsefn.patterns.boxes import (
+    Tensors,
+    boxes_of,
+    grid_of,
+    in_line,
+    over_boxes,
+    over_elements,
+    over_parts,
+    unboxed,
+)
 from sparsefn.patterns.kinds import Box, Pattern, nm
 from sparsefn.patterns.places import Place
 
@@ -27,13 +38,16 @@ class Units(NamedTuple):
     >>> units_of(sf.patterns.nm(2, 4), (3, 8)).rows
     (6, 4)
 
-    `unit` is the box of elements of a unit, `grid` how many units there are along each dimension, `group` the box of
-    the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
-    `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
-    without the dimensions that a unit spans. The units of a tied set are the rows of a matrix that is made of its
-    leaves, at `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order` is where each unit
-    is among them. The units of a DTensor are those that `with_alignment` gives this process: then `whole` are those of
-    all processes, `alignment` is where they lie, and `extent` where they lie in the grid of their one group.
+    `unit` is the box of elements of a unit, `grid` how many units there are along each
+    dimension, `group` the box of the grid whose units compete. `rows` is (groups, units
+    of a group). `single` says that a unit is one element, and `flat` that the grid,
+    read row by row, has one group after the other. `budgeted` is the grid as budgets
+    see it, without the dimensions that a unit spans. The units of a tied set are the
+    rows of a matrix that is made of its leaves, at `places`. Where they lie anyhow
+    there is a matrix for each of `classes`, and `order` is where each unit is among
+    them. The units of a DTensor are those that `with_alignment` gives this process:
+    then `whole` are those of all processes, `alignment` is where they lie, and `extent`
+    where they lie in the grid of their one group.
     """
 
     pattern: Pattern
@@ -65,9 +79,13 @@ class Units(NamedTuple):
 
 
 def units_of(pattern: Pattern, shape: Box) -> Units:
-    """The units of a tensor of this shape; ValueError for a shape that the pattern does not fit.
+    """The units of a tensor of this shape; ValueError for a shape that the pattern does
+    not fit.
 
-    >>> units_of(sf.patterns.channel(0), (3, 8)).rows, units_of(sf.patterns.kernel(), (8, 4, 3, 3)).budgeted
+    >>> (
+    ...     units_of(sf.patterns.channel(0), (3, 8)).rows,
+    ...     units_of(sf.patterns.kernel(), (8, 4, 3, 3)).budgeted,
+    ... )
     ((1, 3), (8, 4))
     """
     unit = pattern.unit(shape)
@@ -79,16 +97,32 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     if not single:
         pairs = zip(grid, unit, shape, strict=True)
         budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
-    groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
-    return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
+    groups = [
+        size // b if b else 1 for size, b in zip(grid, group, strict=True)
+    ]  # a list: compilers take no generator
+    return Units(
+        pattern,
+        shape,
+        unit,
+        grid,
+        group,
+        (math.prod(groups), math.prod(group)),
+        single,
+        flat,
+        budgeted,
+    )
 
 
 def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str, Units]:
-    """The units of some leaves, by path; one error for all leaves that the pattern does not fit.
+    """The units of some leaves, by path; one error for all leaves that the pattern does
+    not fit.
 
     >>> units_of_leaves(sf.patterns.channel(0), {"w": torch.ones(2, 3)})["w"].grid
     (2, 1)
-    >>> units_of_leaves(sf.patterns.nm(2, 4), {"a": torch.ones(8, 3), "b": torch.ones(8, 6), "c": torch.ones(8, 4)})
+    >>> units_of_leaves(
+    ...     sf.patterns.nm(2, 4),
+    ...     {"a": torch.ones(8, 3), "b": torch.ones(8, 6), "c": torch.ones(8, 4)},
+    ... )
     Traceback (most recent call last):
         ...
     ValueError: nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3) at 'a', nor does it fit 'b' of
@@ -106,23 +140,33 @@ def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str,
     path, *others = faults
     text = f"{faults[path]} at {path!r}"
     if others:
-        text += f", nor does it fit {', '.join(f'{p!r} of shape {tuple(leaves[p].shape)}' for p in others)}"
+        text += (
+            ", nor does it fit "
+            f"{', '.join(f'{p!r} of shape {tuple(leaves[p].shape)}' for p in others)}"
+        )
     left = _left_out_along_inputs(pattern, leaves)
     if left is None or len(left) >= len(faults):
-        text += f"; leave {'them' if others else 'it'} out with {_where_not(list(faults))}"
+        text += (
+            f"; leave {'them' if others else 'it'} out with {_where_not(list(faults))}"
+        )
     else:
         text += "; write axis=1, along which the inputs of convolutions lie"
         text += f", and leave out what is left with {_where_not(left)}" if left else ""
     raise ValueError(text)
 
 
-def _left_out_along_inputs(pattern: Pattern, leaves: Mapping[str, Tensor]) -> list[str] | None:
-    # The leaves that the pattern would not fit along axis 1, where it is an N:M pattern along another one.
+def _left_out_along_inputs(
+    pattern: Pattern, leaves: Mapping[str, Tensor]
+) -> list[str] | None:
+    # The leaves that the pattern would not fit along axis 1, where it is an N:M pattern
+    # along another one.
     call = call_of(pattern)
     if call is None or call.make is not nm:
         return None
     other = nm(**{**call.arguments(), "axis": 1})
-    return [path for path, leaf in leaves.items() if not _fits(other, tuple(leaf.shape))]
+    return [
+        path for path, leaf in leaves.items() if not _fits(other, tuple(leaf.shape))
+    ]
 
 
 def _fits(pattern: Pattern, shape: Box) -> bool:
@@ -134,23 +178,31 @@ def _fits(pattern: Pattern, shape: Box) -> bool:
 
 
 def _where_not(paths: list[str]) -> str:
-    return f"where=lambda path, leaf: sf.default_where(path, leaf) and path not in {paths}"
+    return (
+        f"where=lambda path, leaf: sf.default_where(path, leaf) and path not in {paths}"
+    )
 
 
 def _is_single(box: Box) -> bool:
     # Whether a box is one element.
     if box == (1,) * len(box):
         return True
-    return not any(n > 1 for n in box) and any(n == 1 for n in box)  # a dimension may be empty
+    return not any(n > 1 for n in box) and any(
+        n == 1 for n in box
+    )  # a dimension may be empty
 
 
 def to_columns(units: Units, x: Tensor) -> Tensor | None:
-    """Elements as (rows, units of a group, columns) where each of several groups lies along one dimension, else None.
+    """Elements as (rows, units of a group, columns) where each of several groups lies
+    along one dimension, else None.
 
-    >>> to_columns(units_of(sf.patterns.nm(1, 2, axis=0), (4, 3)), torch.ones(4, 3)).shape
+    >>> to_columns(
+    ...     units_of(sf.patterns.nm(1, 2, axis=0), (4, 3)), torch.ones(4, 3)
+    ... ).shape
     torch.Size([2, 2, 3])
 
-    A view where x is contiguous. The groups of `to_rows` are its rows and in each its columns, in this order.
+    A view where x is contiguous. The groups of `to_rows` are its rows and in each its
+    columns, in this order.
     """
     shape, group = units.shape, units.group
     if group == shape or units.pattern.reduce is not None or not units.single:
@@ -159,7 +211,9 @@ def to_columns(units: Units, x: Tensor) -> Tensor | None:
     if len(along) != 1 or not group[along[0]]:
         return None
     d, width = along[0], group[along[0]]
-    return x.reshape(math.prod(shape[:d]) * (shape[d] // width), width, math.prod(shape[d + 1 :]))
+    return x.reshape(
+        math.prod(shape[:d]) * (shape[d] // width), width, math.prod(shape[d + 1 :])
+    )
 
 
 def to_rows(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
@@ -169,22 +223,29 @@ def to_rows(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
     tensor([[0., 1., 2., 3.],
             [4., 5., 6., 7.]])
 
-    The result has no gradient where units are reduced: a mask has none. 16-bit scores are reduced in 32 bits.
+    The result has no gradient where units are reduced: a mask has none. 16-bit scores
+    are reduced in 32 bits.
     """
     if units.pattern.reduce is None:
         return x.reshape(units.rows) if units.flat else boxes_of(x, units.group)
     fn = reduce or units.pattern.reduce
-    short = x.dtype in (torch.float16, torch.bfloat16)  # a mean rounded to 16 bits would make ties
+    short = x.dtype in (
+        torch.float16,
+        torch.bfloat16,
+    )  # a mean rounded to 16 bits would make ties
     if x.numel():
         widened = short and not isinstance(fn, Pooling)
-        x = over_boxes(x.detach(), units.unit, (lambda rows: fn(rows.float())) if widened else fn)
+        x = over_boxes(
+            x.detach(), units.unit, (lambda rows: fn(rows.float())) if widened else fn
+        )
     else:  # some reductions refuse empty tensors: there is no maximum
         x = x.new_zeros(units.grid, dtype=torch.float32 if short else x.dtype)
     return boxes_of(x, units.group)
 
 
 def active_rows(units: Units, mask: Tensor) -> Tensor:
-    """Which units are kept, as selection reads them: a kept unit has more elements than a pruned one keeps.
+    """Which units are kept, as selection reads them: a kept unit has more elements than
+    a pruned one keeps.
 
     >>> mask = torch.tensor([True, True, True, False])
     >>> for pattern in (sf.patterns.block((2,)), sf.patterns.block((2,), zeros=1)):
@@ -205,9 +266,12 @@ def active_rows(units: Units, mask: Tensor) -> Tensor:
 
 
 def allowed_rows(units: Units, like: Tensor, eligible: SomeFlags) -> SomeFlags:
-    """The eligible units that the pattern may keep, as (groups, units of a group); None means all units.
+    """The eligible units that the pattern may keep, as (groups, units of a group); None
+    means all units.
 
-    >>> allowed_rows(units_of(sf.patterns.nearly_diagonal(1), (2, 2)), torch.zeros(2, 2), None)
+    >>> allowed_rows(
+    ...     units_of(sf.patterns.nearly_diagonal(1), (2, 2)), torch.zeros(2, 2), None
+    ... )
     tensor([[ True, False, False,  True]])
     """
     if units.pattern.allowed is None:
@@ -217,7 +281,8 @@ def allowed_rows(units: Units, like: Tensor, eligible: SomeFlags) -> SomeFlags:
 
 
 def competing(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
-    """The units of x as selection reads them: columns where the groups lie so, else rows.
+    """The units of x as selection reads them: columns where the groups lie so, else
+    rows.
 
     >>> competing(units_of(sf.patterns.channel(0), (2, 3)), torch.ones(2, 3))
     tensor([[3., 3.]])
@@ -236,33 +301,53 @@ def grouped(x: Tensor) -> Tensor:
 
 
 def check_single(name: str, pattern: Pattern) -> None:
-    """Raise ValueError for a pattern whose units are picked together, where they are dropped and grown.
+    """Raise ValueError for a pattern whose units are picked together, where they are
+    dropped and grown.
 
     >>> check_single("rigl", sf.patterns.nm(2, 4))
     """
     if pattern.pick is not None:
-        raise ValueError(f"{name}: expected a pattern whose units are kept or pruned one by one, got {pattern}")
+        raise ValueError(
+            f"{name}: expected a pattern whose units are kept or pruned one by one, "
+            f"got {pattern}"
+        )
 
 
 def from_rows(units: Units, rows: Tensor) -> Tensor:
-    """Spread rows of units over the elements of the tensor: the inverse of `to_rows` and `to_columns`.
+    """Spread rows of units over the elements of the tensor: the inverse of `to_rows`
+    and `to_columns`.
 
-    >>> from_rows(units_of(sf.patterns.block((2, 2)), (2, 3)), torch.tensor([[True, False]]))
+    >>> from_rows(
+    ...     units_of(sf.patterns.block((2, 2)), (2, 3)), torch.tensor([[True, False]])
+    ... )
     tensor([[ True,  True, False],
             [ True,  True, False]])
     """
     if rows.ndim == 3:
         return rows.reshape(units.shape)
-    x = rows.reshape(units.grid) if units.flat else unboxed(rows, units.group, units.grid)
+    x = (
+        rows.reshape(units.grid)
+        if units.flat
+        else unboxed(rows, units.group, units.grid)
+    )
     x = x if units.single else over_elements(x, units.unit, units.shape)
-    return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees
+    # not a view of the rows: the strides of a state's masks are what compiled code sees
+    return x.contiguous()
 
 
-def unit_mask(units: Units, kept: Tensor, scores: Tensor | None = None, among: Tensor | None = None) -> Tensor:
-    """The elements of the kept units, and of each other unit the best elements, as many as the pattern leaves it.
+def unit_mask(
+    units: Units,
+    kept: Tensor,
+    scores: Tensor | None = None,
+    among: Tensor | None = None,
+) -> Tensor:
+    """The elements of the kept units, and of each other unit the best elements, as many
+    as the pattern leaves it.
 
     >>> units = units_of(sf.patterns.block((2,), zeros=1), (4,))
-    >>> unit_mask(units, torch.tensor([[True, False]]), torch.tensor([1.0, 2.0, 4.0, 3.0]))
+    >>> unit_mask(
+    ...     units, torch.tensor([[True, False]]), torch.tensor([1.0, 2.0, 4.0, 3.0])
+    ... )
     tensor([ True,  True,  True, False])
 
     With `among`, only elements that this mask keeps are left.
@@ -274,4 +359,6 @@ def unit_mask(units: Units, kept: Tensor, scores: Tensor | None = None, among: T
     def spared(elements: Tensor, allow: Tensor | None = None) -> Tensor:
         return winners([Entry(elements, allow)], [max(elements.shape[-1] - lost, 0)])[0]
 
-    return mask | over_boxes(scores.detach(), units.unit, spared, *(() if among is None else (among,)))
+    return mask | over_boxes(
+        scores.detach(), units.unit, spared, *(() if among is None else (among,))
+    )

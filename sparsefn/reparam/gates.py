@@ -1,4 +1,6 @@
-"""Learned gates: each weight is multiplied by a number between 0 and 1 that trains along."""
+"""Learned gates: each weight is multiplied by a number between 0 and 1 that trains
+along.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def hard_concrete(
     droprate: float = 0.5,
     pattern: Pattern = unstructured(),
 ) -> Reparametrisation:
-    """w = v * z with random gates z that are exactly 0 or 1 with a learned chance: L0 regularisation.
+    """w = v * z with random gates z that are exactly 0 or 1 with a learned chance: L0
+    regularisation.
 
     >>> map_ = sf.reparam.hard_concrete(droprate=0.1)
     >>> latents = map_.init({"w": torch.tensor([[1.0, 2.0]])}, sf.random.key(0))
@@ -41,21 +44,29 @@ def hard_concrete(
     >>> weights["w"]
     tensor([[0.9791, 1.9605]])
 
-    The latents are `{"latent": {path: v}, "gate": {path: log alpha}}`. A gate is drawn from (key, path, step): with u
-    uniform in (0, 1), s = sigmoid((log u - log(1 - u) + log alpha) / beta) and z = min(1, max(0, s * (zeta - gamma) +
-    gamma)); the mask is z > 0. Without noise, in `sf.settled`, s = sigmoid(log alpha). After each step log alpha is
-    clamped to +-log 100. It starts normal around log((1 - droprate) / droprate), with deviation 0.01.
+    The latents are `{"latent": {path: v}, "gate": {path: log alpha}}`. A gate is drawn
+    from (key, path, step): with u uniform in (0, 1), s = sigmoid((log u - log(1 - u) +
+    log alpha) / beta) and z = min(1, max(0, s * (zeta - gamma) + gamma)); the mask is z
+    > 0. Without noise, in `sf.settled`, s = sigmoid(log alpha). After each step log
+    alpha is clamped to +-log 100. It starts normal around log((1 - droprate) /
+    droprate), with deviation 0.01.
 
-    With a `pattern` such as `channel(1)` there is one gate for each unit. The penalty is a term on the gates, with
-    `chance_kept` for P(z > 0):
+    With a `pattern` such as `channel(1)` there is one gate for each unit. The penalty
+    is a term on the gates, with `chance_kept` for P(z > 0):
 
     >>> def penalty(trained, step):
-    ...     return 1e-3 * sum(sf.reparam.chance_kept(a).sum() for a in trained["latent"]["gate"].values())
-    >>> algorithm = sf.with_terms(sf.reparametrised(sf.reparam.hard_concrete()), sf.terms.penalty(penalty))
+    ...     return 1e-3 * sum(
+    ...         sf.reparam.chance_kept(a).sum()
+    ...         for a in trained["latent"]["gate"].values()
+    ...     )
+    >>> algorithm = sf.with_terms(
+    ...     sf.reparametrised(sf.reparam.hard_concrete()), sf.terms.penalty(penalty)
+    ... )
 
-    Gates are computed in float64, with the device's own exp and log, and rounded: the last bits of float64 leaves may
-    differ between kinds of machines. ValueError for beta <= 0, for gamma and zeta that do not lie outside [0, 1], for a
-    droprate outside (0, 1), and, with a pattern of larger units, for a DTensor.
+    Gates are computed in float64, with the device's own exp and log, and rounded: the
+    last bits of float64 leaves may differ between kinds of machines. ValueError for
+    beta <= 0, for gamma and zeta that do not lie outside [0, 1], for a droprate outside
+    (0, 1), and, with a pattern of larger units, for a DTensor.
     Louizos et al. 2018, arXiv 1712.01312, eqs. 10 to 13.
     """
     _check_stretch("hard_concrete", beta, gamma, zeta)
@@ -70,7 +81,9 @@ def hard_concrete(
             if not units.single:
                 check_plain(f"hard_concrete with {pattern}", path, leaf)
             like = leaf if units.single else leaf.new_empty(units.grid)
-            gates[path] = (start_at + 0.01 * random.normal_like(own, like)).to(leaf.dtype)
+            gates[path] = (start_at + 0.01 * random.normal_like(own, like)).to(
+                leaf.dtype
+            )
         return {"latent": dict(leaves), "gate": gates}
 
     def gated(latents: Tree, gates: Leaves) -> tuple[Leaves, Leaves]:
@@ -84,29 +97,42 @@ def hard_concrete(
         gates = {}
         for path, log_alpha in latents["gate"].items():
             drawn = uniform_at(step, key, path, log_alpha)
-            gates[path] = drawn_gate(log_alpha, drawn * (1 - 2 * _EDGE) + _EDGE, beta, gamma, zeta)
+            gates[path] = drawn_gate(
+                log_alpha, drawn * (1 - 2 * _EDGE) + _EDGE, beta, gamma, zeta
+            )
         return gated(latents, gates)
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        gates = {path: _stretched(a.double(), gamma, zeta).to(wide(a).dtype) for path, a in latents["gate"].items()}
+        gates = {
+            path: _stretched(a.double(), gamma, zeta).to(wide(a).dtype)
+            for path, a in latents["gate"].items()
+        }
         return gated(latents, gates)
 
     def project(latents: Tree, step: Step) -> Tree:
-        return {**latents, "gate": {path: a.clamp(-_FAR, _FAR) for path, a in latents["gate"].items()}}
+        return {
+            **latents,
+            "gate": {path: a.clamp(-_FAR, _FAR) for path, a in latents["gate"].items()},
+        }
 
     return Reparametrisation(start, apply, settled, project)
 
 
 def uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:
-    """Draws of (key, path, step) from [0, 1), as many as a tensor that is being differentiated has entries.
+    """Draws of (key, path, step) from [0, 1), as many as a tensor that is being
+    differentiated has entries.
 
     >>> uniform_at(3, sf.random.key(0), "w", torch.ones(2, 4)).shape
     torch.Size([2, 4])
     """
-    return outside(lambda x: random.uniform_like(random.leaf_key(key, path, step), x), like)
+    return outside(
+        lambda x: random.uniform_like(random.leaf_key(key, path, step), x), like
+    )
 
 
-def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: float) -> Tensor:
+def drawn_gate(
+    log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: float
+) -> Tensor:
     """The hard concrete gate of a uniform draw.
 
     >>> from sparsefn.reparam.gates import drawn_gate
@@ -114,33 +140,44 @@ def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: fl
     tensor([0.0000, 0.5000, 1.0000])
     """
     u = u.double()
-    return _stretched((torch.log(u) - torch.log1p(-u) + log_alpha) / beta, gamma, zeta).to(wide(log_alpha).dtype)
+    return _stretched(
+        (torch.log(u) - torch.log1p(-u) + log_alpha) / beta, gamma, zeta
+    ).to(wide(log_alpha).dtype)
 
 
-# In float64, so that the last bits of exp and log, which differ between machines, are rounded off.
+# In float64, so that the last bits of exp and log, which differ between machines, are
+# rounded off.
 def _stretched(x: Tensor, gamma: float, zeta: float) -> Tensor:
     return (sigmoid(x) * (zeta - gamma) + gamma).clamp(0.0, 1.0)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), where equal entries have equal bits wherever they lie in a tensor.
+    """1 / (1 + exp(-x)), where equal entries have equal bits wherever they lie in a
+    tensor.
 
     >>> from sparsefn.reparam.gates import sigmoid
     >>> sigmoid(torch.tensor([-1.0, 0.0, 1000.0]))
     tensor([0.2689, 0.5000, 1.0000])
 
-    `torch.sigmoid` rounds the last few entries of a tensor by another formula on CPUs. 0 below -700, of slope 0.
+    `torch.sigmoid` rounds the last few entries of a tensor by another formula on CPUs.
+    0 below -700, of slope 0.
     """
-    return torch.where(x < _LEAST, 0.0, torch.reciprocal(1.0 + torch.exp(-x.clamp(min=_LEAST))))
+    return torch.where(
+        x < _LEAST, 0.0, torch.reciprocal(1.0 + torch.exp(-x.clamp(min=_LEAST)))
+    )
 
 
-def chance_kept(log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1) -> Tensor:
-    """The chance P(z > 0) of hard concrete gates: sigmoid(log alpha - beta * log(-gamma / zeta)).
+def chance_kept(
+    log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1
+) -> Tensor:
+    """The chance P(z > 0) of hard concrete gates: sigmoid(log alpha - beta * log(-gamma
+    / zeta)).
 
     >>> sf.reparam.chance_kept(torch.tensor([0.0, -2.0]))
     tensor([0.8318, 0.4010])
 
-    Its sum is the expected number of gates that are not zero. Clamped to [1e-6, 1 - 1e-6], beyond which its slope is 0.
+    Its sum is the expected number of gates that are not zero. Clamped to [1e-6, 1 -
+    1e-6], beyond which its slope is 0.
     """
     _check_stretch("chance_kept", beta, gamma, zeta)
     return sigmoid(log_alpha - beta * math.log(-gamma / zeta)).clamp(_EDGE, 1 - _EDGE)
@@ -150,13 +187,17 @@ def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
     if not beta > 0:
         raise ValueError(f"{call}: expected beta > 0, got {beta}")
     if not (gamma < 0 and zeta > 1):
-        raise ValueError(f"{call}: expected gamma < 0 and zeta > 1, got {gamma} and {zeta}")
+        raise ValueError(
+            f"{call}: expected gamma < 0 and zeta > 1, got {gamma} and {zeta}"
+        )
 
 
 def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
     """The gates of the units of a leaf, one for each of its entries.
 
-    >>> over_entries(sf.patterns.channel(0), torch.tensor([[1.0], [0.0]]), torch.ones(2, 3))
+    >>> over_entries(
+    ...     sf.patterns.channel(0), torch.tensor([[1.0], [0.0]]), torch.ones(2, 3)
+    ... )
     tensor([[1., 1., 1.],
             [0., 0., 0.]])
     """
@@ -165,8 +206,11 @@ def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
 
 
 @described
-def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = never()) -> Reparametrisation:
-    """w = v * sigmoid(b * s) / sigmoid(init), a gate that hardens as b grows: continuous sparsification.
+def sigmoid_gate(
+    temperature: Level, init: float = 0.0, *, round_end: Trigger = never()
+) -> Reparametrisation:
+    """w = v * sigmoid(b * s) / sigmoid(init), a gate that hardens as b grows:
+    continuous sparsification.
 
     >>> map_ = sf.reparam.sigmoid_gate(lambda step: 200.0 ** (step / 10), init=0.0)
     >>> latents = map_.init({"w": torch.tensor([1.0, 2.0])}, sf.random.key(0))
@@ -174,14 +218,18 @@ def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = 
     >>> map_.apply(latents, 10, sf.random.key(0))[0], map_.settled(latents, 10)[0]
     ({'w': tensor([2.0000e+00, 8.2446e-09])}, {'w': tensor([2., 0.])})
 
-    The latents are `{"latent": {path: v}, "gate": {path: s}}`, where s starts at `init`: with b = 1 the first weights
-    are v, up to rounding. `temperature` b is a float or a schedule; the masks of training keep everything. In
-    `sf.settled` the gate is 1 / sigmoid(init) where s > 0, and the rest is pruned.
+    The latents are `{"latent": {path: v}, "gate": {path: s}}`, where s starts at
+    `init`: with b = 1 the first weights are v, up to rounding. `temperature` b is a
+    float or a schedule; the masks of training keep everything. In `sf.settled` the gate
+    is 1 / sigmoid(init) where s > 0, and the rest is pruned.
 
-    Where `round_end` fires, after the optimizer's step, s becomes min(b * s, init): gates that are open start the next
-    round anew, and closed ones stay closed. The schedule begins again at the next step, as in
-    `lambda step: 200.0 ** ((step % 100) / 99)` with `round_end=sf.every(100, start=99)`. The penalty on the gates is a
-    term: `sf.terms.penalty`. Gates are computed in float64 and rounded, as in `hard_concrete`.
+    Where `round_end` fires, after the optimizer's step, s becomes min(b * s, init):
+    gates that are open start the next round anew, and closed ones stay closed. The
+    schedule begins again at the next step, as in
+    `lambda step: 200.0 ** ((step % 100) / 99)` with
+    `round_end=sf.every(100, start=99)`. The penalty on the gates is a term:
+    `sf.terms.penalty`. Gates are computed in float64 and rounded, as in
+    `hard_concrete`.
     Savarese et al. 2020, arXiv 1912.04427, eqs. 5 to 9.
     """
     beta = as_schedule(temperature)
@@ -191,20 +239,34 @@ def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = 
     first = 1.0 / (1.0 + math.exp(-init))
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        return {"latent": dict(leaves), "gate": {path: torch.full_like(x, init) for path, x in leaves.items()}}
+        return {
+            "latent": dict(leaves),
+            "gate": {path: torch.full_like(x, init) for path, x in leaves.items()},
+        }
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         rows = latents["latent"].items()
-        gates = {path: sigmoid(beta(step) * s.double()) / first for path, s in latents["gate"].items()}
-        return {path: v * gates[path].to(v.dtype) for path, v in rows}, everywhere(latents["latent"])
+        gates = {
+            path: sigmoid(beta(step) * s.double()) / first
+            for path, s in latents["gate"].items()
+        }
+        return {path: v * gates[path].to(v.dtype) for path, v in rows}, everywhere(
+            latents["latent"]
+        )
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
         masks = {path: (s > 0).detach() for path, s in latents["gate"].items()}
-        return {path: torch.where(masks[path], v / first, 0.0) for path, v in latents["latent"].items()}, masks
+        return {
+            path: torch.where(masks[path], v / first, 0.0)
+            for path, v in latents["latent"].items()
+        }, masks
 
     def project(latents: Tree, step: Step) -> Tree:
         def ended(gates: Tree) -> Tree:
-            return {path: (beta(step) * wide(s)).clamp(max=init).to(s.dtype) for path, s in gates.items()}
+            return {
+                path: (beta(step) * wide(s)).clamp(max=init).to(s.dtype)
+                for path, s in gates.items()
+            }
 
         return {**latents, "gate": choose(round_end(step), ended, latents["gate"])}
 

@@ -24,7 +24,11 @@ _REACH = 40.0  # sigmoid(-40) adds nothing to a count
 
 @described
 def faded(
-    pattern: Pattern, factor: Level, *, sparsity: Level | None = None, slope: Level | None = None
+    pattern: Pattern,
+    factor: Level,
+    *,
+    sparsity: Level | None = None,
+    slope: Level | None = None,
 ) -> Reparametrisation:
     """w = v on a mask of the largest |v|, and factor * v off it.
 
@@ -33,24 +37,39 @@ def faded(
     >>> map_.apply(latents, 0, sf.random.key(0))[0], map_.settled(latents, 0)[0]
     ({'w': tensor([4.0000, 0.5000])}, {'w': tensor([4., 0.])})
 
-    `factor` is a float or a schedule. Falling from 1 to 0 it is mask decay: Kao et al. 2022, arXiv 2209.07617. The mask
-    follows the latents at each step: as many as the pattern says, or as `sparsity` leaves, a float or a schedule. The
-    masks in the state keep everything until the factor is 0.
+    `factor` is a float or a schedule. Falling from 1 to 0 it is mask decay: Kao et al.
+    2022, arXiv 2209.07617. The mask follows the latents at each step: as many as the
+    pattern says, or as `sparsity` leaves, a float or a schedule. The masks in the state
+    keep everything until the factor is 0.
 
-    `slope` is what gradients off the mask are multiplied with, `factor` itself if None. With factor 0.0, slope 1.0 is
-    `sf.ste`, slope 0.0 a hard mask, and a slope that falls from 1 to 0 gradient annealing: Kundu et al. 2023, arXiv
-    2304.06941. TypeError without a sparsity where the pattern leaves the count open.
+    `slope` is what gradients off the mask are multiplied with, `factor` itself if None.
+    With factor 0.0, slope 1.0 is `sf.ste`, slope 0.0 a hard mask, and a slope that
+    falls from 1 to 0 gradient annealing: Kundu et al. 2023, arXiv 2304.06941. TypeError
+    without a sparsity where the pattern leaves the count open.
     """
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"faded: expected a pattern such as sf.patterns.nm(2, 4), got {pattern!r}")
-    level, rest, back = as_fraction(sparsity), as_schedule(factor), None if slope is None else as_schedule(slope)
+        raise TypeError(
+            f"faded: expected a pattern such as sf.patterns.nm(2, 4), got {pattern!r}"
+        )
+    level, rest, back = (
+        as_fraction(sparsity),
+        as_schedule(factor),
+        None if slope is None else as_schedule(slope),
+    )
     if level is None and pattern.fixed is None:
-        raise TypeError(f"faded: expected a sparsity, as {pattern} leaves the count open")
+        raise TypeError(
+            f"faded: expected a sparsity, as {pattern} leaves the count open"
+        )
     if level is not None and pattern.fixed is not None:
         raise TypeError(f"faded: expected no sparsity, as {pattern} fixes the count")
 
     def mask_of(v: Tensor, step: Step) -> Tensor:
-        return outside(lambda x: topk_mask(x.detach().abs(), _count(pattern, x, level, step), pattern=pattern), v)
+        return outside(
+            lambda x: topk_mask(
+                x.detach().abs(), _count(pattern, x, level, step), pattern=pattern
+            ),
+            v,
+        )
 
     def dimmed(v: Tensor, mask: Tensor, part: Real) -> Tensor:
         return torch.where(mask, v, (part * wide(v)).to(v.dtype))
@@ -61,13 +80,18 @@ def faded(
             mask = mask_of(v, step)
             weights[path] = dimmed(v, mask, part)
             if back is not None:
-                weights[path] = straight_through(weights[path], dimmed(v, mask, back(step)))
+                weights[path] = straight_through(
+                    weights[path], dimmed(v, mask, back(step))
+                )
             masks[path] = mask | (part != 0)
         return weights, masks
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
         masks = {path: mask_of(v, step) for path, v in latents["latent"].items()}
-        return {path: torch.where(masks[path], v, 0.0) for path, v in latents["latent"].items()}, masks
+        return {
+            path: torch.where(masks[path], v, 0.0)
+            for path, v in latents["latent"].items()
+        }, masks
 
     return Reparametrisation(_latent, apply, settled)
 
@@ -76,7 +100,9 @@ def _latent(leaves: Leaves, key: Tensor) -> Tree:
     return {"latent": dict(leaves)}
 
 
-def _count(pattern: Pattern, v: Tensor, level: Schedule | None, step: Step) -> int | Tensor | None:
+def _count(
+    pattern: Pattern, v: Tensor, level: Schedule | None, step: Step
+) -> int | Tensor | None:
     if level is None:
         return None
     groups, width = units_of(pattern, tuple(v.shape)).rows
@@ -85,20 +111,26 @@ def _count(pattern: Pattern, v: Tensor, level: Schedule | None, step: Step) -> i
 
 @described
 def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
-    """w = v * sigmoid(sharpness * (|v| - c)), where c makes the gates of a leaf add up to the count that is kept.
+    """w = v * sigmoid(sharpness * (|v| - c)), where c makes the gates of a leaf add up
+    to the count that is kept.
 
     >>> map_ = sf.reparam.soft_topk(0.5, 2.0)
     >>> latents = {"latent": {"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}}
-    >>> gates = map_.apply(latents, 0, sf.random.key(0))[0]["w"] / latents["latent"]["w"]
+    >>> gates = (
+    ...     map_.apply(latents, 0, sf.random.key(0))[0]["w"] / latents["latent"]["w"]
+    ... )
     >>> gates, gates.sum()
     (tensor([0.0474, 0.2689, 0.7311, 0.9526]), tensor(2.))
 
-    Both are floats or schedules; the sharper, the closer to the `topk_mask` of |v|. Gradients pass through c, too. The
-    masks of training keep everything. In `sf.settled` only the entries of the `topk_mask` are left, with the weights
-    that they have: the projection of Spartan, whose soft mask comes from optimal transport.
+    Both are floats or schedules; the sharper, the closer to the `topk_mask` of |v|.
+    Gradients pass through c, too. The masks of training keep everything. In
+    `sf.settled` only the entries of the `topk_mask` are left, with the weights that
+    they have: the projection of Spartan, whose soft mask comes from optimal transport.
 
-    Where |v| is NaN the gate is 0. ValueError for a DTensor: sums are over whole leaves.
-    Tai et al. 2022, arXiv 2205.14107; a sigmoid with a threshold a leaf is in PDP, Cho et al. 2023, arXiv 2305.11203.
+    Where |v| is NaN the gate is 0. ValueError for a DTensor: sums are over whole
+    leaves.
+    Tai et al. 2022, arXiv 2205.14107; a sigmoid with a threshold a leaf is in PDP, Cho
+    et al. 2023, arXiv 2305.11203.
     """
     level, sharp = as_fraction(sparsity), as_schedule(sharpness)
 
@@ -112,19 +144,30 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
 
     def weighed(latents: Tree, step: Step) -> Leaves:
         rows = latents["latent"].items()
-        return {path: (v * soft_mask(v.abs(), count(v, step), sharp(step))).to(v.dtype) for path, v in rows}
+        return {
+            path: (v * soft_mask(v.abs(), count(v, step), sharp(step))).to(v.dtype)
+            for path, v in rows
+        }
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         return weighed(latents, step), everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        masks = {path: topk_mask(v.detach().abs(), count(v, step)) for path, v in latents["latent"].items()}
-        return {path: torch.where(masks[path], w, 0.0) for path, w in weighed(latents, step).items()}, masks
+        masks = {
+            path: topk_mask(v.detach().abs(), count(v, step))
+            for path, v in latents["latent"].items()
+        }
+        return {
+            path: torch.where(masks[path], w, 0.0)
+            for path, w in weighed(latents, step).items()
+        }, masks
 
     return Reparametrisation(start, apply, settled)
 
 
-def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -> Tensor:
+def soft_mask(
+    scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor
+) -> Tensor:
     """sigmoid(sharpness * (scores - c)), whose sum is `n_keep`.
 
     >>> from sparsefn.reparam.selections import soft_mask
@@ -144,41 +187,57 @@ def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -
         more = _total(gates) > n_keep
         low, high = torch.where(more, centre, low), torch.where(more, high, centre)
         centre = (low + high) / 2
-    for _ in range(_NEWTON):  # c as a function of x: each step makes one more of its derivatives right
+    for _ in range(
+        _NEWTON
+    ):  # c as a function of x: each step makes one more of its derivatives right
         gates = sigmoid(sharpness * (x - centre))
         slope = sharpness * _smooth_total(gates * (1 - gates))
         flat = slope == 0
-        aim = centre + torch.where(flat, 0.0, _smooth_total(gates) - n_keep) / torch.where(flat, 1.0, slope)
+        aim = centre + torch.where(
+            flat, 0.0, _smooth_total(gates) - n_keep
+        ) / torch.where(flat, 1.0, slope)
         centre = torch.where((aim >= low) & (aim <= high), aim, centre)
     return sigmoid(sharpness * (x - centre)).to(scores.dtype)
 
 
 def _total(x: Tensor) -> Tensor:
-    """The sum of numbers in [0, 1], in whole parts of a power of two: so the order of the sum does not matter."""
+    """The sum of numbers in [0, 1], in whole parts of a power of two: so the order of
+    the sum does not matter.
+    """
     parts = 2.0 ** min(52, 62 - x.numel().bit_length())
     return (x * parts).round().to(torch.int64).sum().double() / parts
 
 
 def _smooth_total(x: Tensor) -> Tensor:
-    """The same with the derivatives of a sum; its own value is subtracted from itself."""
+    """The same with the derivatives of a sum; its own value is subtracted from
+    itself.
+    """
     plain = x.sum()
     return _total(x.detach()) + (plain - plain.detach())
 
 
 @described
-def soft_nm(n: int, m: int, axis: int = -1, *, rescale: bool = True) -> Reparametrisation:
-    """w = scale * sign(v) * relu(|v| - t), where t is the largest of the m - n smallest |v| of each m in a row.
+def soft_nm(
+    n: int, m: int, axis: int = -1, *, rescale: bool = True
+) -> Reparametrisation:
+    """w = scale * sign(v) * relu(|v| - t), where t is the largest of the m - n smallest
+    |v| of each m in a row.
 
     >>> map_ = sf.reparam.soft_nm(2, 4, rescale=False)
-    >>> map_.apply({"latent": {"w": torch.tensor([4.0, 1.0, -3.0, 0.5])}}, 0, sf.random.key(0))
+    >>> map_.apply(
+    ...     {"latent": {"w": torch.tensor([4.0, 1.0, -3.0, 0.5])}}, 0, sf.random.key(0)
+    ... )
     ({'w': tensor([ 3.,  0., -2.,  0.])}, {'w': tensor([ True, False,  True, False])})
 
-    Weights change continuously where the mask changes, because both entries are 0 then. Gradients pass to v as they
-    are, on the mask and off it (straight through). With `rescale`, scale is one number a leaf that never changes: the
-    least squares of the first weights, kept in the latents `{"latent": {path: v}, "scale": {path: scale}}`, of which
-    "scale" does not train; without it 1. The axis counts as in `sf.patterns.nm`.
+    Weights change continuously where the mask changes, because both entries are 0 then.
+    Gradients pass to v as they are, on the mask and off it (straight through). With
+    `rescale`, scale is one number a leaf that never changes: the least squares of the
+    first weights, kept in the latents `{"latent": {path: v}, "scale": {path: scale}}`,
+    of which "scale" does not train; without it 1. The axis counts as in
+    `sf.patterns.nm`.
 
-    ValueError for a leaf that the pattern does not fit, and for a DTensor. S-STE: Hu et al. 2024, arXiv 2409.09099.
+    ValueError for a leaf that the pattern does not fit, and for a DTensor. S-STE: Hu et
+    al. 2024, arXiv 2409.09099.
     """
     pattern = nm(n, m, axis)
 
@@ -187,8 +246,14 @@ def soft_nm(n: int, m: int, axis: int = -1, *, rescale: bool = True) -> Reparame
         size = v.detach().abs()
         mask = topk_mask(size, None, pattern=pattern)
         rows = to_rows(units, torch.where(mask, 0.0, size))
-        past = from_rows(units, rows.amax(1, keepdim=True).expand(rows.shape)) if rows.numel() else size
-        return torch.where(mask, torch.sign(v.detach()) * torch.relu(size - past), 0.0), mask
+        past = (
+            from_rows(units, rows.amax(1, keepdim=True).expand(rows.shape))
+            if rows.numel()
+            else size
+        )
+        return torch.where(
+            mask, torch.sign(v.detach()) * torch.relu(size - past), 0.0
+        ), mask
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         latents: Tree = _latent(leaves, key)
@@ -196,14 +261,18 @@ def soft_nm(n: int, m: int, axis: int = -1, *, rescale: bool = True) -> Reparame
             check_plain("soft_nm", path, leaf)
         units_of_leaves(pattern, leaves)
         if rescale:
-            latents["scale"] = {path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()}
+            latents["scale"] = {
+                path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()
+            }
         return latents
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
             small, masks[path] = shrunk(v)
-            scaled = (wide(small) * latents["scale"][path]).to(v.dtype) if rescale else small
+            scaled = (
+                (wide(small) * latents["scale"][path]).to(v.dtype) if rescale else small
+            )
             weights[path] = straight_through(scaled, v)
         return weights, masks
 

@@ -1,4 +1,6 @@
-"""Reports: what is planned, kept and changed, what that costs in time, outputs and perplexity, numbers and pictures."""
+"""Reports: what is planned, kept and changed, what that costs in time, outputs and
+perplexity, numbers and pictures.
+"""
 
 from sparsefn.report.flop_count import Cost as Cost
 from sparsefn.report.flop_count import Flops as Flops

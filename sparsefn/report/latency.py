@@ -22,8 +22,8 @@ class Latency(NamedTuple):
     >>> sf.report.Latency(1.5, {"0": 1.25}).total
     1.5
 
-    `rows` has the modules that are called and have none of their own inside, by path: the time of all of their calls
-    in one of the model.
+    `rows` has the modules that are called and have none of their own inside, by path:
+    the time of all of their calls in one of the model.
     """
 
     total: float
@@ -31,7 +31,10 @@ class Latency(NamedTuple):
 
     def __str__(self) -> str:
         """Align the rows, with the total below."""
-        lines = [("module", "ms"), *((path, f"{ms:.4f}") for path, ms in self.rows.items())]
+        lines = [
+            ("module", "ms"),
+            *((path, f"{ms:.4f}") for path, ms in self.rows.items()),
+        ]
         return aligned([*lines, ("total", f"{self.total:.4f}")], left=1)
 
 
@@ -42,19 +45,26 @@ def latency(
     repeats: int = 30,
     warmup: int = 3,
 ) -> Latency:
-    """Measure how long a call of a module takes: medians of so many calls, in milliseconds.
+    """Measure how long a call of a module takes: medians of so many calls, in
+    milliseconds.
 
-    >>> measured = sf.report.latency(torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.ones(1, 8), repeats=3)
+    >>> measured = sf.report.latency(
+    ...     torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.ones(1, 8), repeats=3
+    ... )
     >>> list(measured.rows), measured.total > 0
     (['0'], True)
 
-    `example` is a tensor, a tuple of arguments or a dict of keyword arguments. The module runs in the mode that it is
-    in, without gradients, after some calls that are not measured; what these change of its buffers is put back. The
-    total is of calls without hooks, so that it may be less than the sum of the rows. On CUDA each module is waited for.
-    Times of smaller models of each layer are what `sf.budgets.within` takes as a table:
+    `example` is a tensor, a tuple of arguments or a dict of keyword arguments. The
+    module runs in the mode that it is in, without gradients, after some calls that are
+    not measured; what these change of its buffers is put back. The total is of calls
+    without hooks, so that it may be less than the sum of the rows. On CUDA each module
+    is waited for. Times of smaller models of each layer are what `sf.budgets.within`
+    takes as a table:
 
     >>> def time_of(width):
-    ...     return sf.report.latency(torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3).total
+    ...     return sf.report.latency(
+    ...         torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3
+    ...     ).total
     >>> table = {"0.weight": {width: time_of(width) for width in (4, 8, 16)}}
 
     Raises TypeError for another example, and ValueError for fewer than one repeat.
@@ -80,9 +90,19 @@ def latency(
         for _ in range(warmup):
             timed()
         total = statistics.median([timed() for _ in range(repeats)])
-        innermost = {path: part for path, part in module.named_modules() if not any(part.children())}
-        handles = [part.register_forward_pre_hook(partial(before, path)) for path, part in innermost.items()]
-        handles += [part.register_forward_hook(partial(after, path)) for path, part in innermost.items()]
+        innermost = {
+            path: part
+            for path, part in module.named_modules()
+            if not any(part.children())
+        }
+        handles = [
+            part.register_forward_pre_hook(partial(before, path))
+            for path, part in innermost.items()
+        ]
+        handles += [
+            part.register_forward_hook(partial(after, path))
+            for path, part in innermost.items()
+        ]
         runs: dict[str, list[float]] = defaultdict(list)
         try:
             for _ in range(repeats):

@@ -22,7 +22,8 @@ class OutputErrors(NamedTuple):
     >>> sf.report.OutputErrors({"0.weight": 0.25}, {"0.*": 0.25}).blocks
     {'0.*': 0.25}
 
-    `layers` has the error of each leaf by its path, `blocks` that of the leaves that a glob matches together.
+    `layers` has the error of each leaf by its path, `blocks` that of the leaves that a
+    glob matches together.
     """
 
     layers: dict[str, float]
@@ -30,16 +31,28 @@ class OutputErrors(NamedTuple):
 
     def __str__(self) -> str:
         """Align the layers, with the blocks below."""
-        lines = [(name, f"{error:.4f}") for name, error in (*self.layers.items(), *self.blocks.items())]
+        lines = [
+            (name, f"{error:.4f}")
+            for name, error in (*self.layers.items(), *self.blocks.items())
+        ]
         return aligned([("layer", "error"), *lines], left=1)
 
 
-def output_errors(before: State | Tree, after: State | Tree, stats: Stats, blocks: Sequence[str] = ()) -> OutputErrors:
-    """How far the outputs of each layer move from some weights to others, over the norm that they had.
+def output_errors(
+    before: State | Tree, after: State | Tree, stats: Stats, blocks: Sequence[str] = ()
+) -> OutputErrors:
+    """How far the outputs of each layer move from some weights to others, over the norm
+    that they had.
 
-    >>> layer, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 1.0], [0.0, 1.0]])
+    >>> layer, x = (
+    ...     torch.nn.Linear(2, 1, bias=False),
+    ...     torch.tensor([[3.0, 1.0], [0.0, 1.0]]),
+    ... )
     >>> stats = sf.calibration.inputs(layer, None, x)
-    >>> before, after = {"weight": torch.tensor([[1.0, 1.0]])}, {"weight": torch.tensor([[1.0, 0.0]])}
+    >>> before, after = (
+    ...     {"weight": torch.tensor([[1.0, 1.0]])},
+    ...     {"weight": torch.tensor([[1.0, 0.0]])},
+    ... )
     >>> print(sf.report.output_errors(before, after, stats))  # outputs 4, 1, then 3, 0
     layer    error
     weight  0.3430
@@ -53,50 +66,86 @@ def output_errors(before: State | Tree, after: State | Tree, stats: Stats, block
     `sf.calibration.by_block` and `stream` give. Biases do not count. A gram in float32 has errors of about 1e-7, so
     that an error below 1e-3 is not exact.
 
-    `blocks` are globs, each for the leaves of a block: its error is the root of the sum of the squared changes of
-    outputs over the sum of their squares. Where outputs were all zero the error is 0.0, or inf if they no longer are.
+    `blocks` are globs, each for the leaves of a block: its error is the root of the sum
+    of the squared changes of outputs over the sum of their squares. Where outputs were
+    all zero the error is 0.0, or inf if they no longer are.
 
-    ValueError for a leaf of the statistics that the weights lack, with another shape, without "gram", or that no input
-    reached, each with its path, and for a glob that matches no leaf; TypeError for a module in place of its weights,
-    for other statistics, and for one glob in place of a sequence. Reading the values waits for the device.
+    ValueError for a leaf of the statistics that the weights lack, with another shape,
+    without "gram", or that no input reached, each with its path, and for a glob that
+    matches no leaf; TypeError for a module in place of its weights, for other
+    statistics, and for one glob in place of a sequence. Reading the values waits for
+    the device.
     """
     if not isinstance(stats, Mapping):
-        raise TypeError(f"output_errors: expected stats by path, of sf.calibration.inputs, got {type(stats).__name__}")
+        raise TypeError(
+            "output_errors: expected stats by path, of sf.calibration.inputs, got "
+            f"{type(stats).__name__}"
+        )
     if isinstance(blocks, str):
-        raise TypeError(f"output_errors: expected blocks to be a sequence, with a glob a block, got {blocks!r}")
+        raise TypeError(
+            "output_errors: expected blocks to be a sequence, with a glob a block, "
+            f"got {blocks!r}"
+        )
     for tree in (before, after):
         if isinstance(tree, nn.Module):
             kind = type(tree).__name__
-            raise TypeError(f"output_errors: expected weights by path, got a {kind}: take sf.modules.params_of(model)")
-    old, new = (flatten(effective(tree) if isinstance(tree, State) else tree)[0] for tree in (before, after))
+            raise TypeError(
+                f"output_errors: expected weights by path, got a {kind}: take "
+                "sf.modules.params_of(model)"
+            )
+    old, new = (
+        flatten(effective(tree) if isinstance(tree, State) else tree)[0]
+        for tree in (before, after)
+    )
     squares = {path: _squares(path, old, new, stats) for path in stats}
     layers = {path: _error([squares[path]]) for path in stats}
     seen = {path: old[path] for path in stats}
-    together = {glob: _error([squares[path] for path in matching("blocks", glob, seen)]) for glob in blocks}
+    together = {
+        glob: _error([squares[path] for path in matching("blocks", glob, seen)])
+        for glob in blocks
+    }
     return OutputErrors(layers, together)
 
 
-def _squares(path: str, old: dict[str, Tensor], new: dict[str, Tensor], stats: Stats) -> tuple[float, float]:
+def _squares(
+    path: str, old: dict[str, Tensor], new: dict[str, Tensor], stats: Stats
+) -> tuple[float, float]:
     # Of the outputs of one layer, the square of their change and their own.
     for name, leaves in (("before", old), ("after", new)):
         if path not in leaves:
-            raise ValueError(f"output_errors: expected a weight at {path!r} in {name}, as stats have, got none")
+            raise ValueError(
+                f"output_errors: expected a weight at {path!r} in {name}, as stats "
+                "have, got none"
+            )
     weight, other, of = old[path].detach(), new[path].detach(), stats[path]
     if weight.shape != other.shape:
         shapes = f"{tuple(weight.shape)} and {tuple(other.shape)}"
-        raise ValueError(f"output_errors: expected weights of one shape at {path!r}, got {shapes}")
+        raise ValueError(
+            f"output_errors: expected weights of one shape at {path!r}, got {shapes}"
+        )
     if "gram" not in of:
         got = ", ".join(of)
-        raise ValueError(f"output_errors: expected 'gram' in the statistics at {path!r}, got {got}: collect it")
+        raise ValueError(
+            f"output_errors: expected 'gram' in the statistics at {path!r}, got {got}: "
+            "collect it"
+        )
     if not of["count"].any():
-        raise ValueError(f"output_errors: no data for {path!r}: no input of the calibration data reached it")
+        raise ValueError(
+            f"output_errors: no data for {path!r}: no input of the calibration data "
+            "reached it"
+        )
     gram = of["gram"].double()
     try:
-        matrices = [as_matrix(x, of)[0] for x in (weight.double() - other.double(), weight.double())]
+        matrices = [
+            as_matrix(x, of)[0]
+            for x in (weight.double() - other.double(), weight.double())
+        ]
     except ValueError as error:
         raise ValueError(f"output_errors: at {path!r}, {error}") from None
     change, own = (float(((x @ gram) * x).sum()) for x in matrices)
-    return max(change, 0.0), max(own, 0.0)  # rounding of the gram may leave less than nothing
+    return max(change, 0.0), max(
+        own, 0.0
+    )  # rounding of the gram may leave less than nothing
 
 
 def _error(squares: Sequence[tuple[float, float]]) -> float:

@@ -30,54 +30,94 @@ def perplexity(
     labels: Tensor | None = None,
     chunk_size: int = 1,
 ) -> float:
-    """The exponential of the mean negative log-likelihood of the tokens of a text, each given those before it.
+    """The exponential of the mean negative log-likelihood of the tokens of a text, each
+    given those before it.
 
-    >>> def model(tokens):  # a half for the token that was, and the rest for the three others
-    ...     return torch.where(torch.nn.functional.one_hot(tokens, 4) == 1, 1 / 2, 1 / 6).log()
-    >>> sf.report.perplexity(model, torch.tensor([0, 0, 0, 0, 1]), window=5)  # (2 * 2 * 2 * 6) ** (1 / 4)
+    >>> def model(
+    ...     tokens,
+    ... ):  # a half for the token that was, and the rest for the three others
+    ...     return torch.where(
+    ...         torch.nn.functional.one_hot(tokens, 4) == 1, 1 / 2, 1 / 6
+    ...     ).log()
+    >>> sf.report.perplexity(
+    ...     model, torch.tensor([0, 0, 0, 0, 1]), window=5
+    ... )  # (2 * 2 * 2 * 6) ** (1 / 4)
     2.632...
-    >>> sf.report.perplexity(model, torch.tensor([0, 0, 0, 0, 1]), window=3)  # without 0 -> 0 between windows
+    >>> sf.report.perplexity(
+    ...     model, torch.tensor([0, 0, 0, 0, 1]), window=3
+    ... )  # without 0 -> 0 between windows
     2.884...
-    >>> sf.report.perplexity(model, torch.tensor([0, 0, 0, 0, 1]), window=3, stride=1)  # each token once
+    >>> sf.report.perplexity(
+    ...     model, torch.tensor([0, 0, 0, 0, 1]), window=3, stride=1
+    ... )  # each token once
     2.632...
 
-    `model` is a causal language model: it gets the tokens of a window but for the last, of up to `chunk_size` windows
-    at a time, without padding, and gives logits of shape (windows, tokens, vocabulary), or an object with `logits`, as
-    the models of transformers. A module has to be in eval mode, and stays as it is. No gradients are kept.
+    `model` is a causal language model: it gets the tokens of a window but for the last,
+    of up to `chunk_size` windows at a time, without padding, and gives logits of shape
+    (windows, tokens, vocabulary), or an object with `logits`, as the models of
+    transformers. A module has to be in eval mode, and stays as it is. No gradients are
+    kept.
 
-    `tokens`, integers, are a text, (tokens,), or several, (texts, tokens). Windows begin every `stride` tokens, by
-    default `window`: then the first token of each is not predicted, as in most papers. With a smaller stride every
-    token but the first of a text counts once, in the first window that predicts it, given `window - stride` tokens or
-    more before it. The last window of a text is as long as what is left. The mean is over tokens, not over windows:
-    log-likelihoods are float32 (float64 for float64 logits), and their sums float64.
+    `tokens`, integers, are a text, (tokens,), or several, (texts, tokens). Windows
+    begin every `stride` tokens, by default `window`: then the first token of each is
+    not predicted, as in most papers. With a smaller stride every token but the first of
+    a text counts once, in the first window that predicts it, given `window - stride`
+    tokens or more before it. The last window of a text is as long as what is left. The
+    mean is over tokens, not over windows: log-likelihoods are float32 (float64 for
+    float64 logits), and their sums float64.
 
-    `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off before the model sees it; without it
-    a UserWarning tells of texts that begin or end with padding by the config of the model. `labels` are what is to be
-    predicted, the tokens unless given; those that are -100 do not count.
+    `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off
+    before the model sees it; without it a UserWarning tells of texts that begin or end
+    with padding by the config of the model. `labels` are what is to be predicted, the
+    tokens unless given; those that are -100 do not count.
 
-    ValueError for a text too short to predict a token, for padding inside of a text, for labels of another shape or
-    outside of the vocabulary, for logits of another shape, for a module in train mode, and for a stride above the
-    window; TypeError for tokens that are no integers, and for a model that gives no logits.
+    ValueError for a text too short to predict a token, for padding inside of a text,
+    for labels of another shape or outside of the vocabulary, for logits of another
+    shape, for a module in train mode, and for a stride above the window; TypeError for
+    tokens that are no integers, and for a model that gives no logits.
     """
     check_int("perplexity", "window", window, 2)
     check_int("perplexity", "chunk_size", chunk_size, 1)
     stride = window if stride is None else stride
     check_int("perplexity", "stride", stride, 1)
     if stride > window:
-        raise ValueError(f"perplexity: expected stride <= window, or tokens are left out, got {stride} > {window}")
+        raise ValueError(
+            "perplexity: expected stride <= window, or tokens are left out, got "
+            f"{stride} > {window}"
+        )
     if isinstance(model, nn.Module) and model.training:
-        raise ValueError("perplexity: expected a model in eval mode, got one in train mode: call model.eval()")
-    if attention_mask is None and labels is None and (padding := padding_in(model, [tokens])):
-        warnings.warn(f"perplexity: {padding}, and count as text: give attention_mask", UserWarning, stacklevel=2)
-    windows = [part for text in _texts(tokens, attention_mask, labels) for part in _windows(*text, window, stride)]
+        raise ValueError(
+            "perplexity: expected a model in eval mode, got one in train mode: call "
+            "model.eval()"
+        )
+    if (
+        attention_mask is None
+        and labels is None
+        and (padding := padding_in(model, [tokens]))
+    ):
+        warnings.warn(
+            f"perplexity: {padding}, and count as text: give attention_mask",
+            UserWarning,
+            stacklevel=2,
+        )
+    windows = [
+        part
+        for text in _texts(tokens, attention_mask, labels)
+        for part in _windows(*text, window, stride)
+    ]
     counted = sum(int((wanted != IGNORED).sum()) for _, wanted in windows)
     if not counted:
         raise ValueError(
-            f"perplexity: expected a text of two tokens or more, of which some count, got {tokens.numel()} tokens of "
+            "perplexity: expected a text of two tokens or more, of which some count, "
+            f"got {tokens.numel()} tokens of "
             f"shape {tuple(tokens.shape)}, and nothing to predict"
         )
     total = 0.0
-    as_it_was = left_as_it_was(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
+    as_it_was = (
+        left_as_it_was(model)
+        if isinstance(model, nn.Module)
+        else contextlib.nullcontext()
+    )
     with torch.no_grad(), as_it_was:
         for inside, wanted in _stacked(windows, chunk_size):
             total += _surprise(_logits(model, inside), wanted)
@@ -85,28 +125,46 @@ def perplexity(
     return math.exp(mean) if not mean > 709 else math.inf  # beyond float64
 
 
-def _texts(tokens: Tensor, mask: Tensor | None, labels: Tensor | None) -> Iterator[_Window]:
+def _texts(
+    tokens: Tensor, mask: Tensor | None, labels: Tensor | None
+) -> Iterator[_Window]:
     # Each text without its padding, and its labels.
-    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.is_floating_point()
+        or tokens.dtype == torch.bool
+    ):
         got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"perplexity: expected tokens to be a tensor of integers, got {got}")
+        raise TypeError(
+            f"perplexity: expected tokens to be a tensor of integers, got {got}"
+        )
     if tokens.ndim not in (1, 2):
-        raise ValueError(f"perplexity: expected tokens of shape (tokens,) or (texts, tokens), got {(*tokens.shape,)}")
+        raise ValueError(
+            "perplexity: expected tokens of shape (tokens,) or (texts, tokens), got "
+            f"{(*tokens.shape,)}"
+        )
     for name, given in (("attention_mask", mask), ("labels", labels)):
         if given is not None and given.shape != tokens.shape:
             shapes = f"{tuple(tokens.shape)}, got {tuple(given.shape)}"
-            raise ValueError(f"perplexity: expected {name} of the shape of tokens, {shapes}")
+            raise ValueError(
+                f"perplexity: expected {name} of the shape of tokens, {shapes}"
+            )
     wanted = tokens if labels is None else labels
     real = torch.ones_like(tokens) if mask is None else mask
     lines = [x if x.ndim == 2 else x[None] for x in (tokens, wanted, real != 0)]
     for number, (text, own, inside) in enumerate(zip(*lines, strict=True)):
         places = inside.nonzero()[:, 0]
         if len(places) and int(places[-1] - places[0]) + 1 != len(places):
-            raise ValueError(f"perplexity: expected padding at the ends of a text, got some inside of text {number}")
+            raise ValueError(
+                "perplexity: expected padding at the ends of a text, got some inside "
+                f"of text {number}"
+            )
         yield text[inside], own[inside]
 
 
-def _windows(text: Tensor, labels: Tensor, window: int, stride: int) -> Iterator[_Window]:
+def _windows(
+    text: Tensor, labels: Tensor, window: int, stride: int
+) -> Iterator[_Window]:
     # What was predicted before does not count again.
     done = 1
     for first in range(0, len(text), stride):
@@ -133,9 +191,15 @@ def _logits(model: Callable[[Tensor], object], tokens: Tensor) -> Tensor:
     out = model(tokens)
     logits = getattr(out, "logits", out)
     if not isinstance(logits, Tensor):
-        raise TypeError(f"perplexity: expected a model that gives logits, or .logits, got {type(out).__name__}")
+        raise TypeError(
+            "perplexity: expected a model that gives logits, or .logits, got "
+            f"{type(out).__name__}"
+        )
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
-        raise ValueError(f"perplexity: expected logits {(*tokens.shape, 'vocabulary')}, got {tuple(logits.shape)}")
+        raise ValueError(
+            f"perplexity: expected logits {(*tokens.shape, 'vocabulary')}, got "
+            f"{tuple(logits.shape)}"
+        )
     return logits
 
 
@@ -144,7 +208,12 @@ def _surprise(logits: Tensor, wanted: Tensor) -> float:
     known = wanted != IGNORED
     chosen, size = wanted[known].to(logits.device), logits.shape[-1]
     if bool(((chosen < 0) | (chosen >= size)).any()):
-        raise ValueError(f"perplexity: expected labels below {size}, or {IGNORED}, got {chosen.tolist()[:4]}")
+        raise ValueError(
+            f"perplexity: expected labels below {size}, or {IGNORED}, got "
+            f"{chosen.tolist()[:4]}"
+        )
     kept = logits[known.to(logits.device)]
     kept = kept if kept.dtype == torch.float64 else kept.float()
-    return float(functional.cross_entropy(kept, chosen, reduction="none").double().sum())
+    return float(
+        functional.cross_entropy(kept, chosen, reduction="none").double().sum()
+    )

@@ -6,11 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_DOTS = ((1, 8), (2, 16), (4, 32), (64, 128))  # the bit of the dot at each place of a cell, 4 rows of 2
+_DOTS = (
+    (1, 8),
+    (2, 16),
+    (4, 32),
+    (64, 128),
+)  # the bit of the dot at each place of a cell, 4 rows of 2
 _CUT = "▒"
 
 
-def braille(mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None = None) -> str:
+def braille(
+    mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None = None
+) -> str:
     """A picture of a mask in a box, one dot for every element that is kept.
 
     >>> mask = torch.zeros(5, 3, dtype=torch.bool)
@@ -21,10 +28,11 @@ def braille(mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None 
     │⠀⠁│
     ╰──╯
 
-    `dims` are the dimensions that run down and across, in any order; of other dimensions index 0 is shown. A 1-D mask
-    is one row. `max_elems` shows only the first rows and columns, with ▒ where more are cut off. The mask is bool, or
-    holds zeros and ones. Raises ValueError for other values, for dims that are the same or do not exist, for a 0-d
-    mask, and for `max_elems` below 1.
+    `dims` are the dimensions that run down and across, in any order; of other
+    dimensions index 0 is shown. A 1-D mask is one row. `max_elems` shows only the first
+    rows and columns, with ▒ where more are cut off. The mask is bool, or holds zeros
+    and ones. Raises ValueError for other values, for dims that are the same or do not
+    exist, for a 0-d mask, and for `max_elems` below 1.
     """
     if max_elems is not None and max_elems < 1:
         raise ValueError(f"expected max_elems >= 1, got {max_elems}")
@@ -36,20 +44,35 @@ def braille(mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None 
     width = -(-shown.shape[1] // 2) + len(right)
     if max_elems is not None and rows > max_elems:
         lines.append(_CUT * width)
-    return "\n".join(["╭" + "─" * width + "╮", *(f"│{line}│" for line in lines), "╰" + "─" * width + "╯"])
+    return "\n".join(
+        [
+            "╭" + "─" * width + "╮",
+            *(f"│{line}│" for line in lines),
+            "╰" + "─" * width + "╯",
+        ]
+    )
 
 
 def _plane(mask: Tensor, dims: tuple[int, int]) -> Tensor:
     # The mask as a matrix of bools.
     if mask.ndim == 0:
-        raise ValueError("expected a mask of one dimension or more, got a 0-d mask: nothing is sparsified")
+        raise ValueError(
+            "expected a mask of one dimension or more, got a 0-d mask: nothing is "
+            "sparsified"
+        )
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("expected a mask of zeros and ones")
     if mask.ndim == 1:
         return (mask != 0).unsqueeze(0)
     down, across = dims
-    if not all(-mask.ndim <= dim < mask.ndim for dim in dims) or down % mask.ndim == across % mask.ndim:
-        raise ValueError(f"expected two different dims of a mask of shape {tuple(mask.shape)}, got {tuple(dims)}")
+    if (
+        not all(-mask.ndim <= dim < mask.ndim for dim in dims)
+        or down % mask.ndim == across % mask.ndim
+    ):
+        raise ValueError(
+            f"expected two different dims of a mask of shape {tuple(mask.shape)}, got "
+            f"{tuple(dims)}"
+        )
     plane = torch.movedim(mask, (down, across), (0, 1))
     return plane.unsqueeze(-1).flatten(2)[..., :1].any(-1)
 

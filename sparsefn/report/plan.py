@@ -13,7 +13,9 @@ from sparsefn.tree import Tree, flatten
 from sparsefn.tree.chosen import why_dense
 
 
-def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None) -> Summary:
+def plan(
+    algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None
+) -> Summary:
     """Count what an algorithm keeps of every leaf, before training.
 
     >>> params = {"0.weight": torch.ones(64, 64), "0.bias": torch.ones(64), "2.weight": torch.ones(4, 64)}
@@ -25,17 +27,18 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     sparsified             435  4,352    0.9000  1 row, 4 columns
     all                    499  4,416    0.8870  1 row, 4 columns
 
-    It counts the masks of `algorithm.init(params)`. An algorithm whose sparsity rises, such as `gmp`, starts with few
-    zeros: with `steps` the masks after steps 0 to `steps - 1` are counted. For that `update` runs `steps` times, on
-    the weights as they are and with the same gradients each time: `grads`, or zeros. No model runs, but that many
-    updates do.
+    It counts the masks of `algorithm.init(params)`. An algorithm whose sparsity rises,
+    such as `gmp`, starts with few zeros: with `steps` the masks after steps 0 to
+    `steps - 1` are counted. For that `update` runs `steps` times, on the weights as
+    they are and with the same gradients each time: `grads`, or zeros. No model runs,
+    but that many updates do.
 
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=20))
     >>> [sf.report.plan(gmp, params, steps).sparsified.kept for steps in (0, 11, 21)]
     [4352, 924, 436]
 
-    `steps` is then the length of the run, and `notes`, below the table, name the schedules and triggers that have not
-    ended by then:
+    `steps` is then the length of the run, and `notes`, below the table, name the
+    schedules and triggers that have not ended by then:
 
     >>> print(sf.report.plan(gmp, {"w": torch.ones(10, 10)}, steps=11))
     path        shape     kept  total  sparsity    dead
@@ -45,14 +48,16 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     note: polynomial(0.0, 0.9, begin=0, end=20) ends at step 20, after the run of 11 steps: its last value there is \
 0.787, not 0.9
 
-    Most budgets say how many weights each leaf keeps, and then the plan is what training will do. Where scores decide
-    that (`global_`, `snfs`), training will change the counts of leaves; their total is as planned. Of a `supermask`
-    that draws its masks the counts are those of one draw.
+    Most budgets say how many weights each leaf keeps, and then the plan is what
+    training will do. Where scores decide that (`global_`, `snfs`), training will change
+    the counts of leaves; their total is as planned. Of a `supermask` that draws its
+    masks the counts are those of one draw.
 
-    `why` says why nothing of a leaf is pruned: what `default_where` finds in its path or shape; "not chosen" where
-    it finds nothing, so that the `where` of the algorithm left the leaf out; "its mask keeps all" for a leaf that has
-    a mask, as of a small leaf under `erk`. Raises TypeError for anything but an Algorithm and for steps that are not
-    an int, ValueError for negative steps, and as `init` and `update` do.
+    `why` says why nothing of a leaf is pruned: what `default_where` finds in its path
+    or shape; "not chosen" where it finds nothing, so that the `where` of the algorithm
+    left the leaf out; "its mask keeps all" for a leaf that has a mask, as of a small
+    leaf under `erk`. Raises TypeError for anything but an Algorithm and for steps that
+    are not an int, ValueError for negative steps, and as `init` and `update` do.
     """
     if not isinstance(algorithm, Algorithm):
         got = uncalled(algorithm) or type(algorithm).__name__
@@ -64,7 +69,9 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     for step in range(steps):
         state = algorithm.update(state, grads, step)
     found, leaves = summary(state), flatten(state.params)[0]
-    why = {row.path: "its mask keeps all" for row in found.rows if row.kept == row.total}
+    why = {
+        row.path: "its mask keeps all" for row in found.rows if row.kept == row.total
+    }
     why |= {path: why_dense(path, leaves[path]) or "not chosen" for path in found.dense}
     rows = [row._replace(why=why.get(row.path, "")) for row in found.rows]
     notes = unfinished(algorithm, steps) if steps else []

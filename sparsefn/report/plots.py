@@ -20,46 +20,71 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NAMES = 15  # leaves named beside the lines
-_MOST_CELLS = 128  # rows and columns of an image, which are parts of the leaf where it has more
-_THICK, _THIN = 2.6, 1.2  # lines: of all leaves, where it is under those of leaves, and of each leaf
+_MOST_CELLS = (
+    128  # rows and columns of an image, which are parts of the leaf where it has more
+)
+_THICK, _THIN = (
+    2.6,
+    1.2,
+)  # lines: of all leaves, where it is under those of leaves, and of each leaf
 _LONGEST = 34  # characters of a path above an image
 
 
-def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = None) -> Figure:
+def plot(
+    history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = None
+) -> Figure:
     """A picture of a run: a panel for every quantity, a line for every leaf.
 
-    >>> state = sf.static(0.5).init({"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 4)})
+    >>> state = sf.static(0.5).init(
+    ...     {"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 4)}
+    ... )
     >>> history = [sf.report.scalars(state, state) for step in range(3)]
     >>> figure = sf.report.plot(history, steps=[0, 100, 200])
     >>> [axes.get_ylabel() for axes in figure.axes]
     ['sparsity', 'dead units', 'overlap', 'grown', 'dropped']
 
-    `history` holds a dict of `scalars` for each time of logging, and `steps` the steps of these times; without them
-    they are counted. The black line is the value of all leaves. Other quantities in the dicts, such as `loss`, get
-    panels, too, and a quantity may be missing at some times. The result is a matplotlib Figure that belongs to no
-    window: `figure.savefig("run.png")` writes it. Raises ImportError without matplotlib (`pip install
-    'sparsefn[demo]'`), ValueError for a history without values or of another length than `steps`, TypeError where it
-    is not dicts.
+    `history` holds a dict of `scalars` for each time of logging, and `steps` the steps
+    of these times; without them they are counted. The black line is the value of all
+    leaves. Other quantities in the dicts, such as `loss`, get panels, too, and a
+    quantity may be missing at some times. The result is a matplotlib Figure that
+    belongs to no window: `figure.savefig("run.png")` writes it. Raises ImportError
+    without matplotlib (`pip install 'sparsefn[demo]'`), ValueError for a history
+    without values or of another length than `steps`, TypeError where it is not dicts.
     """
     figure = _figure("plot")
     for i, values in enumerate(history):
         if not isinstance(values, Mapping):
-            raise TypeError(f"plot: expected history of dicts as scalars gives, got {type(values).__name__} at {i}")
+            raise TypeError(
+                "plot: expected history of dicts as scalars gives, got "
+                f"{type(values).__name__} at {i}"
+            )
     times = list(range(len(history)) if steps is None else steps)
     if len(times) != len(history):
-        raise ValueError(f"plot: expected as many steps as dicts in history, {len(history)}, got {len(times)}")
+        raise ValueError(
+            f"plot: expected as many steps as dicts in history, {len(history)}, got "
+            f"{len(times)}"
+        )
     names = list(dict.fromkeys(name for values in history for name in values))
     if not names:
-        raise ValueError("plot: expected a history of one dict or more as scalars gives, got no values")
+        raise ValueError(
+            "plot: expected a history of one dict or more as scalars gives, got no "
+            "values"
+        )
     quantities = list(dict.fromkeys(name.split("/", 1)[0] for name in names))
     paths = list(dict.fromkeys(name.split("/", 1)[1] for name in names if "/" in name))
     colours = _colours(len(paths))
     panels = _panels(figure, len(quantities), 4.2, 3.2)
     for axes in panels[1:]:
-        axes.sharex(panels[0])  # the same steps, also where a quantity is missing at some
+        axes.sharex(
+            panels[0]
+        )  # the same steps, also where a quantity is missing at some
     for axes, quantity in zip(panels, quantities, strict=True):
         if quantity in names:
-            width = _THICK if any(name.startswith(f"{quantity}/") for name in names) else _THIN
+            width = (
+                _THICK
+                if any(name.startswith(f"{quantity}/") for name in names)
+                else _THIN
+            )
             axes.plot(*_line(history, quantity, times), color="black", linewidth=width)
         for path, colour in zip(paths, colours, strict=True):
             if (name := f"{quantity}/{path}") in names:
@@ -69,20 +94,38 @@ def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = N
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.02, y=0.08)
-        if quantity in ("sparsity", "overlap") or axes.dataLim.ymin == axes.dataLim.ymax == 0:
-            axes.set_ylim(-0.04, 1.04)  # the same for every run; around zeros matplotlib would show tiny numbers
+        if (
+            quantity in ("sparsity", "overlap")
+            or axes.dataLim.ymin == axes.dataLim.ymax == 0
+        ):
+            axes.set_ylim(
+                -0.04, 1.04
+            )  # the same for every run; around zeros matplotlib would show tiny numbers
     if paths:
         figure.set_size_inches(figure.get_figwidth() + 2, figure.get_figheight())
-        _name_lines(figure, paths, colours, total=any(quantity in names for quantity in quantities))
+        _name_lines(
+            figure,
+            paths,
+            colours,
+            total=any(quantity in names for quantity in quantities),
+        )
     return figure
 
 
-def _line(history: Sequence[Mapping[str, float]], name: str, times: list[int]) -> tuple[list[int], list[float]]:
-    known = [(time, float(values[name])) for time, values in zip(times, history, strict=True) if name in values]
+def _line(
+    history: Sequence[Mapping[str, float]], name: str, times: list[int]
+) -> tuple[list[int], list[float]]:
+    known = [
+        (time, float(values[name]))
+        for time, values in zip(times, history, strict=True)
+        if name in values
+    ]
     return [time for time, _ in known], [value for _, value in known]
 
 
-def _name_lines(figure: Figure, paths: list[str], colours: list[str], total: bool) -> None:
+def _name_lines(
+    figure: Figure, paths: list[str], colours: list[str], total: bool
+) -> None:
     # One legend for all panels; of many leaves only some, evenly chosen.
     from matplotlib.lines import Line2D
 
@@ -91,47 +134,79 @@ def _name_lines(figure: Figure, paths: list[str], colours: list[str], total: boo
     lines = [Line2D([], [], color=colours[i]) for i in chosen]
     names = _short([paths[i] for i in chosen])
     if total:
-        lines, names = [Line2D([], [], color="black", linewidth=_THICK), *lines], ["all leaves", *names]
+        lines, names = (
+            [Line2D([], [], color="black", linewidth=_THICK), *lines],
+            ["all leaves", *names],
+        )
     title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
-    places = [str(i) for i in range(len(lines))]  # matplotlib leaves out names that begin with _
+    places = [
+        str(i) for i in range(len(lines))
+    ]  # matplotlib leaves out names that begin with _
     sizes = {"fontsize": 8, "title_fontsize": 8}
-    legend = figure.legend(lines, places, title=title, loc="outside right upper", frameon=False, **sizes)
+    legend = figure.legend(
+        lines, places, title=title, loc="outside right upper", frameon=False, **sizes
+    )
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
 
 
 def plot_masks(state: State) -> Figure:
-    """A picture of the masks: an image for every sparsified leaf, dark where weights are kept.
+    """A picture of the masks: an image for every sparsified leaf, dark where weights
+    are kept.
 
-    >>> figure = sf.report.plot_masks(sf.static(0.5).init({"weight": torch.ones(4, 4), "bias": torch.ones(4)}))
+    >>> figure = sf.report.plot_masks(
+    ...     sf.static(0.5).init({"weight": torch.ones(4, 4), "bias": torch.ones(4)})
+    ... )
     >>> [axes.get_title() for axes in figure.axes]
     ['weight\\nsparsity 0.5000']
 
-    Rows are the first dimension of a leaf, columns are the others in row-major order. Of a leaf of more than 128
-    rows or columns the image shows parts of equal size, or nearly, at most 128, and the share that is kept in each,
-    with a colour bar. The result is a matplotlib Figure that belongs to no window: `figure.savefig("masks.png")`
-    writes it. Raises ImportError without matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a
-    State, ValueError for a stack of states, where masks do not fit params, and where no leaf has a mask with entries.
+    Rows are the first dimension of a leaf, columns are the others in row-major order.
+    Of a leaf of more than 128 rows or columns the image shows parts of equal size, or
+    nearly, at most 128, and the share that is kept in each, with a colour bar. The
+    result is a matplotlib Figure that belongs to no window:
+    `figure.savefig("masks.png")` writes it. Raises ImportError without matplotlib
+    (`pip install 'sparsefn[demo]'`), TypeError for anything but a State, ValueError for
+    a stack of states, where masks do not fit params, and where no leaf has a mask with
+    entries.
     """
     check_state("plot_masks", state)
     check_counted(state)
-    masks = {path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()}
+    masks = {
+        path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()
+    }
     if not masks:
-        raise ValueError("plot_masks: expected a state with a sparsified leaf, got none")
+        raise ValueError(
+            "plot_masks: expected a state with a sparsified leaf, got none"
+        )
     figure = _figure("plot_masks")
     from matplotlib.ticker import MaxNLocator
 
     panels = _panels(figure, len(masks), 3.1, 2.9)
-    for axes, name, mask in zip(panels, _short(list(masks)), masks.values(), strict=True):
-        plane = mask.detach().cpu().reshape(len(mask), -1) if mask.ndim > 1 else mask.detach().cpu()[None]
+    for axes, name, mask in zip(
+        panels, _short(list(masks)), masks.values(), strict=True
+    ):
+        plane = (
+            mask.detach().cpu().reshape(len(mask), -1)
+            if mask.ndim > 1
+            else mask.detach().cpu()[None]
+        )
         rows, columns = plane.shape
-        # As many as divide evenly, or nearly: parts of one entry and of two would show a pattern of their own.
+        # As many as divide evenly, or nearly: parts of one entry and of two would show
+        # a pattern of their own.
         down, across = (math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape)
         share = adaptive_avg_pool2d(plane.float()[None], (down, across))[0]
         box, top = (0, columns, rows, 0), max(float(share.max()), 1 / plane.numel())
         shown = share.numpy()
-        image = axes.imshow(shown, "Blues", aspect="auto", interpolation="nearest", vmin=0, vmax=top, extent=box)
+        image = axes.imshow(
+            shown,
+            "Blues",
+            aspect="auto",
+            interpolation="nearest",
+            vmin=0,
+            vmax=top,
+            extent=box,
+        )
         if share.shape != plane.shape:
             bar = figure.colorbar(image, ax=axes, pad=0.03, ticks=MaxNLocator(5))
             bar.set_label("share kept", fontsize=8)
@@ -150,21 +225,29 @@ def _figure(call: str) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ImportError(f"{call} needs matplotlib: pip install 'sparsefn[demo]'") from error
+        raise ImportError(
+            f"{call} needs matplotlib: pip install 'sparsefn[demo]'"
+        ) from error
     return Figure(layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
 
 
 def _panels(figure: Figure, n: int, width: float, height: float) -> list[Axes]:
-    # A grid of n axes and a figure that has room for it: about as high as wide, for many axes four times as high.
-    columns = math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
-    columns = min(columns, columns + 1, key=lambda count: -n % count)  # the fewest empty places
+    # A grid of n axes and a figure that has room for it: about as high as wide, for
+    # many axes four times as high.
+    columns = (
+        math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
+    )
+    columns = min(
+        columns, columns + 1, key=lambda count: -n % count
+    )  # the fewest empty places
     rows = math.ceil(n / columns)
     figure.set_size_inches(width * columns, height * rows)
     return [figure.add_subplot(rows, columns, i + 1) for i in range(n)]
 
 
 def _colours(n: int) -> list[str]:
-    # As different as can be; of more leaves than that allows, from the first leaf to the last.
+    # As different as can be; of more leaves than that allows, from the first leaf to
+    # the last.
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -173,15 +256,31 @@ def _colours(n: int) -> list[str]:
 
 
 def _short(paths: list[str]) -> list[str]:
-    """Paths that fit above an image: long ones without what all begin with, and without their middle.
+    """Paths that fit above an image: long ones without what all begin with, and without
+    their middle.
 
-    >>> _short(["model.layers.0.self_attention.query.weight", "model.layers.1.self_attention.query.weight"])
+    >>> _short(
+    ...     [
+    ...         "model.layers.0.self_attention.query.weight",
+    ...         "model.layers.1.self_attention.query.weight",
+    ...     ]
+    ... )
     ['…0.self_attention.query.weight', '…1.self_attention.query.weight']
     """
     parts = [path.split(".") for path in paths]
-    shared = len(list(takewhile(lambda same: len({*same}) == 1, zip(*parts, strict=False)))) if len(paths) > 1 else 0
+    shared = (
+        len(list(takewhile(lambda same: len({*same}) == 1, zip(*parts, strict=False))))
+        if len(paths) > 1
+        else 0
+    )
     names = []
     for path, own in zip(paths, parts, strict=True):
-        name = path if len(path) <= _LONGEST or not shared else "…" + ".".join(own[shared:])
-        names.append(name if len(name) <= _LONGEST else f"{name[:13]}…{name[14 - _LONGEST :]}")
+        name = (
+            path
+            if len(path) <= _LONGEST or not shared
+            else "…" + ".".join(own[shared:])
+        )
+        names.append(
+            name if len(name) <= _LONGEST else f"{name[:13]}…{name[14 - _LONGEST :]}"
+        )
     return names

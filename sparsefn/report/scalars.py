@@ -15,24 +15,33 @@ from sparsefn.tree import Tree
 def scalars(state: State, old: State | None = None) -> dict[str, float]:
     """The numbers of a state as a flat dict, for TensorBoard or W&B.
 
-    >>> old = sf.State({"w": torch.ones(2, 2)}, {"w": torch.tensor([[True, False], [True, False]])})
+    >>> old = sf.State(
+    ...     {"w": torch.ones(2, 2)}, {"w": torch.tensor([[True, False], [True, False]])}
+    ... )
     >>> new = old._replace(masks={"w": torch.tensor([[True, True], [False, False]])})
     >>> sf.report.scalars(new)
     {'sparsity': 0.5, 'sparsity/w': 0.5, 'dead_units': 1.0, 'dead_units/w': 1.0}
-    >>> {name: value for name, value in sf.report.scalars(new, old).items() if name.endswith("/w")}
+    >>> {
+    ...     name: value
+    ...     for name, value in sf.report.scalars(new, old).items()
+    ...     if name.endswith("/w")
+    ... }
     {'sparsity/w': 0.5, 'dead_units/w': 1.0, 'overlap/w': 0.333..., 'grown/w': 1.0, 'dropped/w': 1.0}
 
-    A name is a quantity, with a slash and the path of a leaf behind it, or alone for all leaves that have a mask.
-    `dead_units` counts rows, along the first dimension, of which nothing is kept. With `old`, an earlier state,
-    `overlap`, `grown` and `dropped` are those of `changed`. Reading the values waits for the device: call it where
-    you log. Raises as `summary` and `changed` do.
+    A name is a quantity, with a slash and the path of a leaf behind it, or alone for
+    all leaves that have a mask. `dead_units` counts rows, along the first dimension, of
+    which nothing is kept. With `old`, an earlier state, `overlap`, `grown` and
+    `dropped` are those of `changed`. Reading the values waits for the device: call it
+    where you log. Raises as `summary` and `changed` do.
     """
     found = summary(state)
     masks = sparse_leaves(state)[1]
     rows = [row for row in found.rows if row.path in masks]
     dead = {row.path: float(_dead_units(row)) for row in rows}
     levels = {row.path: row.sparsity for row in rows}
-    values = _named("sparsity", found.sparsified.sparsity, levels) | _named("dead_units", sum(dead.values()), dead)
+    values = _named("sparsity", found.sparsified.sparsity, levels) | _named(
+        "dead_units", sum(dead.values()), dead
+    )
     if old is not None:
         changes, total = changed(old, state)
         for name in ("overlap", "grown", "dropped"):
@@ -48,21 +57,28 @@ def _dead_units(row: Row) -> int:
 
 
 def _named(name: str, total: float, leaves: dict[str, float]) -> dict[str, float]:
-    return {name: float(total)} | {f"{name}/{path}": value for path, value in leaves.items()}
+    return {name: float(total)} | {
+        f"{name}/{path}": value for path, value in leaves.items()
+    }
 
 
 def itop(seen: Tree, params: Tree | None = None) -> float | Tensor:
     """The share of weights that were ever kept: the in-time over-parametrisation rate.
 
-    >>> sf.report.itop({"w": torch.tensor([True, True, True, False]), "b": torch.tensor(True)})
+    >>> sf.report.itop(
+    ...     {"w": torch.tensor([True, True, True, False]), "b": torch.tensor(True)}
+    ... )
     0.75
 
-    `seen` is what `sf.masks.explored` collects. As in `sf.masks.sparsity`, leaves that are not sparsified count only
-    with `params`, and the result is a float, or a 0-d float64 tensor where a transform hides values; 1.0 where there
-    are no weights. Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not fit params.
-    Liu et al. 2021, arXiv 2102.02887.
+    `seen` is what `sf.masks.explored` collects. As in `sf.masks.sparsity`, leaves that
+    are not sparsified count only with `params`, and the result is a float, or a 0-d
+    float64 tensor where a transform hides values; 1.0 where there are no weights.
+    Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not
+    fit params. Liu et al. 2021, arXiv 2102.02887.
     """
     total, kept = n_total(seen, params), n_kept(seen, params)
     if not total:
         return 1.0
-    return divide(kept.double() if isinstance(kept, Tensor) else float(kept), float(total))
+    return divide(
+        kept.double() if isinstance(kept, Tensor) else float(kept), float(total)
+    )

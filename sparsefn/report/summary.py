@@ -26,8 +26,9 @@ class Row(NamedTuple):
     >>> sf.report.Row("w", (2, 2), kept=1, total=4, sparsity=0.75).sparsity
     0.75
 
-    `dead` counts the rows and the columns of a mask that keep nothing: the indices of its first and of its second
-    dimension, most often outputs and inputs. In a plan `why` says why nothing of the leaf is pruned.
+    `dead` counts the rows and the columns of a mask that keep nothing: the indices of
+    its first and of its second dimension, most often outputs and inputs. In a plan
+    `why` says why nothing of the leaf is pruned.
     """
 
     path: str
@@ -42,13 +43,16 @@ class Row(NamedTuple):
 class Summary(NamedTuple):
     """The result of `summary` and of `plan`; `str()` of it is a table.
 
-    >>> state = sf.State({"w": torch.ones(1, 4)}, {"w": torch.tensor([[True, False, False, False]])})
+    >>> state = sf.State(
+    ...     {"w": torch.ones(1, 4)}, {"w": torch.tensor([[True, False, False, False]])}
+    ... )
     >>> sf.report.summary(state).total.sparsity
     0.75
 
-    `rows` has a row for every leaf, `total` is over all of them, `sparsified` over those that have a
-    mask, and `dense` holds the paths of the others. `notes` are sentences on what the run ends too early for: of a plan
-    the run of `steps` steps, of what `sf.attach` returned the steps so far.
+    `rows` has a row for every leaf, `total` is over all of them, `sparsified` over
+    those that have a mask, and `dense` holds the paths of the others. `notes` are
+    sentences on what the run ends too early for: of a plan the run of `steps` steps, of
+    what `sf.attach` returned the steps so far.
     """
 
     rows: tuple[Row, ...]
@@ -58,7 +62,9 @@ class Summary(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Align the rows, with the totals below, columns for `dead` and `why` where there are any, and the notes."""
+        """Align the rows, with the totals below, columns for `dead` and `why` where
+        there are any, and the notes.
+        """
         lines: list[list[str]] = [["path", "shape", "kept", "total", "sparsity"]]
         listed = (*self.rows, self.sparsified, self.total)
         for i, row in enumerate(listed):
@@ -69,12 +75,23 @@ class Summary(NamedTuple):
             lines[0].append("dead")
             for line, row in zip(lines[1:], listed, strict=True):
                 named = zip(row.dead, ("row", "column"), strict=True)
-                line.append(", ".join(f"{n:,} {name}{'s' if n > 1 else ''}" for n, name in named if n))
+                line.append(
+                    ", ".join(
+                        f"{n:,} {name}{'s' if n > 1 else ''}" for n, name in named if n
+                    )
+                )
         if any(row.why for row in self.rows):
             width = max(len("dense because"), *(len(row.why) for row in self.rows))
-            for line, why in zip(lines, ["dense because", *(row.why for row in listed)], strict=True):
+            for line, why in zip(
+                lines, ["dense because", *(row.why for row in listed)], strict=True
+            ):
                 line.append(why.ljust(width))
-        return "\n".join([aligned([tuple(line) for line in lines], left=2), *(f"note: {note}" for note in self.notes)])
+        return "\n".join(
+            [
+                aligned([tuple(line) for line in lines], left=2),
+                *(f"note: {note}" for note in self.notes),
+            ]
+        )
 
 
 class Change(NamedTuple):
@@ -83,7 +100,8 @@ class Change(NamedTuple):
     >>> sf.report.Change("w", kept=2, grown=1, dropped=1, overlap=0.5).grown
     1
 
-    `kept` counts the entries in both masks; `overlap` is that over the entries in either (1.0 if there are none).
+    `kept` counts the entries in both masks; `overlap` is that over the entries in
+    either (1.0 if there are none).
     """
 
     path: str
@@ -110,7 +128,15 @@ class Changes(NamedTuple):
         """Align the rows, with the total below."""
         lines = [("path", "kept", "grown", "dropped", "overlap")]
         for row in (*self.rows, self.total):
-            lines.append((row.path, f"{row.kept:,}", f"{row.grown:,}", f"{row.dropped:,}", f"{row.overlap:.4f}"))
+            lines.append(
+                (
+                    row.path,
+                    f"{row.kept:,}",
+                    f"{row.grown:,}",
+                    f"{row.dropped:,}",
+                    f"{row.overlap:.4f}",
+                )
+            )
         return aligned(lines, left=1)
 
 
@@ -125,12 +151,17 @@ class Observed(NamedTuple):
     target: float | Tensor | None
 
 
-def summary(state: State | Attached, *, only: Literal["sparsified"] | None = None) -> Summary:
+def summary(
+    state: State | Attached, *, only: Literal["sparsified"] | None = None
+) -> Summary:
     """Count the entries that every leaf keeps.
 
     >>> state = sf.State(
     ...     {"0.weight": torch.ones(2, 4), "0.bias": torch.ones(2)},
-    ...     {"0.weight": torch.tensor([[True, True, False, False], [False] * 4]), "0.bias": torch.tensor(True)},
+    ...     {
+    ...         "0.weight": torch.tensor([[True, True, False, False], [False] * 4]),
+    ...         "0.bias": torch.tensor(True),
+    ...     },
     ... )
     >>> print(sf.report.summary(state))
     path        shape   kept  total  sparsity              dead
@@ -139,61 +170,82 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
     sparsified             2      8    0.7500  1 row, 2 columns
     all                    4     10    0.6000  1 row, 2 columns
 
-    Counts come from the masks, not from the values of the weights. Of what `sf.attach` returned, weights count that are
-    kept, or not zero in the module, and `notes`, below the table, name the schedules and triggers that have not ended
-    by the last step, and algorithms that were not told how long the run is and have changed masks once. Under `dead`
-    stand rows and columns of masks of two dimensions or more that keep nothing: most often outputs without an input,
-    and inputs that nothing reads. Rows of the table are in the order of paths, with numbers by their value: `layers.2`
-    before `layers.10`. With `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of
-    states `sf.ensemble.summary` counts every member. Raises TypeError for anything else, ValueError for a stack, for
-    another `only`, and where masks do not fit params.
+    Counts come from the masks, not from the values of the weights. Of what `sf.attach`
+    returned, weights count that are kept, or not zero in the module, and `notes`, below
+    the table, name the schedules and triggers that have not ended by the last step, and
+    algorithms that were not told how long the run is and have changed masks once. Under
+    `dead` stand rows and columns of masks of two dimensions or more that keep nothing:
+    most often outputs without an input, and inputs that nothing reads. Rows of the
+    table are in the order of paths, with numbers by their value: `layers.2` before
+    `layers.10`. With `only="sparsified"` it has none for dense leaves; the totals are
+    the same. Of a stack of states `sf.ensemble.summary` counts every member. Raises
+    TypeError for anything else, ValueError for a stack, for another `only`, and where
+    masks do not fit params.
     """
     if only not in (None, "sparsified"):
-        raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
+        raise ValueError(
+            f"summary: expected only to be 'sparsified' or None, got {only!r}"
+        )
     notes: tuple[str, ...] = ()
     if isinstance(state, Attached):
         notes = tuple(state.notes)
         state = state.in_module()
     check_counted(state)
     leaves, masks = flatten(state.params)[0], sparse_leaves(state)[1]
-    counted = agreed({"call": "summary"}, {"masks": masks}, lambda: _counted(list(masks.values())))
+    counted = agreed(
+        {"call": "summary"}, {"masks": masks}, lambda: _counted(list(masks.values()))
+    )
     counts = zip(*[iter(map(int, counted))] * 3, strict=True)
     found = dict(zip(masks, counts, strict=True))
     rows = []
     for path in sorted(leaves, key=natural):
         shape, total = tuple(leaves[path].shape), leaves[path].numel()
         kept, live, read = found.get(path, (total, 0, 0))
-        dead = (shape[0] - live, shape[1] - read) if path in found and len(shape) > 1 and total else (0, 0)
+        dead = (
+            (shape[0] - live, shape[1] - read)
+            if path in found and len(shape) > 1 and total
+            else (0, 0)
+        )
         rows.append(_row(path, shape, kept, total, dead))
     sparsified = [row for row in rows if row.path in masks]
     dense = tuple(row.path for row in rows if row.path not in masks)
     shown = sparsified if only else rows
-    return Summary(tuple(shown), _sum("all", rows), _sum("sparsified", sparsified), dense, notes)
+    return Summary(
+        tuple(shown), _sum("all", rows), _sum("sparsified", sparsified), dense, notes
+    )
 
 
 def check_counted(state: State) -> None:
-    """Raise TypeError for anything but a State, ValueError for a stack of states and masks that do not fit params.
+    """Raise TypeError for anything but a State, ValueError for a stack of states and
+    masks that do not fit params.
 
     >>> check_counted(sf.dense().init({"w": torch.ones(2)}))
     """
     if not isinstance(state, State):
         got = f"{type(state).__name__}{mend_of('state', state)}"
-        raise TypeError(f"expected a State, or for summary what sf.attach returned, got {got}")
+        raise TypeError(
+            f"expected a State, or for summary what sf.attach returned, got {got}"
+        )
     check_one_state(state)
     check_masks(state.masks, state.params)
 
 
-def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[str, Observed]:
+def observe(
+    state: State, target: Level | None = None, step: Step = 0
+) -> dict[str, Observed]:
     """The sparsity of every leaf that has a mask, beside its target at a step.
 
-    >>> state = sf.State({"w": torch.ones(4)}, {"w": torch.tensor([True, False, False, False])})
+    >>> state = sf.State(
+    ...     {"w": torch.ones(4)}, {"w": torch.tensor([True, False, False, False])}
+    ... )
     >>> sf.report.observe(state, sf.schedules.linear(0.5, 0.125), step=2)
     {'w': Observed(computed=0.75, target=0.75)}
 
-    `computed` comes from the masks, in optree's order of paths: a float, or a 0-d float64 tensor where
-    `vmap` or `torch.compile` hides values. `target` is a float, a 0-d tensor or a Schedule; a value outside [0, 1] is
-    clamped, as algorithms do, and without a target it is None. Nothing is registered: call it where you
-    log. Raises ValueError where masks do not fit params.
+    `computed` comes from the masks, in optree's order of paths: a float, or a 0-d
+    float64 tensor where `vmap` or `torch.compile` hides values. `target` is a float, a
+    0-d tensor or a Schedule; a value outside [0, 1] is clamped, as algorithms do, and
+    without a target it is None. Nothing is registered: call it where you log. Raises
+    ValueError where masks do not fit params.
     """
     check_counted(state)
     level = as_fraction(target)
@@ -205,15 +257,17 @@ def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[s
 def changed(old: State, new: State) -> Changes:
     """Count the entries that grew and that were dropped from one state to another.
 
-    >>> old = sf.State({"w": torch.ones(4)}, {"w": torch.tensor([True, True, True, False])})
+    >>> old = sf.State(
+    ...     {"w": torch.ones(4)}, {"w": torch.tensor([True, True, True, False])}
+    ... )
     >>> new = old._replace(masks={"w": torch.tensor([True, True, False, True])})
     >>> print(sf.report.changed(old, new))
     path   kept  grown  dropped  overlap
     w         2      1        1   0.5000
     total     2      1        1   0.5000
 
-    A 0-d mask counts as full; leaves that have one before and after are left out. Raises ValueError
-    where the two states differ in structure or shapes.
+    A 0-d mask counts as full; leaves that have one before and after are left out.
+    Raises ValueError where the two states differ in structure or shapes.
     """
     for state in (old, new):
         check_counted(state)
@@ -224,12 +278,17 @@ def changed(old: State, new: State) -> Changes:
     each = zip(flatten(old.params)[0].items(), *masks, strict=True)
     for (path, leaf), before, after in sorted(each, key=lambda row: natural(row[0][0])):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
-            was, now = (mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool) for mask in (before, after))
+            was, now = (
+                mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool)
+                for mask in (before, after)
+            )
             paths.append(path)
             both += [was & now, now & ~was, was & ~now]
     counts = list(map(int, kept_in(both)))
     rows = [_change(path, *counts[3 * i : 3 * i + 3]) for i, path in enumerate(paths)]
-    return Changes(tuple(rows), _change("total", *(sum(counts[i::3]) for i in range(3))))
+    return Changes(
+        tuple(rows), _change("total", *(sum(counts[i::3]) for i in range(3)))
+    )
 
 
 def _counted(masks: Sequence[Tensor]) -> list[Tensor]:
@@ -241,19 +300,31 @@ def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:
     if mask.ndim < 2 or not mask.numel():
         return mask.new_zeros(0), mask.new_zeros(0)
     if is_sharded(mask):
-        rows, columns = whole([mask.sum([*range(1, mask.ndim)]), mask.sum([0, *range(2, mask.ndim)])])
+        rows, columns = whole(
+            [mask.sum([*range(1, mask.ndim)]), mask.sum([0, *range(2, mask.ndim)])]
+        )
         return rows, columns
     columns = mask.any(0)
-    return mask.flatten(1).any(1), columns.flatten(1).any(1) if columns.ndim > 1 else columns
+    return mask.flatten(1).any(1), columns.flatten(1).any(
+        1
+    ) if columns.ndim > 1 else columns
 
 
-def _row(path: str, shape: tuple[int, ...], kept: int, total: int, dead: tuple[int, int] = (0, 0)) -> Row:
+def _row(
+    path: str,
+    shape: tuple[int, ...],
+    kept: int,
+    total: int,
+    dead: tuple[int, int] = (0, 0),
+) -> Row:
     return Row(path, shape, kept, total, (total - kept) / max(total, 1), dead)
 
 
 def _sum(path: str, rows: Sequence[Row]) -> Row:
     dead = (sum(row.dead[0] for row in rows), sum(row.dead[1] for row in rows))
-    return _row(path, (), sum(row.kept for row in rows), sum(row.total for row in rows), dead)
+    return _row(
+        path, (), sum(row.kept for row in rows), sum(row.total for row in rows), dead
+    )
 
 
 def _change(path: str, kept: int, grown: int, dropped: int) -> Change:

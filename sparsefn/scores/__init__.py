@@ -1,10 +1,19 @@
-"""Scores: (state, grads, step) -> a tree of floats, larger = more important; some with memory."""
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important; some with
+memory.
+"""
 
 from sparsefn.scores.changed import by_unit, ranked, sampled
 from sparsefn.scores.data import reap, ria, wanda
 from sparsefn.scores.leaves import distance, lamp, leafwise, topology
 from sparsefn.scores.memory import ema, first_sign, mean, momentum, steered, sum
-from sparsefn.scores.plain import absolute, gradient, magnitude, movement, random, saliency
+from sparsefn.scores.plain import (
+    absolute,
+    gradient,
+    magnitude,
+    movement,
+    random,
+    saliency,
+)
 
 __all__ = [
     "absolute",

@@ -1,4 +1,6 @@
-"""Scores of one leaf at a time: a decorator that makes them, LAMP, distances of slices, and missing connections."""
+"""Scores of one leaf at a time: a decorator that makes them, LAMP, distances of slices,
+and missing connections.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Described, check_call, described, is_number, with_call
+from sparsefn.engine.checks import (
+    Described,
+    check_call,
+    described,
+    is_number,
+    with_call,
+)
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.numbers import back, falling, running_sums, widened
 from sparsefn.engine.processes import check_plain
@@ -28,19 +36,24 @@ _SUM = Pooling("sum")
 
 
 def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
-    """A score out of a function of one leaf: `fn(weight, grad, mask)` is called for sparsified leaves alone.
+    """A score out of a function of one leaf: `fn(weight, grad, mask)` is called for
+    sparsified leaves alone.
 
     >>> @sf.scores.leafwise
     ... def relative(weight, grad, mask):
     ...     return weight.abs() / weight.abs().max()
     >>> params = {"w": torch.tensor([2.0, -1.0]), "b": torch.ones(2)}
-    >>> state = sf.State(params, {"w": torch.tensor([True, True]), "b": torch.tensor(True)})
+    >>> state = sf.State(
+    ...     params, {"w": torch.tensor([True, True]), "b": torch.tensor(True)}
+    ... )
     >>> relative(state, (), 0)
     {'w': tensor([1.0000, 0.5000]), 'b': tensor([0., 0.])}
 
-    The weight is that of `state.params`, the mask has its full shape, and `grad` is None where the update was given no
-    gradients. The function gives floats of the shape of the weight, larger for a weight that is more important. Other
-    leaves score 0. Raises TypeError for anything but a function of three arguments, and for what is not a tensor.
+    The weight is that of `state.params`, the mask has its full shape, and `grad` is
+    None where the update was given no gradients. The function gives floats of the shape
+    of the weight, larger for a weight that is more important. Other leaves score 0.
+    Raises TypeError for anything but a function of three arguments, and for what is not
+    a tensor.
     """
     check_call("fn", fn, "weight", "grad", "mask")
 
@@ -49,24 +62,40 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
         def of_leaf(path: str, weight: Tensor, mask: Tensor, *grad: Tensor) -> Tensor:
             scored: object = fn(weight, grad[0] if grad else cast(Tensor, None), mask)
             if not isinstance(scored, Tensor):
-                raise TypeError(f"expected scores to be a tensor, got {type(scored).__name__} at {path!r}")
+                raise TypeError(
+                    f"expected scores to be a tensor, got {type(scored).__name__} at "
+                    f"{path!r}"
+                )
             return scored
 
-        return of_sparsified(of_leaf, state, *([] if grads is None or grads == () else [grads]))
+        return of_sparsified(
+            of_leaf, state, *([] if grads is None or grads == () else [grads])
+        )
 
     del score.__wrapped__  # it has other arguments
     # A function that is decorated keeps its own name.
     return with_call(score, leafwise, fn) if isinstance(fn, Described) else score
 
 
-def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree, reader: str = "", instead: str = "") -> Tree:
-    """`fn(path, weight, mask, *leaves)` for each sparsified leaf of a state, and zeros for each other leaf.
+def of_sparsified(
+    fn: Callable[..., Tensor],
+    state: State,
+    *trees: Tree,
+    reader: str = "",
+    instead: str = "",
+) -> Tree:
+    """`fn(path, weight, mask, *leaves)` for each sparsified leaf of a state, and zeros
+    for each other leaf.
 
-    >>> state = sf.State({"w": torch.ones(2), "b": torch.ones(1)}, {"w": torch.ones(2) > 0, "b": torch.tensor(True)})
+    >>> state = sf.State(
+    ...     {"w": torch.ones(2), "b": torch.ones(1)},
+    ...     {"w": torch.ones(2) > 0, "b": torch.tensor(True)},
+    ... )
     >>> of_sparsified(lambda path, weight, mask: weight + 1, state)
     {'w': tensor([2., 2.]), 'b': tensor([0.])}
 
-    Where a `reader` is named, who reads leaves as a whole, DTensors are refused; `instead` says what else to do.
+    Where a `reader` is named, who reads leaves as a whole, DTensors are refused;
+    `instead` says what else to do.
     """
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, *leaves: Tensor) -> Tensor:
@@ -80,53 +109,70 @@ def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree, reader:
 
 
 def lamp(state: State, grads: Tree, step: Step) -> Tree:
-    """LAMP: weight^2 by the sum of the squares of all weights of its leaf that are not smaller.
+    """LAMP: weight^2 by the sum of the squares of all weights of its leaf that are not
+    smaller.
 
-    >>> state = sf.State({"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}, {"w": torch.ones(4) > 0})
+    >>> state = sf.State(
+    ...     {"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}, {"w": torch.ones(4) > 0}
+    ... )
     >>> sf.scores.lamp(state, (), 0)["w"]
     tensor([0.0333, 0.1379, 0.3600, 1.0000], dtype=torch.float64)
 
-    For `distribution=sf.budgets.global_()`, which then chooses how many weights each leaf keeps; inside a leaf the
-    order is that of magnitudes. The best weight of every leaf scores 1, and the scale of a leaf does not count. Of
-    equal weights the first is the larger one; weights of 0 score 0. In float64, with the same bits on every device.
-    ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.
+    For `distribution=sf.budgets.global_()`, which then chooses how many weights each
+    leaf keeps; inside a leaf the order is that of magnitudes. The best weight of every
+    leaf scores 1, and the scale of a leaf does not count. Of equal weights the first is
+    the larger one; weights of 0 score 0. In float64, with the same bits on every
+    device. ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.
     """
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
         squares = widened(weight.detach()).double().square().flatten()
         order = falling(squares)
         sorted_squares = squares[order]
-        ratios = torch.where(sorted_squares == 0, 0.0, sorted_squares / running_sums(sorted_squares))
+        ratios = torch.where(
+            sorted_squares == 0, 0.0, sorted_squares / running_sums(sorted_squares)
+        )
         return back(ratios, order).reshape(weight.shape)
 
     return of_sparsified(of_leaf, state, reader="lamp")
 
 
 @described
-def distance(norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = channel(0)) -> PlainScore:
-    """Sum of the distances of a unit of the weights, such as a filter, to the other units of its leaf.
+def distance(
+    norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = channel(0)
+) -> PlainScore:
+    """Sum of the distances of a unit of the weights, such as a filter, to the other
+    units of its leaf.
 
-    >>> state = sf.State({"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])}, {"w": torch.ones(3, 2) > 0})
+    >>> state = sf.State(
+    ...     {"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])},
+    ...     {"w": torch.ones(3, 2) > 0},
+    ... )
     >>> sf.scores.distance(norm=1)(state, (), 0)["w"]
     tensor([[ 8.,  8.],
             [13., 13.],
             [ 7.,  7.]])
 
-    Each entry of a unit has its unit's sum, so that `patterns.channel(axis, norm=float("inf"))` prunes the
-    slices nearest to the geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0, norm=inf))`.
-    `norm` is the order of the vector norm of the difference, or a function of the units, (n, elements), that
-    gives their distances, (n, n). Leaves that are not sparsified score 0. float16 and bfloat16 are summed
-    in float32. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
+    Each entry of a unit has its unit's sum, so that
+    `patterns.channel(axis, norm=float("inf"))` prunes the slices nearest to the
+    geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0,
+    norm=inf))`. `norm` is the order of the vector norm of the difference, or a function
+    of the units, (n, elements), that gives their distances, (n, n). Leaves that are not
+    sparsified score 0. float16 and bfloat16 are summed in float32. He et al. 2019,
+    arXiv 1811.00250, eq. 4 and 5.
 
-    With `sf.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the vector of all of its entries in all
-    members, and the others are those of its set. As in `sf.scores.by_unit` the values are those of units, and the
-    algorithm has the same pattern.
+    With `sf.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the vector
+    of all of its entries in all members, and the others are those of its set. As in
+    `sf.scores.by_unit` the values are those of units, and the algorithm has the same
+    pattern.
 
-    TypeError for anything but a pattern, ValueError for one whose units are single entries, for units of a leaf or set
-    that differ in size, and for a DTensor.
+    TypeError for anything but a pattern, ValueError for one whose units are single
+    entries, for units of a leaf or set that differ in size, and for a DTensor.
     """
     if not callable(norm) and not is_number(norm):
-        raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
+        raise TypeError(
+            f"expected norm to be a number or a function of the slices, got {norm!r}"
+        )
     check_units("distance", pattern)
 
     def sums(path: str, flat: Tensor) -> Tensor:
@@ -135,7 +181,10 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = ch
         apart, size = norm(flat), len(flat)
         if tuple(apart.shape) != (size, size):
             got = tuple(apart.shape)
-            raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {got}")
+            raise ValueError(
+                f"distance: expected norm to give shape {(size, size)} at {path!r}, "
+                f"got {got}"
+            )
         return _SUM(apart.abs())
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
@@ -143,8 +192,14 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = ch
             units = units_of(pattern, tuple(weight.shape))
         except ValueError as error:
             raise ValueError(f"distance: {error} at {path!r}") from None
-        if any(size % max(box, 1) for size, box in zip(units.shape, units.unit, strict=True)):
-            raise ValueError(f"distance: expected whole units of {pattern}, got shape {units.shape} at {path!r}")
+        if any(
+            size % max(box, 1)
+            for size, box in zip(units.shape, units.unit, strict=True)
+        ):
+            raise ValueError(
+                f"distance: expected whole units of {pattern}, got shape {units.shape} "
+                f"at {path!r}"
+            )
         found = sums(path, boxes_of(wide(weight.detach()), units.unit).contiguous())
         return over_elements(found.reshape(units.grid), units.unit, units.shape)
 
@@ -153,35 +208,49 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = ch
 
     if pattern.members:
         return OfUnits(
-            pattern, lambda state, grads, step: of_tied_units(of_set, pattern, state, state.params, "distance")
+            pattern,
+            lambda state, grads, step: of_tied_units(
+                of_set, pattern, state, state.params, "distance"
+            ),
         )
     return lambda state, grads, step: of_sparsified(of_leaf, state, reader="distance")
 
 
 def _distance_sums(flat: Tensor, norm: float) -> Tensor:
-    # A few slices at a time against all; a product of matrices would be faster, but sums in another order.
+    # A few slices at a time against all; a product of matrices would be faster, but
+    # sums in another order.
     size, width = flat.shape
     step, length = max(1, _PIECE // max(1, size * width)), Pooling("norm", norm)
-    parts = [_SUM(length(flat[start : start + step, None] - flat)) for start in range(0, size, step)]
+    parts = [
+        _SUM(length(flat[start : start + step, None] - flat))
+        for start in range(0, size, step)
+    ]
     return torch.cat(parts) if parts else _SUM(flat)
 
 
 @described
 def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainScore:
-    """How well a missing connection would close short paths: the Cannistraci-Hebb score of a pruned entry.
+    """How well a missing connection would close short paths: the Cannistraci-Hebb score
+    of a pruned entry.
 
-    >>> mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=torch.bool)
-    >>> sf.scores.topology("CH3")(sf.State({"w": torch.ones(3, 4)}, {"w": mask}), (), 0)["w"]
+    >>> mask = torch.tensor(
+    ...     [[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=torch.bool
+    ... )
+    >>> sf.scores.topology("CH3")(
+    ...     sf.State({"w": torch.ones(3, 4)}, {"w": mask}), (), 0
+    ... )["w"]
     tensor([[0.0000, 0.0000, 0.0000, 1.5000],
             [2.5000, 0.0000, 0.0000, 1.5000],
             [1.0000, 2.5000, 0.0000, 0.0000]], dtype=torch.float64)
 
-    A leaf is the matrix M of its first dimension by all others, 1 where a connection is kept. With C = MM', the common
-    neighbours of two rows i and j, and E = max(degree of j - C, 1), "CH3" gives a = [C > 0] / E and "CH2"
-    a = [C > 0] (1 + C) / E. The score is aM, and the same of the columns added to it: the paths of length three, by
-    their first and by their last unit. Kept entries score 0, others at least `least`. Float64, from terms that are
-    rounded so that no sum rounds: the bits are the same on every device. Leaves that are not sparsified score 0.
-    Raises ValueError for another rule and for a DTensor.
+    A leaf is the matrix M of its first dimension by all others, 1 where a connection is
+    kept. With C = MM', the common neighbours of two rows i and j, and E = max(degree of
+    j - C, 1), "CH3" gives a = [C > 0] / E and "CH2" a = [C > 0] (1 + C) / E. The score
+    is aM, and the same of the columns added to it: the paths of length three, by their
+    first and by their last unit. Kept entries score 0, others at least `least`.
+    Float64, from terms that are rounded so that no sum rounds: the bits are the same on
+    every device. Leaves that are not sparsified score 0. Raises ValueError for another
+    rule and for a DTensor.
 
     Zhang et al. 2025, arXiv 2501.19107 (the node-based form, L3n).
     """
@@ -197,10 +266,13 @@ def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainSc
 
 
 def _half(m: Tensor, rule: str) -> Tensor:
-    # Paths of length three from each row to each column, by how much each row has in common with the row before last.
+    # Paths of length three from each row to each column, by how much each row has in
+    # common with the row before last.
     common = m @ m.T
     others = (m.sum(1) - common).clamp(min=1.0)
-    terms = torch.where(common > 0, (1.0 + common if rule == "CH2" else 1.0) / others, 0.0)
+    terms = torch.where(
+        common > 0, (1.0 + common if rule == "CH2" else 1.0) / others, 0.0
+    )
     most = m.shape[0] * (m.shape[1] + 1 if rule == "CH2" else 1)  # no sum is larger
     unit = 2.0 ** (most.bit_length() - 51)
     return ((terms / unit).round() * unit) @ m

@@ -1,6 +1,7 @@
 """Scores: (state, grads, step) -> a tree of floats, larger = more important.
 
-`grads` is the dense gradient at the effective weights, so every score here sees pruned positions too.
+`grads` is the dense gradient at the effective weights, so every score here sees pruned
+positions too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ Plain = TypeVar("Plain", bound=Callable[..., Tree])
 
 def plain(score: object) -> Callable[..., Tree]:
     if isinstance(score, Accumulated) or not callable(score):
-        raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
+        raise TypeError(
+            "expected a score function of (state, grads, step), got "
+            f"{type(score).__name__}"
+        )
     return score
 
 
@@ -43,7 +47,9 @@ class Function:
 
 
 class Absolute(Function):
-    """The absolute value of a score, `signed`, which selection compares without taking it; `keyed` if it may draw."""
+    """The absolute value of a score, `signed`, which selection compares without taking
+    it; `keyed` if it may draw.
+    """
 
     def __init__(self, signed: Callable[..., Tree], keyed: bool = True) -> None:
         super().__init__(signed)
@@ -55,7 +61,9 @@ class Absolute(Function):
 
 
 class OfUnits(Function):
-    """A score of the units of a pattern of tied sets: its values are {name of the set: (units,)}."""
+    """A score of the units of a pattern of tied sets: its values are {name of the set:
+    (units,)}.
+    """
 
     def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
         super().__init__(fn)
@@ -67,9 +75,13 @@ class OfUnits(Function):
 
 
 class OfInputs(Function):
-    """A score that reads what weights are multiplied by: `check(pattern, path, leaf)` raises for other rows."""
+    """A score that reads what weights are multiplied by: `check(pattern, path, leaf)`
+    raises for other rows.
+    """
 
-    def __init__(self, check: Callable[[Pattern, str, Tensor], None], fn: Callable[..., Tree]) -> None:
+    def __init__(
+        self, check: Callable[[Pattern, str, Tensor], None], fn: Callable[..., Tree]
+    ) -> None:
         super().__init__(fn)
         self.check, self.fn = check, fn
 
@@ -79,9 +91,13 @@ class OfInputs(Function):
 
 
 class Drawn(Function):
-    """A score that is drawn leaf by leaf: `draw(leaves, state, step)` are those of some leaves."""
+    """A score that is drawn leaf by leaf: `draw(leaves, state, step)` are those of some
+    leaves.
+    """
 
-    def __init__(self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]) -> None:
+    def __init__(
+        self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]
+    ) -> None:
         super().__init__(fn)
         self.draw = draw
 
@@ -92,7 +108,8 @@ class Drawn(Function):
 
 
 def absolute(signed: Signed) -> Signed:
-    """The absolute value of a score, which selection takes block by block, without a copy.
+    """The absolute value of a score, which selection takes block by block, without a
+    copy.
 
     >>> @sf.scores.absolute
     ... def drift(state, grads, step):
@@ -100,8 +117,9 @@ def absolute(signed: Signed) -> Signed:
     >>> drift(sf.State((), (), opt={"w": torch.tensor([-2.0, 1.0])}), (), 0)
     {'w': tensor([2., 1.])}
 
-    A decorator of a Score, with memory or without, and of the `value` of one with memory; `signed` of the result
-    is the function. Raises TypeError for anything but a score.
+    A decorator of a Score, with memory or without, and of the `value` of one with
+    memory; `signed` of the result is the function. Raises TypeError for anything but a
+    score.
     """
     if isinstance(signed, Accumulated):
         remembered: Any = signed._replace(value=absolute(signed.value))
@@ -119,7 +137,9 @@ def _unkeyed(signed: Plain) -> Plain:
 def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the weights.
 
-    >>> sf.scores.magnitude(sf.State({"w": torch.tensor([-2.0, 1.0])}, {"w": torch.tensor(True)}), (), 0)
+    >>> sf.scores.magnitude(
+    ...     sf.State({"w": torch.tensor([-2.0, 1.0])}, {"w": torch.tensor(True)}), (), 0
+    ... )
     {'w': tensor([2., 1.])}
     """
     del grads, step
@@ -140,30 +160,39 @@ def gradient(state: State, grads: Tree, step: Step) -> Tree:
 
 
 def saliency(state: State, grads: Tree, step: Step) -> Tree:
-    """|weight * gradient|: to first order, how much the loss changes without the weight.
+    """|weight * gradient|: to first order, how much the loss changes without the
+    weight.
 
-    >>> state = sf.State({"w": torch.tensor([2.0, -1.0, 0.5])}, {"w": torch.tensor(True)})
+    >>> state = sf.State(
+    ...     {"w": torch.tensor([2.0, -1.0, 0.5])}, {"w": torch.tensor(True)}
+    ... )
     >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
     {'w': tensor([1.0000, 3.0000, 0.5000])}
 
-    16-bit products are made in float32: in float16 small ones would be 0. Lee et al. 2019, arXiv 1810.02340, eq. 5.
+    16-bit products are made in float32: in float16 small ones would be 0. Lee et al.
+    2019, arXiv 1810.02340, eq. 5.
     """
     del step
-    return optree.tree_map(lambda w, g: (wide(w) * g).abs(), state.params, given("saliency", grads))
+    return optree.tree_map(
+        lambda w, g: (wide(w) * g).abs(), state.params, given("saliency", grads)
+    )
 
 
 def movement(state: State, grads: Tree, step: Step) -> Tree:
-    """-weight * gradient: positive where gradient descent moves the weight away from zero.
+    """-weight * gradient: positive where gradient descent moves the weight away from
+    zero.
 
     >>> state = sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)})
     >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
     {'w': tensor([ 1., -3.])}
 
-    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv 2005.07683, eq. 3. 16-bit products are
-    made in float32.
+    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020,
+    arXiv 2005.07683, eq. 3. 16-bit products are made in float32.
     """
     del step
-    return optree.tree_map(lambda w, g: -(wide(w) * g), state.params, given("movement", grads))
+    return optree.tree_map(
+        lambda w, g: -(wide(w) * g), state.params, given("movement", grads)
+    )
 
 
 def given(name: str, grads: Tree) -> Tree:
@@ -174,7 +203,10 @@ def given(name: str, grads: Tree) -> Tree:
 
 def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
     if not isinstance(state.key, Tensor):
-        raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
+        raise ValueError(
+            "expected a state with a PRNG key for random scores, got none; pass "
+            "key=sf.random.key(seed)"
+        )
     return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
 
 
@@ -184,9 +216,12 @@ def _by_leaf(fn: Plain) -> Plain:
 
 @_by_leaf
 def random(state: State, grads: Tree, step: Step) -> Tree:
-    """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the element's index.
+    """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the
+    element's index.
 
-    >>> state = sf.State({"w": torch.zeros(2)}, {"w": torch.tensor(True)}, key=sf.random.key(0))
+    >>> state = sf.State(
+    ...     {"w": torch.zeros(2)}, {"w": torch.tensor(True)}, key=sf.random.key(0)
+    ... )
     >>> draws = sf.scores.random(state, (), 7)["w"]
     >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
     True

@@ -1,4 +1,6 @@
-"""Physically smaller modules: groups of units that a model's code ties together, and models without pruned units."""
+"""Physically smaller modules: groups of units that a model's code ties together, and
+models without pruned units.
+"""
 
 from sparsefn.shrinking.carry import carry, carry_optimizer
 from sparsefn.shrinking.experts import without_experts
@@ -6,5 +8,15 @@ from sparsefn.shrinking.groups import Groups, groups
 from sparsefn.shrinking.priced import weights
 from sparsefn.shrinking.smaller import Smaller, shrink, smaller
 
-__all__ = ["Groups", "Smaller", "carry", "carry_optimizer", "groups", "shrink", "smaller", "weights", "without_experts"]
+__all__ = [
+    "Groups",
+    "Smaller",
+    "carry",
+    "carry_optimizer",
+    "groups",
+    "shrink",
+    "smaller",
+    "weights",
+    "without_experts",
+]
 __dir__ = __all__.copy

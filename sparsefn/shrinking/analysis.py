@@ -1,4 +1,6 @@
-"""The analysis of a traced program: a label for every dimension of every tensor in it."""
+"""The analysis of a traced program: a label for every dimension of every tensor in
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,25 @@ from sparsefn.shrinking.moves import MOVES, divided, move, pad
 from sparsefn.shrinking.recurrent import recurrent
 from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.tried import pointwise, tried
-from sparsefn.shrinking.values import Value, bind, blank, module_of, opname, replaced, run_op, tensors_of, values_in
+from sparsefn.shrinking.values import (
+    Value,
+    bind,
+    blank,
+    module_of,
+    opname,
+    replaced,
+    run_op,
+    tensors_of,
+    values_in,
+)
 
 Rule = Callable[[Step], Any]
 
 
 class Analysis(NamedTuple):
-    """What is known of a program: of each node the Values of its outputs, and of each leaf its Value."""
+    """What is known of a program: of each node the Values of its outputs, and of each
+    leaf its Value.
+    """
 
     graph: fx.GraphModule
     values: dict[fx.Node, Any]
@@ -33,21 +47,32 @@ class Analysis(NamedTuple):
 
 
 def analyse(
-    graph: fx.GraphModule, masks: Mapping[str, Tensor] | None = None, *, counted: bool = False, equal_parts: bool = True
+    graph: fx.GraphModule,
+    masks: Mapping[str, Tensor] | None = None,
+    *,
+    counted: bool = False,
+    equal_parts: bool = True,
 ) -> Analysis:
     """Follow a program from `torch.export` through all of its operations.
 
-    An atom that is not frozen in the end may go, with all indices that are made of it. Without `masks` that holds
-    once it is masked wherever it lies in parameters; with masks it holds as they are, and what the layers that read
-    a constant have to add to their biases is in `book.folds`.
+    An atom that is not frozen in the end may go, with all indices that are made of it.
+    Without `masks` that holds once it is masked wherever it lies in parameters; with
+    masks it holds as they are, and what the layers that read a constant have to add to
+    their biases is in `book.folds`.
     """
     book = Book(Atoms(), counted, equal_parts, masks)
     made = Analysis(graph, {}, {}, book)
     held, seen = tensors_of(graph), dict[int, Value]()
-    reads = Counter(id(held[str(node.target)]) for node in graph.graph.find_nodes(op="get_attr") for _ in node.users)
+    reads = Counter(
+        id(held[str(node.target)])
+        for node in graph.graph.find_nodes(op="get_attr")
+        for _ in node.users
+    )
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            made.values[node] = _leaf(made, str(node.target), held[str(node.target)], reads, seen)
+            made.values[node] = _leaf(
+                made, str(node.target), held[str(node.target)], reads, seen
+            )
         else:
             made.values[node] = _of_node(made, node)
     return _settled(made)
@@ -56,7 +81,12 @@ def analyse(
 def labels_of(analysis: Analysis) -> list[Ids]:
     """The labels of all dimensions in a program, each once, without empty ones."""
     values = values_in([analysis.leaves, list(analysis.values.values())])
-    labels = (label for value in values for label in value.labels if label is not None and len(label))
+    labels = (
+        label
+        for value in values
+        for label in value.labels
+        if label is not None and len(label)
+    )
     return list({id(label): label for label in labels}.values())
 
 
@@ -69,24 +99,51 @@ def _settled(made: Analysis) -> Analysis:
 
     def settle(tree: Any) -> Any:
         some = values_in(tree)
-        return replaced(tree, [x._replace(labels=tuple(ends.get(id(label)) for label in x.labels)) for x in some])
+        return replaced(
+            tree,
+            [
+                x._replace(labels=tuple(ends.get(id(label)) for label in x.labels))
+                for x in some
+            ],
+        )
 
     values = {node: settle(tree) for node, tree in made.values.items()}
     return made._replace(values=values, leaves=settle(made.leaves))
 
 
-def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: dict[int, Value]) -> Any:
+def _leaf(
+    made: Analysis,
+    name: str,
+    leaf: Any,
+    reads: Mapping[int, int],
+    seen: dict[int, Value],
+) -> Any:
     if not isinstance(leaf, Tensor):
         return None
     if id(leaf) not in seen:
         mask = None if made.book.masks is None else made.book.masks.get(name)
-        mask = None if mask is None or not mask.ndim else mask  # a 0-d mask is that of a dense leaf
-        real = None if leaf.is_meta else leaf.detach() if mask is None else leaf.detach() * mask
+        mask = (
+            None if mask is None or not mask.ndim else mask
+        )  # a 0-d mask is that of a dense leaf
+        real = (
+            None
+            if leaf.is_meta
+            else leaf.detach()
+            if mask is None
+            else leaf.detach() * mask
+        )
         # What nothing reads stays whole.
-        labels = tuple(made.book.atoms.new(n) if n > 1 and reads[id(leaf)] else None for n in leaf.shape)
-        constants = tuple(of_leaf(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
+        labels = tuple(
+            made.book.atoms.new(n) if n > 1 and reads[id(leaf)] else None
+            for n in leaf.shape
+        )
+        constants = tuple(
+            of_leaf(made.book, leaf, real, mask, d) for d in range(leaf.ndim)
+        )
         shape = tuple(leaf.shape)
-        seen[id(leaf)] = Value(shape, leaf.dtype, labels, constants, real, name, mask, reads[id(leaf)])
+        seen[id(leaf)] = Value(
+            shape, leaf.dtype, labels, constants, real, name, mask, reads[id(leaf)]
+        )
     made.leaves[name] = seen[id(leaf)]
     return seen[id(leaf)]
 
@@ -115,7 +172,9 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
     step = Step(node, name, where, bind(node.target, args, kwargs), outs, made.book)
     outs = _rule(step)(step)
     if node.target._schema.is_mutable:
-        written = [n for n in node.all_input_nodes if isinstance(made.values.get(n), Value)][:1]
+        written = [
+            n for n in node.all_input_nodes if isinstance(made.values.get(n), Value)
+        ][:1]
         made.values.update(dict.fromkeys(written, outs))
     return _known(step, outs)
 
@@ -126,46 +185,73 @@ def _rule(step: Step) -> Rule:
         return own
     if step.name in MOVES and step.target._overloadname not in ("dtype", "self_Tensor"):
         return move if step.name not in _PARTS or not step.book.equal_parts else _parts
-    return pointwise if torch.Tag.pointwise in step.target.tags or step.name in _POINTWISE else tried
+    return (
+        pointwise
+        if torch.Tag.pointwise in step.target.tags or step.name in _POINTWISE
+        else tried
+    )
 
 
 def _known(step: Step, outs: Any) -> Any:
     # Integers that do not depend on inputs, such as indices.
     ins = values_in(step.arguments)
-    known = [value.real for value in ins if value.real is not None and not value.dtype.is_floating_point]
-    if not ins or len(known) < len(ins) or not isinstance(outs, Value) or outs.dtype.is_floating_point:
+    known = [
+        value.real
+        for value in ins
+        if value.real is not None and not value.dtype.is_floating_point
+    ]
+    if (
+        not ins
+        or len(known) < len(ins)
+        or not isinstance(outs, Value)
+        or outs.dtype.is_floating_point
+    ):
         return outs
     return outs._replace(real=run_op(step.target, step.arguments, known)[0])
 
 
 def _parts(step: Step) -> Any:
-    # The parts of a chunk lose the same entries, so that code that cuts in equal parts runs as it is.
+    # The parts of a chunk lose the same entries, so that code that cuts in equal parts
+    # runs as it is.
     outs = move(step)
     some, whole = values_in(outs), values_in(step.arguments)[0]
     for d, size in enumerate(whole.shape):
-        if len({part.shape[d] for part in some}) == 1 and some[0].shape[d] not in (size, 1):
+        if len({part.shape[d] for part in some}) == 1 and some[0].shape[d] not in (
+            size,
+            1,
+        ):
             step.join(*(part.labels[d] for part in some))
     return outs
 
 
 def _uniform(step: Step) -> Any:
-    """Tensors of one number: any of their indices may go, as the size is an argument."""
+    """Tensors of one number: any of their indices may go, as the size is an
+    argument.
+    """
     fills = {"zeros": 0.0, "new_zeros": 0.0, "ones": 1.0, "new_ones": 1.0}
     fill = fills.get(step.name, step.arguments.get("fill_value"))
     out: Value = step.outs
     sizes = step.node.meta["val"].shape  # those of batches and sequences are symbols
     labels = tuple(
-        step.atoms.new(n) if n > 1 and isinstance(size, int) else None for n, size in zip(out.shape, sizes, strict=True)
+        step.atoms.new(n) if n > 1 and isinstance(size, int) else None
+        for n, size in zip(out.shape, sizes, strict=True)
     )
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
-    gone = tuple(np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape)  # type: ignore[arg-type]
+    gone = tuple(
+        np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape
+    )  # type: ignore[arg-type]
     return out._replace(labels=labels, gone=gone)
 
 
 def _fixed(step: Step) -> Any:
     out = step.outs
     numbers = all(isinstance(x, int | bool | None) for x in step.node.args)
-    if isinstance(out, Value) and numbers and step.name == "arange" and not out.dtype.is_floating_point:
+    if (
+        isinstance(out, Value)
+        and numbers
+        and step.name == "arange"
+        and not out.dtype.is_floating_point
+    ):
         return out._replace(real=torch.arange(*step.node.args, device="cpu"))  # type: ignore[arg-type]
     return out
 
@@ -174,12 +260,18 @@ def _dropout(step: Step) -> Any:
     ins, outs = values_in(step.arguments), values_in(step.outs)
     gone = ins[0].gone
     if step.arguments["train"] and step.arguments["p"]:
-        gone = tuple(None if some is None else np.where(some == 0, 0.0, np.nan) for some in gone)
-    return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=gone) for out in outs])
+        gone = tuple(
+            None if some is None else np.where(some == 0, 0.0, np.nan) for some in gone
+        )
+    return replaced(
+        step.outs, [out._replace(labels=ins[0].labels, gone=gone) for out in outs]
+    )
 
 
 def _shuffle(step: Step) -> Any:
-    """Channels (groups, n) as (n, groups): any group, and any place in all groups, may go."""
+    """Channels (groups, n) as (n, groups): any group, and any place in all groups, may
+    go.
+    """
     x, groups = step.arguments["self"], step.arguments["groups"]
     size = x.shape[1] // groups
     group, place = divided(step, x.labels[1], groups, size)
@@ -190,14 +282,27 @@ def _shuffle(step: Step) -> Any:
 
 
 _PARTS = frozenset(
-    ["chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"]
+    [
+        "chunk",
+        "split",
+        "tensor_split",
+        "split_with_sizes",
+        "unsafe_chunk",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+    ]
 )
 _POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = {
     "linear": layers.linear_layer,
     "addmm": lambda step: layers.addmm(step) or contractions.matmul(step),
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), contractions.matmul),
-    **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), layers.convolution),
+    **dict.fromkeys(
+        ("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), contractions.matmul
+    ),
+    **dict.fromkeys(
+        (f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)),
+        layers.convolution,
+    ),
     "convolution": layers.convolution,
     "einsum": contractions.einsum,
     "bilinear": contractions.bilinear,
@@ -208,12 +313,38 @@ _RULES: dict[str, Rule] = {
     "index_select": lookups.index_select,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     "group_norm": norms.group_norm,
-    **dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"), norms.batch_norm),
+    **dict.fromkeys(
+        ("batch_norm", "_native_batch_norm_legit_no_training"), norms.batch_norm
+    ),
     **dict.fromkeys(("pad", "constant_pad_nd"), pad),
     "mean": norms.mean_over,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
-    **dict.fromkeys(["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"], _uniform),
-    **dict.fromkeys(["arange", "linspace", "eye", "scalar_tensor", "rand", "randn", "randint", "randperm"], _fixed),
+    **dict.fromkeys(
+        [
+            "full",
+            "zeros",
+            "ones",
+            "empty",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+        ],
+        _uniform,
+    ),
+    **dict.fromkeys(
+        [
+            "arange",
+            "linspace",
+            "eye",
+            "scalar_tensor",
+            "rand",
+            "randn",
+            "randint",
+            "randperm",
+        ],
+        _fixed,
+    ),
     "dropout": _dropout,
     "channel_shuffle": _shuffle,
 }

@@ -1,4 +1,6 @@
-"""How the arguments of operations follow entries that go: a table from operations to rules."""
+"""How the arguments of operations follow entries that go: a table from operations to
+rules.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from torch import Tensor, nn
 from sparsefn.shrinking import indices
 from sparsefn.shrinking.atoms import Flags
 from sparsefn.shrinking.change import Resizing, aten
-from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
+from sparsefn.shrinking.counted import (
+    counted_group_norm,
+    counted_layer_norm,
+    counted_mean,
+    counted_rms_norm,
+)
 from sparsefn.shrinking.norms import mean_dims
 
 Rule = Callable[[Resizing], None]
@@ -26,15 +33,22 @@ def sized(change: Resizing) -> None:
         first = change.values["dim"] % len(change.values["self"].shape)
     part = slice(first, first + len(given))
     infer = change.name in ("view", "reshape", "_unsafe_view")
-    change.arguments[key] = change.fit(given, change.cut.size(out)[part], out.shape[part], infer)
+    change.arguments[key] = change.fit(
+        given, change.cut.size(out)[part], out.shape[part], infer
+    )
 
 
 def resize_split(change: Resizing) -> None:
     """Parts of a dimension that loses entries, which lose some each."""
-    x, dim = change.values["self"], change.values["dim"] % len(change.values["self"].shape)
+    x, dim = (
+        change.values["self"],
+        change.values["dim"] % len(change.values["self"].shape),
+    )
     if dim in change.lost(x):
         sizes = [change.cut.size(out)[dim] for out in change.outs]
-        change.become(aten.split_with_sizes.default, change.arguments["self"], sizes, dim)
+        change.become(
+            aten.split_with_sizes.default, change.arguments["self"], sizes, dim
+        )
 
 
 def repeat(change: Resizing) -> None:
@@ -44,7 +58,9 @@ def repeat(change: Resizing) -> None:
     made = list(change.arguments[key])
     for i in range(1, len(made) + 1):
         inside = x.shape[-i] if i <= len(x.shape) else 1
-        made[-i] = _times(made[-i], change.kept(out, len(out.shape) - i).reshape(-1, inside))
+        made[-i] = _times(
+            made[-i], change.kept(out, len(out.shape) - i).reshape(-1, inside)
+        )
     change.arguments[key] = made
 
 
@@ -64,14 +80,26 @@ def _times(times: Any, table: Flags) -> Any:
 
 
 def squeeze(change: Resizing) -> None:
-    """Dimensions of size 1, to which others that are left with one index do not belong."""
+    """Dimensions of size 1, to which others that are left with one index do not
+    belong.
+    """
     x = change.values["self"]
     asked = change.values.get("dim")
-    dims = range(len(x.shape)) if asked is None else [asked] if isinstance(asked, int) else asked
+    dims = (
+        range(len(x.shape))
+        if asked is None
+        else [asked]
+        if isinstance(asked, int)
+        else asked
+    )
     dims = [d % max(len(x.shape), 1) for d in dims]
     after = change.cut.size(x)
     if any(after[d] == 1 != x.shape[d] for d in dims):
-        change.become(aten.squeeze.dims, change.arguments["self"], [d for d in dims if x.shape[d] == 1])
+        change.become(
+            aten.squeeze.dims,
+            change.arguments["self"],
+            [d for d in dims if x.shape[d] == 1],
+        )
 
 
 def resize_convolution(change: Resizing) -> None:
@@ -97,19 +125,35 @@ def resize_layer_norm(change: Resizing) -> None:
     dims = list(range(len(x.shape) - some, len(x.shape)))
     if set(dims) & set(change.lost(x)):
         count, given = change.number("input", dims), change.arguments
-        tail = [given["weight"], *([given["bias"]] if "bias" in given else []), given["eps"]]
-        change.become(counted_layer_norm if "bias" in given else counted_rms_norm, given["input"], count, some, *tail)
+        tail = [
+            given["weight"],
+            *([given["bias"]] if "bias" in given else []),
+            given["eps"],
+        ]
+        change.become(
+            counted_layer_norm if "bias" in given else counted_rms_norm,
+            given["input"],
+            count,
+            some,
+            *tail,
+        )
 
 
 def resize_group_norm(change: Resizing) -> None:
-    x, groups, given = change.values["input"], change.values["num_groups"], change.arguments
+    x, groups, given = (
+        change.values["input"],
+        change.values["num_groups"],
+        change.arguments,
+    )
     keep = change.kept(x, 1)
     left = _groups(keep, groups)
     change.count("num_groups", left)
     if keep.sum() * groups != len(keep) * left:
         count = change.number("input", range(2, len(x.shape)), len(keep) // groups)
         tail = [given[name] for name in ("weight", "bias", "eps")]
-        change.become(counted_group_norm, given["input"], given["num_groups"], count, *tail)
+        change.become(
+            counted_group_norm, given["input"], given["num_groups"], count, *tail
+        )
 
 
 def resize_mean(change: Resizing) -> None:
@@ -118,7 +162,13 @@ def resize_mean(change: Resizing) -> None:
     if set(dims) & set(change.lost(x)):
         if given["dtype"] is not None:
             change.refuse("it counts them in another dtype")
-        change.become(counted_mean, given["self"], change.number("self", dims), dims, given.get("keepdim", False))
+        change.become(
+            counted_mean,
+            given["self"],
+            change.number("self", dims),
+            dims,
+            given.get("keepdim", False),
+        )
 
 
 def resize_attention(change: Resizing) -> None:
@@ -129,9 +179,15 @@ def resize_attention(change: Resizing) -> None:
 
 
 def resize_grouped_mm(change: Resizing) -> None:
-    """Products with one matrix of each expert: torch has them for widths of whole 16 bytes."""
+    """Products with one matrix of each expert: torch has them for widths of whole 16
+    bytes.
+    """
     given = change.arguments
-    if given["offs"] is None or given["bias"] is not None or given["out_dtype"] is not None:
+    if (
+        given["offs"] is None
+        or given["bias"] is not None
+        or given["out_dtype"] is not None
+    ):
         change.refuse("it is of another form")
     change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
 
@@ -139,20 +195,32 @@ def resize_grouped_mm(change: Resizing) -> None:
 def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
     """The product of rows with the matrix of their expert, of any widths.
 
-    >>> padded_grouped_mm(torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32))
+    >>> padded_grouped_mm(
+    ...     torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32)
+    ... )
     tensor([[3., 3., 3., 3., 3.],
             [3., 3., 3., 3., 3.]])
     """
     inner, outer = -w.shape[1] % 8, -w.shape[2] % 8
-    x, wide = nn.functional.pad(x, (0, inner)), nn.functional.pad(w, (0, outer, 0, inner))
+    x, wide = (
+        nn.functional.pad(x, (0, inner)),
+        nn.functional.pad(w, (0, outer, 0, inner)),
+    )
     made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
     return made
 
 
-_SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split"
-_SIZES = "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty rand randn"
+_SPLITS = (
+    "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk "
+    "tensor_split"
+)
+_SIZES = (
+    "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
+    "rand randn"
+)
 _NEW = "new_zeros new_ones new_full new_empty"
-# Of other operations no argument speaks of sizes or places: the proof tells where one does.
+# Of other operations no argument speaks of sizes or places: the proof tells where one
+# does.
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*_SIZES.split(), *_NEW.split()), sized),
     **dict.fromkeys(_SPLITS.split(), resize_split),
@@ -166,7 +234,10 @@ RULES: dict[str, Rule] = {
     "roll": indices.cut_roll,
     **dict.fromkeys(("slice_scatter", "select_scatter"), indices.cut_slice_scatter),
     **dict.fromkeys(("constant_pad_nd", "pad"), indices.cut_pad),
-    **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), resize_convolution),
+    **dict.fromkeys(
+        (f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)),
+        resize_convolution,
+    ),
     "convolution": resize_convolution,
     "channel_shuffle": channel_shuffle,
     **dict.fromkeys(("layer_norm", "rms_norm"), resize_layer_norm),

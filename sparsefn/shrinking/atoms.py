@@ -1,4 +1,6 @@
-"""Atoms: what stays or goes together. A label of a dimension says of which atoms each of its indices is made."""
+"""Atoms: what stays or goes together. A label of a dimension says of which atoms each
+of its indices is made.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Label = Ids | None  # (size of the dimension, factors): an index stays if all of its atoms stay; None: all stay
+# (size of the dimension, factors): an index stays if all of its atoms stay; None: all
+# stay
+Label = Ids | None
 
 
 class Atoms:
@@ -16,31 +20,53 @@ class Atoms:
     >>> atoms = Atoms()
     >>> rows, heads, widths = atoms.new(6), atoms.new(2, rank=1), atoms.new(3, rank=2)
     >>> atoms.join(rows, product(heads, 2, widths, 3), "")
-    >>> atoms.resolve(rows).tolist()[:4]  # index h * 3 + d of the rows stays where head h and width d stay
+    >>> atoms.resolve(rows).tolist()[
+    ...     :4
+    ... ]  # index h * 3 + d of the rows stays where head h and width d stay
     [[7, 9], [7, 10], [7, 11], [8, 9]]
 
-    Atom 0 always stays, and fills up rows. Whatever joins does is sufficient for indices to stay together: where two
-    products do not fit each other, all of their atoms stay.
+    Atom 0 always stays, and fills up rows. Whatever joins does is sufficient for
+    indices to stay together: where two products do not fit each other, all of their
+    atoms stay.
     """
 
     def __init__(self) -> None:
         self.count = 1
         self.parent = np.zeros(1 << 12, np.int64)
-        self.parts = np.zeros((1 << 12, 2), np.int64)  # the factors of an atom: itself, if it is no product
-        self.reason = np.zeros(1 << 12, np.int32)  # why a root stays: a place in `reasons`, 0 where it may go
-        self.rank = np.zeros(1 << 12, np.int32)  # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
+        self.parts = np.zeros(
+            (1 << 12, 2), np.int64
+        )  # the factors of an atom: itself, if it is no product
+        self.reason = np.zeros(
+            1 << 12, np.int32
+        )  # why a root stays: a place in `reasons`, 0 where it may go
+        self.rank = np.zeros(
+            1 << 12, np.int32
+        )  # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1
 
     def new(self, size: int, rank: int = 0) -> Ids:
-        """The label of a dimension of that many indices, each with an atom of its own."""
+        """The label of a dimension of that many indices, each with an atom of its
+        own.
+        """
         while self.count + size > len(self.parent):
             for name in ("parent", "parts", "reason", "rank"):
-                setattr(self, name, np.concatenate([getattr(self, name), np.zeros_like(getattr(self, name))]))
+                setattr(
+                    self,
+                    name,
+                    np.concatenate(
+                        [getattr(self, name), np.zeros_like(getattr(self, name))]
+                    ),
+                )
         new = slice(self.count, self.count + size)
         ids = np.arange(new.start, new.stop)
-        self.parent[new], self.parts[new, 0], self.rank[new], self.count = ids, ids, rank, new.stop
+        self.parent[new], self.parts[new, 0], self.rank[new], self.count = (
+            ids,
+            ids,
+            rank,
+            new.stop,
+        )
         return ids[:, None]
 
     def find(self, ids: Ids) -> Ids:
@@ -52,14 +78,18 @@ class Atoms:
         return up
 
     def resolve(self, label: Ids) -> Ids:
-        """A label as it is now: roots that are no products, each once a row, without columns of 0."""
+        """A label as it is now: roots that are no products, each once a row, without
+        columns of 0.
+        """
         label = _once_a_row(self.find(label))
         while not (self.parts[label, 0] == label).all():
             label = _once_a_row(self.find(self.parts[label].reshape(len(label), -1)))
         if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
             fixed = (self.reason[label] > 0).all(0)
             if fixed.sum() > 1:
-                label = np.concatenate([label[:, ~fixed], label[:, fixed].max(1, keepdims=True)], 1)
+                label = np.concatenate(
+                    [label[:, ~fixed], label[:, fixed].max(1, keepdims=True)], 1
+                )
         return label
 
     def free(self, label: Label) -> Label:
@@ -111,7 +141,9 @@ class Atoms:
                 done = same
             elif (single := (n == 1) | (m == 1)).any():
                 whole = np.where(n == 1, one[:, 0], two[:, 0])[single]
-                done = single & self._divide(whole, one[single], two[single], n[single] == 1)
+                done = single & self._divide(
+                    whole, one[single], two[single], n[single] == 1
+                )
             else:
                 self.freeze(one, f"{why}, and divided in two ways")
                 self.freeze(two, f"{why}, and divided in two ways")
@@ -126,20 +158,28 @@ class Atoms:
         both = [np.where(self.reason[side] > 0, 0, side) for side in (a, b)]
         for mine, other in (both, both[::-1]):
             alone = np.where((mine[:, :, None] == other[:, None, :]).any(2), 0, mine)
-            alone = np.take_along_axis(alone, np.argsort(alone == 0, axis=1, kind="stable"), 1)
+            alone = np.take_along_axis(
+                alone, np.argsort(alone == 0, axis=1, kind="stable"), 1
+            )
             sides.append(alone[:, : max(1, alone.any(0).sum())])
         return sides[0], sides[1]
 
     def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> bool:
-        # An atom is the product of several; of an atom that comes twice the first row counts, and joins go on.
+        # An atom is the product of several; of an atom that comes twice the first row
+        # counts, and joins go on.
         atoms, at = np.unique(whole, return_index=True)
         width = max(one.shape[1], two.shape[1])
         if width > self.parts.shape[1]:
             self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
         factors = np.zeros((len(whole), width), np.int64)
-        factors[first, : two.shape[1]], factors[~first, : one.shape[1]] = two[first], one[~first]
+        factors[first, : two.shape[1]], factors[~first, : one.shape[1]] = (
+            two[first],
+            one[~first],
+        )
         factors = factors[at]
-        clear = np.asarray(~np.isin(factors, atoms).any(1))  # no atom may become a factor of its own factors
+        clear = np.asarray(
+            ~np.isin(factors, atoms).any(1)
+        )  # no atom may become a factor of its own factors
         clear[0] = True
         self.parts[atoms[clear], :width] = factors[clear]
         return len(atoms) == len(whole) and bool(clear.all())
@@ -149,7 +189,9 @@ class Atoms:
         while (apart := a != b).any():
             low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
             self.parent[high] = low
-            last = self.parent[high]  # of several the last one counts, and the others go on
+            last = self.parent[
+                high
+            ]  # of several the last one counts, and the others go on
             ranked = (self.rank[last] == 0) & (self.rank[high] > 0)
             self.rank[last[ranked]] = self.rank[high[ranked]]
             a, b = self.find(low[last != low]), self.find(high[last != low])
@@ -162,7 +204,8 @@ class Atoms:
 
 
 def _once_a_row(label: Ids) -> Ids:
-    # Zeros in place of repeats, without columns of zeros. Where factors are shared, columns would double without end.
+    # Zeros in place of repeats, without columns of zeros. Where factors are shared,
+    # columns would double without end.
     for i in range(1, label.shape[1]):
         label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
     used = label.any(0)
@@ -170,7 +213,8 @@ def _once_a_row(label: Ids) -> Ids:
 
 
 def product(a: Label, m: int, b: Label, n: int) -> Label:
-    """The label of a dimension of m * n indices, from those of the two that it is made of.
+    """The label of a dimension of m * n indices, from those of the two that it is made
+    of.
 
     >>> product(np.array([[1], [2]]), 2, None, 2).tolist()
     [[1], [1], [2], [2]]

@@ -1,4 +1,6 @@
-"""`nn.MultiheadAttention` with fewer heads, or narrower ones, than its inputs are wide."""
+"""`nn.MultiheadAttention` with fewer heads, or narrower ones, than its inputs are
+wide.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,16 @@ from torch.nn import functional as F
 
 
 class SmallAttention(nn.MultiheadAttention):
-    """A MultiheadAttention whose heads need not make up the width of its inputs, with the same parameters' names.
+    """A MultiheadAttention whose heads need not make up the width of its inputs, with
+    the same parameters' names.
 
     Attributes beside those of `nn.MultiheadAttention`:
         head_dim: entries of the queries and keys of a head; the values of a head may have another number.
         scale: what the products of queries and keys are multiplied with.
 
-    It computes what `nn.MultiheadAttention` does; masks by head are (batch * num_heads, length, length), with the
-    number of its own heads. Raises ValueError for masks of other shapes, `is_causal` without a mask and nested tensors.
+    It computes what `nn.MultiheadAttention` does; masks by head are (batch * num_heads,
+    length, length), with the number of its own heads. Raises ValueError for masks of
+    other shapes, `is_causal` without a mask and nested tensors.
     """
 
     scale: float
@@ -34,9 +38,15 @@ class SmallAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError("SmallAttention: expected padded tensors with a key_padding_mask, got nested ones")
+            raise ValueError(
+                "SmallAttention: expected padded tensors with a key_padding_mask, got "
+                "nested ones"
+            )
         if is_causal and attn_mask is None:
-            raise ValueError("SmallAttention: expected the attn_mask that is_causal is a hint about, got None")
+            raise ValueError(
+                "SmallAttention: expected the attn_mask that is_causal is a hint "
+                "about, got None"
+            )
         single = query.ndim == 2
         padding = key_padding_mask
         if single:
@@ -51,11 +61,15 @@ class SmallAttention(nn.MultiheadAttention):
         weights = None
         if need_weights:
             products = q * self.scale @ k.transpose(-2, -1)
-            weights = F.dropout((products if mask is None else products + mask).softmax(-1), dropout)
+            weights = F.dropout(
+                (products if mask is None else products + mask).softmax(-1), dropout
+            )
             y = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
         else:
-            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, hint, scale=self.scale)
+            y = F.scaled_dot_product_attention(
+                q, k, v, mask, dropout, hint, scale=self.scale
+            )
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         if single:
             return y.squeeze(0), None if weights is None else weights.squeeze(0)
@@ -67,34 +81,57 @@ class SmallAttention(nn.MultiheadAttention):
         if self.in_proj_weight is None:
             parts = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
         else:
-            parts = list(torch.split(self.in_proj_weight, [rows, rows, len(self.in_proj_weight) - 2 * rows]))
+            parts = list(
+                torch.split(
+                    self.in_proj_weight,
+                    [rows, rows, len(self.in_proj_weight) - 2 * rows],
+                )
+            )
         bias: Any = self.in_proj_bias
-        biases = [None] * 3 if bias is None else torch.split(bias, [len(part) for part in parts])
-        made = [F.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True)]
+        biases = (
+            [None] * 3
+            if bias is None
+            else torch.split(bias, [len(part) for part in parts])
+        )
+        made = [
+            F.linear(x, w, b)
+            for x, w, b in zip((query, key, value), parts, biases, strict=True)
+        ]
         for i, more in ((1, self.bias_k), (2, self.bias_v)):
             if more is not None:
                 made[i] = torch.cat([made[i], more.expand(len(made[i]), -1, -1)], 1)
             if self.add_zero_attn:
                 made[i] = F.pad(made[i], (0, 0, 0, 1))
-        return [torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2) for x in made]
+        return [
+            torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2) for x in made
+        ]
 
-    def _mask(self, mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-        # Both masks as numbers that are added: (batch, head, length of q, length of k), or to be expanded to that.
+    def _mask(
+        self, mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
+    ) -> Tensor | None:
+        # Both masks as numbers that are added: (batch, head, length of q, length of k),
+        # or to be expanded to that.
         more = (self.bias_k is not None) + self.add_zero_attn
         batch, length, seen = len(q), q.shape[2], k.shape[2] - more
         shapes = [(length, seen), (batch * self.num_heads, length, seen)]
         if mask is not None and tuple(mask.shape) not in shapes:
             raise ValueError(
-                f"SmallAttention: expected attn_mask of shape {shapes[0]} or {shapes[1]}, got {tuple(mask.shape)}"
+                f"SmallAttention: expected attn_mask of shape {shapes[0]} or "
+                f"{shapes[1]}, got {tuple(mask.shape)}"
             )
         if padding is not None and tuple(padding.shape) != (batch, seen):
             raise ValueError(
-                f"SmallAttention: expected key_padding_mask of shape {(batch, seen)}, got {tuple(padding.shape)}"
+                f"SmallAttention: expected key_padding_mask of shape {(batch, seen)}, "
+                f"got {tuple(padding.shape)}"
             )
         made = None
         if mask is not None:
             made = _added(mask, q.dtype)
-            made = torch.unflatten(made, 0, (-1, self.num_heads)) if mask.ndim == 3 else made
+            made = (
+                torch.unflatten(made, 0, (-1, self.num_heads))
+                if mask.ndim == 3
+                else made
+            )
         if padding is not None:
             padding = _added(padding, q.dtype)[:, None, None]
             made = padding if made is None else made + padding

@@ -1,4 +1,6 @@
-"""One operation of a program that gets smaller: what it takes and gives before and after, and its new arguments."""
+"""One operation of a program that gets smaller: what it takes and gives before and
+after, and its new arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True)
 class Resizing:
-    """An operation whose tensors lose entries: a rule sets `arguments` anew, or replaces the operation."""
+    """An operation whose tensors lose entries: a rule sets `arguments` anew, or
+    replaces the operation.
+    """
 
     cut: Cut
     root: nn.Module  # holds the leaves of the small program
     old: fx.Node
     node: fx.Node  # the same in the small program
-    values: dict[str, Any]  # the arguments by name: Values for tensors, numbers for symbolic sizes
+    values: dict[
+        str, Any
+    ]  # the arguments by name: Values for tensors, numbers for symbolic sizes
     arguments: dict[str, Any]  # the same as nodes of the small program
 
     @property
@@ -65,9 +71,15 @@ class Resizing:
             return
         schema = self.node.target._schema.arguments  # type: ignore[union-attr]
         places = [spec.name for spec in schema if not spec.kwarg_only]
-        while places and _is_default(schema[len(places) - 1], self.arguments[places[-1]]):
+        while places and _is_default(
+            schema[len(places) - 1], self.arguments[places[-1]]
+        ):
             places.pop()
-        named = [spec for spec in schema if spec.kwarg_only and not _is_default(spec, self.arguments[spec.name])]
+        named = [
+            spec
+            for spec in schema
+            if spec.kwarg_only and not _is_default(spec, self.arguments[spec.name])
+        ]
         self.node.args = tuple(self.arguments[name] for name in places)
         self.node.kwargs = {spec.name: self.arguments[spec.name] for spec in named}
 
@@ -82,7 +94,11 @@ class Resizing:
         """An operation before it."""
         with self.node.graph.inserting_before(self.node):
             made = self.node.graph.call_function(target, args)
-        made.meta = {key: self.node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in self.node.meta}
+        made.meta = {
+            key: self.node.meta[key]
+            for key in ("nn_module_stack", "stack_trace")
+            if key in self.node.meta
+        }
         return made
 
     def constant(self, name: str, x: Tensor) -> fx.Node:
@@ -92,12 +108,20 @@ class Resizing:
         with self.node.graph.inserting_before(self.node):
             return self.node.graph.get_attr(name)
 
-    def fit(self, given: Sequence[Any], new: Sequence[int], was: Sequence[int], infer: bool = False) -> list[Any]:
+    def fit(
+        self,
+        given: Sequence[Any],
+        new: Sequence[int],
+        was: Sequence[int],
+        infer: bool = False,
+    ) -> list[Any]:
         """Size arguments for the new sizes; at most one may be -1, to infer it."""
         made = list(given)
         for i, (size, n, before) in enumerate(zip(given, new, was, strict=True)):
             if isinstance(size, fx.Node) and n != before:
-                free = infer and not any(isinstance(one, int) and one == -1 for one in made)
+                free = infer and not any(
+                    isinstance(one, int) and one == -1 for one in made
+                )
                 made[i] = -1 if free else self.scaled(size, n, before)
             elif isinstance(size, int) and size != -1:
                 made[i] = n
@@ -105,15 +129,23 @@ class Resizing:
 
     def count(self, name: str, new: int) -> None:
         """A number of groups, which may be a symbolic size."""
-        self.arguments[name] = self.fit([self.arguments[name]], [new], [self.values[name]])[0]
+        self.arguments[name] = self.fit(
+            [self.arguments[name]], [new], [self.values[name]]
+        )[0]
 
     def scaled(self, size: fx.Node, new: int, was: int) -> fx.Node:
         """A symbolic size such as batch * heads, with fewer heads."""
-        whole, part = scale(size.meta.get("val"), new, was) or self.refuse("it takes a size that is no product")
-        return self.insert(operator.mul, self.insert(operator.floordiv, size, whole), part)
+        whole, part = scale(size.meta.get("val"), new, was) or self.refuse(
+            "it takes a size that is no product"
+        )
+        return self.insert(
+            operator.mul, self.insert(operator.floordiv, size, whole), part
+        )
 
     def number(self, name: str, dims: Sequence[int], factor: int = 1) -> Number:
-        """How many entries an argument had along dimensions, before the cut; times a factor."""
+        """How many entries an argument had along dimensions, before the cut; times a
+        factor.
+        """
         old = bind(self.old.target, self.old.args, self.old.kwargs)[name].meta["val"]
         made: Number = factor
         for d in dims:
@@ -121,12 +153,17 @@ class Resizing:
                 made = old.shape[d] * made
         for d in dims:
             if isinstance(old.shape[d], torch.SymInt):
-                made = self.insert(operator.mul, self.insert(aten.sym_size.int, self.arguments[name], d), made)
+                made = self.insert(
+                    operator.mul,
+                    self.insert(aten.sym_size.int, self.arguments[name], d),
+                    made,
+                )
         return made
 
 
 def scale(size: Any, new: int, was: int) -> tuple[int, int] | None:
-    """The factor of a symbolic size that changes, and what it becomes; None where it is no product with such a factor.
+    """The factor of a symbolic size that changes, and what it becomes; None where it is
+    no product with such a factor.
 
     >>> scale(None, 1, 2) is None
     True
@@ -134,14 +171,26 @@ def scale(size: Any, new: int, was: int) -> tuple[int, int] | None:
     if not isinstance(size, torch.SymInt):
         return None
     factor, rest = size.node.expr.as_coeff_Mul()
-    exact = rest.is_Symbol or (rest.is_Mul and all(part.is_Symbol for part in rest.args))
-    return (int(factor), int(factor) * new // was) if exact and int(factor) * new % was == 0 else None
+    exact = rest.is_Symbol or (
+        rest.is_Mul and all(part.is_Symbol for part in rest.args)
+    )
+    return (
+        (int(factor), int(factor) * new // was)
+        if exact and int(factor) * new % was == 0
+        else None
+    )
 
 
 def refused(node: fx.Node, why: str) -> ValueError:
     where = f" of the module {module_of(node)!r}" if module_of(node) else ""
-    return ValueError(f"the operation {opname(node)}{where} cannot follow entries that go: {why}")
+    return ValueError(
+        f"the operation {opname(node)}{where} cannot follow entries that go: {why}"
+    )
 
 
 def _is_default(spec: Any, value: Any) -> bool:
-    return bool(spec.has_default_value()) and type(value) is type(spec.default_value) and value == spec.default_value
+    return (
+        bool(spec.has_default_value())
+        and type(value) is type(spec.default_value)
+        and value == spec.default_value
+    )

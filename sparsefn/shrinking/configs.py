@@ -17,30 +17,45 @@ from sparsefn.shrinking.values import named_module
 
 BUILDS = 100  # of a model on the meta device in search of numbers
 
-Fact = tuple[str, str]  # the path of a module, and the name of a tensor or attribute of it
-Place = tuple[Any, str | int, str]  # where a number stands: what holds it, by which key, and the name in the config
+Fact = tuple[
+    str, str
+]  # the path of a module, and the name of a tensor or attribute of it
+Place = tuple[
+    Any, str | int, str
+]  # where a number stands: what holds it, by which key, and the name in the config
 
 
 def set_configs(
-    small: nn.Module, model: nn.Module, sizes: Sequence[tuple[int, int]], works: Callable[[nn.Module], bool]
+    small: nn.Module,
+    model: nn.Module,
+    sizes: Sequence[tuple[int, int]],
+    works: Callable[[nn.Module], bool],
 ) -> Iterator[tuple[str, str]]:
-    """Set the configs in a smaller model so that new models from them equal it; by path, why one cannot be set.
+    """Set the configs in a smaller model so that new models from them equal it; by
+    path, why one cannot be set.
 
-    A config is what a module keeps as `config`, and is made of. Its numbers become what attributes of their name are,
-    or else what most sizes of that number became, in the tensors' shapes or in `sizes` (before, after); with the choice
-    that gives more of the shapes, in at most BUILDS new models. These have to have the same tensors and tables in the
-    end, and the smaller model has to work with their attributes, such as numbers of heads. Where that cannot be, a
-    config stays as it was, so that it is not taken for one of the smaller model.
+    A config is what a module keeps as `config`, and is made of. Its numbers become what
+    attributes of their name are, or else what most sizes of that number became, in the
+    tensors' shapes or in `sizes` (before, after); with the choice that gives more of
+    the shapes, in at most BUILDS new models. These have to have the same tensors and
+    tables in the end, and the smaller model has to work with their attributes, such as
+    numbers of heads. Where that cannot be, a config stays as it was, so that it is not
+    taken for one of the smaller model.
     """
     done: list[str] = []
     for path, part in small.named_modules():
-        if not hasattr(getattr(part, "config", None), "__dict__") or any(f"{path}.".startswith(one) for one in done):
+        if not hasattr(getattr(part, "config", None), "__dict__") or any(
+            f"{path}.".startswith(one) for one in done
+        ):
             continue
         done.append(f"{path}." if path else "")
         whole = model.get_submodule(path)
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
-        places, old = list(_places(part.config)), list(_places(copy.deepcopy(part.config)))
+        places, old = (
+            list(_places(part.config)),
+            list(_places(copy.deepcopy(part.config))),
+        )
         why = (
             _classes(part, whole)
             or _fit(part, whole, places, sizes)
@@ -50,30 +65,61 @@ def set_configs(
         if why:
             for (held, key, _), (before, _, _) in zip(places, old, strict=True):
                 held[key] = before[key]
-        yield path, f"the config of {named_module(small, path)} keeps its numbers: {why}" if why else ""
+        yield (
+            path,
+            f"the config of {named_module(small, path)} keeps its numbers: {why}"
+            if why
+            else "",
+        )
 
 
 def _classes(part: nn.Module, whole: nn.Module) -> str:
-    other = [path for path, layer in part.named_modules() if type(layer) is not type(whole.get_submodule(path))]
+    other = [
+        path
+        for path, layer in part.named_modules()
+        if type(layer) is not type(whole.get_submodule(path))
+    ]
     return f"no others give {named_module(part, other[0])}" if other else ""
 
 
-def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> str:
-    # Numbers become what attributes of their name are, or else what most of that size became.
+def _fit(
+    part: nn.Module,
+    whole: nn.Module,
+    places: Sequence[Place],
+    sizes: Sequence[tuple[int, int]],
+) -> str:
+    # Numbers become what attributes of their name are, or else what most of that size
+    # became.
     old, new, shapes = _attributes(whole), _attributes(part), _shapes(part)
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
     pairs = [(shape, shapes.get(name)) for name, shape in _shapes(whole).items()]
-    for before, after in (*pairs, *((value, new.get(fact)) for fact, value in old.items()), *sizes):
-        many = isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after)
+    for before, after in (
+        *pairs,
+        *((value, new.get(fact)) for fact, value in old.items()),
+        *sizes,
+    ):
+        many = (
+            isinstance(before, tuple)
+            and isinstance(after, tuple)
+            and len(before) == len(after)
+        )
         for a, b in zip(before, after, strict=True) if many else [(before, after)]:  # type: ignore[arg-type]
             became[type(a), a].update([b] * (type(a) is type(b)))
     for fact, value in old.items():
-        became[fact[1], value].update([new[fact]] * (type(new.get(fact)) is type(value)))
+        became[fact[1], value].update(
+            [new[fact]] * (type(new.get(fact)) is type(value))
+        )
     numbers = []
     for held, key, name in places:
         value = held[key]
-        some = [*became[name, value].most_common(), *became[type(value), value].most_common(), (value, 0)]
-        numbers.append(_Number(held, key, list(dict.fromkeys(number for number, _ in some))))
+        some = [
+            *became[name, value].most_common(),
+            *became[type(value), value].most_common(),
+            (value, 0),
+        ]
+        numbers.append(
+            _Number(held, key, list(dict.fromkeys(number for number, _ in some)))
+        )
         numbers[-1].take(0)
     return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
 
@@ -102,12 +148,20 @@ def _tried(part: nn.Module) -> Tried:
         made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Tried((-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}")
+        return Tried(
+            (-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}"
+        )
     wanted, got = _shapes(part), _shapes(made)
     wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
     attributes = _attributes(made)
-    other = sum(value != attributes.get(fact) for fact, value in _attributes(part).items())
-    return Tried((-len(wrong), -other), not wrong and not other, f"no others give {wrong[0]}" if wrong else "")
+    other = sum(
+        value != attributes.get(fact) for fact, value in _attributes(part).items()
+    )
+    return Tried(
+        (-len(wrong), -other),
+        not wrong and not other,
+        f"no others give {wrong[0]}" if wrong else "",
+    )
 
 
 def _other_tables(part: nn.Module) -> str:
@@ -115,7 +169,11 @@ def _other_tables(part: nn.Module) -> str:
     saved = part.state_dict().keys()
     tables = {name: x for name, x in part.named_buffers() if name not in saved}
     new = _new(part, "cpu") if tables else part
-    other = [name for name, x in tables.items() if not torch.equal(new.get_buffer(name).to(x), x)]
+    other = [
+        name
+        for name, x in tables.items()
+        if not torch.equal(new.get_buffer(name).to(x), x)
+    ]
     return f"others give another {other[0]}" if other else ""
 
 
@@ -134,7 +192,10 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    tensors = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
     return {name: tuple(x.shape) for name, x in tensors}
 
 
@@ -149,7 +210,9 @@ def _attributes(model: nn.Module) -> dict[Fact, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, int | float | str | None) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+    return isinstance(value, int | float | str | None) or (
+        isinstance(value, tuple) and all(map(_is_plain, value))
+    )
 
 
 def _places(config: Any) -> Iterator[Place]:

@@ -1,4 +1,6 @@
-"""What a program costs, exactly: parameters, FLOPs or bytes, as sums of products of the sizes of its dimensions."""
+"""What a program costs, exactly: parameters, FLOPs or bytes, as sums of products of the
+sizes of its dimensions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ UNITS = ("params", "flops", "bytes")
 
 
 class Terms(NamedTuple):
-    """A cost as a sum: a constant, and for each term a factor times the sizes of dimensions, by their places."""
+    """A cost as a sum: a constant, and for each term a factor times the sizes of
+    dimensions, by their places.
+    """
 
     constant: int
     terms: tuple[tuple[int, tuple[int, ...]], ...]
@@ -35,16 +39,23 @@ class Terms(NamedTuple):
         return -(-total // self.per)
 
 
-def cost(cut: Cut, unit: str = "params", *, bits: int | None = None, compressed: bool = False) -> int:
-    """What is left of a program after a cut, in parameters, FLOPs or bytes, as `Groups.cost` counts them."""
+def cost(
+    cut: Cut, unit: str = "params", *, bits: int | None = None, compressed: bool = False
+) -> int:
+    """What is left of a program after a cut, in parameters, FLOPs or bytes, as
+    `Groups.cost` counts them.
+    """
     terms = terms_of(cut.analysis, unit, bits, compressed)
     return terms.value([int(cut.kept(label).sum()) for label in terms.labels])
 
 
-def terms_of(analysis: Analysis, unit: str, bits: int | None = None, compressed: bool = False) -> Terms:
+def terms_of(
+    analysis: Analysis, unit: str, bits: int | None = None, compressed: bool = False
+) -> Terms:
     """The cost of a program as a function of its dimensions; worked out once.
 
-    ValueError for another unit, and for bits or compression of what is not counted in bytes.
+    ValueError for another unit, and for bits or compression of what is not counted in
+    bytes.
     """
     key = ("costs", unit, bits, compressed)
     if key not in analysis.book.known:
@@ -53,7 +64,9 @@ def terms_of(analysis: Analysis, unit: str, bits: int | None = None, compressed:
             found = [(2, product.dims) for product in products(analysis)]
         else:
             found = list(_sizes(analysis, unit, bits, compressed))
-        analysis.book.known[key] = _collected(analysis, found, 8 if unit == "bytes" else 1)
+        analysis.book.known[key] = _collected(
+            analysis, found, 8 if unit == "bytes" else 1
+        )
     made: Terms = analysis.book.known[key]
     return made
 
@@ -61,32 +74,50 @@ def terms_of(analysis: Analysis, unit: str, bits: int | None = None, compressed:
 def check_unit(unit: object, bits: int | None, compressed: bool) -> None:
     """Raise ValueError for a unit of costs that there is not."""
     if unit not in UNITS:
-        raise ValueError(f"expected unit to be 'params', 'flops' or 'bytes', got {unit!r}")
+        raise ValueError(
+            f"expected unit to be 'params', 'flops' or 'bytes', got {unit!r}"
+        )
     if bits is not None:
         check_int("within", "bits", bits, 1)
     if unit != "bytes" and (bits is not None or compressed):
-        raise ValueError(f"bits= and compressed= are for unit='bytes', got unit={unit!r}")
+        raise ValueError(
+            f"bits= and compressed= are for unit='bytes', got unit={unit!r}"
+        )
 
 
 def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
-    """Each parameter once, under its first name; with its Value where the program reads it."""
+    """Each parameter once, under its first name; with its Value where the program reads
+    it.
+    """
     named = analysis.graph.named_parameters(remove_duplicate=False)
-    known = {id(x): analysis.leaves[name] for name, x in named if name in analysis.leaves}
-    return {name: (known.get(id(x)), x) for name, x in analysis.graph.named_parameters()}
+    known = {
+        id(x): analysis.leaves[name] for name, x in named if name in analysis.leaves
+    }
+    return {
+        name: (known.get(id(x)), x) for name, x in analysis.graph.named_parameters()
+    }
 
 
-def _sizes(analysis: Analysis, unit: str, bits: int | None, compressed: bool) -> Iterable[tuple[int, Dims]]:
+def _sizes(
+    analysis: Analysis, unit: str, bits: int | None, compressed: bool
+) -> Iterable[tuple[int, Dims]]:
     for value, x in parameters(analysis).values():
         labels = (None,) * x.ndim if value is None else value.labels
         per = (bits or 8 * x.dtype.itemsize) if unit == "bytes" else 1
         yield per, tuple(zip(x.shape, labels, strict=True))
-        if compressed and any(analysis.book.atoms.free(label) is not None for label in labels):
+        if compressed and any(
+            analysis.book.atoms.free(label) is not None for label in labels
+        ):
             yield 8 * -(-x.numel() // 8), ()
 
 
-def _collected(analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int) -> Terms:
+def _collected(
+    analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int
+) -> Terms:
     given = list(found)
-    places = _places((label for _, dims in given for _, label in dims), analysis.book.atoms)
+    places = _places(
+        (label for _, dims in given for _, label in dims), analysis.book.atoms
+    )
     labels: list[Ids] = []
     constant, terms = 0, dict[tuple[int, ...], int]()
     for factor, dims in given:
@@ -100,13 +131,22 @@ def _collected(analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int) 
             terms[tuple(sorted(at))] = terms.get(tuple(sorted(at)), 0) + factor
         else:
             constant += factor
-    return Terms(constant, tuple((factor, at) for at, factor in terms.items()), tuple(labels), per)
+    return Terms(
+        constant,
+        tuple((factor, at) for at, factor in terms.items()),
+        tuple(labels),
+        per,
+    )
 
 
 def distinct(values: Iterable[Value], atoms: Atoms) -> list[Ids]:
-    """The labels of values whose indices may go, each once, without the atoms that stay."""
+    """The labels of values whose indices may go, each once, without the atoms that
+    stay.
+    """
     places = _places((label for value in values for label in value.labels), atoms)
-    return list({place: label for place, label in places.values() if label is not None}.values())
+    return list(
+        {place: label for place, label in places.values() if label is not None}.values()
+    )
 
 
 def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label]]:
@@ -117,5 +157,9 @@ def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label
         if label is not None and id(label) not in places:
             free = atoms.free(label)
             key = None if free is None else (free.shape, free.tobytes())
-            places[id(label)] = (-1, None) if free is None else known.setdefault(key, (len(known), free))
+            places[id(label)] = (
+                (-1, None)
+                if free is None
+                else known.setdefault(key, (len(known), free))
+            )
     return places

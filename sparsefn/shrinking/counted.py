@@ -1,4 +1,6 @@
-"""Norms and means of which entries that were 0 are left out: they go on counting those."""
+"""Norms and means of which entries that were 0 are left out: they go on counting
+those.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 
-def counted_mean(x: Tensor, count: int, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+def counted_mean(
+    x: Tensor, count: int, dim: Sequence[int], keepdim: bool = False
+) -> Tensor:
     """The mean of `count` entries, all of which that are not in `x` are 0.
 
     >>> counted_mean(torch.tensor([1.0, 2.0]), 4, [0])
@@ -19,12 +23,20 @@ def counted_mean(x: Tensor, count: int, dim: Sequence[int], keepdim: bool = Fals
 
 
 def counted_layer_norm(
-    x: Tensor, count: int, ndim: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    count: int,
+    ndim: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """The layer norm over the last `ndim` dimensions, which had `count` entries: those that are left out were 0.
+    """The layer norm over the last `ndim` dimensions, which had `count` entries: those
+    that are left out were 0.
 
     >>> x, whole = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0, 2.0])
-    >>> torch.allclose(counted_layer_norm(x, 4, 1), nn.functional.layer_norm(whole, (4,))[[0, 3]])
+    >>> torch.allclose(
+    ...     counted_layer_norm(x, 4, 1), nn.functional.layer_norm(whole, (4,))[[0, 3]]
+    ... )
     True
     """
     given, dims = x.dtype, list(range(-ndim, 0))
@@ -37,30 +49,54 @@ def counted_layer_norm(
 
 
 def counted_rms_norm(
-    x: Tensor, count: int, ndim: int, weight: Tensor | None = None, eps: float | None = None
+    x: Tensor,
+    count: int,
+    ndim: int,
+    weight: Tensor | None = None,
+    eps: float | None = None,
 ) -> Tensor:
-    """The RMS norm over the last `ndim` dimensions, which had `count` entries: those that are left out were 0.
+    """The RMS norm over the last `ndim` dimensions, which had `count` entries: those
+    that are left out were 0.
 
     >>> x, whole = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0, 2.0])
-    >>> torch.allclose(counted_rms_norm(x, 4, 1), nn.functional.rms_norm(whole, (4,))[[0, 3]])
+    >>> torch.allclose(
+    ...     counted_rms_norm(x, 4, 1), nn.functional.rms_norm(whole, (4,))[[0, 3]]
+    ... )
     True
     """
     given = x.dtype
     x = _wide(x)
     mean = x.square().sum(list(range(-ndim, 0)), keepdim=True) / count
-    return _scaled(x * (mean + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt(), weight, None).to(given)
+    return _scaled(
+        x * (mean + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt(),
+        weight,
+        None,
+    ).to(given)
 
 
 def counted_group_norm(
-    x: Tensor, groups: int, count: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    groups: int,
+    count: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """The group norm of groups which had `count` entries each: those that are left out were 0.
+    """The group norm of groups which had `count` entries each: those that are left out
+    were 0.
 
-    >>> x, whole = torch.ones(1, 2, 1), torch.tensor([1.0, 0.0, 1.0, 0.0]).reshape(1, 4, 1)
-    >>> torch.allclose(counted_group_norm(x, 2, 2), nn.functional.group_norm(whole, 2)[:, ::2])
+    >>> x, whole = (
+    ...     torch.ones(1, 2, 1),
+    ...     torch.tensor([1.0, 0.0, 1.0, 0.0]).reshape(1, 4, 1),
+    ... )
+    >>> torch.allclose(
+    ...     counted_group_norm(x, 2, 2), nn.functional.group_norm(whole, 2)[:, ::2]
+    ... )
     True
     """
-    rows = counted_layer_norm(_wide(x).reshape(x.shape[0], groups, -1), count, 1, eps=eps)
+    rows = counted_layer_norm(
+        _wide(x).reshape(x.shape[0], groups, -1), count, 1, eps=eps
+    )
     line = [-1, *[1] * (x.ndim - 2)]
     weight, bias = (None if p is None else p.reshape(line) for p in (weight, bias))
     return _scaled(rows.reshape(x.shape), weight, bias).to(x.dtype)
@@ -84,25 +120,37 @@ class _Counted(nn.Module):
 
 
 class CountedLayerNorm(_Counted, nn.LayerNorm):
-    """A LayerNorm that counts `count` entries, where some that were 0 are left out; without `count` as it is."""
+    """A LayerNorm that counts `count` entries, where some that were 0 are left out;
+    without `count` as it is.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         count = self.count or math.prod(self.normalized_shape)
-        return counted_layer_norm(input, count, len(self.normalized_shape), self.weight, self.bias, self.eps)
+        return counted_layer_norm(
+            input, count, len(self.normalized_shape), self.weight, self.bias, self.eps
+        )
 
 
 class CountedRMSNorm(_Counted, nn.RMSNorm):
-    """An RMSNorm that counts `count` entries, where some that were 0 are left out; without `count` as it is."""
+    """An RMSNorm that counts `count` entries, where some that were 0 are left out;
+    without `count` as it is.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         count = self.count or math.prod(self.normalized_shape)
-        return counted_rms_norm(x, count, len(self.normalized_shape), self.weight, self.eps)
+        return counted_rms_norm(
+            x, count, len(self.normalized_shape), self.weight, self.eps
+        )
 
 
 class CountedGroupNorm(_Counted, nn.GroupNorm):
-    """A GroupNorm that counts `count` channels in a group, where some that were 0 are left out; else as it is."""
+    """A GroupNorm that counts `count` channels in a group, where some that were 0 are
+    left out; else as it is.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         count = self.count or self.num_channels // self.num_groups
         entries = count * math.prod(input.shape[2:])
-        return counted_group_norm(input, self.num_groups, entries, self.weight, self.bias, self.eps)
+        return counted_group_norm(
+            input, self.num_groups, entries, self.weight, self.bias, self.eps
+        )

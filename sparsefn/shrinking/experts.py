@@ -1,4 +1,6 @@
-"""Models without some of their experts: the outputs are those of the model that never routes to them."""
+"""Models without some of their experts: the outputs are those of the model that never
+routes to them.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,20 @@ from sparsefn.state import State
 from sparsefn.tree import flatten
 
 
-def without_experts(module: nn.Module, state: State, example: Example, pattern: Pattern) -> Smaller:
-    """A smaller copy of the module without the experts that masks prune, and without their rows of routers.
+def without_experts(
+    module: nn.Module, state: State, example: Example, pattern: Pattern
+) -> Smaller:
+    """A smaller copy of the module without the experts that masks prune, and without
+    their rows of routers.
 
     >>> class Mixture(torch.nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
-    ...         self.router, self.experts = torch.nn.Linear(3, 4), torch.nn.Parameter(torch.randn(4, 2, 3))
+    ...         self.router, self.experts = (
+    ...             torch.nn.Linear(3, 4),
+    ...             torch.nn.Parameter(torch.randn(4, 2, 3)),
+    ...         )
+    ...
     ...     def forward(self, x):
     ...         weights, index = self.router(x).softmax(-1).topk(2)
     ...         return torch.einsum("tk,tkoi,ti->to", weights, self.experts[index], x)
@@ -48,28 +57,40 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
     >>> small.router, small.experts.shape
     (Linear(in_features=3, out_features=3, bias=True), torch.Size([3, 2, 3]))
 
-    Each set of `pattern`, an `sf.tied` one, ties the experts of a layer: leaves of at least three dimensions, such as
-    [experts, out, in], and those of the router, one of which has two, [experts, in]. An expert goes if all of its
-    entries are masked. A masked row of a router gives the logit 0, which a softmax counts, so the outputs are not those
-    of the masked module: they are those of the masked module in which the logits of removed experts are -inf, so that
-    the softmax is over those that stay. That is proven as in `sf.shrink`: both run in float64 and eval mode on
-    `example` and on other inputs of its shapes, and differ by at most 1e-10. Masks of other leaves are 0 in the copy.
+    Each set of `pattern`, an `sf.tied` one, ties the experts of a layer: leaves of at
+    least three dimensions, such as [experts, out, in], and those of the router, one of
+    which has two, [experts, in]. An expert goes if all of its entries are masked. A
+    masked row of a router gives the logit 0, which a softmax counts, so the outputs are
+    not those of the masked module: they are those of the masked module in which the
+    logits of removed experts are -inf, so that the softmax is over those that stay.
+    That is proven as in `sf.shrink`: both run in float64 and eval mode on `example` and
+    on other inputs of its shapes, and differ by at most 1e-10. Masks of other leaves
+    are 0 in the copy.
 
-    The copy is of the same class. Whole numbers that modules keep and that are the number of experts become the new one
-    where the proof needs it, and those of a config where a new model from it equals the copy, as when all layers lose
-    as many experts; `notes` says where not, and `stays` where an expert is masked in some leaves alone. Returns what
-    `sf.shrinking.smaller` does.
+    The copy is of the same class. Whole numbers that modules keep and that are the
+    number of experts become the new one where the proof needs it, and those of a config
+    where a new model from it equals the copy, as when all layers lose as many experts;
+    `notes` says where not, and `stays` where an expert is masked in some leaves alone.
+    Returns what `sf.shrinking.smaller` does.
 
-    Raises TypeError for anything but a State. ValueError for a pattern without such sets, a set that loses all experts,
-    a router that no product is seen with, and where the proof fails: where fewer experts stay than a token is routed
-    to, where logits are among the outputs, where routers choose by something else too, such as a bias that is added
-    to the probabilities; and as `sf.modules.bake` does.
+    Raises TypeError for anything but a State. ValueError for a pattern without such
+    sets, a set that loses all experts, a router that no product is seen with, and where
+    the proof fails: where fewer experts stay than a token is routed to, where logits
+    are among the outputs, where routers choose by something else too, such as a bias
+    that is added to the probabilities; and as `sf.modules.bake` does.
     """
     if not isinstance(state, State):
-        raise TypeError(f"without_experts: expected a State, got {type(state).__name__}")
+        raise TypeError(
+            f"without_experts: expected a State, got {type(state).__name__}"
+        )
     masked = inner_module(bake(module, state))
     sets = _sets(pattern, state)
-    routers = [(place, ~experts.flags(place)) for experts in sets.values() for place in experts.routers if experts.lost]
+    routers = [
+        (place, ~experts.flags(place))
+        for experts in sets.values()
+        for place in experts.routers
+        if experts.lost
+    ]
     reference, seen = never_routed(masked, routers)
     small, before, why = _cut(masked, sets), dict(masked.named_parameters()), ""
     proof = Proof(reference, example, Progress("without_experts"))
@@ -82,22 +103,42 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
     numbers = _numbers(small, sets)
     found = search(lambda _: numbers, lambda: Tried((0, 0), works(small), why), TRIES)
     for name, experts in sets.items():
-        if experts.lost and not any(place.path in seen.products for place in experts.routers):
+        if experts.lost and not any(
+            place.path in seen.products for place in experts.routers
+        ):
             raise ValueError(
-                f"without_experts: expected a router among the leaves of {name!r} that its inputs are multiplied by, "
-                f"but no product was seen with {', '.join(place.path for place in experts.routers) or 'any of them'}"
+                f"without_experts: expected a router among the leaves of {name!r} that "
+                "its inputs are multiplied by, "
+                "but no product was seen with "
+                f"{', '.join(place.path for place in experts.routers) or 'any of them'}"
             )
     if not found.done:
-        hints = "".join(f"; {hint}" for hint in (*_few(sets, seen), *_left_out(masked, sets)))
+        hints = "".join(
+            f"; {hint}" for hint in (*_few(sets, seen), *_left_out(masked, sets))
+        )
         raise ValueError(
-            f"without_experts: the smaller {type(masked).__name__} {found.why}{hints} (the masked one is that whose "
+            f"without_experts: the smaller {type(masked).__name__} {found.why}{hints} "
+            "(the masked one is that whose "
             "router gives -inf for what is removed)"
         )
-    notes = with_configs(small, masked, [(len(e.kept), int(e.kept.sum())) for e in sets.values()], numbers, works)
-    kept = {name: Kept(tuple(x.shape), _indices(name, x.ndim, sets)) for name, x in before.items()}
-    kept |= {name: Kept(tuple(x.shape), (None,) * x.ndim) for name, x in masked.named_buffers()}
+    notes = with_configs(
+        small,
+        masked,
+        [(len(e.kept), int(e.kept.sum())) for e in sets.values()],
+        numbers,
+        works,
+    )
+    kept = {
+        name: Kept(tuple(x.shape), _indices(name, x.ndim, sets))
+        for name, x in before.items()
+    }
+    kept |= {
+        name: Kept(tuple(x.shape), (None,) * x.ndim)
+        for name, x in masked.named_buffers()
+    }
     stays = [
-        f"{experts.part} experts of {name!r} are masked in some of their leaves, and stay"
+        f"{experts.part} experts of {name!r} are masked in some of their leaves, and "
+        "stay"
         for name, experts in sets.items()
         if experts.part
     ]
@@ -126,47 +167,85 @@ class _Experts(NamedTuple):
 
 def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
     # The experts of each tied set, and which of them have an entry that is not masked.
-    wanted = "without_experts: expected a pattern such as sf.tied([['*.gate.weight', 0], ['*.experts.down_proj', 0]])"
+    wanted = (
+        "without_experts: expected a pattern such as sf.tied([['*.gate.weight', 0], "
+        "['*.experts.down_proj', 0]])"
+    )
     if not isinstance(pattern, Pattern) or pattern.sets is None:
         raise ValueError(f"{wanted}, got {pattern}")
     leaves, masks = flatten(state.params)[0], flatten(state.masks)[0]
     made = {}
     for name, units in tied_sets(pattern, leaves).items():
         if not any(len(place.shape) > 2 for place in units.places):
-            raise ValueError(f"{wanted}, but the set of {name!r} has no leaf of experts [experts, out, in]")
-        zeros = {place.path: torch.zeros(place.shape, dtype=torch.bool, device="cpu") for place in units.places}
-        own = {place.path: masks[place.path].expand(place.shape).cpu() for place in units.places}
+            raise ValueError(
+                f"{wanted}, but the set of {name!r} has no leaf of experts [experts, "
+                "out, in]"
+            )
+        zeros = {
+            place.path: torch.zeros(place.shape, dtype=torch.bool, device="cpu")
+            for place in units.places
+        }
+        own = {
+            place.path: masks[place.path].expand(place.shape).cpu()
+            for place in units.places
+        }
         kept = _any(units, own)
         if not kept.any():
-            raise ValueError(f"without_experts: expected at least one expert of {name!r} to stay, but all are masked")
-        each = np.logical_and.reduce([_any(units, {**zeros, path: own[path]}) for path in own])
+            raise ValueError(
+                f"without_experts: expected at least one expert of {name!r} to stay, "
+                "but all are masked"
+            )
+        each = np.logical_and.reduce(
+            [_any(units, {**zeros, path: own[path]}) for path in own]
+        )
         made[name] = _Experts(units.places, kept, int((kept & ~each).sum()))
     return made
 
 
 def _any(units: Units, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
     # Which units have an entry that is not masked.
-    return np.asarray(over_units(units, masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu())
+    return np.asarray(
+        over_units(units, masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu()
+    )
 
 
 def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
     for experts in sets.values():
         for path, most in seen.most.items():
-            if path in [place.path for place in experts.routers] and most > experts.kept.sum():
-                yield f"a token of {path!r} is routed to {most} experts, of which {experts.kept.sum()} stay: keep more"
+            if (
+                path in [place.path for place in experts.routers]
+                and most > experts.kept.sum()
+            ):
+                yield (
+                    f"a token of {path!r} is routed to {most} experts, of which "
+                    f"{experts.kept.sum()} stay: keep more"
+                )
 
 
 def _left_out(masked: nn.Module, sets: Mapping[str, _Experts]) -> Iterator[str]:
     # Tensors beside those of the sets that have an entry for each expert, too.
     known = {place.path for experts in sets.values() for place in experts.places}
     for experts in sets.values():
-        beside = {place.path.rpartition(".")[0] for place in experts.places} if experts.lost else set()
+        beside = (
+            {place.path.rpartition(".")[0] for place in experts.places}
+            if experts.lost
+            else set()
+        )
         for name, x in (*masked.named_parameters(), *masked.named_buffers()):
-            if name not in known and name.rpartition(".")[0] in beside and len(experts.kept) in x.shape:
-                yield f"{name!r} of shape {tuple(x.shape)} is no member of the set, and stays"
+            if (
+                name not in known
+                and name.rpartition(".")[0] in beside
+                and len(experts.kept) in x.shape
+            ):
+                yield (
+                    f"{name!r} of shape {tuple(x.shape)} is no member of the set, and "
+                    "stays"
+                )
 
 
-def _indices(name: str, ndim: int, sets: Mapping[str, _Experts]) -> tuple[Tensor | None, ...]:
+def _indices(
+    name: str, ndim: int, sets: Mapping[str, _Experts]
+) -> tuple[Tensor | None, ...]:
     # What stays of a leaf along each dimension; None: all.
     made: list[Tensor | None] = [None] * ndim
     for experts in sets.values():
@@ -180,16 +259,21 @@ def _cut(masked: nn.Module, sets: Mapping[str, _Experts]) -> nn.Module:
     memo: dict[int, Any] = {}
     for path in {place.path for experts in sets.values() for place in experts.places}:
         x = masked.get_parameter(path)
-        memo[id(x)] = type(x)(taken(x.detach(), _indices(path, x.ndim, sets)), x.requires_grad)
+        memo[id(x)] = type(x)(
+            taken(x.detach(), _indices(path, x.ndim, sets)), x.requires_grad
+        )
     small = copy.deepcopy(masked, memo)
     for layer in small.modules():
-        if isinstance(layer, nn.Linear) and id(layer.weight) in {id(x) for x in memo.values()}:
+        if isinstance(layer, nn.Linear) and id(layer.weight) in {
+            id(x) for x in memo.values()
+        }:
             layer.out_features, layer.in_features = layer.weight.shape
     return small
 
 
 def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
-    # Whole numbers that are the number of experts, in modules that hold these or their routers, and in those around.
+    # Whole numbers that are the number of experts, in modules that hold these or their
+    # routers, and in those around.
     owners: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for experts in sets.values():
         for place in experts.places:
@@ -202,13 +286,22 @@ def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
         layer = small.get_submodule(path)
         if type(layer).__module__.startswith("torch.nn."):
             continue
-        for (key, value), (old, new) in ((item, size) for item in vars(layer).items() for size in sizes):
-            if isinstance(value, int) and value == old != new and sum(size[0] == old for size in sizes) == 1:
+        for (key, value), (old, new) in (
+            (item, size) for item in vars(layer).items() for size in sizes
+        ):
+            if (
+                isinstance(value, int)
+                and value == old != new
+                and sum(size[0] == old for size in sizes) == 1
+            ):
                 alike[type(layer), key][path] = layer, old, new
     made = []
     for (_, key), members in alike.items():
         modules = {path: layer for path, (layer, _, _) in members.items()}
-        options = [tuple([new for _, _, new in members.values()]), tuple([old for _, old, _ in members.values()])]
+        options = [
+            tuple([new for _, _, new in members.values()]),
+            tuple([old for _, old, _ in members.values()]),
+        ]
         made.append(Guess(modules, key, None, options, 1))
         made[-1].take(0)
     return made

@@ -1,4 +1,6 @@
-"""RMS norms in a module's own code: its weight and eps are scaled where entries go that were 0."""
+"""RMS norms in a module's own code: its weight and eps are scaled where entries go that
+were 0.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from sparsefn.shrinking.values import module_of, opname
 
 
 class NormFold(NamedTuple):
-    """The weight of an RMS norm that is `factor * old + shift`, as its mean is over fewer entries."""
+    """The weight of an RMS norm that is `factor * old + shift`, as its mean is over
+    fewer entries.
+    """
 
     module: str
     factor: float
@@ -24,17 +28,26 @@ class NormFold(NamedTuple):
 def fold_norms(small: nn.Module, cut: Cut) -> dict[str, NormFold]:
     """Scale the weights and eps of RMS norms that lose entries, by name of the weight.
 
-    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left with eps * N / n.
-    Weights in half precision are left alone, where rounding is much. Nothing asks whether a module is an RMS norm:
-    running it will tell.
+    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that
+    are left with eps * N / n. Weights in half precision are left alone, where rounding
+    is much. Nothing asks whether a module is an RMS norm: running it will tell.
     """
     made: dict[str, NormFold] = {}
     for average in averages(cut):
         path = module_of(average.node)
         layer = small.get_submodule(path)
         found, eps = _weight(cut.analysis.graph, path, layer), _eps(average.node)
-        own = [key for key, value in vars(layer).items() if type(value) is float and value == eps]
-        if opname(average.node) != "mean" or type(layer) in COUNTED or found is None or not own:
+        own = [
+            key
+            for key, value in vars(layer).items()
+            if type(value) is float and value == eps
+        ]
+        if (
+            opname(average.node) != "mean"
+            or type(layer) in COUNTED
+            or found is None
+            or not own
+        ):
             continue
         name, shift = found
         weight, ratio = layer.get_parameter(name), average.counted / average.left
@@ -56,7 +69,9 @@ def _eps(mean: fx.Node) -> float:
     return 0.0
 
 
-def _weight(graph: fx.GraphModule, path: str, layer: nn.Module) -> tuple[str, float] | None:
+def _weight(
+    graph: fx.GraphModule, path: str, layer: nn.Module
+) -> tuple[str, float] | None:
     # The parameter that something is multiplied with, and what is added to it before.
     for node in graph.graph.find_nodes(op="get_attr"):
         owner, _, name = str(node.target).rpartition(".")

@@ -37,21 +37,30 @@ class Group(NamedTuple):
     size: int  # how many units
     members: tuple[Member, ...]
     entries: int  # of the parameters, for one unit on average
-    beside: frozenset[int]  # groups that multiply with it, such as heads and the entries of a head
+    beside: frozenset[
+        int
+    ]  # groups that multiply with it, such as heads and the entries of a head
     preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
 
     def __str__(self) -> str:
         more = f" and {len(self.members) - 6} more" * (len(self.members) > 6)
         members = ", ".join(map(str, self.members[:6])) + more
-        beside = f"; multiplies with {', '.join(map(str, sorted(self.beside)))}" if self.beside else ""
+        beside = (
+            f"; multiplies with {', '.join(map(str, sorted(self.beside)))}"
+            if self.beside
+            else ""
+        )
         return f"{self.size} units of {self.entries} weights: {members}{beside}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of units of a model, and for dimensions of parameters that cannot lose entries the reason.
+    """The groups of units of a model, and for dimensions of parameters that cannot lose
+    entries the reason.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... ).eval()
     >>> groups = sf.shrinking.groups(net, torch.ones(1, 3))
     >>> groups[0].size, groups.stays["2.bias", 0], groups.masks({0: [1, 2]})["0.bias"]
     (4, 'it is an output of the model', tensor([ True, False, False,  True]))
@@ -61,8 +70,12 @@ class Groups:
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
     atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
-    originals: Set[str] = dataclasses.field(repr=False)  # the parameters that weights are computed from
-    trace: Trace | None = dataclasses.field(default=None, repr=False)  # none where they are those of submodules
+    originals: Set[str] = dataclasses.field(
+        repr=False
+    )  # the parameters that weights are computed from
+    trace: Trace | None = dataclasses.field(
+        default=None, repr=False
+    )  # none where they are those of submodules
 
     def __getitem__(self, i: int) -> Group:
         return self.groups[i]
@@ -80,7 +93,10 @@ class Groups:
                 continue
             names[why].append(f"{leaf}[{dim}]")
         heads = (str(group).partition(":") for group in self.groups)
-        lines = [f"{i}: {head} and {self._flops(i)} FLOPs:{rest}" for i, (head, _, rest) in enumerate(heads)]
+        lines = [
+            f"{i}: {head} and {self._flops(i)} FLOPs:{rest}"
+            for i, (head, _, rest) in enumerate(heads)
+        ]
         lines += ["stays:"] * bool(names)
         for why, some in names.items():
             more = f" and {len(some) - 4} more" if len(some) > 4 else ""
@@ -93,23 +109,40 @@ class Groups:
         alive[self.atoms[i][:1]] = False
         return self.cost(unit="flops") - cost(Cut(self.analysis, alive), "flops")
 
-    def pattern(self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean") -> Pattern:
-        """The pattern for algorithms: every group is a tied set, named by its first leaf.
+    def pattern(
+        self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean"
+    ) -> Pattern:
+        """The pattern for algorithms: every group is a tied set, named by its first
+        leaf.
 
-        `only` are the numbers of the groups to prune; of groups that multiply with each other all but one are left
-        out by default: heads rather than the entries of a head (heads of queries where these read one head of keys),
-        entries of a convolution's groups rather than groups.
+        `only` are the numbers of the groups to prune; of groups that multiply with each
+        other all but one are left out by default: heads rather than the entries of a
+        head (heads of queries where these read one head of keys), entries of a
+        convolution's groups rather than groups.
         """
-        chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
+        chosen = (
+            [i for i, group in enumerate(self.groups) if group.preferred]
+            if only is None
+            else list(only)
+        )
         if not chosen:
-            raise ValueError(f"groups: expected groups of units to prune, got none of the model's {len(self)}")
+            raise ValueError(
+                "groups: expected groups of units to prune, got none of the model's "
+                f"{len(self)}"
+            )
         parameters = _parameters(self.analysis)
-        sets = [[m.tied() for m in self._group(i).members if m.leaf in parameters] for i in chosen]
+        sets = [
+            [m.tied() for m in self._group(i).members if m.leaf in parameters]
+            for i in chosen
+        ]
         return tied(sets, reduce)
 
     def _group(self, i: int) -> Group:
         if not 0 <= i < len(self.groups):
-            raise ValueError(f"groups: expected numbers of the model's {len(self)} groups, from 0, got {i}")
+            raise ValueError(
+                f"groups: expected numbers of the model's {len(self)} groups, from 0, "
+                f"got {i}"
+            )
         return self.groups[i]
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
@@ -118,9 +151,15 @@ class Groups:
         for i, units in gone.items():
             size = self._group(i).size
             if wrong := [unit for unit in units if not 0 <= unit < size]:
-                raise ValueError(f"groups: expected units of group {i} from 0 to {size - 1}, got {wrong}")
+                raise ValueError(
+                    f"groups: expected units of group {i} from 0 to {size - 1}, got "
+                    f"{wrong}"
+                )
             if len(set(units)) >= size:
-                raise ValueError(f"groups: expected at least one unit of group {i} to stay, but all {size} go")
+                raise ValueError(
+                    f"groups: expected at least one unit of group {i} to stay, but all "
+                    f"{size} go"
+                )
             alive[self.atoms[i][list(units)]] = False
         return one_stays(Cut(self.analysis, alive))
 
@@ -130,8 +169,13 @@ class Groups:
         0-d True for a parameter that a weight is computed from, which loses nothing.
         """
         cut, parameters = self.cut(gone), _parameters(self.analysis)
-        masks = {name: cut.mask(name) for name in self.analysis.leaves if name in parameters}
-        return masks | {name: torch.tensor(True, device="cpu") for name in masks.keys() & self.originals}
+        masks = {
+            name: cut.mask(name) for name in self.analysis.leaves if name in parameters
+        }
+        return masks | {
+            name: torch.tensor(True, device="cpu")
+            for name in masks.keys() & self.originals
+        }
 
     def cost(
         self,
@@ -141,27 +185,47 @@ class Groups:
         bits: int | None = None,
         compressed: bool = False,
     ) -> int:
-        """What the model costs without these units: its parameters, FLOPs or bytes (`bits=`, `compressed=`)."""
+        """What the model costs without these units: its parameters, FLOPs or bytes
+        (`bits=`, `compressed=`).
+        """
         return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
-    def priced(self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
+    def priced(
+        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+    ) -> Priced:
         """The cost by kept units, for `sf.budgets.within`."""
         return priced(self, unit, bits, compressed, only)
 
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
-        """For each group which of its units stay under these masks: all but those that can go with equal outputs."""
+        """For each group which of its units stay under these masks: all but those that
+        can go with equal outputs.
+        """
         book = self.analysis.book
         known = dict(self.analysis.graph.named_parameters(remove_duplicate=False))
         shapes = {name: tuple(known[name].shape) for name in known if name in masks}
-        missing, unknown = sorted(_parameters(self.analysis) - masks.keys()), sorted(masks.keys() - known.keys())
+        missing, unknown = (
+            sorted(_parameters(self.analysis) - masks.keys()),
+            sorted(masks.keys() - known.keys()),
+        )
         if missing or unknown:
             raise ValueError(
-                f"groups: expected masks of the parameters, but missing are {missing} and unknown {unknown}"
+                f"groups: expected masks of the parameters, but missing are {missing} "
+                f"and unknown {unknown}"
             )
         for name, mask in masks.items():
             if mask.ndim and tuple(mask.shape) != shapes[name]:
-                raise ValueError(f"groups: expected mask of shape {shapes[name]} at {name!r}, got {tuple(mask.shape)}")
-        found = free(analyse(self.analysis.graph, masks, counted=book.counted, equal_parts=book.equal_parts))
+                raise ValueError(
+                    f"groups: expected mask of shape {shapes[name]} at {name!r}, got "
+                    f"{tuple(mask.shape)}"
+                )
+        found = free(
+            analyse(
+                self.analysis.graph,
+                masks,
+                counted=book.counted,
+                equal_parts=book.equal_parts,
+            )
+        )
         kept = []
         for group in self.groups:
             first = group.members[0]
@@ -182,32 +246,41 @@ def groups(
 ) -> Groups:
     """The groups of units of a model, from one analysis of its traced program.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... ).eval()
     >>> print(sf.shrinking.groups(net, torch.ones(1, 3)))
     0: 4 units of 6 weights and 10 FLOPs: 0.weight[0], 0.bias[0], 2.weight[1]
     stays:
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
 
-    `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. A group
-    is a set of units that compete; each lies along dimensions of several tensors and goes from all of them at once, and
-    then the outputs are those of the model with these entries at 0. `Groups.pattern()` is the pattern for algorithms,
-    and `sf.shrink` removes what they prune: sooner with `groups=`, as the model is then traced once.
+    `example` is what the model is called with: a tensor, a tuple of arguments or a dict
+    of keyword arguments. A group is a set of units that compete; each lies along
+    dimensions of several tensors and goes from all of them at once, and then the
+    outputs are those of the model with these entries at 0. `Groups.pattern()` is the
+    pattern for algorithms, and `sf.shrink` removes what they prune: sooner with
+    `groups=`, as the model is then traced once.
 
-    With `counted`, norms and means may lose entries that are 0, and go on dividing by the old number, so that residual
-    widths can be pruned. Without `equal_parts` the parts of a chunk, and the groups of channels that a shuffle mixes,
-    may lose different entries, which the code of the model itself often does not allow, but its traced program does.
-    `stays` says of each dimension that cannot lose entries which operation is the reason, or that a layer computes its
-    weight, as weight norm does: then the units stay. Nothing of the model changes,
-    and one on the meta device is analysed there.
+    With `counted`, norms and means may lose entries that are 0, and go on dividing by
+    the old number, so that residual widths can be pruned. Without `equal_parts` the
+    parts of a chunk, and the groups of channels that a shuffle mixes, may lose
+    different entries, which the code of the model itself often does not allow, but its
+    traced program does. `stays` says of each dimension that cannot lose entries which
+    operation is the reason, or that a layer computes its weight, as weight norm does:
+    then the units stay. Nothing of the model changes, and one on the meta device is
+    analysed there.
 
-    With `only`, globs of submodules, the groups are those of each of these by itself, as the model calls it the first
-    time on the example, under the names that their leaves have in the model: for a model that `torch.export` cannot
-    trace, or a part of one. Algorithms then run on all params of the model. Costs in parameters and bytes are those of
-    the model, FLOPs those of the submodules. Give `sf.shrink` the same `only`.
+    With `only`, globs of submodules, the groups are those of each of these by itself,
+    as the model calls it the first time on the example, under the names that their
+    leaves have in the model: for a model that `torch.export` cannot trace, or a part of
+    one. Algorithms then run on all params of the model. Costs in parameters and bytes
+    are those of the model, FLOPs those of the submodules. Give `sf.shrink` the same
+    `only`.
 
-    Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
-    trace, or that computes otherwise in train mode and is in it; for globs as `sf.shrink` does.
+    Raises TypeError for another example, and ValueError for a model that does not run
+    on it, that `torch.export` cannot trace, or that computes otherwise in train mode
+    and is in it; for globs as `sf.shrink` does.
     """
     own = inner_module(model)
     if only is not None:
@@ -218,27 +291,49 @@ def groups(
     shuffled = not equal_parts and has_shuffles(graph)
     graphs = [without_shuffles(graph), graph] if shuffled else [graph]
     found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
-    best = min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0]
+    best = (
+        min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0]
+    )
     made = groups_in(best, _originals(own))
-    return made if only is not None else dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
+    return (
+        made
+        if only is not None
+        else dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
+    )
 
 
 def _originals(model: nn.Module) -> dict[str, Computed]:
     # The parameters that the model's layers compute weights from, by path.
-    found = {path: computed_from(model, path) for path, _ in model.named_parameters(remove_duplicate=False)}
+    found = {
+        path: computed_from(model, path)
+        for path, _ in model.named_parameters(remove_duplicate=False)
+    }
     return {path: computed for path, computed in found.items() if computed is not None}
 
 
 def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
-    """The groups of an analysis, without what lies in parameters that weights are computed from: they get no masks."""
+    """The groups of an analysis, without what lies in parameters that weights are
+    computed from: they get no masks.
+    """
     for name in analysis.leaves.keys() & originals.keys():
         for label in analysis.leaves[name].labels:
             analysis.book.atoms.freeze(label, originals[name].dense())
     atoms, parameters = analysis.book.atoms, _parameters(analysis)
-    leaves = [(name, value) for name, value in analysis.leaves.items() if value.name == name]  # without second names
-    labels = {(name, d): label for name, value in leaves for d, label in enumerate(value.labels) if label is not None}
-    kinds = _alike(atoms, [label for (name, _), label in labels.items() if name in parameters])
-    units = np.split(np.argsort(kinds, kind="stable"), np.bincount(kinds).cumsum())[1:-1]
+    leaves = [
+        (name, value) for name, value in analysis.leaves.items() if value.name == name
+    ]  # without second names
+    labels = {
+        (name, d): label
+        for name, value in leaves
+        for d, label in enumerate(value.labels)
+        if label is not None
+    }
+    kinds = _alike(
+        atoms, [label for (name, _), label in labels.items() if name in parameters]
+    )
+    units = np.split(np.argsort(kinds, kind="stable"), np.bincount(kinds).cumsum())[
+        1:-1
+    ]
     number = np.zeros(atoms.count, np.int64)
     for own in units:
         number[own] = np.arange(len(own))
@@ -248,16 +343,29 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
         if id(label) not in lie:
             rows = kinds[label]
             some = np.unique(rows[rows > 0]).tolist()
-            lie[id(label)] = [(kind - 1, np.where(rows == kind, number[label], -1).max(1)) for kind in some]
+            lie[id(label)] = [
+                (kind - 1, np.where(rows == kind, number[label], -1).max(1))
+                for kind in some
+            ]
         for i, own in lie[id(label)]:
             made[i].append(Member(name, d, own))
             share = np.count_nonzero(own >= 0) / len(own)
-            weights[i] += math.prod(analysis.leaves[name].shape) * share * (name in parameters)
+            weights[i] += (
+                math.prod(analysis.leaves[name].shape) * share * (name in parameters)
+            )
     beside = _beside(analysis, kinds)
     preferred = _preferred(units, weights, beside, atoms.rank)
     groups = [
-        Group(len(own), tuple(members), round(weight / len(own)), frozenset(beside[i]), i in preferred)
-        for i, (own, members, weight) in enumerate(zip(units, made, weights, strict=True))
+        Group(
+            len(own),
+            tuple(members),
+            round(weight / len(own)),
+            frozenset(beside[i]),
+            i in preferred,
+        )
+        for i, (own, members, weight) in enumerate(
+            zip(units, made, weights, strict=True)
+        )
     ]
     stays = _stays(atoms, labels, parameters)
     return Groups(tuple(groups), stays, analysis, tuple(units), originals.keys())
@@ -265,20 +373,29 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
 
 def _parameters(analysis: Analysis) -> set[str]:
     # Each parameter that the program reads once, under its first name.
-    known = {name for name, _ in analysis.graph.named_parameters(remove_duplicate=False)}
-    return {str(value.name) for value in analysis.leaves.values() if value.name in known}
+    known = {
+        name for name, _ in analysis.graph.named_parameters(remove_duplicate=False)
+    }
+    return {
+        str(value.name) for value in analysis.leaves.values() if value.name in known
+    }
 
 
 def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
-    # A number from 1 for atoms that lie in the same dimensions of parameters, as the same factors; 0 for others.
+    # A number from 1 for atoms that lie in the same dimensions of parameters, as the
+    # same factors; 0 for others.
     kinds, most = np.zeros(atoms.count, np.int64), 0
-    for column in {column.tobytes(): column for label in labels for column in label.T}.values():
+    for column in {
+        column.tobytes(): column for label in labels for column in label.T
+    }.values():
         here = np.unique(column[atoms.reason[column] == 0])
         _, pairs = np.unique(kinds[here], return_inverse=True)
         kinds[here] = most + 1 + pairs
         most += len(here) and int(pairs.max()) + 1
     _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    order: Ids = first.argsort().argsort()[numbers]  # atom 0 is the first, and of kind 0
+    order: Ids = first.argsort().argsort()[
+        numbers
+    ]  # atom 0 is the first, and of kind 0
     return order
 
 
@@ -297,9 +414,13 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
     return beside
 
 
-def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any) -> set[int]:
+def _preferred(
+    units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any
+) -> set[int]:
     ranks, taken = [int(rank[own[0]]) for own in units], set[int]()
-    for i, one in enumerate(ranks):  # the width of the only head is never divided, and has no rank of its own
+    for i, one in enumerate(
+        ranks
+    ):  # the width of the only head is never divided, and has no rank of its own
         ranks[i] = one or 3 * any(ranks[j] == 1 for j in beside[i])
     for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
         if not beside[i] & taken and len(units[i]) > 1:
@@ -307,11 +428,15 @@ def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: A
     return taken
 
 
-def _stays(atoms: Atoms, labels: Mapping[tuple[str, int], Any], parameters: Set[str]) -> dict[tuple[str, int], str]:
+def _stays(
+    atoms: Atoms, labels: Mapping[tuple[str, int], Any], parameters: Set[str]
+) -> dict[tuple[str, int], str]:
     made = {}
     for (name, d), label in labels.items():
         reasons = np.bincount(atoms.reason[label].ravel(), minlength=2)
         if name in parameters and not reasons[0]:
             reasons[1] = 0  # of what fills up
-            made[name, d] = atoms.reasons[reasons.argmax()] or "it is joined with what stays"
+            made[name, d] = (
+                atoms.reasons[reasons.argmax()] or "it is joined with what stays"
+            )
     return made

@@ -1,4 +1,6 @@
-"""Numbers that modules keep about sizes: what they may become, and which of them makes the model work."""
+"""Numbers that modules keep about sizes: what they may become, and which of them makes
+the model work.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from sparsefn.shrinking.values import module_of, named_module, opname, values_in
 
 TRIES = 64  # runs of a model in search of numbers
 
-_NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value, where outputs show a wrong number
+_NEAR = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+}  # of the largest value, where outputs show a wrong number
 
 Works = Callable[[nn.Module], bool]
 Outputs = list[tuple[str, list[Tensor]]]
@@ -33,7 +38,9 @@ NodeSizes = dict[fx.Node, Pairs]
 
 @dataclasses.dataclass
 class Guess:
-    """A number that the modules of one class keep, and what it may become in each of them: likely ones first."""
+    """A number that the modules of one class keep, and what it may become in each of
+    them: likely ones first.
+    """
 
     modules: dict[str, nn.Module]
     key: str
@@ -44,7 +51,9 @@ class Guess:
 
     def take(self, choice: int) -> None:
         self.choice = choice
-        for layer, value in zip(self.modules.values(), self.options[choice], strict=True):
+        for layer, value in zip(
+            self.modules.values(), self.options[choice], strict=True
+        ):
             held = vars(layer)[self.key]
             if self.place is not None:
                 held, number = list(held), value
@@ -54,10 +63,12 @@ class Guess:
 
 
 def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
-    """Set whole numbers, also in lists and tuples, that are a size that changes; and say what else they may be.
+    """Set whole numbers, also in lists and tuples, that are a size that changes; and
+    say what else they may be.
 
-    A number is told by where it is a size in the module's own forward, or in that of its children: modules of one class
-    whose forward does the same operations keep it from the same place.
+    A number is told by where it is a size in the module's own forward, or in that of
+    its children: modules of one class whose forward does the same operations keep it
+    from the same place.
     """
     own, below = _seen(nodes, 0), _seen(nodes, 1)
     alike: dict[Any, dict[str, tuple[nn.Module, int]]] = defaultdict(dict)
@@ -67,10 +78,18 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     made = []
     for (_, key, place, _), members in alike.items():
         values = tuple(value for _, value in members.values())
-        seen = [column for sizes in (own, below) for column in _columns([sizes[path][1] for path in members], values)]
-        options = list(dict.fromkeys([*(option for option in seen if option != values), values]))
+        seen = [
+            column
+            for sizes in (own, below)
+            for column in _columns([sizes[path][1] for path in members], values)
+        ]
+        options = list(
+            dict.fromkeys([*(option for option in seen if option != values), values])
+        )
         if len(options) == 1:
-            options += set(_parts([own[path][1] for path in members], values)) - {values}
+            options += set(_parts([own[path][1] for path in members], values)) - {
+                values
+            }
         if len(options) > 1:
             modules = {path: layer for path, (layer, _) in members.items()}
             made.append(Guess(modules, key, place, options, options.index(values)))
@@ -80,47 +99,72 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
-    if (type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_) or is_conv1d(layer):
+    if (
+        type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_
+    ) or is_conv1d(layer):
         return  # layer_sizes knows of them
     for key, value in list(vars(layer).items()):
         if open_ or key not in getattr(layer, "__constants__", ()):
-            many = type(value) in (list, tuple, torch.Size) and all(type(n) is int for n in value)
+            many = type(value) in (list, tuple, torch.Size) and all(
+                type(n) is int for n in value
+            )
             for place, number in enumerate(value) if many else [(None, value)]:
                 if type(number) is int and number > 1:
                     yield key, place, number
 
 
 def node_sizes(cut: Cut) -> NodeSizes:
-    """The sizes of all dimensions that the nodes of a program give, before and after."""
+    """The sizes of all dimensions that the nodes of a program give, before and
+    after.
+    """
     return {
-        node: [pair for value in values_in(tree) for pair in zip(value.shape, cut.size(value), strict=True)]
+        node: [
+            pair
+            for value in values_in(tree)
+            for pair in zip(value.shape, cut.size(value), strict=True)
+        ]
         for node, tree in cut.analysis.values.items()
     }
 
 
 def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
-    # The operations in each module's forward, and the sizes that these see: (operation, operand, dimension).
+    # The operations in each module's forward, and the sizes that these see: (operation,
+    # operand, dimension).
     made: dict[str, tuple[list[str], Sizes]] = defaultdict(lambda: ([], {}))
     for node in nodes:
         if node.op == "call_function":
             names, sizes = made[module_of(node, up)]
             for i, seen in enumerate((node, *node.all_input_nodes)):
-                sizes |= {(len(names), i, d): pair for d, pair in enumerate(nodes[seen])}
+                sizes |= {
+                    (len(names), i, d): pair for d, pair in enumerate(nodes[seen])
+                }
             names.append(opname(node))
     return made
 
 
 def _columns(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # What becomes of the sizes that are these values, in the same place of each module.
-    columns = [[some[at] for some in sizes] for at in sizes[0] if all(at in some for some in sizes)]
-    return [tuple(new for _, new in column) for column in columns if tuple(old for old, _ in column) == values]
+    columns = [
+        [some[at] for some in sizes]
+        for at in sizes[0]
+        if all(at in some for some in sizes)
+    ]
+    return [
+        tuple(new for _, new in column)
+        for column in columns
+        if tuple(old for old, _ in column) == values
+    ]
 
 
 def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # The same where a size is a multiple of the value.
     made = []
     for some, v in zip(sizes, values, strict=True):
-        fits = {at: (old, new) for at, (old, new) in some.items() if old and new and not old % v and not new * v % old}
+        fits = {
+            at: (old, new)
+            for at, (old, new) in some.items()
+            if old and new and not old % v and not new * v % old
+        }
         made.append({at: (v, new * v // old) for at, (old, new) in fits.items()})
     return _columns(made, values)
 
@@ -132,21 +176,31 @@ def outputs_of(model: nn.Module, works: Works) -> Outputs:
     return made
 
 
-def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut) -> str:
+def settle(
+    small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut
+) -> str:
     """Choose numbers with which a model works; the reason where none are found."""
     keeps = _keeps(cut)
 
     def order(tried: Tried) -> list[Guess]:
-        return sorted(unknown, key=lambda guess: -max(_near(path, tried.path) for path in guess.modules))
+        return sorted(
+            unknown,
+            key=lambda guess: -max(_near(path, tried.path) for path in guess.modules),
+        )
 
     found = search(order, lambda: _run(small, works, wanted, keeps), TRIES)
     if found.done and not works(small):
-        return "it only works while its modules are watched, so that they take no fast paths"
+        return (
+            "it only works while its modules are watched, so that they take no fast "
+            "paths"
+        )
     return found.why
 
 
 def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
-    """Give numbers back that need not change: what is a size by chance would be wrong where nothing proves it."""
+    """Give numbers back that need not change: what is a size by chance would be wrong
+    where nothing proves it.
+    """
     changed = [(guess, guess.choice) for guess in unknown if guess.choice != guess.old]
     for some in [changed] * (len(changed) > 1) + [[one] for one in changed]:
         for guess, _ in some:
@@ -159,19 +213,27 @@ def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
 
 
 def _near(path: str, failed: str) -> float:
-    # How near a module is to the one that failed: that one itself, then those around it from inside out.
+    # How near a module is to the one that failed: that one itself, then those around it
+    # from inside out.
     if path == failed:
         return math.inf
     return len(path) + 1 if not path or failed.startswith(f"{path}.") else 0
 
 
-def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], BaseException | None], None]) -> bool:
+def _watched(
+    model: nn.Module,
+    works: Works,
+    see: Callable[[str, list[Tensor], BaseException | None], None],
+) -> bool:
     def seen(path: str, layer: nn.Module, args: Any, out: Any) -> None:
         tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
         see(path, tensors, sys.exc_info()[1] if out is None else None)
 
     layers = model.named_modules()
-    handles = [layer.register_forward_hook(partial(seen, path), always_call=True) for path, layer in layers]
+    handles = [
+        layer.register_forward_hook(partial(seen, path), always_call=True)
+        for path, layer in layers
+    ]
     try:
         return works(model)
     finally:
@@ -189,7 +251,13 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
         if wrong:
             return
         if error is not None:
-            wrong.append((path, f"fails: {(str(error).strip() or type(error).__name__).splitlines()[0]}"))
+            wrong.append(
+                (
+                    path,
+                    "fails: "
+                    f"{(str(error).strip() or type(error).__name__).splitlines()[0]}",
+                )
+            )
         elif far == len(wanted) or wanted[far][0] != path:
             wrong.append((path, "runs where another module did"))
         elif not _alike(outs, wanted[far][1], keeps):
@@ -203,20 +271,30 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     return Tried((far, 0), False, f"{named_module(small, path)} {what}", path)
 
 
-def _alike(some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int], list[Tensor]]) -> bool:
-    return len(some) == len(whole) and all(_alike_but(x, y, keeps) for x, y in zip(some, whole, strict=True))
+def _alike(
+    some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int], list[Tensor]]
+) -> bool:
+    return len(some) == len(whole) and all(
+        _alike_but(x, y, keeps) for x, y in zip(some, whole, strict=True)
+    )
 
 
-def _alike_but(x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]]) -> bool:
+def _alike_but(
+    x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]]
+) -> bool:
     # Whether tensors are the same, but for entries of dimensions that lose some.
     dims = [d for d, (n, m) in enumerate(zip(x.shape, y.shape, strict=False)) if n != m]
     for chosen in (
-        itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims)) if x.ndim == y.ndim else ()
+        itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims))
+        if x.ndim == y.ndim
+        else ()
     ):
         left = y
         for d, keep in zip(dims, chosen, strict=True):
             left = left.index_select(d, keep.to(y.device))
-        near = _NEAR.get(x.dtype, 0.05) * float(left.abs().max()) if left.numel() else 0.0
+        near = (
+            _NEAR.get(x.dtype, 0.05) * float(left.abs().max()) if left.numel() else 0.0
+        )
         if torch.allclose(x, left.to(x.dtype), 0, near, equal_nan=True):
             return True
     return False
@@ -229,5 +307,7 @@ def _keeps(cut: Cut) -> dict[tuple[int, int], list[Tensor]]:
         for label in value.labels:
             kept = cut.kept(label)
             if not kept.all():
-                made[len(kept), int(kept.sum())][kept.tobytes()] = torch.from_numpy(kept).nonzero().flatten()
+                made[len(kept), int(kept.sum())][kept.tobytes()] = (
+                    torch.from_numpy(kept).nonzero().flatten()
+                )
     return {sizes: list(some.values()) for sizes, some in made.items()}

@@ -1,4 +1,6 @@
-"""Places along dimensions that lose entries: slices, indices, rolls, scatters and pads made anew."""
+"""Places along dimensions that lose entries: slices, indices, rolls, scatters and pads
+made anew.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +53,33 @@ def cut_index_select(change: Resizing) -> None:
 
 def cut_roll(change: Resizing) -> None:
     x, lost = change.values["self"], change.lost(change.values["self"])
-    shifts = dict(zip([d % len(x.shape) for d in change.values["dims"]], change.arguments["shifts"], strict=False))
+    shifts = dict(
+        zip(
+            [d % len(x.shape) for d in change.values["dims"]],
+            change.arguments["shifts"],
+            strict=False,
+        )
+    )
     if not shifts or any(isinstance(shifts.get(d), fx.Node) for d in lost):
-        change.refuse("it rolls them by what depends on the sizes of inputs, or as one row")
+        change.refuse(
+            "it rolls them by what depends on the sizes of inputs, or as one row"
+        )
     for dim in [d for d in shifts if d in lost]:
         places = np.roll(np.arange(x.shape[dim]), shifts.pop(dim))
         change.arguments["self"] = change.insert(*_read(change, dim, places))
-    change.arguments["shifts"], change.arguments["dims"] = list(shifts.values()) or [0], list(shifts) or [0]
+    change.arguments["shifts"], change.arguments["dims"] = (
+        list(shifts.values()) or [0],
+        list(shifts) or [0],
+    )
 
 
 def cut_index(change: Resizing) -> None:
     """Tensors of indices, of which those that stay get new numbers."""
-    x, out, indices = change.values["self"], change.outs[0], list(change.values["indices"])
+    x, out, indices = (
+        change.values["self"],
+        change.outs[0],
+        list(change.values["indices"]),
+    )
     at = [d for d, index in enumerate(indices) if index is not None]
     if not set(at) & set(change.lost(x)) and not change.lost(out):
         return
@@ -71,11 +88,19 @@ def cut_index(change: Resizing) -> None:
     made = list(change.arguments["indices"])
     for d in at:
         index, keep = indices[d], change.kept(x, d)
-        wanted = [change.kept(out, first + rank - len(index.shape) + i) for i in range(len(index.shape))]
-        wanted = [one if n > 1 else np.ones(1, bool) for n, one in zip(index.shape, wanted, strict=True)]
+        wanted = [
+            change.kept(out, first + rank - len(index.shape) + i)
+            for i in range(len(index.shape))
+        ]
+        wanted = [
+            one if n > 1 else np.ones(1, bool)
+            for n, one in zip(index.shape, wanted, strict=True)
+        ]
         if not keep.all() or not all(one.all() for one in wanted):
             new = change.moved(keep, _known(change, index) % len(keep), np.ix_(*wanted))
-            made[d] = change.constant(f"index{d}", torch.from_numpy(new).to(_device(change)))
+            made[d] = change.constant(
+                f"index{d}", torch.from_numpy(new).to(_device(change))
+            )
     change.arguments["indices"] = made
 
 
@@ -93,7 +118,9 @@ def cut_slice_scatter(change: Resizing) -> None:
     step = _step(new)
     if step is None:
         change.refuse("what stays does not lie at even distances")
-    change.arguments.update(zip(("start", "end", "step"), _bounds(new, step), strict=True))
+    change.arguments.update(
+        zip(("start", "end", "step"), _bounds(new, step), strict=True)
+    )
 
 
 def cut_pad(change: Resizing) -> None:
@@ -104,12 +131,21 @@ def cut_pad(change: Resizing) -> None:
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
         left, right = pads[2 * place : 2 * place + 2]
-        if any(isinstance(n, fx.Node) for n in (left, right)) or change.values.get("mode") not in _WITH_ONE:
+        if (
+            any(isinstance(n, fx.Node) for n in (left, right))
+            or change.values.get("mode") not in _WITH_ONE
+        ):
             change.refuse("it pads them with others of them, or as many as inputs have")
         keep, made = change.kept(x, dim), change.kept(out, dim)
-        pads[2 * place] = int(made[:left].sum()) if left > 0 else -int(keep[:-left].sum() if left else 0)
+        pads[2 * place] = (
+            int(made[:left].sum())
+            if left > 0
+            else -int(keep[:-left].sum() if left else 0)
+        )
         pads[2 * place + 1] = (
-            int(made[len(made) - right :].sum()) if right > 0 else -int(keep[len(keep) + right :].sum())
+            int(made[len(made) - right :].sum())
+            if right > 0
+            else -int(keep[len(keep) + right :].sum())
         )
     change.arguments["pad"] = pads
 
@@ -127,11 +163,18 @@ def _known(change: Resizing, index: Any) -> Places:
 
 
 def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
-    # The operation that reads these places of the input along a dimension: those that its output keeps.
-    new = change.moved(change.kept(change.values["self"], dim), places, change.kept(change.outs[0], dim))
+    # The operation that reads these places of the input along a dimension: those that
+    # its output keeps.
+    new = change.moved(
+        change.kept(change.values["self"], dim),
+        places,
+        change.kept(change.outs[0], dim),
+    )
     x, step = change.arguments["self"], _step(new)
     if step is None:
-        index = change.constant(f"index{dim}", torch.from_numpy(new).to(_device(change)))
+        index = change.constant(
+            f"index{dim}", torch.from_numpy(new).to(_device(change))
+        )
         return aten.index_select.default, x, dim, index
     return aten.slice.Tensor, x, dim, *_bounds(new, step)
 
@@ -144,7 +187,13 @@ def _bounds(new: Places, step: int) -> tuple[int, int, int]:
 def _step(new: Places) -> int | None:
     # The distance of places in a row, if it is one.
     steps = np.unique(np.diff(new))
-    return 1 if not len(steps) else int(steps[0]) if len(steps) == 1 and steps[0] > 0 else None
+    return (
+        1
+        if not len(steps)
+        else int(steps[0])
+        if len(steps) == 1 and steps[0] > 0
+        else None
+    )
 
 
 def _device(change: Resizing) -> torch.device:

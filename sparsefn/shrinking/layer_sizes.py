@@ -1,4 +1,6 @@
-"""What torch's own layers keep about their sizes, set to the shapes of their smaller tensors."""
+"""What torch's own layers keep about their sizes, set to the shapes of their smaller
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ from torch import fx, nn
 
 from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.attention import SmallAttention
-from sparsefn.shrinking.counted import CountedGroupNorm, CountedLayerNorm, CountedRMSNorm
+from sparsefn.shrinking.counted import (
+    CountedGroupNorm,
+    CountedLayerNorm,
+    CountedRMSNorm,
+)
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.norms import mean_dims
 from sparsefn.shrinking.values import Value, bind, module_of, opname
 
-# Of a layer, the tensor whose shape says its sizes, and their names, dimension by dimension.
+# Of a layer, the tensor whose shape says its sizes, and their names, dimension by
+# dimension.
 _SIZES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Linear: ("weight", ("out_features", "in_features")),
     nn.Bilinear: ("weight", ("out_features", "in1_features", "in2_features")),
@@ -51,12 +58,19 @@ def averages(cut: Cut) -> Iterator[Average]:
         rank, size = len(x.shape), cut.size(x)
         whole = left = 1
         if name == "group_norm":
-            dims, whole, left = [1], given["num_groups"], groups_after(cut, node, given["num_groups"])
+            dims, whole, left = (
+                [1],
+                given["num_groups"],
+                groups_after(cut, node, given["num_groups"]),
+            )
         elif name == "mean":
             dims = mean_dims(given["dim"], rank)
         else:
             dims = list(range(rank - len(given["normalized_shape"]), rank))
-        before, after = math.prod(x.shape[d] for d in dims), math.prod(size[d] for d in dims)
+        before, after = (
+            math.prod(x.shape[d] for d in dims),
+            math.prod(size[d] for d in dims),
+        )
         if before * left != after * whole:
             yield Average(node, before // whole, after // left)
 
@@ -67,10 +81,11 @@ def groups_after(cut: Cut, node: fx.Node, groups: int) -> int:
 
 
 def resize(small: nn.Module, cut: Cut) -> str:
-    """Set what torch's layers in a model with smaller tensors keep about sizes; the reason where that cannot be.
+    """Set what torch's layers in a model with smaller tensors keep about sizes; the
+    reason where that cannot be.
 
-    Norms that lose entries become those of `sparsefn.shrinking.counted`, and attentions of other widths
-    SmallAttention; all keep the names of their parameters.
+    Norms that lose entries become those of `sparsefn.shrinking.counted`, and attentions
+    of other widths SmallAttention; all keep the names of their parameters.
     """
     nodes: dict[str, list[fx.Node]] = {}
     for node in cut.analysis.graph.graph.nodes:
@@ -80,7 +95,9 @@ def resize(small: nn.Module, cut: Cut) -> str:
     for path, layer in small.named_modules():
         for kind, (tensor, names) in _SIZES.items():
             if isinstance(layer, kind):
-                vars(layer).update(zip(names, getattr(layer, tensor).shape, strict=True))
+                vars(layer).update(
+                    zip(names, getattr(layer, tensor).shape, strict=True)
+                )
         for kind, end in _RECURRENT.items():
             if isinstance(layer, kind) and not getattr(layer, "proj_size", 0):
                 layer.input_size = getattr(layer, f"weight_ih{end}").shape[1]
@@ -89,10 +106,14 @@ def resize(small: nn.Module, cut: Cut) -> str:
             vars(layer).update(zip(("nx", "nf"), layer.weight.shape, strict=True))
         _convolution(layer, cut, nodes.get(path, []))
         _norm(layer, cut, nodes.get(path, []), counts.get(path))
-        if type(layer) in (nn.MultiheadAttention, SmallAttention) and (why := _attention(layer, cut, path)):
+        if type(layer) in (nn.MultiheadAttention, SmallAttention) and (
+            why := _attention(layer, cut, path)
+        ):
             return f"the MultiheadAttention at {path!r} {why}"
     for layer in small.modules():  # its fast path takes the numbers of plain norms
-        if isinstance(layer, nn.TransformerEncoderLayer) and isinstance(layer.norm1, CountedLayerNorm):
+        if isinstance(layer, nn.TransformerEncoderLayer) and isinstance(
+            layer.norm1, CountedLayerNorm
+        ):
             _become_small(layer.self_attn)
     return ""
 
@@ -103,18 +124,33 @@ def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
             if node in cut.analysis.book.groups:
                 layer.groups = groups_after(cut, node, layer.groups)
         sides = (layer.weight.shape[0], layer.weight.shape[1] * layer.groups)
-        layer.out_channels, layer.in_channels = sides[::-1] if layer.transposed else sides
+        layer.out_channels, layer.in_channels = (
+            sides[::-1] if layer.transposed else sides
+        )
 
 
 def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
     for node in nodes:
         name = opname(node)
-        size = cut.size(cut.analysis.values[node.all_input_nodes[0]]) if name.endswith("_norm") else []
-        if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in ("layer_norm", "rms_norm"):
+        size = (
+            cut.size(cut.analysis.values[node.all_input_nodes[0]])
+            if name.endswith("_norm")
+            else []
+        )
+        if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in (
+            "layer_norm",
+            "rms_norm",
+        ):
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
-            layer.num_channels, layer.num_groups = size[1], groups_after(cut, node, layer.num_groups)
-        elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in ("batch_norm", "instance_norm"):
+            layer.num_channels, layer.num_groups = (
+                size[1],
+                groups_after(cut, node, layer.num_groups),
+            )
+        elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in (
+            "batch_norm",
+            "instance_norm",
+        ):
             layer.num_features = size[1]
     if count is not None and type(layer) in COUNTED:
         layer.__class__, layer.count = COUNTED[type(layer)], count
@@ -124,20 +160,39 @@ def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
     # Heads and widths from the rows that stay, of queries, keys and values.
     parts, packed = [], layer.in_proj_weight is not None
     for i, name in enumerate(("q_proj_weight", "k_proj_weight", "v_proj_weight")):
-        leaf = cut.analysis.leaves.get(f"{path}.{'in_proj_weight' if packed else name}".removeprefix("."))
+        leaf = cut.analysis.leaves.get(
+            f"{path}.{'in_proj_weight' if packed else name}".removeprefix(".")
+        )
         if leaf is None:
             return ""  # it does not run
         kept = cut.kept(leaf.labels[0], leaf.shape[0])
         rows = layer.num_heads * layer.head_dim
-        parts.append((np.split(kept, [rows, 2 * rows])[i] if packed else kept).reshape(layer.num_heads, -1))
+        parts.append(
+            (np.split(kept, [rows, 2 * rows])[i] if packed else kept).reshape(
+                layer.num_heads, -1
+            )
+        )
     heads = [kept.any(1) for kept in parts]
-    widths = [set(kept.sum(1)[some].tolist()) for kept, some in zip(parts, heads, strict=True)]
-    if any((some != heads[0]).any() for some in heads) or widths[0] != widths[1] or max(map(len, widths)) > 1:
+    widths = [
+        set(kept.sum(1)[some].tolist()) for kept, some in zip(parts, heads, strict=True)
+    ]
+    if (
+        any((some != heads[0]).any() for some in heads)
+        or widths[0] != widths[1]
+        or max(map(len, widths)) > 1
+    ):
         return "has heads that do not lose the same"
     count, (width,), (last,) = int(heads[0].sum()), widths[0], widths[2]
     inputs = [(layer.in_proj_weight if packed else layer.q_proj_weight).shape[1]]
-    inputs += inputs * 2 if packed else [layer.k_proj_weight.shape[1], layer.v_proj_weight.shape[1]]
-    if not width == last == layer.head_dim or not count * width == inputs[0] == layer.out_proj.weight.shape[0]:
+    inputs += (
+        inputs * 2
+        if packed
+        else [layer.k_proj_weight.shape[1], layer.v_proj_weight.shape[1]]
+    )
+    if (
+        not width == last == layer.head_dim
+        or not count * width == inputs[0] == layer.out_proj.weight.shape[0]
+    ):
         _become_small(layer)
     layer.num_heads, layer.head_dim = count, width
     layer.embed_dim, layer.kdim, layer.vdim = inputs

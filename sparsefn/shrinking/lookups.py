@@ -29,7 +29,9 @@ def index(step: Step) -> Value:
 
 def index_select(step: Step) -> Value:
     x = step.arguments["self"]
-    return _looked_up(step, x, {step.arguments["dim"] % len(x.shape): step.arguments["index"]})
+    return _looked_up(
+        step, x, {step.arguments["dim"] % len(x.shape): step.arguments["index"]}
+    )
 
 
 def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
@@ -48,7 +50,10 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
         rows = x.labels[dim]
         if rows is not None:
             piece = read_off(step, Reading((0,), wanted), rows, x.gone[dim])[0]
-            labels[dim], gone[dim] = (piece.rows if piece.rows.shape[1] else None), piece.gone
+            labels[dim], gone[dim] = (
+                (piece.rows if piece.rows.shape[1] else None),
+                piece.gone,
+            )
     # The indices lie where the first of them is if they are neighbours, else in front.
     dims = sorted(at)
     broadcast = len(np.broadcast_shapes(*(i.shape for i in at.values())))

@@ -1,4 +1,6 @@
-"""Operations that move data: run on coordinates, they tell from which index of their inputs each output index came."""
+"""Operations that move data: run on coordinates, they tell from which index of their
+inputs each output index came.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +29,40 @@ _REPEATS = frozenset(["expand", "expand_as", "broadcast_to", "repeat", "tile"])
 
 
 class Reading(NamedTuple):
-    """From where the indices of one dimension of an input went: along these output dimensions, -1 for elsewhere."""
+    """From where the indices of one dimension of an input went: along these output
+    dimensions, -1 for elsewhere.
+    """
 
     dims: tuple[int, ...]
     places: npt.NDArray[np.int64]  # the indices, with one axis for each of dims
 
 
 def move(step: Step) -> Any:
-    """The outputs of an operation that moves data: each dimension has the atoms of what it is read from.
+    """The outputs of an operation that moves data: each dimension has the atoms of what
+    it is read from.
 
-    An input dimension over several output dimensions is split; an output dimension that comes from several input
-    dimensions is their product; one that comes from several inputs has the rows of each, which are joined where both
-    reach.
+    An input dimension over several output dimensions is split; an output dimension that
+    comes from several input dimensions is their product; one that comes from several
+    inputs has the rows of each, which are joined where both reach.
     """
     ins, outs = values_in(step.arguments), values_in(step.outs)
     if step.name in _SAME:
-        return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs])
-    if isinstance(dim := step.arguments.get("dim"), int) and step.is_symbolic and ins[0].shape:
-        step.freeze(ins[0].labels[dim % len(ins[0].shape)], "cuts it at a place that depends on the sizes of inputs")
-    several = len(ins) > 1 and any(label is not None for value in ins for label in value.labels)
+        return replaced(
+            step.outs,
+            [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs],
+        )
+    if (
+        isinstance(dim := step.arguments.get("dim"), int)
+        and step.is_symbolic
+        and ins[0].shape
+    ):
+        step.freeze(
+            ins[0].labels[dim % len(ins[0].shape)],
+            "cuts it at a place that depends on the sizes of inputs",
+        )
+    several = len(ins) > 1 and any(
+        label is not None for value in ins for label in value.labels
+    )
     wanted = [
         (k, d)
         for k, value in enumerate(ins)
@@ -58,7 +75,11 @@ def move(step: Step) -> Any:
         pieces: dict[tuple[int, int], list[_Rows]] = {}
         for d in [d for i, d in wanted if i == k]:
             label = value.labels[d]
-            rows = np.zeros((value.shape[d], 1), np.int64) if label is None else step.atoms.resolve(label)
+            rows = (
+                np.zeros((value.shape[d], 1), np.int64)
+                if label is None
+                else step.atoms.resolve(label)
+            )
             for j, reading in enumerate(known.readings[k, d]):
                 for e, piece in read_off(step, reading, rows, value.gone[d]).items():
                     pieces.setdefault((j, e), []).append(piece)
@@ -71,11 +92,17 @@ def move(step: Step) -> Any:
         for e, size in enumerate(out.shape):
             if (j, e) in found:
                 labels[e], constants = _merged(step, found[j, e])
-                keep = (constants == 0) & fills_zeros if known.filled else np.isfinite(constants)
+                keep = (
+                    (constants == 0) & fills_zeros
+                    if known.filled
+                    else np.isfinite(constants)
+                )
                 gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
             elif (j, e) in known.repeats:
                 labels[e] = step.atoms.new(size, rank=2)
-            if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:  # places within a pixel
+            if (
+                step.name == "pixel_shuffle" and e >= len(out.shape) - 2
+            ):  # places within a pixel
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
                 labels[e] = step.join(labels[e], ins[1].labels[e])
@@ -84,26 +111,53 @@ def move(step: Step) -> Any:
 
 
 def pad(step: Step) -> Any:
-    """The output of a pad: dimensions that it leaves alone pass, with those of their constants that it fills in."""
+    """The output of a pad: dimensions that it leaves alone pass, with those of their
+    constants that it fills in.
+    """
     x, pads = step.arguments["self"], step.arguments["pad"]
-    if step.is_symbolic or any(label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]):
+    if step.is_symbolic or any(
+        label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]
+    ):
         return move(step)
-    gone = [None if label is None else some for label, some in zip(x.labels, x.gone, strict=True)]
-    if step.arguments.get("mode", "constant") == "constant" and any(n > 0 for n in pads):
+    gone = [
+        None if label is None else some
+        for label, some in zip(x.labels, x.gone, strict=True)
+    ]
+    if step.arguments.get("mode", "constant") == "constant" and any(
+        n > 0 for n in pads
+    ):
         fill = step.arguments.get("value") or 0.0
-        gone = [None if some is None else np.where(some == fill, some, np.nan) for some in gone]
+        gone = [
+            None if some is None else np.where(some == fill, some, np.nan)
+            for some in gone
+        ]
     return step.outs._replace(labels=x.labels, gone=tuple(gone))
 
 
-def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)) -> tuple[Label, Label]:
-    """The labels of the two dimensions of sizes m and n that one of m * n indices is made of."""
+def divided(
+    step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)
+) -> tuple[Label, Label]:
+    """The labels of the two dimensions of sizes m and n that one of m * n indices is
+    made of.
+    """
     if label is None:
         return None, None
     index = np.arange(m * n).reshape(m, n)
     dims = [axis for axis, size in enumerate((m, n)) if size > 1]
-    pieces = read_off(step, Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])), label, None, ranks)
-    labels = [step.atoms.resolve(pieces[axis].rows) if axis in pieces else None for axis in (0, 1)]
-    first, second = (None if some is None or not some.shape[1] else some for some in labels)
+    pieces = read_off(
+        step,
+        Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])),
+        label,
+        None,
+        ranks,
+    )
+    labels = [
+        step.atoms.resolve(pieces[axis].rows) if axis in pieces else None
+        for axis in (0, 1)
+    ]
+    first, second = (
+        None if some is None or not some.shape[1] else some for some in labels
+    )
     return first, second
 
 
@@ -114,7 +168,11 @@ class _Rows(NamedTuple):
 
 
 def read_off(
-    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 3)
+    step: Step,
+    reading: Reading,
+    rows: Ids,
+    gone: Constants,
+    ranks: tuple[int, ...] = (1, 3),
 ) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
@@ -122,7 +180,11 @@ def read_off(
         if reached.any():
             step.freeze(rows[index.reshape(-1)[:1]], "takes this index alone")
         return {}
-    constants = np.full(index.shape, np.nan) if gone is None else np.where(reached, gone[index], np.nan)
+    constants = (
+        np.full(index.shape, np.nan)
+        if gone is None
+        else np.where(reached, gone[index], np.nan)
+    )
     made = {}
     rows = step.atoms.resolve(rows)
     for axis, e in enumerate(dims):
@@ -136,12 +198,17 @@ def read_off(
         even = ((constants == np.expand_dims(first, others)) | ~reached).all(others)
         size = index.shape[axis]
         label = np.stack(along, 1) if along else np.zeros((size, 0), np.int64)
-        made[e] = _Rows(label, np.asarray(reached.any(others)), np.where(even & np.isfinite(first), first, np.nan))
+        made[e] = _Rows(
+            label,
+            np.asarray(reached.any(others)),
+            np.where(even & np.isfinite(first), first, np.nan),
+        )
     return made
 
 
 def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | None:
-    # The atoms along one axis of a grid of atoms, -1 for none; None where they lie along others.
+    # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
+    # along others.
     along = [0] if atoms.ndim == 1 else _varies(atoms)
     if not along:
         step.freeze(atoms.max(keepdims=True).reshape(1, 1), "divides it")
@@ -152,11 +219,22 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | 
         factor: Ids = table.clip(0)
         return factor
     key = (table.tobytes(), table.shape)
-    if key not in step.splits:  # each atom of the grid is the product of one for each axis
-        labels = [step.atoms.new(size, ranks[min(i, len(ranks) - 1)]) for i, size in enumerate(table.shape)]
+    if (
+        key not in step.splits
+    ):  # each atom of the grid is the product of one for each axis
+        labels = [
+            step.atoms.new(size, ranks[min(i, len(ranks) - 1)])
+            for i, size in enumerate(table.shape)
+        ]
         places = np.nonzero(table >= 0)
-        rows = np.concatenate([label[at] for label, at in zip(labels, places, strict=True)], 1)
-        step.atoms.join(table[places][:, None], rows, f"{step.where} divides it, and it is joined with what stays")
+        rows = np.concatenate(
+            [label[at] for label, at in zip(labels, places, strict=True)], 1
+        )
+        step.atoms.join(
+            table[places][:, None],
+            rows,
+            f"{step.where} divides it, and it is joined with what stays",
+        )
         step.splits[key] = labels
     factor = step.splits[key][along.index(axis)][:, 0]
     return factor
@@ -178,23 +256,42 @@ def _merged(step: Step, parts: list[_Rows]) -> tuple[Label, npt.NDArray[np.float
     for other in parts[1:]:
         both = reached & other.reached
         step.join(rows[both], other.rows[both])
-        gone = np.where(other.reached, np.where(both & ~(gone == other.gone), np.nan, other.gone), gone)
+        gone = np.where(
+            other.reached,
+            np.where(both & ~(gone == other.gone), np.nan, other.gone),
+            gone,
+        )
         width = max(rows.shape[1], other.rows.shape[1])
-        rows, more = (np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows))
-        rows, reached = np.where((other.reached & ~reached)[:, None], more, rows), reached | other.reached
+        rows, more = (
+            np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows)
+        )
+        rows, reached = (
+            np.where((other.reached & ~reached)[:, None], more, rows),
+            reached | other.reached,
+        )
     rows = step.atoms.resolve(rows)
     return (rows if rows.shape[1] else None), gone
 
 
 # ------------------------------------------------ coordinates
 class _Known(NamedTuple):
-    readings: dict[tuple[int, int], list[Reading]]  # of each dimension of each input, one for each output
+    readings: dict[
+        tuple[int, int], list[Reading]
+    ]  # of each dimension of each input, one for each output
     repeats: set[tuple[int, int]]  # dimensions of outputs along which they repeat
     filled: bool  # some entries come from no input
 
 
-def _readings(step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]) -> _Known:
-    key = ("move", step.target, step.shown, tuple(value.shape for value in ins), tuple(wanted))
+def _readings(
+    step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
+) -> _Known:
+    key = (
+        "move",
+        step.target,
+        step.shown,
+        tuple(value.shape for value in ins),
+        tuple(wanted),
+    )
     if (known := step.book.known).get(key) is None:
         views = _of_views(step, ins[0], wanted) if len(ins) == 1 else None
         known[key] = views or _of_grids(step, ins, outs, wanted)
@@ -203,7 +300,8 @@ def _readings(step: Step, ins: list[Value], outs: list[Value], wanted: list[tupl
 
 
 def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known | None:
-    # Read off strides, without memory, where all outputs are views of a contiguous input; else None.
+    # Read off strides, without memory, where all outputs are views of a contiguous
+    # input; else None.
     schema = step.target._schema
     if schema.returns[0].alias_info is None:
         return None
@@ -211,51 +309,98 @@ def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known
     given = replaced(step.arguments, [base])
     outs = step.target(*[given[s.name] for s in schema.arguments if not s.kwarg_only])
     outs = list(outs) if isinstance(outs, list | tuple) else [outs]
-    if any(out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel() for out in outs):
+    if any(
+        out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel()
+        for out in outs
+    ):
         return None
     readings: dict[tuple[int, int], list[Reading]] = {}
     for _, d in wanted:
-        made = [_of_view(out, math.prod(value.shape[d + 1 :]), value.shape[d]) for out in outs]
+        made = [
+            _of_view(out, math.prod(value.shape[d + 1 :]), value.shape[d])
+            for out in outs
+        ]
         readings[0, d] = [reading for reading in made if reading is not None]
         if len(readings[0, d]) < len(made):
             return None
-    repeats = {(j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1 and out.stride(e) == 0}
+    repeats = {
+        (j, e)
+        for j, out in enumerate(outs)
+        for e, n in enumerate(out.shape)
+        if n > 1 and out.stride(e) == 0
+    }
     return _Known(readings, repeats if step.name in _REPEATS else set(), False)
 
 
 def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
-    # The index along an input dimension is position // below % size; None where lower dimensions carry into it.
+    # The index along an input dimension is position // below % size; None where lower
+    # dimensions carry into it.
     span = below * size
-    reach = [stride * (n - 1) for stride, n in zip(view.stride(), view.shape, strict=True)]
-    dims = [e for e, stride in enumerate(view.stride()) if reach[e] >= below and stride % span]
+    reach = [
+        stride * (n - 1) for stride, n in zip(view.stride(), view.shape, strict=True)
+    ]
+    dims = [
+        e
+        for e, stride in enumerate(view.stride())
+        if reach[e] >= below and stride % span
+    ]
     position = np.full((1,) * len(dims), view.storage_offset(), np.int64)
     for axis, e in enumerate(dims):
         line = np.arange(view.shape[e]) * view.stride(e)
-        position = position + line.reshape([-1 if a == axis else 1 for a in range(len(dims))])
-    lower = sum(reach[e] for e in range(view.ndim) if e not in dims and view.stride(e) % span)
+        position = position + line.reshape(
+            [-1 if a == axis else 1 for a in range(len(dims))]
+        )
+    lower = sum(
+        reach[e] for e in range(view.ndim) if e not in dims and view.stride(e) % span
+    )
     if int((position % below).max()) + lower >= below:
         return None
     return _along(position // below % size, dims)
 
 
-def _of_grids(step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]) -> _Known:
+def _of_grids(
+    step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
+) -> _Known:
     arguments = step.arguments
-    if "value" in arguments and arguments.get("mode", "constant") == "constant":  # what padding fills in
+    if (
+        "value" in arguments and arguments.get("mode", "constant") == "constant"
+    ):  # what padding fills in
         arguments = {**arguments, "value": -1.0}
     readings: dict[tuple[int, int], list[Reading]] = {}
-    repeats = {(j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1 and step.name in _REPEATS}
+    repeats = {
+        (j, e)
+        for j, out in enumerate(outs)
+        for e, n in enumerate(out.shape)
+        if n > 1 and step.name in _REPEATS
+    }
     reached = [np.zeros(out.shape, bool) for out in outs]
     for k, value in enumerate(ins):
-        given = [torch.full(other.shape, -1, dtype=torch.float64, device="cpu") for other in ins]
-        given[k] = torch.arange(math.prod(value.shape), dtype=torch.float64, device="cpu").reshape(value.shape)
-        grids = [out.numpy().astype(np.int64) for out in run_op(step.target, arguments, given)]
+        given = [
+            torch.full(other.shape, -1, dtype=torch.float64, device="cpu")
+            for other in ins
+        ]
+        given[k] = torch.arange(
+            math.prod(value.shape), dtype=torch.float64, device="cpu"
+        ).reshape(value.shape)
+        grids = [
+            out.numpy().astype(np.int64)
+            for out in run_op(step.target, arguments, given)
+        ]
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
-            repeats = {(i, e) for i, e in repeats if i != j or (grid == grid.take([0], e)).all()}
+            repeats = {
+                (i, e)
+                for i, e in repeats
+                if i != j or (grid == grid.take([0], e)).all()
+            }
         for d in [d for i, d in wanted if i == k]:
             below = max(1, math.prod(value.shape[d + 1 :]))
-            indices = [np.where(grid < 0, -1, grid // below % value.shape[d]) for grid in grids]
-            readings[k, d] = [_along(index, list(range(index.ndim))) for index in indices]
+            indices = [
+                np.where(grid < 0, -1, grid // below % value.shape[d]) for grid in grids
+            ]
+            readings[k, d] = [
+                _along(index, list(range(index.ndim))) for index in indices
+            ]
     return _Known(readings, repeats, not all(some.all() for some in reached))
 
 

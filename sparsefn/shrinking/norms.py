@@ -1,4 +1,6 @@
-"""Norms and means: fixed, or counted, where they lose entries that are 0 and go on dividing by the old number."""
+"""Norms and means: fixed, or counted, where they lose entries that are 0 and go on
+dividing by the old number.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from sparsefn.shrinking.values import Constants, Value, replaced, values_in
 
 def layer_norm(step: Step) -> Value:
     """Layer norms and RMS norms."""
-    x, weight, bias = step.arguments["input"], step.arguments.get("weight"), step.arguments.get("bias")
+    x, weight, bias = (
+        step.arguments["input"],
+        step.arguments.get("weight"),
+        step.arguments.get("bias"),
+    )
     labels = list(x.labels)
     made: list[Constants] = [None] * len(x.shape)
     for i in range(1, len(step.arguments["normalized_shape"]) + 1):
@@ -34,15 +40,23 @@ def _scaled(weight: object, bias: object, i: int) -> Constants:
     if not isinstance(weight, Value):
         return None
     shift = bias.gone[-i] if isinstance(bias, Value) else np.zeros(weight.shape[-i])
-    return None if shift is None else np.where(weight.zero(len(weight.shape) - i), shift, np.nan)
+    return (
+        None
+        if shift is None
+        else np.where(weight.zero(len(weight.shape) - i), shift, np.nan)
+    )
 
 
 def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
-    """The entries of a dimension over which a mean is taken stay; if means are counted, those that are not 0."""
+    """The entries of a dimension over which a mean is taken stay; if means are counted,
+    those that are not 0.
+    """
     if not step.book.counted:
         step.freeze(label, "takes its mean")
     else:
-        step.freeze(label, "takes its mean, and it is not 0 where it is masked", ~x.zero(dim))
+        step.freeze(
+            label, "takes its mean, and it is not 0 where it is masked", ~x.zero(dim)
+        )
 
 
 def group_norm(step: Step) -> Value:
@@ -50,7 +64,9 @@ def group_norm(step: Step) -> Value:
     weight, bias = step.arguments["weight"], step.arguments["bias"]
     for label in x.labels[2:]:
         step.freeze(label, "takes its mean")
-    c = step.join(x.labels[1], *(v.labels[0] for v in (weight, bias) if isinstance(v, Value)))
+    c = step.join(
+        x.labels[1], *(v.labels[0] for v in (weight, bias) if isinstance(v, Value))
+    )
     group, part = divided(step, c, groups, x.shape[1] // groups, (2, 1))
     step.book.groups[step.node] = group
     if not step.book.counted:
@@ -58,23 +74,36 @@ def group_norm(step: Step) -> Value:
     elif x.shape[1] > groups:  # whole groups go without a trace
         zero = x.zero(1).reshape(groups, -1)
         whole = zero.all(1, keepdims=True)
-        step.freeze(c, "takes its mean, and it is not 0 where it is masked", ~(zero | whole).reshape(-1))
+        step.freeze(
+            c,
+            "takes its mean, and it is not 0 where it is masked",
+            ~(zero | whole).reshape(-1),
+        )
     out, rest = step.outs, [None] * (len(x.shape) - 2)
-    made: Value = out._replace(labels=(x.labels[0], c, *rest), gone=(None, _scaled(weight, bias, 1), *rest))
+    made: Value = out._replace(
+        labels=(x.labels[0], c, *rest), gone=(None, _scaled(weight, bias, 1), *rest)
+    )
     return made
 
 
 def batch_norm(step: Step) -> Any:
-    """With the statistics of training a channel goes with its scale, shift and statistics."""
+    """With the statistics of training a channel goes with its scale, shift and
+    statistics.
+    """
     x, *others = ins = values_in(step.arguments)
     open_ = [d for d, label in enumerate(x.labels) if label is not None]
     labels = [label for value in others if (label := value.labels[0]) is not None]
     if step.arguments.get("training") or open_ != [1] or len(labels) < len(others):
         return tried(step)
-    step.join(product(None, len(others), x.labels[1], x.shape[1]), np.concatenate(labels))
+    step.join(
+        product(None, len(others), x.labels[1], x.shape[1]), np.concatenate(labels)
+    )
     gone = elementwise(step, ins, [1] + [0] * len(others), x.shape[1], flat=True)
     out, *stats = values_in(step.outs)
-    out = out._replace(labels=x.labels, gone=tuple(gone if d == 1 else None for d in range(len(x.shape))))
+    out = out._replace(
+        labels=x.labels,
+        gone=tuple(gone if d == 1 else None for d in range(len(x.shape))),
+    )
     return replaced(step.outs, [out, *stats])
 
 
@@ -83,11 +112,15 @@ def mean_over(step: Step) -> Value:
     over = mean_dims(step.arguments.get("dim"), len(x.shape))
     for d in over:
         averaged(step, x.labels[d], x, d)
-    left = [d for d in range(len(x.shape)) if step.arguments.get("keepdim") or d not in over]
+    left = [
+        d for d in range(len(x.shape)) if step.arguments.get("keepdim") or d not in over
+    ]
     labels = tuple(None if d in over else x.labels[d] for d in left)
     places = [(0, e) for e, label in enumerate(labels) if label is not None]
     found = constants_of(step, [x], [out], places)
-    made: Value = out._replace(labels=labels, gone=tuple(found.get((0, e)) for e in range(len(left))))
+    made: Value = out._replace(
+        labels=labels, gone=tuple(found.get((0, e)) for e in range(len(left)))
+    )
     return made
 
 

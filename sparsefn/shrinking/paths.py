@@ -18,34 +18,46 @@ from sparsefn.tree import check_globs, glob_match
 def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
     """The paths of the submodules that globs match, none of which is inside another.
 
-    >>> net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.ReLU())
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.ReLU()
+    ... )
     >>> matched(net, ["0*", "1"])
     ['0', '1']
 
-    Raises TypeError for anything but globs, and ValueError for a glob that matches none, and for a submodule that
-    shares a parameter with the rest.
+    Raises TypeError for anything but globs, and ValueError for a glob that matches
+    none, and for a submodule that shares a parameter with the rest.
     """
     wanted = "expected only to be globs of submodules such as 'layers.*.mlp'"
-    if not isinstance(globs, Sequence) or any(not isinstance(glob, str) for glob in globs):
-        raise TypeError(f"{wanted}, got {globs!r}; which units go is what the masks say")
+    if not isinstance(globs, Sequence) or any(
+        not isinstance(glob, str) for glob in globs
+    ):
+        raise TypeError(
+            f"{wanted}, got {globs!r}; which units go is what the masks say"
+        )
     if not globs:
         raise ValueError(f"{wanted}, got none")
     names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
     check_globs("only", globs, names)
     found: list[str] = []
     for path in names:  # a module comes before what is in it
-        if any(glob_match(path, glob) for glob in globs) and not any(path.startswith(f"{outer}.") for outer in found):
+        if any(glob_match(path, glob) for glob in globs) and not any(
+            path.startswith(f"{outer}.") for outer in found
+        ):
             found.append(path)
     for path in found:
         inside = {id(param) for param in module.get_submodule(path).parameters()}
         for name, param in module.named_parameters(remove_duplicate=False):
             if id(param) in inside and not name.startswith(f"{path}."):
-                raise ValueError(f"expected {path!r} to have its parameters alone, but it shares {name!r}")
+                raise ValueError(
+                    f"expected {path!r} to have its parameters alone, but it shares "
+                    f"{name!r}"
+                )
     return found
 
 
 class Parts(nn.Module):
-    """A module that runs some of its submodules instead of itself, each on a call of its own.
+    """A module that runs some of its submodules instead of itself, each on a call of
+    its own.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
     >>> Parts(net, ["0"])(torch.ones(3, 1))[0].shape
@@ -55,7 +67,11 @@ class Parts(nn.Module):
     def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
         super().__init__()
         self._called = list(paths)
-        self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
+        self._modules, self._parameters, self._buffers = (
+            module._modules,
+            module._parameters,
+            module._buffers,
+        )
 
     def _get_name(self) -> str:
         return f"submodules {', '.join(map(repr, self._called))}"
@@ -63,43 +79,68 @@ class Parts(nn.Module):
     def forward(self, *calls: Example) -> list[Any]:
         """What each submodule gives for its call."""
         given = [as_call(example) for example in calls]
-        return [self.get_submodule(path)(*args, **kw) for path, (args, kw) in zip(self._called, given, strict=True)]
+        return [
+            self.get_submodule(path)(*args, **kw)
+            for path, (args, kw) in zip(self._called, given, strict=True)
+        ]
 
 
-def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[str, Example]:
-    """What each submodule is called with, the first time, when the module runs on an example.
+def calls_of(
+    module: nn.Module, paths: Sequence[str], example: Example
+) -> dict[str, Example]:
+    """What each submodule is called with, the first time, when the module runs on an
+    example.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
     >>> calls_of(net, ["1"], torch.ones(3, 1))["1"][0].shape
     torch.Size([3, 2])
 
-    Raises ValueError for a submodule that is not called, and for arguments that have no name beside others that have.
+    Raises ValueError for a submodule that is not called, and for arguments that have no
+    name beside others that have.
     """
     own = deep_copy(module)
     made: dict[str, Any] = {}
     for path in paths:
 
-        def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path) -> None:
+        def note(
+            part: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            path: str = path,
+        ) -> None:
             given: Any = (args, kwargs)
-            made.setdefault(path, optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given))
+            made.setdefault(
+                path,
+                optree.tree_map(
+                    lambda x: x.clone() if isinstance(x, Tensor) else x, given
+                ),
+            )
 
         own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
     run_once(own, own, where_it_lies(module, as_call(example)))
     calls: dict[str, Example] = {}
     for path in paths:
         if path not in made:
-            raise ValueError(f"expected the module to call {path!r} on the example, but it does not")
+            raise ValueError(
+                f"expected the module to call {path!r} on the example, but it does not"
+            )
         args, kwargs = made[path]
-        calls[path] = _by_name(module.get_submodule(path), path, args, kwargs) if kwargs else args
+        calls[path] = (
+            _by_name(module.get_submodule(path), path, args, kwargs) if kwargs else args
+        )
     return calls
 
 
-def _by_name(part: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _by_name(
+    part: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     bound = inspect.signature(part.forward).bind(*args, **kwargs)
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind in (kind.VAR_POSITIONAL, kind.POSITIONAL_ONLY):
-            raise ValueError(f"expected a forward of {path!r} all of whose arguments have names")
+            raise ValueError(
+                f"expected a forward of {path!r} all of whose arguments have names"
+            )
         named |= value if kind is kind.VAR_KEYWORD else {name: value}
     return named

@@ -1,4 +1,6 @@
-"""What a model costs by how many units of each group are kept, or how many weights of each leaf."""
+"""What a model costs by how many units of each group are kept, or how many weights of
+each leaf.
+"""
 
 from __future__ import annotations
 
@@ -35,27 +37,43 @@ class Grouped(Protocol):
 
 
 class Priceable(NamedTuple):
-    """Indices of a dimension that are alike: each stays where these units of these groups all stay."""
+    """Indices of a dimension that are alike: each stays where these units of these
+    groups all stay.
+    """
 
     groups: tuple[tuple[int, int], ...]  # a group, and how many of its units
     choices: int  # how many choices of units have indices
-    covers: bool  # whether they all have some, so that one stays as long as each group has a unit
+    # whether they all have some, so that one stays as long as each group has a unit
+    covers: bool
     times: int  # how many indices a choice has, at most
     total: int  # how many indices in all
-    most: Ids | None  # of one group, by how many of its units stay, where units have unequal numbers of indices
+    # of one group, by how many of its units stay, where units have unequal numbers of
+    # indices
+    most: Ids | None
 
     def count(self, kept: Sequence[int]) -> int:
         """How many of them stay, at most; exactly where units are alike."""
         if self.most is not None:
             return int(self.most[kept[self.groups[0][0]]])
-        return min(self.times * math.prod(math.comb(kept[g], n) for g, n in self.groups), self.total)
+        return min(
+            self.times * math.prod(math.comb(kept[g], n) for g, n in self.groups),
+            self.total,
+        )
 
 
-def priced(of: Grouped, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
-    """The cost of a program by how many units of each set of `Groups.pattern(only)` are kept.
+def priced(
+    of: Grouped,
+    unit: str,
+    bits: int | None,
+    compressed: bool,
+    only: Sequence[int] | None,
+) -> Priced:
+    """The cost of a program by how many units of each set of `Groups.pattern(only)` are
+    kept.
 
-    It is exact wherever the units of a group are alike. Where they are not, such as a channel that a concatenation
-    repeats, it is the most that any choice of so many units costs.
+    It is exact wherever the units of a group are alike. Where they are not, such as a
+    channel that a concatenation repeats, it is the most that any choice of so many
+    units costs.
     """
     names = set_names(of, only)
     terms = terms_of(of.analysis, unit, bits, compressed)
@@ -68,7 +86,9 @@ def priced(of: Grouped, unit: str, bits: int | None, compressed: bool, only: Seq
 
     def cost(kept: Sequence[int]) -> int:
         kept = [row[n] for row, n in zip(most, kept, strict=True)]
-        return terms.value([fixed + sum(piece.count(kept) for piece in some) for fixed, some in pieces])
+        return terms.value(
+            [fixed + sum(piece.count(kept) for piece in some) for fixed, some in pieces]
+        )
 
     def scores() -> dict[str, Scores]:
         known = {name: x for name, (_, x) in parameters(of.analysis).items()}
@@ -78,22 +98,34 @@ def priced(of: Grouped, unit: str, bits: int | None, compressed: bool, only: Seq
 
 
 def set_names(of: Grouped, only: Sequence[int] | None) -> dict[str, int]:
-    """The numbers of the groups in a pattern, by the names that their sets have in budgets."""
-    chosen = [i for i, group in enumerate(of.groups) if group.preferred] if only is None else list(only)
+    """The numbers of the groups in a pattern, by the names that their sets have in
+    budgets.
+    """
+    chosen = (
+        [i for i, group in enumerate(of.groups) if group.preferred]
+        if only is None
+        else list(only)
+    )
     known = dict(of.analysis.graph.named_parameters(remove_duplicate=False))
     names: dict[str, int] = {}
     for i in chosen:
-        first = next(member.leaf for member in of.groups[i].members if member.leaf in known)
+        first = next(
+            member.leaf for member in of.groups[i].members if member.leaf in known
+        )
         free = itertools.chain([first], (f"{first}:{n}" for n in itertools.count(1)))
         names[next(name for name in free if name not in names)] = i
     return names
 
 
-def _pieces(label: Ids, group: Ids, sizes: Sequence[int]) -> tuple[int, list[Priceable]]:
+def _pieces(
+    label: Ids, group: Ids, sizes: Sequence[int]
+) -> tuple[int, list[Priceable]]:
     # How many indices of a dimension always stay, and the others.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
-    kinds, which = np.unique(np.sort(np.where(rows > 0, group[rows], -1), 1), axis=0, return_inverse=True)
+    kinds, which = np.unique(
+        np.sort(np.where(rows > 0, group[rows], -1), 1), axis=0, return_inverse=True
+    )
     fixed, pieces = 0, []
     for k, kind in enumerate(kinds.tolist()):
         here = counts[which.reshape(-1) == k]
@@ -103,27 +135,42 @@ def _pieces(label: Ids, group: Ids, sizes: Sequence[int]) -> tuple[int, list[Pri
             continue
         all_choices = math.prod(math.comb(sizes[g], n) for g, n in groups)
         most = None
-        if groups[0][1] == len(groups) == 1 and (len(here) < all_choices or here.min() < here.max()):
+        if groups[0][1] == len(groups) == 1 and (
+            len(here) < all_choices or here.min() < here.max()
+        ):
             each = np.pad(np.sort(here)[::-1], (0, all_choices - len(here)))
             most = np.concatenate([[0], np.cumsum(each)])
         covers = len(here) == all_choices and all(n == 1 for _, n in groups)
-        pieces.append(Priceable(groups, len(here), covers, int(here.max()), int(here.sum()), most))
+        pieces.append(
+            Priceable(groups, len(here), covers, int(here.max()), int(here.sum()), most)
+        )
     return fixed, pieces
 
 
 def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int]]:
-    # How many units stay where so many are chosen, at most: a dimension whose units would all go keeps its first index.
-    saved: dict[int, int] = {}  # by atom: up to how many chosen units that may come about
-    for label in distinct(values_in([analysis.leaves, list(analysis.values.values())]), analysis.book.atoms):
+    # How many units stay where so many are chosen, at most: a dimension whose units
+    # would all go keeps its first index.
+    saved: dict[
+        int, int
+    ] = {}  # by atom: up to how many chosen units that may come about
+    for label in distinct(
+        values_in([analysis.leaves, list(analysis.values.values())]),
+        analysis.book.atoms,
+    ):
         fixed, pieces = _pieces(label, group, sizes)
         if not fixed and not any(piece.covers for piece in pieces):
             for atom in label[0][group[label[0]] >= 0].tolist():
                 g = int(group[atom])
-                here = max([piece.choices for piece in pieces if piece.groups == ((g, 1),)], default=0)
+                here = max(
+                    [piece.choices for piece in pieces if piece.groups == ((g, 1),)],
+                    default=0,
+                )
                 saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
     made = []
     for g, size in enumerate(sizes):
-        limits = np.array([n for atom, n in saved.items() if group[atom] == g], np.int64)
+        limits = np.array(
+            [n for atom, n in saved.items() if group[atom] == g], np.int64
+        )
         counts = np.arange(size + 1) + (limits >= np.arange(size + 1)[:, None]).sum(1)
         made.append(np.minimum(np.maximum.accumulate(counts), size).tolist())
     return made
@@ -134,7 +181,15 @@ def _magnitudes(group: Any, known: Mapping[str, Tensor]) -> Scores:
     sums, counts = np.zeros(group.size + 1), np.zeros(group.size + 1)
     for leaf, dim, units in group.members:
         if leaf in known:
-            rows = known[leaf].detach().abs().double().movedim(dim, 0).reshape(len(units), -1).cpu()
+            rows = (
+                known[leaf]
+                .detach()
+                .abs()
+                .double()
+                .movedim(dim, 0)
+                .reshape(len(units), -1)
+                .cpu()
+            )
             np.add.at(sums, units, rows.sum(1).numpy())
             np.add.at(counts, units, rows.shape[1])
     made: Scores = sums[: group.size] / np.maximum(counts[: group.size], 1)
@@ -142,50 +197,86 @@ def _magnitudes(group: Any, known: Mapping[str, Tensor]) -> Scores:
 
 
 class Weights(NamedTuple):
-    """The parameters of a model, for budgets of single weights: `sf.budgets.within` takes them."""
+    """The parameters of a model, for budgets of single weights: `sf.budgets.within`
+    takes them.
+    """
 
     leaves: Mapping[str, Tensor]
-    products: tuple[tuple[int, tuple[str, ...]], ...]  # FLOPs, and the parameters that are a factor
+    products: tuple[
+        tuple[int, tuple[str, ...]], ...
+    ]  # FLOPs, and the parameters that are a factor
 
-    def priced(self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
+    def priced(
+        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+    ) -> Priced:
         """The cost of the model by how many weights of each parameter are not zero."""
         check_unit(unit, bits, compressed)
         if unit == "bytes" and not compressed:
-            raise ValueError("weights that are zero take as many bytes as others: say compressed=True")
+            raise ValueError(
+                "weights that are zero take as many bytes as others: say "
+                "compressed=True"
+            )
         sizes = {name: x.numel() for name, x in self.leaves.items()}
         place = {name: i for i, name in enumerate(sizes)}
-        numbers, widths = list(sizes.values()), [bits or 8 * x.dtype.itemsize for x in self.leaves.values()]
-        work = [(full, [place[name] for name in names]) for full, names in self.products]
+        numbers, widths = (
+            list(sizes.values()),
+            [bits or 8 * x.dtype.itemsize for x in self.leaves.values()],
+        )
+        work = [
+            (full, [place[name] for name in names]) for full, names in self.products
+        ]
 
         def cost(kept: Sequence[int]) -> int:
             if unit == "flops":
-                return sum(min([full, *(full * kept[i] // max(numbers[i], 1) for i in at)]) for full, at in work)
+                return sum(
+                    min([full, *(full * kept[i] // max(numbers[i], 1) for i in at)])
+                    for full, at in work
+                )
             if unit == "params":
                 return sum(kept)
-            return -(-sum(n * width for n, width in zip(kept, widths, strict=True)) // 8)
+            return -(
+                -sum(n * width for n, width in zip(kept, widths, strict=True)) // 8
+            )
 
         def scores() -> dict[str, Scores]:
-            return {name: x.detach().abs().double().cpu().numpy().reshape(-1) for name, x in self.leaves.items()}
+            return {
+                name: x.detach().abs().double().cpu().numpy().reshape(-1)
+                for name, x in self.leaves.items()
+            }
 
-        masks = {name: -(-n // 8) if unit == "bytes" else 0 for name, n in sizes.items()}
+        masks = {
+            name: -(-n // 8) if unit == "bytes" else 0 for name, n in sizes.items()
+        }
         return Priced(sizes, cost, scores, masks)
 
 
 def weights(model: nn.Module, example: Example) -> Weights:
-    """The parameters of a model as single weights, for `sf.budgets.within`, with what their products cost.
+    """The parameters of a model as single weights, for `sf.budgets.within`, with what
+    their products cost.
 
-    >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2)).eval()
-    >>> budget = sf.budgets.within(800, sf.shrinking.weights(net, torch.ones(1, 1, 6, 6)), "flops")
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2)
+    ... ).eval()
+    >>> budget = sf.budgets.within(
+    ...     800, sf.shrinking.weights(net, torch.ones(1, 1, 6, 6)), "flops"
+    ... )
     >>> budget({"0.weight": (4, 1, 3, 3), "2.weight": (2, 64)}, 1.0)
     {'0.weight': 20, '2.weight': 80}
 
-    A weight of a product costs 2 FLOPs for each position at which it is used, as in `sf.report.flops`; a product with
-    a part of a parameter, or with a tensor that is computed from one, costs what it does dense. Raises what
-    `sf.shrinking.groups` raises for an example that the model does not run on.
+    A weight of a product costs 2 FLOPs for each position at which it is used, as in
+    `sf.report.flops`; a product with a part of a parameter, or with a tensor that is
+    computed from one, costs what it does dense. Raises what `sf.shrinking.groups`
+    raises for an example that the model does not run on.
     """
     analysis = analyse(traced(model, example, dynamic=False))
     leaves = {name: x for name, (_, x) in parameters(analysis).items()}
     first = {id(x): name for name, x in leaves.items()}
-    names = {n: first[id(x)] for n, x in analysis.graph.named_parameters(remove_duplicate=False)}
-    found = [(p.flops, tuple(names[leaf] for leaf in p.leaves if leaf in names)) for p in products(analysis)]
+    names = {
+        n: first[id(x)]
+        for n, x in analysis.graph.named_parameters(remove_duplicate=False)
+    }
+    found = [
+        (p.flops, tuple(names[leaf] for leaf in p.leaves if leaf in names))
+        for p in products(analysis)
+    ]
     return Weights(leaves, tuple(found))

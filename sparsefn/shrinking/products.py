@@ -1,4 +1,6 @@
-"""The products of a traced program: which dimensions they multiply, and which leaves are their factors."""
+"""The products of a traced program: which dimensions they multiply, and which leaves
+are their factors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Dims = tuple[tuple[int, Label], ...]  # the size and the label of each
 
 
 class Product(NamedTuple):
-    """Multiplications and additions, one of each for all combinations of indices of some dimensions."""
+    """Multiplications and additions, one of each for all combinations of indices of
+    some dimensions.
+    """
 
     dims: Dims
     leaves: tuple[str, ...]  # parameters that are a factor as a whole
@@ -33,9 +37,11 @@ Rule = Callable[[dict[str, Any], Value], list[Product]]
 
 
 def products(analysis: Analysis) -> list[Product]:
-    """The matrix products, convolutions and attention of a program, as `sf.report.flops` counts them.
+    """The matrix products, convolutions and attention of a program, as
+    `sf.report.flops` counts them.
 
-    Besides, products with a vector and bilinear layers count, which torch's counter leaves out.
+    Besides, products with a vector and bilinear layers count, which torch's counter
+    leaves out.
     """
     whole: dict[fx.Node, str] = {}
     found = []
@@ -50,7 +56,12 @@ def products(analysis: Analysis) -> list[Product]:
             whole[node] = whole[source]
         rule = _RULES.get(name)
         if rule is not None:
-            arguments = bind(node.target, *fx.map_arg((node.args, node.kwargs), lambda n: _named(analysis, n, whole)))
+            arguments = bind(
+                node.target,
+                *fx.map_arg(
+                    (node.args, node.kwargs), lambda n: _named(analysis, n, whole)
+                ),
+            )
             found += rule(arguments, values_in(analysis.values[node])[0])
     return found
 
@@ -58,7 +69,9 @@ def products(analysis: Analysis) -> list[Product]:
 def _as_many(analysis: Analysis, node: fx.Node, source: fx.Node) -> bool:
     # Whether a move of a leaf has all of its entries, once.
     made = [analysis.values[n] for n in (node, source)]
-    one_input = len(node.all_input_nodes) == 1 and all(isinstance(value, Value) for value in made)
+    one_input = len(node.all_input_nodes) == 1 and all(
+        isinstance(value, Value) for value in made
+    )
     return one_input and math.prod(made[0].shape) == math.prod(made[1].shape)
 
 
@@ -68,11 +81,15 @@ def _named(analysis: Analysis, node: fx.Node, whole: dict[fx.Node, str]) -> Any:
 
 
 def _dims(*values: Value) -> Dims:
-    return tuple(pair for value in values for pair in zip(value.shape, value.labels, strict=True))
+    return tuple(
+        pair for value in values for pair in zip(value.shape, value.labels, strict=True)
+    )
 
 
 def _product(dims: Dims, *factors: Value) -> Product:
-    return Product(dims, tuple(value.name for value in factors if value.name is not None))
+    return Product(
+        dims, tuple(value.name for value in factors if value.name is not None)
+    )
 
 
 def _linear(arguments: dict[str, Any], out: Value) -> list[Product]:
@@ -89,7 +106,10 @@ def _matmul(arguments: dict[str, Any], out: Value) -> list[Product]:
 def _convolution(arguments: dict[str, Any], out: Value) -> list[Product]:
     x, w = arguments["input"], arguments["weight"]
     turned = arguments.get("transposed", "output_padding" in arguments)
-    moved, at = x if turned else out, len(x.shape) - len(w.shape) + 1  # without a batch dimension channels come first
+    moved, at = (
+        x if turned else out,
+        len(x.shape) - len(w.shape) + 1,
+    )  # without a batch dimension channels come first
     dims = _dims(moved)
     return [_product(dims[:at] + dims[at + 1 :] + _dims(w), x, w)]
 
@@ -98,19 +118,36 @@ def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
     (words, ins, right), path = parsed(arguments), list(arguments.get("path") or ())
     sizes: dict[str, tuple[int, Label]] = {}
     for v, word in zip(ins, words, strict=True):
-        sizes |= {c: pair for c, pair in zip(word, _dims(v), strict=True) if c not in sizes or pair[0] > 1}
+        sizes |= {
+            c: pair
+            for c, pair in zip(word, _dims(v), strict=True)
+            if c not in sizes or pair[0] > 1
+        }
     sides = [(word, v.name) for word, v in zip(words, ins, strict=True)]
     made = []
-    while len(sides) > 1:  # two at a time, by the path or from the left; what only one of them has is summed before
+    # two at a time, by the path or from the left; what only one of them has is summed
+    # before
+    while len(sides) > 1:
         i, j = sorted((path.pop(0), path.pop(0))) if path else (0, 1)
         (b, y), (a, x) = sides.pop(j), sides.pop(i)
         needed = set(right).union(*(word for word, _ in sides))
-        letters = [c for c in dict.fromkeys(a + b) if c in needed or (c in a and c in b)]
+        letters = [
+            c for c in dict.fromkeys(a + b) if c in needed or (c in a and c in b)
+        ]
         factors = (name for name, word in ((x, a), (y, b)) if set(word) <= set(letters))
-        if any(c not in needed and sizes[c][0] > 1 for c in letters):  # else it is no product of matrices
-            made.append(Product(tuple(sizes[c] for c in letters), tuple(name for name in factors if name is not None)))
+        if any(
+            c not in needed and sizes[c][0] > 1 for c in letters
+        ):  # else it is no product of matrices
+            made.append(
+                Product(
+                    tuple(sizes[c] for c in letters),
+                    tuple(name for name in factors if name is not None),
+                )
+            )
         word = "".join(c for c in letters if c in needed)
-        sides = [*sides, (word, None)] if arguments.get("path") else [(word, None), *sides]
+        sides = (
+            [*sides, (word, None)] if arguments.get("path") else [(word, None), *sides]
+        )
     return made
 
 
@@ -133,7 +170,9 @@ def _grouped_mm(arguments: dict[str, Any], out: Value) -> list[Product]:
 
 def _recurrent(arguments: dict[str, Any], out: Value) -> list[Product]:
     lead = _dims(values_in(arguments)[0])[:-1]
-    return [_product(lead + _dims(w), w) for w in arguments["params"] if len(w.shape) == 2]
+    return [
+        _product(lead + _dims(w), w) for w in arguments["params"] if len(w.shape) == 2
+    ]
 
 
 def _rules(names: str, rule: Rule) -> dict[str, Rule]:
@@ -143,7 +182,11 @@ def _rules(names: str, rule: Rule) -> dict[str, Rule]:
 _RULES: dict[str, Rule] = {
     "linear": _linear,
     **_rules("mm matmul bmm mv dot addmm addmv baddbmm", _matmul),
-    **_rules("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution", _convolution),
+    **_rules(
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+        "convolution",
+        _convolution,
+    ),
     "einsum": _einsum,
     "bilinear": _bilinear,
     "scaled_dot_product_attention": _attention,

@@ -1,4 +1,6 @@
-"""The traced program with fewer entries: a module whose parameters have their old names."""
+"""The traced program with fewer entries: a module whose parameters have their old
+names.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,17 @@ from sparsefn.shrinking.values import bind, opname, tensors_of, values_in
 
 
 class Program(fx.GraphModule):
-    """A traced module: its code is that of the graph, and its mode that of the trace."""
+    """A traced module: its code is that of the graph, and its mode that of the
+    trace.
+    """
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "Program") -> None:
+    def __init__(
+        self, root: nn.Module, graph: fx.Graph, class_name: str = "Program"
+    ) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
-        vars(self).update(vars(root))  # GraphModule would make all buffers part of the state_dict
+        vars(self).update(
+            vars(root)
+        )  # GraphModule would make all buffers part of the state_dict
         self.graph = graph
 
     def _deepcopy_init(self) -> Any:
@@ -28,17 +36,25 @@ class Program(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own signatures
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # of torch, about its own signatures
             made: fx.GraphModule = super().__deepcopy__(memo)
         return made
 
     def train(self, mode: bool = True) -> Program:
-        """Set the flag alone: the operations are those of the mode in which the model was traced."""
-        if mode != self.meta.get("train", False) and any(map(_has_mode, self.graph.nodes)):
+        """Set the flag alone: the operations are those of the mode in which the model
+        was traced.
+        """
+        if mode != self.meta.get("train", False) and any(
+            map(_has_mode, self.graph.nodes)
+        ):
             made, other = ("eval", "True") if mode else ("train", "False")
             warnings.warn(
-                f"this program was traced in {made} mode, and computes so whatever train() and eval() say: take one "
-                f"with train={other}, and the parameters of this one by load_state_dict",
+                f"this program was traced in {made} mode, and computes so whatever "
+                "train() and eval() say: take one "
+                f"with train={other}, and the parameters of this one by "
+                "load_state_dict",
                 stacklevel=2,
             )
         return super().train(mode)
@@ -48,15 +64,20 @@ def _has_mode(node: fx.Node) -> bool:
     # Whether an operation is told in which mode it is.
     schema = getattr(node.target, "_schema", None)
     names = {spec.name for spec in schema.arguments} if schema is not None else set()
-    return bool(names & {"train", "training"}) and bind(node.target, node.args, node.kwargs).get("p") != 0
+    return (
+        bool(names & {"train", "training"})
+        and bind(node.target, node.args, node.kwargs).get("p") != 0
+    )
 
 
 def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     """The traced program without the entries that go.
 
-    Parameters and buffers are cut copies under their old names; those in `tensors` come from there. Arguments that say
-    sizes or places are made anew, so that inputs may have other sizes wherever the traced program allows that. Inputs
-    other than tensors have to be as in the trace. What the program makes itself lies on the device of its first input.
+    Parameters and buffers are cut copies under their old names; those in `tensors` come
+    from there. Arguments that say sizes or places are made anew, so that inputs may
+    have other sizes wherever the traced program allows that. Inputs other than tensors
+    have to be as in the trace. What the program makes itself lies on the device of its
+    first input.
 
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
@@ -72,7 +93,9 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     _open(graph)
     read = {node.target for node in graph.find_nodes(op="get_attr")}
     with graph.inserting_before(nodes[old.graph.output_node()]):
-        for name in (name for name in leaves if name not in read):  # a second name of a tensor
+        for name in (
+            name for name in leaves if name not in read
+        ):  # a second name of a tensor
             graph.get_attr(name)
     for node in nodes.values():  # of the sizes before the cut
         for key in ("val", "tensor_meta", "from_node"):
@@ -83,17 +106,29 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     return made
 
 
-def _leaves(cut: Cut, leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    # A module of modules with the smaller parameters, buffers and constants under their names.
+def _leaves(
+    cut: Cut, leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> nn.Module:
+    # A module of modules with the smaller parameters, buffers and constants under their
+    # names.
     old, saved = cut.analysis.graph, set(cut.analysis.graph.state_dict())
-    names = {id(leaves[name]): name for name in map(str, (node.target for node in old.graph.find_nodes(op="get_attr")))}
+    names = {
+        id(leaves[name]): name
+        for name in map(
+            str, (node.target for node in old.graph.find_nodes(op="get_attr"))
+        )
+    }
     made, owners = dict[int, Tensor](), {"": nn.Module()}
     for name, x in leaves.items():
         path, _, last = name.rpartition(".")
         owner = _owner(owners, path)
         if isinstance(x, Tensor) and id(x) not in made:
             new = cut.take(names.get(id(x), name), tensors.get(name, x))
-            made[id(x)] = nn.Parameter(new, x.requires_grad) if isinstance(x, nn.Parameter) else new
+            made[id(x)] = (
+                nn.Parameter(new, x.requires_grad)
+                if isinstance(x, nn.Parameter)
+                else new
+            )
         if isinstance(x, nn.Parameter) or not isinstance(x, Tensor):
             setattr(owner, last, made.get(id(x), x))
         else:
@@ -113,28 +148,42 @@ def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
 
 def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
     name, known = opname(old), cut.analysis.values
-    lost = any(cut.loses(value) for one in (old, *old.all_input_nodes) for value in values_in(known[one]))
+    lost = any(
+        cut.loses(value)
+        for one in (old, *old.all_input_nodes)
+        for value in values_in(known[one])
+    )
     if lost and not hasattr(node.target, "_schema"):
         raise refused(old, "it is a program of its own")
     if lost and (name in RULES or name.startswith("sym_")):
-        values = bind(node.target, *fx.map_arg((old.args, old.kwargs), known.__getitem__))
-        change = Resizing(cut, root, old, node, values, bind(node.target, node.args, node.kwargs))
+        values = bind(
+            node.target, *fx.map_arg((old.args, old.kwargs), known.__getitem__)
+        )
+        change = Resizing(
+            cut, root, old, node, values, bind(node.target, node.args, node.kwargs)
+        )
         if name in RULES:
             RULES[name](change)
             change.write()
         else:
             _unchanged(change)
-    if node.target in (aten.view.default, aten._unsafe_view.default):  # strides may be others
+    if node.target in (
+        aten.view.default,
+        aten._unsafe_view.default,
+    ):  # strides may be others
         node.target = aten.reshape.default
 
 
 def _unchanged(change: Resizing) -> None:
-    # Numbers stay those of the whole program: a size that is read from a tensor is scaled to what it was.
+    # Numbers stay those of the whole program: a size that is read from a tensor is
+    # scaled to what it was.
     if change.name != "sym_size":
         change.refuse("it counts them")
     node, value, dim = change.node, change.values["self"], change.values["dim"]
     if dim % len(value.shape) in change.lost(value):
-        factors = scale(change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim])
+        factors = scale(
+            change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim]
+        )
         if factors is None:
             change.refuse("it counts them, in a number that is no product")
         users = list(node.users)
@@ -147,7 +196,8 @@ def _unchanged(change: Resizing) -> None:
 
 
 def same_input(given: object, traced: object, name: str) -> None:
-    """Raise ValueError for an argument that is not what it was when the model was traced.
+    """Raise ValueError for an argument that is not what it was when the model was
+    traced.
 
     >>> same_input(None, None, "mask")
     >>> same_input(2, None, "mask")
@@ -156,11 +206,15 @@ def same_input(given: object, traced: object, name: str) -> None:
     ValueError: the program was traced with mask=None, got 2; ...
     """
     if given is not traced and (type(given) is not type(traced) or given != traced):
-        raise ValueError(f"the program was traced with {name}={traced!r}, got {given!r}; trace the model with that")
+        raise ValueError(
+            f"the program was traced with {name}={traced!r}, got {given!r}; trace the "
+            "model with that"
+        )
 
 
 def _open(graph: fx.Graph) -> None:
-    # Arguments that are no tensors have to be those of the trace; new tensors lie where the first input does.
+    # Arguments that are no tensors have to be those of the trace; new tensors lie where
+    # the first input does.
     inputs = graph.find_nodes(op="placeholder")
     tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:
@@ -168,12 +222,20 @@ def _open(graph: fx.Graph) -> None:
     with graph.inserting_before(inputs[-1].next):
         for node in inputs:
             if node not in tensors:
-                graph.call_function(same_input, (node, node.meta.get("val"), node.target))
-        device = graph.call_function(getattr, (tensors[0], "device")) if tensors else None
+                graph.call_function(
+                    same_input, (node, node.meta.get("val"), node.target)
+                )
+        device = (
+            graph.call_function(getattr, (tensors[0], "device")) if tensors else None
+        )
     for node in graph.nodes if device is not None else ():
         schema = getattr(node.target, "_schema", None)
         names = [spec.name for spec in schema.arguments] if schema is not None else []
-        if "device" in names and bind(node.target, node.args, node.kwargs)["device"] == tensors[0].meta["val"].device:
+        if (
+            "device" in names
+            and bind(node.target, node.args, node.kwargs)["device"]
+            == tensors[0].meta["val"].device
+        ):
             place = names.index("device")
             if place < len(node.args):
                 node.update_arg(place, device)

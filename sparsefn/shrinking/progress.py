@@ -9,7 +9,8 @@ EVERY = 10.0  # seconds
 
 
 class Progress:
-    """Says on stderr what a call does, at most one line in EVERY seconds, and none in the first ones.
+    """Says on stderr what a call does, at most one line in EVERY seconds, and none in
+    the first ones.
 
     >>> tell = Progress("shrink")
     >>> tell("traces the model")
@@ -23,4 +24,8 @@ class Progress:
         now = time.monotonic()
         if now - self.last > EVERY:
             self.last = now
-            print(f"{self.name}: {now - self.start:.0f} s so far, {doing}", file=sys.stderr, flush=True)
+            print(
+                f"{self.name}: {now - self.start:.0f} s so far, {doing}",
+                file=sys.stderr,
+                flush=True,
+            )

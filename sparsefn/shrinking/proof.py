@@ -41,23 +41,29 @@ class Proof:
 
     A smaller model runs twice, each time as a copy in eval mode and without gradients:
 
-    - in float64 on the example, in which even what the code casts to float32 stays. This finds every bug that
-      `property_tests/mutants_shrinking.py` plants in the analysis;
-    - in float32 on another input of the example's shapes and like values, which finds code for which the example is
-      special, or that fails in float32. Where that is no proof, it runs twice more: in its own dtype on the example,
-      where it must not fail, and in float64 on the other input.
+    - in float64 on the example, in which even what the code casts to float32 stays.
+      This finds every bug that `property_tests/mutants_shrinking.py` plants in the
+      analysis;
+    - in float32 on another input of the example's shapes and like values, which finds
+      code for which the example is special, or that fails in float32. Where that is no
+      proof, it runs twice more: in its own dtype on the example, where it must not
+      fail, and in float64 on the other input.
 
-    The masked model runs once for each of these inputs and dtypes, whatever the number of smaller models.
+    The masked model runs once for each of these inputs and dtypes, whatever the number
+    of smaller models.
 
-    Floating-point outputs may differ by 1e-10 of the largest in float64, and by 1e-4 in float32, but not in where they
-    are infinite or NaN, and others not at all. Outputs lie in tuples, lists, mappings, dataclasses and all that torch's
-    pytrees know.
+    Floating-point outputs may differ by 1e-10 of the largest in float64, and by 1e-4 in
+    float32, but not in where they are infinite or NaN, and others not at all. Outputs
+    lie in tuples, lists, mappings, dataclasses and all that torch's pytrees know.
 
-    Raises TypeError for an example of another type, and ValueError for models on the meta device, and for a masked
-    model that does not run on the example or gives no floating-point tensors.
+    Raises TypeError for an example of another type, and ValueError for models on the
+    meta device, and for a masked model that does not run on the example or gives no
+    floating-point tensors.
     """
 
-    def __init__(self, masked: nn.Module, example: Example, tell: Progress | None = None) -> None:
+    def __init__(
+        self, masked: nn.Module, example: Example, tell: Progress | None = None
+    ) -> None:
         self.masked = masked
         self.tell = tell or Progress("shrink")
         self.example = as_call(example)
@@ -65,10 +71,14 @@ class Proof:
         self._other: Call = pytree.tree_map(lambda x: _like(x, draw), self.example)
         self._wanted: dict[tuple[bool, bool], dict[str, Any] | None] = {}
 
-    def differs(self, small: nn.Module, exact: Mapping[str, Tensor] | None = None) -> str:
-        """How the outputs of a smaller model differ, and in which module first; nothing where they do not.
+    def differs(
+        self, small: nn.Module, exact: Mapping[str, Tensor] | None = None
+    ) -> str:
+        """How the outputs of a smaller model differ, and in which module first; nothing
+        where they do not.
 
-        `exact` has parameters of the smaller model in float64, by name, of which it holds the rounded ones.
+        `exact` has parameters of the smaller model in float64, by name, of which it
+        holds the rounded ones.
         """
         reason = self.reason(small, exact)
         if not reason:
@@ -76,16 +86,29 @@ class Proof:
         call = self._other if reason.endswith(_ON_OTHERS) else self.example
         return reason + _first(self.masked, _exactly(small, exact), call)
 
-    def reason(self, small: nn.Module, exact: Mapping[str, Tensor] | None = None) -> str:
+    def reason(
+        self, small: nn.Module, exact: Mapping[str, Tensor] | None = None
+    ) -> str:
         """How the outputs of a smaller model differ, without the module."""
-        if any(x.is_meta for model in (self.masked, small) for x in (*model.parameters(), *model.buffers())):
-            raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
+        if any(
+            x.is_meta
+            for model in (self.masked, small)
+            for x in (*model.parameters(), *model.buffers())
+        ):
+            raise ValueError(
+                "expected models whose outputs have values to compare, got parameters "
+                "on the meta device"
+            )
         self.tell("runs a smaller model")
         if reason := self._compared(_exactly(small, exact), self.example):
             return reason
         own = copy.deepcopy(small).eval()
         narrow = any(p.dtype == torch.float32 for p in small.parameters())
-        if narrow and self._outputs(self._other, False) and not self._compared(own, self._other, wide=False):
+        if (
+            narrow
+            and self._outputs(self._other, False)
+            and not self._compared(own, self._other, wide=False)
+        ):
             return ""
         if reason := _fails(self.masked, own, self.example):
             return reason
@@ -104,23 +127,34 @@ class Proof:
         return _difference(wanted, got, TOLERANCE if wide else _NEAR)
 
     def _outputs(self, call: Call, wide: bool) -> dict[str, Any] | None:
-        # What the masked model gives, from one run; None where it does not take the other input.
+        # What the masked model gives, from one run; None where it does not take the
+        # other input.
         key = call is self.example, wide
         if key in self._wanted:
             return self._wanted[key]
         kind = type(self.masked).__name__
         self.tell(f"runs the masked model{' in float64' if wide else ''}")
         try:
-            made = _run(_double(self.masked) if wide else copy.deepcopy(self.masked).eval(), call, wide)
+            made = _run(
+                _double(self.masked) if wide else copy.deepcopy(self.masked).eval(),
+                call,
+                wide,
+            )
         except Exception as error:  # the model's own code fails in any way
             if call is not self.example:
                 self._wanted[key] = None
                 return None
-            text = f"expected an example that the {kind} can be called with, got {first_line(error)}"
+            text = (
+                f"expected an example that the {kind} can be called with, got "
+                f"{first_line(error)}"
+            )
             raise ValueError(text) from error
-        if not any(isinstance(x, Tensor) and x.is_floating_point() for x in made.values()):
+        if not any(
+            isinstance(x, Tensor) and x.is_floating_point() for x in made.values()
+        ):
             raise ValueError(
-                f"expected the {kind} to return floating-point tensors on the example, in tuples, mappings or "
+                f"expected the {kind} to return floating-point tensors on the example, "
+                "in tuples, mappings or "
                 "dataclasses, by which to compare it"
             )
         self._wanted[key] = made
@@ -158,45 +192,70 @@ def _double(model: nn.Module) -> nn.Module:
 class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Casts to shorter floats give float64."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         writes, run = func._schema.is_mutable, func
         if func is torch.ops.aten._grouped_mm.default:
             run = _grouped_mm
         if func is not torch.ops.aten.view.dtype:
-            args, kwargs = pytree.tree_map(lambda x: _wide(x, writes), (args, kwargs or {}))
+            args, kwargs = pytree.tree_map(
+                lambda x: _wide(x, writes), (args, kwargs or {})
+            )
         return pytree.tree_map(lambda x: _wide(x, writes), run(*args, **(kwargs or {})))
 
 
-def _grouped_mm(x: Tensor, w: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+def _grouped_mm(
+    x: Tensor,
+    w: Tensor,
+    offs: Tensor | None = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+) -> Tensor:
     # torch has none in float64.
     if bias is not None or (offs is not None and (x.ndim, w.ndim) != (2, 3)):
         raise NotImplementedError("a grouped product of this form in float64")
     if offs is None:
         return x @ w
     ends = [0, *offs.tolist()]
-    parts = [x[start:end] @ part for start, end, part in zip(ends[:-1], ends[1:], w, strict=True)]
+    parts = [
+        x[start:end] @ part
+        for start, end, part in zip(ends[:-1], ends[1:], w, strict=True)
+    ]
     return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], w.shape[-1])])
 
 
 def _wide(x: Any, writes: bool) -> Any:
     if isinstance(x, torch.dtype):
         return _WIDER.get(x, x)
-    return x.to(_WIDER[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDER and not writes else x
+    return (
+        x.to(_WIDER[x.dtype])
+        if isinstance(x, Tensor) and x.dtype in _WIDER and not writes
+        else x
+    )
 
 
 def _like(x: Any, draw: torch.Generator) -> Any:
-    """Other values of the kind that an input has: numbers of its scale; of a mask the same rows in another order."""
+    """Other values of the kind that an input has: numbers of its scale; of a mask the
+    same rows in another order.
+    """
     if not isinstance(x, Tensor) or not x.numel():
         return x
     old = x.detach().cpu()
     if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
-        new = old[torch.randperm(len(old), generator=draw, device="cpu")] if old.ndim else old
+        new = (
+            old[torch.randperm(len(old), generator=draw, device="cpu")]
+            if old.ndim
+            else old
+        )
     elif old.is_floating_point():
         noise = torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64)
         new = noise * old.double().std() + old.double().mean()
         new = new.abs() if (old >= 0).all() else new
     else:
-        new = torch.randint(int(old.min()), int(old.max()) + 1, x.shape, generator=draw, device="cpu")
+        new = torch.randint(
+            int(old.min()), int(old.max()) + 1, x.shape, generator=draw, device="cpu"
+        )
     return new.to(x)
 
 
@@ -209,7 +268,11 @@ def _own(x: Any, wide: bool = True) -> Any:
 def _run(model: Callable[..., Any], call: Call, wide: bool = True) -> dict[str, Any]:
     args, kwargs = pytree.tree_map(lambda x: _own(x, wide), call)
     mode = _Wide() if wide else contextlib.nullcontext()  # type: ignore[no-untyped-call]
-    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode:
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))),
+        mode,
+    ):
         torch.manual_seed(0)
         return dict(_leaves("", model(*args, **kwargs)))
 
@@ -225,14 +288,19 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple | list):
         parts = enumerate(value)
     elif dataclasses.is_dataclass(value):
-        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        parts = [
+            (field.name, getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        ]
     elif type(value) in pytree.SUPPORTED_NODES:
         parts = enumerate(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0])
     for name, part in parts:
         yield from _leaves(f"{path}.{name}".lstrip("."), part)
 
 
-def _difference(wanted: Mapping[str, Any], got: Mapping[str, Any], tolerance: float = TOLERANCE) -> str:
+def _difference(
+    wanted: Mapping[str, Any], got: Mapping[str, Any], tolerance: float = TOLERANCE
+) -> str:
     if list(wanted) != list(got):
         return f"gives outputs {list(got)}, where the masked one gives {list(wanted)}"
     for path, a in wanted.items():
@@ -241,15 +309,22 @@ def _difference(wanted: Mapping[str, Any], got: Mapping[str, Any], tolerance: fl
             if type(a) is not type(b) or not (a == b or a != a):
                 return f"gives the {name} {b!r}, not {a!r} as the masked one"
         elif (a.shape, a.dtype) != (b.shape, b.dtype):
-            kinds = [f"{tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}" for x in (b, a)]
+            kinds = [
+                f"{tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}"
+                for x in (b, a)
+            ]
             return f"gives an {name} of {kinds[0]}, not {kinds[1]} as the masked one"
         elif (size := _distance(a, b)) > tolerance:
-            return f"gives another {name} than the masked one, by {100 * size:.2g} % of its largest value"
+            return (
+                f"gives another {name} than the masked one, by {100 * size:.2g} % of "
+                "its largest value"
+            )
     return ""
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    # The largest difference over the largest finite value; infinite where one of the two is not finite, or no float.
+    # The largest difference over the largest finite value; infinite where one of the
+    # two is not finite, or no float.
     apart = ~((a == b) | ((a != a) & (b != b)))
     if not apart.any():
         return 0.0
@@ -261,12 +336,16 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
-    # Which module is the first whose outputs differ, or in which the smaller model fails.
+    # Which module is the first whose outputs differ, or in which the smaller model
+    # fails.
     (wanted, _), (got, within) = _followed(masked, call), _followed(small, call)
     for place, outputs in wanted.items():
         if place not in got:
             continue
-        shapes = [[getattr(x, "shape", None) for x in made.values()] for made in (outputs, got[place])]
+        shapes = [
+            [getattr(x, "shape", None) for x in made.values()]
+            for made in (outputs, got[place])
+        ]
         if shapes[0] == shapes[1] and _difference(outputs, got[place]):
             return f", first in {_module(place[0])}"
     return f", in {_module(within)}" if within is not None else ""
@@ -276,15 +355,24 @@ def _module(path: str) -> str:
     return f"the module {path!r}" if path else "the module itself"
 
 
-def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[str, Any]], str | None]:
-    """The outputs of modules by path and number of the call, in the order of their ends; and where the run ended."""
+def _followed(
+    model: nn.Module, call: Call
+) -> tuple[dict[tuple[str, int], dict[str, Any]], str | None]:
+    """The outputs of modules by path and number of the call, in the order of their
+    ends; and where the run ended.
+    """
     made: dict[tuple[str, int], dict[str, Any]] = {}
     inside: list[str] = []
     run, calls = _double(model), dict.fromkeys(dict(model.named_modules()), 0)
     if isinstance(run, fx.GraphModule):
         walk = _Walk(run)
         with contextlib.suppress(Exception):
-            _run(lambda *args, **kwargs: walk.run(*tree_flatten_spec((args, kwargs), run._in_spec)), call)
+            _run(
+                lambda *args, **kwargs: walk.run(
+                    *tree_flatten_spec((args, kwargs), run._in_spec)
+                ),
+                call,
+            )
         return walk.made, walk.within
 
     def enter(path: str, *_: Any) -> None:
@@ -304,7 +392,9 @@ def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[
 
 
 class _Walk(fx.Interpreter):
-    """A program's run: the last tensor that was made in each module, and where the run ended."""
+    """A program's run: the last tensor that was made in each module, and where the run
+    ended.
+    """
 
     def __init__(self, program: fx.GraphModule) -> None:
         super().__init__(program)
@@ -315,7 +405,9 @@ class _Walk(fx.Interpreter):
         self.within = module_of(n)
         out, up = super().run_node(n), len(n.meta.get("nn_module_stack") or {})
         if isinstance(out, Tensor):
-            self.made.update({(module_of(n, i), 0): {"": out.clone()} for i in range(up)})
+            self.made.update(
+                {(module_of(n, i), 0): {"": out.clone()} for i in range(up)}
+            )
         if n.op == "output":
             self.made["", 0], self.within = dict(_leaves("", out)), None
         return out

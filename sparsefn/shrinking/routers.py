@@ -1,4 +1,6 @@
-"""Models that never route to some experts: the logits of their rows of routers are -inf."""
+"""Models that never route to some experts: the logits of their rows of routers are
+-inf.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sparsefn.engine.surroundings import CAST, TorchDispatchMode
 from sparsefn.patterns.places import Place
 
-Router = tuple[Place, Tensor]  # where experts lie in a leaf, and which of its indices there are not routed to
+Router = tuple[
+    Place, Tensor
+]  # where experts lie in a leaf, and which of its indices there are not routed to
 
 _aten = torch.ops.aten
 # Where the factors of products begin among the arguments.
@@ -26,14 +30,19 @@ class Seen(NamedTuple):
     """What was seen of routers while a model ran."""
 
     products: set[str]  # the leaves that something was multiplied by
-    most: dict[str, int]  # by leaf, to how many experts a token was routed after such a product
+    most: dict[
+        str, int
+    ]  # by leaf, to how many experts a token was routed after such a product
 
 
 def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module, Seen]:
-    """A copy that runs with logits -inf of some rows of routers, and what is seen of these whenever it or a copy runs.
+    """A copy that runs with logits -inf of some rows of routers, and what is seen of
+    these whenever it or a copy runs.
 
     >>> model, gone = torch.nn.Linear(2, 3), torch.tensor([False, True, False])
-    >>> copied, seen = never_routed(model, [(Place("weight", (3, 2), dim=0, units=3), gone)])
+    >>> copied, seen = never_routed(
+    ...     model, [(Place("weight", (3, 2), dim=0, units=3), gone)]
+    ... )
     >>> copied(torch.ones(1, 2)).isinf(), seen.products
     (tensor([[False,  True, False]]), {'weight'})
     """
@@ -44,26 +53,41 @@ def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module
             return type(self).forward(self, *args, **kwargs)
 
     made = copy.deepcopy(model)
-    made.forward = types.MethodType(forward, made)  # of a copy of the copy it is the copy's
+    made.forward = types.MethodType(
+        forward, made
+    )  # of a copy of the copy it is the copy's
     return made, seen
 
 
 class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fills the outputs of products with some rows of routers with -inf; a router is known by its storage."""
+    """Fills the outputs of products with some rows of routers with -inf; a router is
+    known by its storage.
+    """
 
-    def __init__(self, module: nn.Module, routers: Sequence[Router], seen: Seen) -> None:
+    def __init__(
+        self, module: nn.Module, routers: Sequence[Router], seen: Seen
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        own = [(module.get_parameter(place.path), place, gone) for place, gone in routers]
+        own = [
+            (module.get_parameter(place.path), place, gone) for place, gone in routers
+        ]
         self.known = {_storage(router[0]): router for router in own}
         self.seen, self.last = seen, ""
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operation, and fill its output if it is a product with a router."""
         out, op = func(*args, **(kwargs or {})), func.overloadpacket
         if op is CAST and (router := self.known.get(_storage(args[0]))) is not None:
-            if args[0].shape == router[0].shape and args[0].stride() == router[0].stride():
+            if (
+                args[0].shape == router[0].shape
+                and args[0].stride() == router[0].stride()
+            ):
                 self.known[_storage(out)] = (out, *router[1:])
         elif op in _FACTORS:
             for axis, x in enumerate(args[_FACTORS[op] :][:2], -2):
@@ -73,13 +97,19 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def fill(self, out: Tensor, axis: int, x: Tensor) -> None:
-        """Fill the outputs of a product along this axis, if its factor x has the rows of a router along it."""
+        """Fill the outputs of a product along this axis, if its factor x has the rows
+        of a router along it.
+        """
         router = self.known.get(_storage(x))
         if router is None:
             return
         leaf, place, gone = router
-        if x.shape[axis] == leaf.shape[place.dim] and x.stride(axis) == leaf.stride(place.dim):
-            out.index_fill_(out.ndim + axis, gone.nonzero().flatten().to(out.device), -math.inf)
+        if x.shape[axis] == leaf.shape[place.dim] and x.stride(axis) == leaf.stride(
+            place.dim
+        ):
+            out.index_fill_(
+                out.ndim + axis, gone.nonzero().flatten().to(out.device), -math.inf
+            )
             self.seen.products.add(place.path)
             self.last = place.path
 

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import NormFold, fold_norms
-from sparsefn.shrinking.guesses import Guess, Pairs, give_back, guesses, node_sizes, outputs_of, settle
+from sparsefn.shrinking.guesses import (
+    Guess,
+    Pairs,
+    give_back,
+    guesses,
+    node_sizes,
+    outputs_of,
+    settle,
+)
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
 from sparsefn.shrinking.values import module_of, named_module, named_tensors, opname
 
@@ -24,27 +32,39 @@ class SameClass(NamedTuple):
 
     model: nn.Module | None
     why: str = ""  # there is none
-    scaled: Mapping[str, NormFold] = {}  # the parameters that are scaled, as norms of fewer entries need it
+    scaled: Mapping[
+        str, NormFold
+    ] = {}  # the parameters that are scaled, as norms of fewer entries need it
     notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 
-def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, Tensor] | None = None) -> SameClass:
-    """A copy of a model with smaller tensors, whose modules keep the sizes that fit them.
+def same_class(
+    model: nn.Module,
+    cut: Cut,
+    works: Works,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> SameClass:
+    """A copy of a model with smaller tensors, whose modules keep the sizes that fit
+    them.
 
-    `works(small, exact)` has to run a model, with the tensors `exact` in float64 in place of its own, which were
-    rounded, and to say whether it gives what is wanted: on the same inputs each time, and an exception is a no. It may
-    copy the model. No model is returned of which it did not say yes.
+    `works(small, exact)` has to run a model, with the tensors `exact` in float64 in
+    place of its own, which were rounded, and to say whether it gives what is wanted: on
+    the same inputs each time, and an exception is a no. It may copy the model. No model
+    is returned of which it did not say yes.
 
-    Tensors have their old names; those in `tensors` come from there, and are rounded to the dtypes of the model. What
-    torch's layers keep about sizes follows from their tensors. Other numbers that modules keep are guessed: those that
-    are a size that changes in the module's forward. Where a number may mean several sizes these are tried, at most
-    `guesses.TRIES` in all: it is better if more modules in turn give the outputs that they have in the masked model.
-    What need not change for the outputs stays as it was, unless a config says it. The reason, where there is no such
-    model, names the first module that does not give those outputs.
+    Tensors have their old names; those in `tensors` come from there, and are rounded to
+    the dtypes of the model. What torch's layers keep about sizes follows from their
+    tensors. Other numbers that modules keep are guessed: those that are a size that
+    changes in the module's forward. Where a number may mean several sizes these are
+    tried, at most `guesses.TRIES` in all: it is better if more modules in turn give the
+    outputs that they have in the masked model. What need not change for the outputs
+    stays as it was, unless a config says it. The reason, where there is no such model,
+    names the first module that does not give those outputs.
 
-    Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an RMS norm in a module's own code
-    the weight and eps are scaled, which is the same: `scaled` names these parameters. Configs are set where a new model
-    from them equals the smaller one; `notes` says where not.
+    Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an
+    RMS norm in a module's own code the weight and eps are scaled, which is the same:
+    `scaled` names these parameters. Configs are set where a new model from them equals
+    the smaller one; `notes` says where not.
     """
     given, exact = tensors or {}, dict[str, Tensor]()
 
@@ -68,8 +88,13 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
     ready = {fold.module for fold in folds.values()}
     for average in averages(cut):
         path = module_of(average.node)
-        if type(small.get_submodule(path)) not in COUNTED.values() and path not in ready:
-            what = f"takes a {opname(average.node)} of entries that go in code of its own"
+        if (
+            type(small.get_submodule(path)) not in COUNTED.values()
+            and path not in ready
+        ):
+            what = (
+                f"takes a {opname(average.node)} of entries that go in code of its own"
+            )
             return SameClass(None, f"{named_module(small, path)} {what}")
     nodes = node_sizes(cut)
     sizes = [pair for pairs in nodes.values() for pair in pairs]
@@ -87,20 +112,35 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
 
 
 def with_configs(
-    small: nn.Module, model: nn.Module, sizes: Pairs, unknown: list[Guess], works: Callable[[nn.Module], bool]
+    small: nn.Module,
+    model: nn.Module,
+    sizes: Pairs,
+    unknown: list[Guess],
+    works: Callable[[nn.Module], bool],
 ) -> tuple[str, ...]:
-    """Set the configs of a smaller model, and give back the numbers that neither these nor its outputs need; notes.
+    """Set the configs of a smaller model, and give back the numbers that neither these
+    nor its outputs need; notes.
 
     >>> with_configs(nn.ReLU(), nn.ReLU(), [], [], lambda small: True)
     ()
     """
     configs = dict(set_configs(small, model, sizes, works))
     said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
-    give_back(small, [guess for guess in unknown if not all(path.startswith(said) for path in guess.modules)], works)
+    give_back(
+        small,
+        [
+            guess
+            for guess in unknown
+            if not all(path.startswith(said) for path in guess.modules)
+        ],
+        works,
+    )
     return tuple(why for why in configs.values() if why)
 
 
-def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> nn.Module:
+def _with(
+    model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
+) -> nn.Module:
     # A copy with other tensors in place of those of the program, shared ones shared.
     held = named_tensors(model)
     made: dict[int, Any] = {}

@@ -27,8 +27,12 @@ class Open(Protocol):
     def take(self, choice: int) -> None: ...
 
 
-def search(order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], tries: int) -> Tried:
-    """Change one number, or two at once, as long as that is better; the best that was found in so many runs."""
+def search(
+    order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], tries: int
+) -> Tried:
+    """Change one number, or two at once, as long as that is better; the best that was
+    found in so many runs.
+    """
     best, left = run(), iter(range(tries))
     while not best.done:
         for change in _changes(order(best)):
@@ -50,7 +54,10 @@ def search(order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], t
 
 def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
     single = [
-        (number, choice) for number in numbers for choice in range(len(number.options)) if choice != number.choice
+        (number, choice)
+        for number in numbers
+        for choice in range(len(number.options))
+        if choice != number.choice
     ]
     yield from ([one] for one in single)
     for one, other in itertools.combinations(single, 2):

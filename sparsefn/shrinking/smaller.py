@@ -1,4 +1,6 @@
-"""Smaller models with the outputs of masked ones: of the same class where running them proves it, else as programs."""
+"""Smaller models with the outputs of masked ones: of the same class where running them
+proves it, else as programs.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,24 @@ Form = Literal["class", "program"]
 
 
 class Kept(NamedTuple):
-    """What is kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
+    """What is kept of a tensor: its old shape, and the indices that stay along each
+    dimension (None: all).
+    """
 
     shape: tuple[int, ...]
     indices: tuple[Tensor | None, ...]
 
 
 class Smaller(NamedTuple):
-    """A smaller model, what it kept of the tensors of the old one, and in which form it is.
+    """A smaller model, what it kept of the tensors of the old one, and in which form it
+    is.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).eval()
-    >>> made = sf.shrinking.smaller(net, sf.dense().init(sf.modules.params_of(net)), torch.ones(1, 3))
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ... ).eval()
+    >>> made = sf.shrinking.smaller(
+    ...     net, sf.dense().init(sf.modules.params_of(net)), torch.ones(1, 3)
+    ... )
     >>> made.form, made.stays, made.kept["0.bias"]
     ('class', (), Kept(shape=(4,), indices=(None,)))
     """
@@ -51,7 +60,9 @@ class Smaller(NamedTuple):
     kept: Mapping[str, Kept]  # of parameters and buffers by name
     form: Form
     stays: tuple[str, ...]  # what is masked and stays, with the reasons
-    notes: tuple[str, ...] = ()  # what the model's configs cannot say, and why it is no model of its class
+    notes: tuple[
+        str, ...
+    ] = ()  # what the model's configs cannot say, and why it is no model of its class
 
 
 def shrink(
@@ -66,7 +77,9 @@ def shrink(
 ) -> nn.Module:
     """A smaller copy of the module with the outputs of the masked one.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... ).eval()
     >>> x = torch.ones(2, 3)
     >>> groups = sf.shrinking.groups(net, x)
     >>> state = sf.static(0.5, pattern=groups.pattern()).init(sf.modules.params_of(net))
@@ -80,31 +93,42 @@ def shrink(
     >>> torch.allclose(small(x), sf.modules.call(net, state, x), atol=1e-6)
     True
 
-    `example` is what the module is called with: a tensor, a tuple of arguments or a dict of keyword arguments. The
-    masks say what goes, of whatever algorithm they are: every unit that is 0, or that no layer reads, and units that
-    are constant where a bias can take in what they give. A unit that the masks prune only in part stays, and so does
-    one of every dimension. What is pruned and has to stay is named by a UserWarning, with the reason.
+    `example` is what the module is called with: a tensor, a tuple of arguments or a
+    dict of keyword arguments. The masks say what goes, of whatever algorithm they are:
+    every unit that is 0, or that no layer reads, and units that are constant where a
+    bias can take in what they give. A unit that the masks prune only in part stays, and
+    so does one of every dimension. What is pruned and has to stay is named by a
+    UserWarning, with the reason.
 
-    The smaller module is of the same class where running it proves that its outputs are equal, in eval mode: in
-    float64 on the example, to 1e-10, and on another input of its shapes. Else, or with form="program", it is the traced
-    program with sizes made anew (`torch.fx.GraphModule`), whose parameters have their old names, and which takes other
-    batch sizes and lengths where it need not keep more for that; with form="class" it is an error. It never returns a
-    module that differs.
+    The smaller module is of the same class where running it proves that its outputs are
+    equal, in eval mode: in float64 on the example, to 1e-10, and on another input of
+    its shapes. Else, or with form="program", it is the traced program with sizes made
+    anew (`torch.fx.GraphModule`), whose parameters have their old names, and which
+    takes other batch sizes and lengths where it need not keep more for that; with
+    form="class" it is an error. It never returns a module that differs.
 
-    `groups` are the module's, as `sf.shrinking.groups` made them on this example, whatever has been trained since:
-    with them the module is not traced again. Where it takes more than 10 seconds a line on stderr says what it does.
+    `groups` are the module's, as `sf.shrinking.groups` made them on this example,
+    whatever has been trained since: with them the module is not traced again. Where it
+    takes more than 10 seconds a line on stderr says what it does.
 
-    With `only`, globs of submodules, each of these is made smaller by itself, as it is called on the example.
-    `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
-    default. `sf.shrinking.smaller` returns more: what was kept, for `sf.shrinking.carry`.
+    With `only`, globs of submodules, each of these is made smaller by itself, as it is
+    called on the example. `buffers` are those of the copy, by name (the batch norm's of
+    `sf.modules.call_with_buffers`), the module's own by default. `sf.shrinking.smaller`
+    returns more: what was kept, for `sf.shrinking.carry`.
 
-    Raises TypeError for anything but a State, and for other groups, and ValueError for a module that does not run on
-    the example or that `torch.export` cannot trace, for one in train mode, for groups of another module or example,
-    and for masks and buffers as `sf.modules.bake` does.
+    Raises TypeError for anything but a State, and for other groups, and ValueError for
+    a module that does not run on the example or that `torch.export` cannot trace, for
+    one in train mode, for groups of another module or example, and for masks and
+    buffers as `sf.modules.bake` does.
     """
-    made = smaller(module, state, example, only=only, buffers=buffers, form=form, groups=groups)
+    made = smaller(
+        module, state, example, only=only, buffers=buffers, form=form, groups=groups
+    )
     if made.stays:
-        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(made.stays), stacklevel=2)
+        warnings.warn(
+            "shrink could not remove all that is pruned:\n  " + "\n  ".join(made.stays),
+            stacklevel=2,
+        )
     return made.module
 
 
@@ -118,29 +142,45 @@ def smaller(
     form: Form | None = None,
     groups: Groups | None = None,
 ) -> Smaller:
-    """What `sf.shrink` makes, with what is kept of every parameter and buffer, and notes in place of a warning.
+    """What `sf.shrink` makes, with what is kept of every parameter and buffer, and
+    notes in place of a warning.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).eval()
-    >>> state = sf.State(sf.modules.params_of(net), sf.shrinking.groups(net, torch.ones(1, 1)).masks({0: [1]}))
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+    ... ).eval()
+    >>> state = sf.State(
+    ...     sf.modules.params_of(net),
+    ...     sf.shrinking.groups(net, torch.ones(1, 1)).masks({0: [1]}),
+    ... )
     >>> made = sf.shrinking.smaller(net, state, torch.ones(1, 1))
     >>> made.form, made.kept["2.weight"].indices
     ('class', (None, tensor([0])))
     """
     if not isinstance(state, State):
         raise TypeError(
-            f"expected a State, got {type(state).__name__}; of zeros in params make one by "
+            f"expected a State, got {type(state).__name__}; of zeros in params make "
+            "one by "
             "sf.State(params, sf.masks.from_zeros(params))"
         )
     if form not in (None, "class", "program"):
-        raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
+        raise ValueError(
+            f"shrink: expected form None, 'class' or 'program', got {form!r}"
+        )
     if not isinstance(groups, Groups | None):
-        raise TypeError(f"shrink: expected groups as sf.shrinking.groups makes them, got {type(groups).__name__}")
+        raise TypeError(
+            "shrink: expected groups as sf.shrinking.groups makes them, got "
+            f"{type(groups).__name__}"
+        )
     if groups is not None and (only is not None or groups.trace is None):
         raise ValueError(
-            "shrink: expected groups of the whole module, without only=, got those of submodules; leave groups= out"
+            "shrink: expected groups of the whole module, without only=, got those of "
+            "submodules; leave groups= out"
         )
     tell = Progress("shrink")
-    masked, masks = inner_module(bake(module, state, buffers=buffers)), dict(flatten(state.masks)[0])
+    masked, masks = (
+        inner_module(bake(module, state, buffers=buffers)),
+        dict(flatten(state.masks)[0]),
+    )
     if only is None:
         return _smaller(masked, masks, example, form, tell, groups)[0]
     exact: dict[str, Tensor] = {}
@@ -150,8 +190,14 @@ def smaller(
     paths = matched(masked, [only] if isinstance(only, str) else only)
     calls = calls_of(masked, paths, example)
     for path in paths:
-        inside = {name.removeprefix(f"{path}."): mask for name, mask in masks.items() if name.startswith(f"{path}.")}
-        made, precise = _smaller(masked.get_submodule(path), inside, calls[path], form, tell)
+        inside = {
+            name.removeprefix(f"{path}."): mask
+            for name, mask in masks.items()
+            if name.startswith(f"{path}.")
+        }
+        made, precise = _smaller(
+            masked.get_submodule(path), inside, calls[path], form, tell
+        )
         exact |= {f"{path}.{name}": x for name, x in precise.items()}
         kept |= {f"{path}.{name}": some for name, some in made.kept.items()}
         stays += [f"in {path!r}: {line}" for line in made.stays]
@@ -160,8 +206,17 @@ def smaller(
         small = copy.deepcopy(small)
         small.set_submodule(path, made.module)
     if reason := Proof(masked, example, tell).differs(small, exact):
-        raise ValueError(f"shrink: the {type(module).__name__} with smaller {', '.join(map(repr, paths))} {reason}")
-    return Smaller(small, kept, "program" if "program" in forms else "class", tuple(stays), tuple(notes))
+        raise ValueError(
+            f"shrink: the {type(module).__name__} with smaller "
+            f"{', '.join(map(repr, paths))} {reason}"
+        )
+    return Smaller(
+        small,
+        kept,
+        "program" if "program" in forms else "class",
+        tuple(stays),
+        tuple(notes),
+    )
 
 
 def _smaller(
@@ -187,27 +242,45 @@ def _smaller(
         cut = free(analyse(still, masks, counted=True))
         made = same_class(masked, cut, works, folded_biases(cut, before))
         if made.model is not None:
-            return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes), exact
+            return Smaller(
+                made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes
+            ), exact
         why = made.why
     if form == "class":
-        raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
+        raise ValueError(
+            f"shrink: no smaller {type(masked).__name__} has the outputs of the masked "
+            f"one: {why}"
+        )
     graphs = [still]
     if may_resize(example):
         tell("traces the model with sizes that may change")
         graphs.insert(0, traced(masked, example))
     if has_shuffles(still):
         graphs.append(without_shuffles(graphs[0]))
-    cuts = [free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs]
-    cut = min(cuts, key=cost)  # sizes that may change hide what some operations do, and entries then stay
+    cuts = [
+        free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs
+    ]
+    cut = min(
+        cuts, key=cost
+    )  # sizes that may change hide what some operations do, and entries then stay
     small = program(cut, folded_biases(cut, before))
-    exact = {name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64}
+    exact = {
+        name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64
+    }
     if reason := proof.differs(_as_before(small, before), exact):
-        raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
-    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ()), exact
+        raise ValueError(
+            f"shrink: the smaller program of the {type(masked).__name__} {reason}"
+        )
+    return Smaller(
+        small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ()
+    ), exact
 
 
-def _traced(masked: nn.Module, example: Example, groups: Groups | None, tell: Progress) -> fx.GraphModule:
-    # The program of the groups, if there are any; whether a module in train mode computes otherwise a trace shows.
+def _traced(
+    masked: nn.Module, example: Example, groups: Groups | None, tell: Progress
+) -> fx.GraphModule:
+    # The program of the groups, if there are any; whether a module in train mode
+    # computes otherwise a trace shows.
     if groups is not None and groups.trace is not None:
         made = groups.trace.of(masked, example)
         if not any(part.training for part in masked.modules()):
@@ -217,7 +290,8 @@ def _traced(masked: nn.Module, example: Example, groups: Groups | None, tell: Pr
 
 
 def _as_before(small: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
-    # In the dtypes of before: biases that took in constants are float64 until all is proven.
+    # In the dtypes of before: biases that took in constants are float64 until all is
+    # proven.
     for name, parameter in small.named_parameters(remove_duplicate=False):
         if name in before:
             parameter.data = parameter.data.to(before[name].dtype)
@@ -225,20 +299,32 @@ def _as_before(small: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _kept(cut: Cut) -> dict[str, Kept]:
-    return {name: Kept(value.shape, cut.indices(name)) for name, value in cut.analysis.leaves.items()}
+    return {
+        name: Kept(value.shape, cut.indices(name))
+        for name, value in cut.analysis.leaves.items()
+    }
 
 
 def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
-    # Whole rows and columns that masks prune and that stay, with the reason for the first.
+    # Whole rows and columns that masks prune and that stay, with the reason for the
+    # first.
     lines, atoms = [], cut.analysis.book.atoms
     for name, mask in masks.items():
         value = cut.analysis.leaves.get(name)
-        for d, label in enumerate(value.labels if value is not None and mask.ndim else ()):
+        for d, label in enumerate(
+            value.labels if value is not None and mask.ndim else ()
+        ):
             pruned = ~mask.movedim(d, 0).reshape(mask.shape[d], -1).any(1).cpu().numpy()
             still = pruned & cut.kept(label, len(pruned))
             if label is None or not still.any():
                 continue
             row = atoms.resolve(label[np.nonzero(still)[0][:1]])
-            why = next((atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1), "one always stays")
-            lines.append(f"{name!r} keeps {still.sum()} of {pruned.sum()} pruned slices of dimension {d}: {why}")
+            why = next(
+                (atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1),
+                "one always stays",
+            )
+            lines.append(
+                f"{name!r} keeps {still.sum()} of {pruned.sum()} pruned slices of "
+                f"dimension {d}: {why}"
+            )
     return lines

@@ -20,17 +20,27 @@ class Book:
     """What the analysis of one program writes down."""
 
     atoms: Atoms
-    counted: bool  # norms and means may lose entries that are 0, and go on counting them
+    counted: (
+        bool  # norms and means may lose entries that are 0, and go on counting them
+    )
     equal_parts: bool  # the parts of a chunk lose the same entries
-    masks: Mapping[str, Tensor] | None  # of parameters by name; None: whatever goes is masked wherever it lies
-    groups: dict[fx.Node, Label] = dataclasses.field(default_factory=dict)  # of grouped convolutions and norms
+    masks: (
+        Mapping[str, Tensor] | None
+    )  # of parameters by name; None: whatever goes is masked wherever it lies
+    groups: dict[fx.Node, Label] = dataclasses.field(
+        default_factory=dict
+    )  # of grouped convolutions and norms
     folds: list[Fold] = dataclasses.field(default_factory=list)
-    known: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by operation and shapes: layers repeat
+    known: dict[Any, Any] = dataclasses.field(
+        default_factory=dict
+    )  # by operation and shapes: layers repeat
 
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """Inputs of a layer that are constant: where they go, its bias takes in what the weights make of them."""
+    """Inputs of a layer that are constant: where they go, its bias takes in what the
+    weights make of them.
+    """
 
     bias: str
     weights: npt.NDArray[np.float64]  # (groups, outputs, inputs)
@@ -40,7 +50,9 @@ class Fold:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """An operation with its arguments by name: Values stand for tensors, and numbers for symbolic sizes."""
+    """An operation with its arguments by name: Values stand for tensors, and numbers
+    for symbolic sizes.
+    """
 
     node: fx.Node
     name: str
@@ -66,7 +78,10 @@ class Step:
     @property
     def is_symbolic(self) -> bool:
         """Whether an argument is a number that depends on the sizes of inputs."""
-        return any(isinstance(n.meta.get("val"), torch.SymInt) for n in self.node.all_input_nodes)
+        return any(
+            isinstance(n.meta.get("val"), torch.SymInt)
+            for n in self.node.all_input_nodes
+        )
 
     def join(self, *labels: Label) -> Label:
         """The label of dimensions whose indices stay or go together."""
@@ -75,7 +90,9 @@ class Step:
         return labels[0] if all(label is not None for label in labels) else None
 
     def sums(self, label: Label, zero: Flags) -> None:
-        """The operation sums over a dimension: indices stay that are not 0 where they go."""
+        """The operation sums over a dimension: indices stay that are not 0 where they
+        go.
+        """
         self.freeze(label, "sums over it, and it is not 0 where it is masked", ~zero)
 
     def mixes(self, *values: Value) -> None:

@@ -18,36 +18,58 @@ from torch.utils import _pytree as pytree
 
 from sparsefn.engine.surroundings import guards_by_name
 from sparsefn.modules.calls import Call, Example, as_call
-from sparsefn.shrinking.values import bind, module_of, named_module, named_tensors, opname
+from sparsefn.shrinking.values import (
+    bind,
+    module_of,
+    named_module,
+    named_tensors,
+    opname,
+)
 from sparsefn.tree import check_not_lazy
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True) -> fx.GraphModule:
-    """The ATen operations of a model, with its parameters and buffers under their names.
+def traced(
+    model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True
+) -> fx.GraphModule:
+    """The ATen operations of a model, with its parameters and buffers under their
+    names.
 
-    >>> program = traced(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.ones(2, 3))
+    >>> program = traced(
+    ...     torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()),
+    ...     torch.ones(2, 3),
+    ... )
     >>> [node.name for node in program.graph.nodes if node.op == "call_function"]
     ['linear', 'relu']
     >>> program(torch.ones(5, 3)).shape
     torch.Size([5, 4])
 
-    Sizes of the example's tensors other than 1 may differ when it runs, where the model's code allows that; of tensors
-    of four dimensions and more the first alone. With `dynamic=False` none may, and tracing takes half of the time or
-    less. It holds the model's own tensors, and `node.meta["nn_module_stack"]` says of which modules an operation is.
-    Nothing of the model changes. A model on the meta device is traced there, without memory.
+    Sizes of the example's tensors other than 1 may differ when it runs, where the
+    model's code allows that; of tensors of four dimensions and more the first alone.
+    With `dynamic=False` none may, and tracing takes half of the time or less. It holds
+    the model's own tensors, and `node.meta["nn_module_stack"]` says of which modules an
+    operation is. Nothing of the model changes. A model on the meta device is traced
+    there, without memory.
 
-    Raises TypeError for an example of another type, and ValueError for a model that does not run on it, for one that
-    `torch.export` cannot follow, and for modules in train mode that compute otherwise in eval mode (batch norm,
-    dropout): with `train` modules keep the modes that they are in.
+    Raises TypeError for an example of another type, and ValueError for a model that
+    does not run on it, for one that `torch.export` cannot follow, and for modules in
+    train mode that compute otherwise in eval mode (batch norm, dropout): with `train`
+    modules keep the modes that they are in.
     """
-    check_not_lazy(f"parameters of the {type(model).__name__}", model.named_parameters())
+    check_not_lazy(
+        f"parameters of the {type(model).__name__}", model.named_parameters()
+    )
     call = where_it_lies(model, as_call(example))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)
     program.meta["train"] = train and busy
-    if busy and not train and (node := _first_other(program, _export(model, call, True, dynamic))) is not None:
+    if (
+        busy
+        and not train
+        and (node := _first_other(program, _export(model, call, True, dynamic)))
+        is not None
+    ):
         raise ValueError(
             "expected a model in eval mode, as model.eval() sets it: in train mode "
             f"{named_module(model, module_of(node))} computes otherwise"
@@ -68,18 +90,22 @@ class Trace(NamedTuple):
         """
         if (shapes := shapes_of(example)) != self.shapes:
             raise ValueError(
-                f"expected the groups of an example of these shapes, {shapes}, got those of {self.shapes}: make them "
+                f"expected the groups of an example of these shapes, {shapes}, got "
+                f"those of {self.shapes}: make them "
                 "of the example that shrink is given"
             )
         new: dict[str, Tensor] = {}
         for name, x in named_tensors(self.program).items():
             other = _held(model, name)
-            if other is None and not isinstance(x, nn.Parameter):  # a constant that the trace made
+            if other is None and not isinstance(
+                x, nn.Parameter
+            ):  # a constant that the trace made
                 continue
             if other is None or _kind_of(other) != _kind_of(x):
                 got = "no such tensor" if other is None else _kind_of(other)
                 raise ValueError(
-                    f"expected the groups of this model, whose {name!r} is {got}, got those of one where it is "
+                    f"expected the groups of this model, whose {name!r} is {got}, got "
+                    "those of one where it is "
                     f"{_kind_of(x)}: make them of the model as it is"
                 )
             new[name] = other
@@ -100,7 +126,9 @@ def shapes_of(example: Example) -> Any:
     >>> shapes_of(torch.ones(2, 3))
     (('float32 (2, 3)',), {})
     """
-    return pytree.tree_map(lambda x: _shape_of(x) if isinstance(x, Tensor) else x, as_call(example))
+    return pytree.tree_map(
+        lambda x: _shape_of(x) if isinstance(x, Tensor) else x, as_call(example)
+    )
 
 
 def _shape_of(x: Tensor) -> str:
@@ -114,7 +142,9 @@ def _kind_of(x: Tensor) -> str:
 def where_it_lies(model: nn.Module, call: Call) -> Call:
     """The arguments of a call, on the meta device for a model that is there.
 
-    >>> where_it_lies(torch.nn.Linear(1, 1, device="meta"), ((torch.ones(1, 1),), {}))[0][0].device
+    >>> where_it_lies(torch.nn.Linear(1, 1, device="meta"), ((torch.ones(1, 1),), {}))[
+    ...     0
+    ... ][0].device
     device(type='meta')
     """
     meta = any(x.is_meta for x in (*model.parameters(), *model.buffers()))
@@ -130,14 +160,18 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
     errors: list[Exception] = []
     for most in _choices(call) if dynamic else [0]:
         own = with_tensors(model)  # in its attributes tracing may leave things
-        call = _mapped(Tensor.detach, call)  # export notes on tensors which sizes may change
+        call = _mapped(
+            Tensor.detach, call
+        )  # export notes on tensors which sizes may change
         if not train:
             own.eval()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 shapes: Any = _dynamic(call, most)
-                program = torch.export.export(own, *call, dynamic_shapes=shapes, strict=False)
+                program = torch.export.export(
+                    own, *call, dynamic_shapes=shapes, strict=False
+                )
                 if _shares(program):
                     program = program.run_decompositions({})
                 return _unchecked(guards_by_name(program, own).module())
@@ -147,7 +181,8 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
 
 
 def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> Module:
-    """A copy of the modules of a model, with these parameters and buffers in place of its own, which it else shares.
+    """A copy of the modules of a model, with these parameters and buffers in place of
+    its own, which it else shares.
 
     >>> layer, other = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> made = with_tensors(layer, {"weight": other.weight})
@@ -155,7 +190,13 @@ def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> 
     (False, True, True)
     """
     parts = [(vars(part), part._parameters, part._buffers) for part in model.modules()]
-    held = [x for some in parts for names in some for x in names.values() if isinstance(x, Tensor)]
+    held = [
+        x
+        for some in parts
+        for names in some
+        for x in names.values()
+        if isinstance(x, Tensor)
+    ]
     memo: dict[int, Any] = {id(x): x for x in held}
     for name, x in named_tensors(model).items():
         memo[id(x)] = (tensors or {}).get(name, x)
@@ -163,7 +204,8 @@ def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> 
 
 
 def _choices(call: Call) -> list[int | None]:
-    # How many dimensions of a tensor may have another size: all, the first, none; each as far as it is another choice.
+    # How many dimensions of a tensor may have another size: all, the first, none; each
+    # as far as it is another choice.
     made: dict[Any, int | None] = {}
     for most in (None, 1, 0):
         made.setdefault(str([_open(x, most) for x in _tensors(call)]), most)
@@ -171,7 +213,8 @@ def _choices(call: Call) -> list[int | None]:
 
 
 def may_resize(example: Example) -> bool:
-    """Whether a program of this example may take other sizes: the example has a dimension whose size is not 1.
+    """Whether a program of this example may take other sizes: the example has a
+    dimension whose size is not 1.
 
     >>> may_resize(torch.ones(2, 3)), may_resize(torch.ones(1, 3, 8, 8))
     (True, False)
@@ -184,7 +227,8 @@ def _tensors(call: Call) -> list[Tensor]:
 
 
 def _open(x: Tensor, most: int | None) -> list[int]:
-    # The dimensions whose sizes may change. With symbols for the sides of images some traces take minutes.
+    # The dimensions whose sizes may change. With symbols for the sides of images some
+    # traces take minutes.
     few = most if x.ndim < 4 or most == 0 else 1
     return [d for d, n in enumerate(x.shape[:few]) if n > 1]
 
@@ -203,26 +247,44 @@ def _shares(program: ExportedProgram) -> bool:
         schema = getattr(node.target, "_schema", None)
         for place, spec in enumerate(schema.arguments if schema is not None else ()):
             if spec.alias_info is not None and spec.alias_info.is_write:
-                x = node.args[place] if place < len(node.args) else node.kwargs.get(spec.name)
-                if isinstance(x, fx.Node) and (len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))):
+                x = (
+                    node.args[place]
+                    if place < len(node.args)
+                    else node.kwargs.get(spec.name)
+                )
+                if isinstance(x, fx.Node) and (
+                    len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))
+                ):
                     return True
     return False
 
 
 # They may give back their input, of which their signature says nothing.
-_IDENTITIES = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "type_as"}
+_IDENTITIES = {
+    "dropout",
+    "feature_dropout",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+    "type_as",
+}
 
 
 def _may_alias(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None or opname(node) in _IDENTITIES:
         return True
-    return any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns)
+    return any(
+        out.alias_info is not None and not out.alias_info.is_write
+        for out in schema.returns
+    )
 
 
 def _unchecked(program: fx.GraphModule) -> fx.GraphModule:
-    # Without the checks of dtype before casts, which a copy in another dtype would not pass.
-    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+    # Without the checks of dtype before casts, which a copy in another dtype would not
+    # pass.
+    for node in program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._assert_tensor_metadata.default
+    ):
         program.graph.erase_node(node)
     program.recompile()
     return program
@@ -237,24 +299,35 @@ def _first_other(a: fx.GraphModule, b: fx.GraphModule) -> fx.Node | None:
 
 
 def _text(node: fx.Node) -> str:
-    given = bind(node.target, node.args, node.kwargs) if hasattr(node.target, "_schema") else {}
+    given = (
+        bind(node.target, node.args, node.kwargs)
+        if hasattr(node.target, "_schema")
+        else {}
+    )
     if given.get("p") == 0:  # a dropout that drops nothing
         given = {**given, "train": None}
     return str((node.target, given or (node.args, node.kwargs)))
 
 
 def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
-    """What a copy of a model gives for a call; ValueError where the model does not run on it.
+    """What a copy of a model gives for a call; ValueError where the model does not run
+    on it.
 
     >>> run_once(torch.nn.ReLU(), torch.nn.ReLU(), ((torch.ones(1),), {}))
     tensor([1.])
     """
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))),
+        ):
             args, kwargs = _mapped(Tensor.clone, call)
             return run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
-        text = f"expected an example that the {_kind(model)} can be called with: it fails with {first_line(own)}"
+        text = (
+            f"expected an example that the {_kind(model)} can be called with: it fails "
+            f"with {first_line(own)}"
+        )
         raise ValueError(text) from own
 
 
@@ -268,9 +341,13 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     why = f"torch.export cannot follow the {_kind(model)}: {first_line(error)}{at}"
     for what, tree in (("arguments", call), ("outputs", out)):
         if other := _other(tree):
-            return ValueError(f"{why}. Among its {what} is a {other}, which is no tensor: {_without(model, call)}")
+            return ValueError(
+                f"{why}. Among its {what} is a {other}, which is no tensor: "
+                f"{_without(model, call)}"
+            )
     return ValueError(
-        f"{why}. Name submodules that it can follow in only= of sf.shrinking.groups and of sf.shrink, or take out of "
+        f"{why}. Name submodules that it can follow in only= of sf.shrinking.groups "
+        "and of sf.shrink, or take out of "
         "forward what depends on the values of tensors"
     )
 
@@ -280,21 +357,44 @@ def _kind(model: nn.Module) -> str:
 
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device)  # which torch.export takes
+_PLAIN = (
+    Tensor,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+)  # which torch.export takes
 
 
 def _other(tree: Any) -> str:
     # The type of the first object that torch.export does not take.
-    return next((type(x).__name__ for x in pytree.tree_leaves(tree) if not isinstance(x, _PLAIN)), "")
+    return next(
+        (
+            type(x).__name__
+            for x in pytree.tree_leaves(tree)
+            if not isinstance(x, _PLAIN)
+        ),
+        "",
+    )
 
 
 def _without(model: nn.Module, call: Call) -> str:
     # How to call a model so that nothing but tensors go in and out.
     known = list(inspect.signature(model.forward).parameters)
     if "use_cache" not in known:
-        return "call it so that it takes and gives tensors alone, and tuples, lists and dicts of them"
+        return (
+            "call it so that it takes and gives tensors alone, and tuples, lists and "
+            "dicts of them"
+        )
     given = {**dict(zip(known, call[0], strict=False)), **call[1]}
-    names = [name for name, value in given.items() if name != "use_cache" and not _other(value)]
+    names = [
+        name
+        for name, value in given.items()
+        if name != "use_cache" and not _other(value)
+    ]
     shown = ", ".join([*(f"{name!r}: ..." for name in names), "'use_cache': False"])
     return f"give use_cache=False in the example, as {{{shown}}}"
 
@@ -306,4 +406,6 @@ def first_line(error: Exception) -> str:
     'ValueError: no'
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].split('. ')[0] if lines else ''}".rstrip(".: ")
+    return f"{type(error).__name__}: {lines[0].split('. ')[0] if lines else ''}".rstrip(
+        ".: "
+    )

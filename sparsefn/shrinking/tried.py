@@ -20,7 +20,9 @@ _FAILS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 
 class Pass(NamedTuple):
-    """Dimensions of inputs that lose entries together, and of outputs that lose the same; none where it is summed."""
+    """Dimensions of inputs that lose entries together, and of outputs that lose the
+    same; none where it is summed.
+    """
 
     ties: tuple[Place, ...]
     places: tuple[Place, ...]
@@ -33,10 +35,21 @@ def pointwise(step: Step) -> Any:
         labels, gone = [], []
         for e, size in enumerate(out.shape):
             at = [e - len(out.shape) + len(value.shape) for value in ins]
-            has = [d if d >= 0 and value.shape[d] == size > 1 else None for value, d in zip(ins, at, strict=True)]
-            some = [value.labels[d] for value, d in zip(ins, has, strict=True) if d is not None]
+            has = [
+                d if d >= 0 and value.shape[d] == size > 1 else None
+                for value, d in zip(ins, at, strict=True)
+            ]
+            some = [
+                value.labels[d]
+                for value, d in zip(ins, has, strict=True)
+                if d is not None
+            ]
             labels.append(step.join(*some) if some else None)
-            gone.append(elementwise(step, ins, has, size) if some and labels[-1] is not None else None)
+            gone.append(
+                elementwise(step, ins, has, size)
+                if some and labels[-1] is not None
+                else None
+            )
         made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
     return replaced(step.outs, made)
 
@@ -44,11 +57,17 @@ def pointwise(step: Step) -> Any:
 def tried(step: Step) -> Any:
     """The outputs of any operation: a dimension passes if f(x[keep]) == f(x)[keep].
 
-    One that is summed over passes where f(x[keep]) == f(x with zeros elsewhere), for entries that are 0 when they go.
-    What fails stays. What takes integers that are not known is not tried.
+    One that is summed over passes where f(x[keep]) == f(x with zeros elsewhere), for
+    entries that are 0 when they go. What fails stays. What takes integers that are not
+    known is not tried.
     """
     ins, outs = values_in(step.arguments), values_in(step.outs)
-    open_ = {(k, d) for k, value in enumerate(ins) for d, label in enumerate(value.labels) if label is not None}
+    open_ = {
+        (k, d)
+        for k, value in enumerate(ins)
+        for d, label in enumerate(value.labels)
+        if label is not None
+    }
     labels, gone = [list(out.labels) for out in outs], [list(out.gone) for out in outs]
     for passed in _passes(step, ins, outs, open_) if open_ else ():
         open_ -= set(passed.ties)
@@ -60,26 +79,48 @@ def tried(step: Step) -> Any:
             labels[j][e] = label
     for k, d in sorted(open_):
         step.freeze(ins[k].labels[d], "mixes its entries")
-    places = [(j, e) for j, some in enumerate(labels) for e, label in enumerate(some) if label is not None]
+    places = [
+        (j, e)
+        for j, some in enumerate(labels)
+        for e, label in enumerate(some)
+        if label is not None
+    ]
     for (j, e), constants in constants_of(step, ins, outs, places).items():
         gone[j][e] = constants
-    made = [out._replace(labels=tuple(a), gone=tuple(b)) for out, a, b in zip(outs, labels, gone, strict=True)]
+    made = [
+        out._replace(labels=tuple(a), gone=tuple(b))
+        for out, a, b in zip(outs, labels, gone, strict=True)
+    ]
     return replaced(step.outs, made)
 
 
-def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[Place]) -> dict[Place, Any]:
-    """The constants of these dimensions of outputs, found by running the operation twice at each of two lengths.
+def constants_of(
+    step: Step, ins: list[Value], outs: list[Value], places: list[Place]
+) -> dict[Place, Any]:
+    """The constants of these dimensions of outputs, found by running the operation
+    twice at each of two lengths.
 
-    The lengths are of dimensions that have no label, such as tokens, of which there may be others when the program
-    runs: the mean of a constant over them is the same at all lengths, and its softmax is not.
+    The lengths are of dimensions that have no label, such as tokens, of which there may
+    be others when the program runs: the mean of a constant over them is the same at all
+    lengths, and its softmax is not.
     """
-    if not places or all(constants is None for value in ins for constants in value.gone):
+    if not places or all(
+        constants is None for value in ins for constants in value.gone
+    ):
         return {}
     whole, other = [value.shape for value in ins], _shapes(ins, _length)
     for lengths in ([whole, other], [whole]):
         try:
-            made = [_draw(ins, sign, shapes) for shapes in lengths for sign in (1.0, -1.0)]
-            made = [[x if v.real is None else v.real.to(x.dtype) for x, v in zip(xs, ins, strict=True)] for xs in made]
+            made = [
+                _draw(ins, sign, shapes) for shapes in lengths for sign in (1.0, -1.0)
+            ]
+            made = [
+                [
+                    x if v.real is None else v.real.to(x.dtype)
+                    for x, v in zip(xs, ins, strict=True)
+                ]
+                for xs in made
+            ]
             return by_running(step, ins, outs, places, made)
         except _FAILS:
             pass
@@ -91,26 +132,50 @@ def _length(n: int) -> int:
 
 
 def _shapes(ins: list[Value], length: Callable[[int], int]) -> list[tuple[int, ...]]:
-    # With other lengths of the dimensions that have no label, such as tokens and the sides of images.
-    return [tuple(length(n) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins]
+    # With other lengths of the dimensions that have no label, such as tokens and the
+    # sides of images.
+    return [
+        tuple(
+            length(n) if label is None else n
+            for n, label in zip(v.shape, v.labels, strict=True)
+        )
+        for v in ins
+    ]
 
 
 def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
     return [(k, d) for k, d in ties if ins[k].zero(d).any()]
 
 
-def _passes(step: Step, ins: list[Value], outs: list[Value], open_: set[Place]) -> list[Pass]:
-    zero = tuple(tuple(bool(value.zero(d).any()) for d in range(len(value.shape))) for value in ins)
-    key = ("tried", step.target, step.shown, frozenset(open_), tuple((v.shape, v.dtype) for v in ins), zero)
+def _passes(
+    step: Step, ins: list[Value], outs: list[Value], open_: set[Place]
+) -> list[Pass]:
+    zero = tuple(
+        tuple(bool(value.zero(d).any()) for d in range(len(value.shape)))
+        for value in ins
+    )
+    key = (
+        "tried",
+        step.target,
+        step.shown,
+        frozenset(open_),
+        tuple((v.shape, v.dtype) for v in ins),
+        zero,
+    )
     known = step.book.known
-    if key not in known or any(value.real is not None and not value.dtype.is_floating_point for value in ins):
+    if key not in known or any(
+        value.real is not None and not value.dtype.is_floating_point for value in ins
+    ):
         known[key] = list(_found(step, ins, open_))
     passes: list[Pass] = known[key]
     return passes
 
 
 def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
-    short, whole = _shapes(ins, lambda n: min(n, _SHORT)), [value.shape for value in ins]
+    short, whole = (
+        _shapes(ins, lambda n: min(n, _SHORT)),
+        [value.shape for value in ins],
+    )
     for shapes in [whole] if short == whole else [short, whole]:
         found = list(_found_at(step, ins, open_, shapes))
         if found:
@@ -118,21 +183,33 @@ def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
             return
 
 
-def _found_at(step: Step, ins: list[Value], open_: set[Place], shapes: list[tuple[int, ...]]) -> Iterator[Pass]:
+def _found_at(
+    step: Step, ins: list[Value], open_: set[Place], shapes: list[tuple[int, ...]]
+) -> Iterator[Pass]:
     whole = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-    if any(value.dtype.is_complex or (value.dtype in whole and value.real is None) for value in ins):
+    if any(
+        value.dtype.is_complex or (value.dtype in whole and value.real is None)
+        for value in ins
+    ):
         return
     arguments = in_double(step.arguments)
     try:
-        positive = any(out.isnan().any() for out in run_op(step.target, arguments, _draw(ins, 0.0, shapes)))
+        positive = any(
+            out.isnan().any()
+            for out in run_op(step.target, arguments, _draw(ins, 0.0, shapes))
+        )
         draws = [_draw(ins, 2.0 if positive else sign, shapes) for sign in (0.0, -1.0)]
         wanted = [run_op(step.target, arguments, draw) for draw in draws]
         again = run_op(step.target, arguments, draws[0])
     except _FAILS:
         return
-    if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):  # it draws numbers itself
+    if not all(
+        _close(a, b) for a, b in zip(wanted[0], again, strict=True)
+    ):  # it draws numbers itself
         return
-    if any(out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]):  # a constant tells nothing
+    if any(
+        out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]
+    ):  # a constant tells nothing
         return
     done: set[Place] = set()
     for k, d in sorted(open_):
@@ -142,11 +219,16 @@ def _found_at(step: Step, ins: list[Value], open_: set[Place], shapes: list[tupl
             for i, v in enumerate(ins)
             if v.shape[-right:][:1] == (size,) and len(v.shape) >= right
         ]
-        with_vectors = [(k, d), *((i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,))]
+        with_vectors = [
+            (k, d),
+            *((i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,)),
+        ]
         for ties in (tuple(aligned), tuple(with_vectors), ((k, d),)):
             if (k, d) in done or done & set(ties):
                 continue
-            places = _places(step, arguments, ins, ties, list(zip(draws, wanted, strict=True)))
+            places = _places(
+                step, arguments, ins, ties, list(zip(draws, wanted, strict=True))
+            )
             if places is not None:
                 done |= set(ties)
                 yield Pass(ties, places)
@@ -163,15 +245,25 @@ def _places(
         keep, gone = order[:count].sort().values, order[count:]
         places: list[Place] = []
         try:
-            smaller = [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)]
+            smaller = [
+                x.index_select(dims[i], keep) if i in dims else x
+                for i, x in enumerate(draw)
+            ]
             got = run_op(step.target, arguments, smaller)
         except _FAILS:
             return None
         for j, (a, b) in enumerate(zip(wanted, got, strict=True)):
             if not a.numel() and a.shape == b.shape:
                 continue
-            moved = [e for e in range(a.ndim) if a.ndim == b.ndim and a.shape[e] != b.shape[e]]
-            if len(moved) == 1 and (a.shape[moved[0]], b.shape[moved[0]]) == (size, count):
+            moved = [
+                e
+                for e in range(a.ndim)
+                if a.ndim == b.ndim and a.shape[e] != b.shape[e]
+            ]
+            if len(moved) == 1 and (a.shape[moved[0]], b.shape[moved[0]]) == (
+                size,
+                count,
+            ):
                 places.append((j, moved[0]))
                 if not _close(a.index_select(moved[0], keep), b):
                     return None
@@ -181,9 +273,14 @@ def _places(
             return None
         if not places:
             zeroed = dict(_zeroed(ins, ties))
-            with_zeros = [x.index_fill(zeroed[i], gone, 0) if i in zeroed else x for i, x in enumerate(draw)]
+            with_zeros = [
+                x.index_fill(zeroed[i], gone, 0) if i in zeroed else x
+                for i, x in enumerate(draw)
+            ]
             masked = run_op(step.target, arguments, with_zeros)
-            if not zeroed or not all(_close(a, b) for a, b in zip(masked, got, strict=True)):
+            if not zeroed or not all(
+                _close(a, b) for a, b in zip(masked, got, strict=True)
+            ):
                 return None
         found.append(tuple(places))
     return found[0] if found[0] == found[1] else None

@@ -18,13 +18,19 @@ Constants = npt.NDArray[np.float64] | None
 
 
 class Value(NamedTuple):
-    """A tensor of the program: for each dimension its label, and which constant each index holds, should it go."""
+    """A tensor of the program: for each dimension its label, and which constant each
+    index holds, should it go.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     labels: tuple[Label, ...]
     gone: tuple[Constants, ...]
-    real: Tensor | None = None  # the values of leaves that have some, masked, and of integers that are made of such
+    real: Tensor | None = (
+        # the values of leaves that have some, masked, and of integers that are made of
+        # such
+        None
+    )
     name: str | None = None  # of a leaf
     mask: Tensor | None = None  # of a parameter, where masks are given
     reads: int = 0  # how many operations read a leaf
@@ -66,7 +72,13 @@ def values_in(tree: Any) -> list[Value]:
         return [tree]
     if isinstance(tree, Tensor | str):
         return []
-    parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, Sequence) else ()
+    parts = (
+        tree.values()
+        if isinstance(tree, Mapping)
+        else tree
+        if isinstance(tree, Sequence)
+        else ()
+    )
     return [value for part in parts for value in values_in(part)]
 
 
@@ -91,22 +103,35 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     {'self': 3, 'dtype': None}
     """
     schema = target._schema.arguments
-    return {s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value) for i, s in enumerate(schema)}
+    return {
+        s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value)
+        for i, s in enumerate(schema)
+    }
 
 
-def run_op(target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that an operation gives for other tensors, which it does not change."""
+def run_op(
+    target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """The tensors that an operation gives for other tensors, which it does not
+    change.
+    """
     given, positional = replaced(arguments, [x.clone() for x in tensors]), []
     for arg in target._schema.arguments:
         if arg.kwarg_only:
             break
         positional.append(given.pop(arg.name))
     out = target(*positional, **given)
-    return [x for x in (out if isinstance(out, list | tuple) else [out]) if isinstance(x, Tensor)]
+    return [
+        x
+        for x in (out if isinstance(out, list | tuple) else [out])
+        if isinstance(x, Tensor)
+    ]
 
 
 def opname(node: fx.Node) -> str:
-    """The name of an operation without its overload: "add" of aten.add.Tensor and of aten.add_.Tensor."""
+    """The name of an operation without its overload: "add" of aten.add.Tensor and of
+    aten.add_.Tensor.
+    """
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return getattr(node.target, "__name__", str(node.target))
@@ -115,9 +140,15 @@ def opname(node: fx.Node) -> str:
 
 
 def module_of(node: fx.Node, up: int = 0) -> str:
-    """The path of the module in whose forward an operation is; with `up` of those around it."""
+    """The path of the module in whose forward an operation is; with `up` of those
+    around it.
+    """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".") if len(stack) > up else ""
+    return (
+        str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".")
+        if len(stack) > up
+        else ""
+    )
 
 
 def named_module(model: nn.Module, path: str) -> str:
@@ -126,7 +157,10 @@ def named_module(model: nn.Module, path: str) -> str:
     >>> named_module(torch.nn.Sequential(torch.nn.ReLU()), "0")
     "the ReLU at '0'"
     """
-    return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
+    return (
+        "the "
+        f"{type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
+    )
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -142,5 +176,9 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 def tensors_of(graph: fx.GraphModule) -> dict[str, Any]:
     """The parameters and buffers of a program by name, and what else its nodes read."""
     made: dict[str, Any] = {**named_tensors(graph)}
-    others = [name for node in graph.graph.find_nodes(op="get_attr") if (name := str(node.target)) not in made]
+    others = [
+        name
+        for node in graph.graph.find_nodes(op="get_attr")
+        if (name := str(node.target)) not in made
+    ]
     return made | {name: operator.attrgetter(name)(graph) for name in others}

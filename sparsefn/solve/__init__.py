@@ -1,8 +1,10 @@
-"""Weights of one linear layer under a mask: SparseGPT, exact OBS, least squares, and the inverse Fisher matrix.
+"""Weights of one linear layer under a mask: SparseGPT, exact OBS, least squares, and
+the inverse Fisher matrix.
 
-A weight is (out, in), and `hessian` is (in, in): the gram of the layer's inputs, x'x summed over tokens, or any
-multiple of it. The error of other weights is then sum((new - old) @ hessian * (new - old)), the squared change of
-the layer's outputs. Flatten the weight of a convolution, `weight.flatten(1)`. Everything here is a function of plain
+A weight is (out, in), and `hessian` is (in, in): the gram of the layer's inputs, x'x
+summed over tokens, or any multiple of it. The error of other weights is then sum((new -
+old) @ hessian * (new - old)), the squared change of the layer's outputs. Flatten the
+weight of a convolution, `weight.flatten(1)`. Everything here is a function of plain
 tensors; `sf.rewrite` makes an algorithm of it, at all leaves through `layerwise`.
 """
 

@@ -1,4 +1,6 @@
-"""SparseGPT: columns from left to right, the later ones making up for what the earlier ones lost."""
+"""SparseGPT: columns from left to right, the later ones making up for what the earlier
+ones lost.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,20 @@ from sparsefn.engine.surroundings import concrete
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import units_of
-from sparsefn.solve.inputs import USUAL, check_damp, check_kept, damp_in_place, factor_in_place, in_one_dtype
+from sparsefn.solve.inputs import (
+    USUAL,
+    check_damp,
+    check_kept,
+    damp_in_place,
+    factor_in_place,
+    in_one_dtype,
+)
 
-# How many columns are swept together: changes of others reach them by products of matrices.
+# How many columns are swept together: changes of others reach them by products of
+# matrices.
 WIDTHS = (256, 64, 16)
-# Entries of the rows that are swept together. Fewer take longer, above all on a GPU, where time is that of launches.
+# Entries of the rows that are swept together. Fewer take longer, above all on a GPU,
+# where time is that of launches.
 ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
 
 Keep = float | int | Sequence[int]
@@ -38,43 +49,56 @@ def obs(
     block: int = 128,
     damp: float = USUAL,
 ) -> tuple[Tensor, Tensor]:
-    """SparseGPT: prune a weight and change the weights that are kept, so that the layer's outputs change little.
+    """SparseGPT: prune a weight and change the weights that are kept, so that the
+    layer's outputs change little.
 
-    >>> weight, hessian = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> weight, hessian = (
+    ...     torch.tensor([[1.0, 2.0]]),
+    ...     torch.tensor([[2.0, 1.0], [1.0, 2.0]]),
+    ... )
     >>> sf.solve.obs(weight, hessian, keep=1, damp=0.0)
     (tensor([[0.0000, 2.5000]]), tensor([[False,  True]]))
 
-    `weight` is (out, in), `hessian` (in, in), symmetric: a multiple of the gram of the inputs. Returns the new weight,
-    +0.0 where it is pruned, and its mask, both of the weight's shape.
+    `weight` is (out, in), `hessian` (in, in), symmetric: a multiple of the gram of the
+    inputs. Returns the new weight, +0.0 where it is pruned, and its mask, both of the
+    weight's shape.
 
-    What is kept is said by one of these. `keep` is a share (a float) or a count (an int) of the whole weight, which is
-    split over blocks of `block` columns so that the total is exact, or a sequence with the count of every block; all
-    rows of a block compete. `pattern` is one whose groups lie inside blocks, such as `nm(2, 4)`: each group is chosen
-    when its first column is reached. Where the pattern leaves the count open, `keep` is the share or count of each
-    group. A `mask` is kept as it is. Scores are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse
-    for column j and all later ones; ties go to the lowest index. `block` also says how far the choice of a mask
-    looks ahead; time hardly depends on it.
+    What is kept is said by one of these. `keep` is a share (a float) or a count (an
+    int) of the whole weight, which is split over blocks of `block` columns so that the
+    total is exact, or a sequence with the count of every block; all rows of a block
+    compete. `pattern` is one whose groups lie inside blocks, such as `nm(2, 4)`: each
+    group is chosen when its first column is reached. Where the pattern leaves the count
+    open, `keep` is the share or count of each group. A `mask` is kept as it is. Scores
+    are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse for column
+    j and all later ones; ties go to the lowest index. `block` also says how far the
+    choice of a mask looks ahead; time hardly depends on it.
 
-    `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs that were always 0 have weights
-    of 0; a block or a group of such inputs alone keeps its count in the mask all the same. Computed in the wider dtype
-    of the two, float32 at least; the result has the dtype of the weight, and no gradient. Runs under `vmap`. The same
-    inputs, device and number of threads give the same bits, also where processes share the rows
-    (`sf.distributed.by_rows`); with another number of threads products round differently, and scores that nearly tie
-    may be ranked otherwise.
+    `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs
+    that were always 0 have weights of 0; a block or a group of such inputs alone keeps
+    its count in the mask all the same. Computed in the wider dtype of the two, float32
+    at least; the result has the dtype of the weight, and no gradient. Runs under
+    `vmap`. The same inputs, device and number of threads give the same bits, also where
+    processes share the rows (`sf.distributed.by_rows`); with another number of threads
+    products round differently, and scores that nearly tie may be ranked otherwise.
 
-    Raises ValueError for shapes that do not fit, values that are not finite, a hessian that is singular at this `damp`
-    or all zeros, counts that cannot be met and groups that cross blocks; TypeError for other dtypes, and unless one of
-    `mask`, `keep` and `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
+    Raises ValueError for shapes that do not fit, values that are not finite, a hessian
+    that is singular at this `damp` or all zeros, counts that cannot be met and groups
+    that cross blocks; TypeError for other dtypes, and unless one of `mask`, `keep` and
+    `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
     """
     check_int("obs", "block", block, 1)
     share = check_damp("obs", damp)
     w, h = in_one_dtype("obs", weight, hessian)
     size = _rows(w)
-    parts = own(-(-len(w) // size))  # whose products have the same bits on one process and on several
+    parts = own(
+        -(-len(w) // size)
+    )  # whose products have the same bits on one process and on several
     mine = slice(parts.start * size, parts.stop * size)
     span, meet, choose = _choice(w, mask, keep, pattern, block, mine)
     if not w.numel():
-        return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(w, dtype=torch.bool)
+        return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(
+            w, dtype=torch.bool
+        )
     check_alike("obs", w, h, mask, keep, pattern, block, damp)
     apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
 
@@ -83,9 +107,10 @@ def obs(
 
     new, kept = w[mine], torch.empty_like(w[mine], dtype=torch.bool)
     if parts or not apart:
-        # The authors factor the inverse, U'U with U upper triangular. Here H = R R' with R = U^-1, and no inverse is
-        # made: their errors e and the changes d of the weights, new = old - d, are related by d = e U, hence e = d R.
-        # Reversing the order of rows and columns turns R into the usual factor.
+        # The authors factor the inverse, U'U with U upper triangular. Here H = R R'
+        # with R = U^-1, and no inverse is made: their errors e and the changes d of the
+        # weights, new = old - d, are related by d = e U, hence e = d R. Reversing the
+        # order of rows and columns turns R into the usual factor.
         h = h.flip(0, 1)
         dead = damp_in_place("obs", h, share).flip(0)
         w = new if concrete(dead.any()) is False else new.masked_fill(dead, 0.0)
@@ -94,35 +119,58 @@ def obs(
     return new, kept
 
 
-def _swept(w: Tensor, size: int, lower: Tensor, span: int, choose: Choose) -> tuple[Tensor, Tensor]:
+def _swept(
+    w: Tensor, size: int, lower: Tensor, span: int, choose: Choose
+) -> tuple[Tensor, Tensor]:
     # New weights and their mask, from the factor of the reversed hessian.
     columns, widths = len(lower), _widths(span)
     wide = widths[0]
-    some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)  # batched by vmap if one of the two is
+    some = (w[:1, :1] + lower[:1, :1]).expand(
+        w.shape
+    )  # batched by vmap if one of the two is
     new, masks = (
-        torch.empty_like(some, dtype=dtype, memory_format=torch.contiguous_format) for dtype in (w.dtype, torch.bool)
+        torch.empty_like(some, dtype=dtype, memory_format=torch.contiguous_format)
+        for dtype in (w.dtype, torch.bool)
     )
     rows = [slice(i, i + size) for i in range(0, len(w), size)] or [slice(0, 0)]
-    every = [torch.empty_like(new[at].T, memory_format=torch.contiguous_format).copy_(w[at].T) for at in rows]
+    every = [
+        torch.empty_like(new[at].T, memory_format=torch.contiguous_format).copy_(
+            w[at].T
+        )
+        for at in rows
+    ]
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
-        factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)  # columns a to b of R, rows up to b
+        factor = lower[columns - b :, columns - b : columns - a].flip(
+            0, 1
+        )  # columns a to b of R, rows up to b
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
         within = factor[a:].triu(1).T.contiguous()
         parts = [
-            _Columns(factor[:a].T @ x[:a], x[a:b], torch.empty_like(x[a:b]), masks[at, a:b], within, scale)
+            _Columns(
+                factor[:a].T @ x[:a],
+                x[a:b],
+                torch.empty_like(x[a:b]),
+                masks[at, a:b],
+                within,
+                scale,
+            )
             for x, at in zip(every, rows, strict=True)
         ]
         _sweep(parts, widths, span, a // span, choose)
     for changes, at in zip(every, rows, strict=True):
         new[at].copy_(changes.T)
-    return torch.where(masks, new.neg_().add_(w), 0.0), masks  # -0.0 less its change is -0.0 again
+    return torch.where(
+        masks, new.neg_().add_(w), 0.0
+    ), masks  # -0.0 less its change is -0.0 again
 
 
 class _Columns(NamedTuple):
-    # Some columns, each as a row of (columns, out), so that what is done to one of them is done to adjacent memory.
-    due: Tensor  # the changes of kept weights, as far as those of earlier columns cause them
+    # Some columns, each as a row of (columns, out), so that what is done to one of them
+    # is done to adjacent memory. the changes of kept weights, as far as those of
+    # earlier columns cause them
+    due: Tensor
     changes: Tensor  # old - new; before, the old weights
     keeps: Tensor  # 1.0 where a weight is kept
     mask: Tensor  # the same as (out, columns)
@@ -131,24 +179,47 @@ class _Columns(NamedTuple):
 
     def part(self, a: int, b: int) -> _Columns:
         due, changes, keeps = (x[a:b] for x in self[:3])
-        return _Columns(due, changes, keeps, self.mask[:, a:b], self.factor[a:b, a:b], self.scale[a:b])
+        return _Columns(
+            due,
+            changes,
+            keeps,
+            self.mask[:, a:b],
+            self.factor[a:b, a:b],
+            self.scale[a:b],
+        )
 
 
-def _sweep(parts: Sequence[_Columns], widths: Sequence[int], span: int, first: int, choose: Choose) -> None:
-    # Writes the mask and the changes of some columns, no more than the first width; `first` is their first block.
+def _sweep(
+    parts: Sequence[_Columns],
+    widths: Sequence[int],
+    span: int,
+    first: int,
+    choose: Choose,
+) -> None:
+    # Writes the mask and the changes of some columns, no more than the first width;
+    # `first` is their first block.
     factor, scale = parts[0].factor, parts[0].scale[:, None]
     columns = len(factor)
     if widths[0] == span:
-        # What the weights of these columns are by now: those that all of them, if kept, make of the changes before.
+        # What the weights of these columns are by now: those that all of them, if kept,
+        # make of the changes before.
         eye = torch.eye(columns, dtype=factor.dtype, device=factor.device)
-        whole = torch.linalg.solve_triangular(-factor, eye, upper=False, unitriangular=True)
-        now = [(whole @ at.due).sub_(at.changes).mul_(scale) for at in parts]  # minus the weights, to be squared
+        whole = torch.linalg.solve_triangular(
+            -factor, eye, upper=False, unitriangular=True
+        )
+        now = [
+            (whole @ at.due).sub_(at.changes).mul_(scale) for at in parts
+        ]  # minus the weights, to be squared
         mask = choose(torch.cat([x.mul_(x) for x in now], 1).T, first)
-        for at, own_mask in zip(parts, torch.split(mask, [len(at.mask) for at in parts]), strict=True):
+        for at, own_mask in zip(
+            parts, torch.split(mask, [len(at.mask) for at in parts]), strict=True
+        ):
             at.mask.copy_(own_mask)
             # Torch turns whole tensors block by block, but not parts of others.
             at.keeps.copy_(own_mask.contiguous().T.contiguous())
-            at.changes.sub_(at.keeps * at.changes)  # a pruned weight changes by all that it is
+            at.changes.sub_(
+                at.keeps * at.changes
+            )  # a pruned weight changes by all that it is
     if len(widths) > 1:
         for a in range(0, columns, widths[1]):
             some = [at.part(a, min(a + widths[1], columns)) for at in parts]
@@ -157,11 +228,14 @@ def _sweep(parts: Sequence[_Columns], widths: Sequence[int], span: int, first: i
                     part.due.add_(factor[a : a + widths[1], :a] @ at.changes[:a])
             _sweep(some, widths[1:], span, first + a // span, choose)
         return
-    # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
-    # would be a little faster, but vmap has none of them.
+    # The factor is 0 for the column itself and for those after it, whose changes are
+    # not known yet. Fused operations would be a little faster, but vmap has none of
+    # them.
     for at in parts:
         before = at.changes.T
-        for due, factors, change, keeps in zip(at.due, at.factor, at.changes, at.keeps, strict=True):
+        for due, factors, change, keeps in zip(
+            at.due, at.factor, at.changes, at.keeps, strict=True
+        ):
             due.add_(before @ factors)
             change.add_(keeps * due)
 
@@ -172,46 +246,83 @@ def _rows(w: Tensor) -> int:
 
 
 def _widths(span: int) -> list[int]:
-    # How columns are cut: for large products, for the choice of a mask, and for products inside the caches.
+    # How columns are cut: for large products, for the choice of a mask, and for
+    # products inside the caches.
     large = [span * max(width // span, 1) for width in WIDTHS]
-    return sorted({*large, span, *(width for width in WIDTHS if width < span)}, reverse=True)
+    return sorted(
+        {*large, span, *(width for width in WIDTHS if width < span)}, reverse=True
+    )
 
 
-# ---- what is kept --------------------------------------------------------------------------------
+# ---- what is kept --------------------------------------------------------------------
 
 
 def _choice(
-    w: Tensor, mask: Tensor | None, keep: Keep | None, pattern: Pattern | None, block: int, mine: slice
+    w: Tensor,
+    mask: Tensor | None,
+    keep: Keep | None,
+    pattern: Pattern | None,
+    block: int,
+    mine: slice,
 ) -> tuple[int, int, Choose]:
-    # How many columns get their mask at a time, how many rows meet in it, and the function that chooses it.
+    # How many columns get their mask at a time, how many rows meet in it, and the
+    # function that chooses it.
     columns = max(w.shape[1], 1)
     if mask is not None:
         if keep is not None or pattern is not None:
-            raise TypeError("obs: expected a mask, or keep or a pattern that make one, got both")
+            raise TypeError(
+                "obs: expected a mask, or keep or a pattern that make one, got both"
+            )
         given, wide = check_kept("obs", mask, w)[mine], WIDTHS[0]
         return wide, 1, lambda scores, i: given[:, i * wide : (i + 1) * wide]
     if pattern is None:
         if keep is None:
-            raise TypeError("obs: expected one of mask, keep and pattern, got none of them")
-        counts = _counts(keep, [min(block, columns - a) * w.shape[0] for a in range(0, w.shape[1], block)])
-        return min(block, columns), len(w), lambda scores, i: topk_mask(scores, counts[i])
+            raise TypeError(
+                "obs: expected one of mask, keep and pattern, got none of them"
+            )
+        counts = _counts(
+            keep,
+            [min(block, columns - a) * w.shape[0] for a in range(0, w.shape[1], block)],
+        )
+        return (
+            min(block, columns),
+            len(w),
+            lambda scores, i: topk_mask(scores, counts[i]),
+        )
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"obs: expected pattern to be one such as sf.patterns.nm(2, 4), got {pattern!r}")
+        raise TypeError(
+            "obs: expected pattern to be one such as sf.patterns.nm(2, 4), got "
+            f"{pattern!r}"
+        )
     if pattern.members:
         raise ValueError(f"obs: expected a pattern of one weight, got {pattern}")
     units = units_of(pattern, tuple(w.shape))
     span = min(units.group[1] * units.unit[1], columns)
     if block < columns and (not span or block % span):
         raise ValueError(
-            f"obs: expected groups inside blocks of {block} columns, got {pattern}, whose groups have {span} columns "
-            f"in a weight of shape {tuple(w.shape)}; give block={span} or a multiple of it"
+            f"obs: expected groups inside blocks of {block} columns, got {pattern}, "
+            f"whose groups have {span} columns "
+            f"in a weight of shape {tuple(w.shape)}; give block={span} or a multiple "
+            "of it"
         )
     if (len(w), span) != w.shape:  # parts are cut as the whole weight is
-        pattern = replace(pattern, unit=lambda shape: units.unit, group=lambda grid: units.group, fixed=units.fixed)
+        pattern = replace(
+            pattern,
+            unit=lambda shape: units.unit,
+            group=lambda grid: units.group,
+            fixed=units.fixed,
+        )
     if isinstance(keep, Sequence):
-        raise TypeError(f"obs: expected keep to be the share or count of a group of {pattern}, got {keep!r}")
+        raise TypeError(
+            f"obs: expected keep to be the share or count of a group of {pattern}, got "
+            f"{keep!r}"
+        )
     count = _kept(keep, units.rows[1]) if isinstance(keep, float) else keep
-    return span, units.group[0] * units.unit[0], lambda scores, i: topk_mask(scores, count, pattern=pattern)
+    return (
+        span,
+        units.group[0] * units.unit[0],
+        lambda scores, i: topk_mask(scores, count, pattern=pattern),
+    )
 
 
 def _counts(keep: Keep, sizes: list[int]) -> list[int]:
@@ -220,18 +331,31 @@ def _counts(keep: Keep, sizes: list[int]) -> list[int]:
     if isinstance(keep, Sequence) and not isinstance(keep, str):
         counts = list(keep)
         if len(counts) != len(sizes):
-            raise ValueError(f"obs: expected a count for each of {len(sizes)} blocks, got {len(counts)}")
+            raise ValueError(
+                f"obs: expected a count for each of {len(sizes)} blocks, got "
+                f"{len(counts)}"
+            )
         for i, (count, size) in enumerate(zip(counts, sizes, strict=True)):
             if not is_int(count):
-                raise TypeError(f"obs: expected counts to be ints, got {count!r} for block {i}")
+                raise TypeError(
+                    f"obs: expected counts to be ints, got {count!r} for block {i}"
+                )
             if not 0 <= count <= size:
-                raise ValueError(f"obs: expected 0 <= keep <= {size} for block {i}, got {count}")
+                raise ValueError(
+                    f"obs: expected 0 <= keep <= {size} for block {i}, got {count}"
+                )
         return counts
     wanted = _kept(keep, total) if isinstance(keep, float) else keep
     if not is_int(wanted):
-        raise TypeError(f"obs: expected keep to be a float, an int or a sequence of ints, got {keep!r}")
+        raise TypeError(
+            "obs: expected keep to be a float, an int or a sequence of ints, got "
+            f"{keep!r}"
+        )
     if not 0 <= wanted <= total:
-        raise ValueError(f"obs: expected 0 <= keep <= {total}, as many as the weight has, got {wanted}")
+        raise ValueError(
+            f"obs: expected 0 <= keep <= {total}, as many as the weight has, got "
+            f"{wanted}"
+        )
     shares = {f"{i:09d}": size for i, size in enumerate(sizes)}
     return [int(count) for count in apportion(shares, wanted, shares).values()]
 

@@ -1,4 +1,6 @@
-"""Exact OBS: one weight after the other, each time the one whose loss the others make up for best."""
+"""Exact OBS: one weight after the other, each time the one whose loss the others make
+up for best.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from sparsefn.engine.selection import Entry, winners
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import units_of
-from sparsefn.solve.inputs import check_damp, check_finite, damp_in_place, factor_in_place, in_one_dtype
+from sparsefn.solve.inputs import (
+    check_damp,
+    check_finite,
+    damp_in_place,
+    factor_in_place,
+    in_one_dtype,
+)
 from sparsefn.solve.least_squares import solved
 
 AT_ONCE = 2**23  # entries of the inverses that are held at one time
@@ -28,9 +36,13 @@ def obs_exact(
     *,
     damp: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Optimal brain surgeon, exactly: prune the weight that matters least, change the others, and so on.
+    """Optimal brain surgeon, exactly: prune the weight that matters least, change the
+    others, and so on.
 
-    >>> weight, hessian = torch.tensor([[1.0, 2.0], [0.5, 0.1]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> weight, hessian = (
+    ...     torch.tensor([[1.0, 2.0], [0.5, 0.1]]),
+    ...     torch.tensor([[2.0, 1.0], [1.0, 2.0]]),
+    ... )
     >>> sf.solve.obs_exact(weight, hessian, 2)
     (tensor([[1., 2.],
             [0., 0.]]), tensor([[ True,  True],
@@ -40,19 +52,23 @@ def obs_exact(
             [0.5500, 0.0000]]), tensor([[False,  True],
             [ True, False]]))
 
-    `weight` is (out, in), `hessian` (in, in), symmetric. Returns the new weight, +0.0 where it is pruned, and its mask.
-    Each row prunes the weight of least w^2 / [H^-1]_qq over the columns that it has left, the lowest index among equal
-    ones, and the others make up for it. Without a pattern `n_prune` weights go, over all rows: the row is next whose
-    next weight costs least. Or it is a sequence, with a count for each row. With a pattern whose groups lie inside
-    rows, `row_balanced()` or `nm(n, m)`, each group loses `n_prune`; `nm` says it, so leave it out. The new weights
-    are those of `refit`, which the changes add up to. `damp` times the mean of the hessian's diagonal is added to the
-    diagonal.
+    `weight` is (out, in), `hessian` (in, in), symmetric. Returns the new weight, +0.0
+    where it is pruned, and its mask. Each row prunes the weight of least w^2 /
+    [H^-1]_qq over the columns that it has left, the lowest index among equal ones, and
+    the others make up for it. Without a pattern `n_prune` weights go, over all rows:
+    the row is next whose next weight costs least. Or it is a sequence, with a count for
+    each row. With a pattern whose groups lie inside rows, `row_balanced()` or
+    `nm(n, m)`, each group loses `n_prune`; `nm` says it, so leave it out. The new
+    weights are those of `refit`, which the changes add up to. `damp` times the mean of
+    the hessian's diagonal is added to the diagonal.
 
-    A row takes time of in^2 for each weight that it loses and as much memory, so this is for small layers; `obs` is the
-    fast approximation. Computed in the wider dtype of the two, float32 at least. Under `vmap` members are pruned one by
-    one, and compiled code calls this; both give the same bits. Raises ValueError for shapes that do not fit, values
-    that are not finite, a hessian that is singular at this `damp`, counts that cannot be met and other patterns;
-    TypeError for other dtypes. Frantar, Singh & Alistarh 2022, arXiv 2208.11580, algorithm 1.
+    A row takes time of in^2 for each weight that it loses and as much memory, so this
+    is for small layers; `obs` is the fast approximation. Computed in the wider dtype of
+    the two, float32 at least. Under `vmap` members are pruned one by one, and compiled
+    code calls this; both give the same bits. Raises ValueError for shapes that do not
+    fit, values that are not finite, a hessian that is singular at this `damp`, counts
+    that cannot be met and other patterns; TypeError for other dtypes. Frantar, Singh &
+    Alistarh 2022, arXiv 2208.11580, algorithm 1.
     """
     w, h = in_one_dtype("obs_exact", weight, hessian)
     rows, columns = w.shape
@@ -69,8 +85,11 @@ def obs_exact(
     return new.to(weight.dtype), kept
 
 
-def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float) -> tuple[Tensor, Tensor]:
-    """`obs_exact` of arguments that were checked: `count` of each group of `width` columns go, 0 for all of the weight.
+def pruned(
+    w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float
+) -> tuple[Tensor, Tensor]:
+    """`obs_exact` of arguments that were checked: `count` of each group of `width`
+    columns go, 0 for all of the weight.
 
     >>> pruned(torch.tensor([[1.0, 2.0]]), torch.eye(2), [], 0, 1, 0.0)
     (tensor([[0., 2.]]), tensor([[False,  True]]))
@@ -85,12 +104,18 @@ def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, 
     parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
     mine = [parts[i] for i in own(len(parts))] or [w[:0]]
     traces = [_trace(part, inverse, steps, *groups) for part in mine]
-    order, losses = gathered(*(torch.cat(tensors) for tensors in zip(*traces, strict=True)))
+    order, losses = gathered(
+        *(torch.cat(tensors) for tensors in zip(*traces, strict=True))
+    )
     gone = torch.ones_like(order, dtype=torch.bool)
     if counts:
-        gone = torch.arange(steps, device=w.device) < torch.tensor(counts, device=w.device)[:, None]
+        gone = (
+            torch.arange(steps, device=w.device)
+            < torch.tensor(counts, device=w.device)[:, None]
+        )
     elif not width and order.numel():
-        # A weight cannot go before those that come first in its row: it costs as much as the dearest of them.
+        # A weight cannot go before those that come first in its row: it costs as much
+        # as the dearest of them.
         gone = topk_mask(-losses.cummax(1).values, count)
     kept = ~torch.zeros_like(w, dtype=torch.bool).scatter(1, order, gone)
     return solved(w, hessian, kept, damp), kept
@@ -106,56 +131,91 @@ _pruned.register_fake(_like_pruned)
 one_by_one(_pruned)
 
 
-def _of_rows(counts: list[int], pattern: Pattern | None, rows: int, columns: int) -> list[int]:
+def _of_rows(
+    counts: list[int], pattern: Pattern | None, rows: int, columns: int
+) -> list[int]:
     # A count for each row, checked.
     if pattern is not None:
-        raise ValueError(f"obs_exact: expected one n_prune for the groups of {pattern}, got a count for each row")
+        raise ValueError(
+            f"obs_exact: expected one n_prune for the groups of {pattern}, got a count "
+            "for each row"
+        )
     if len(counts) != rows:
-        raise ValueError(f"obs_exact: expected n_prune for each of {rows} rows, got {len(counts)}")
+        raise ValueError(
+            f"obs_exact: expected n_prune for each of {rows} rows, got {len(counts)}"
+        )
     for i, count in enumerate(counts):
         check_int("obs_exact", f"n_prune of row {i}", count, 0)
         if count > columns:
-            raise ValueError(f"obs_exact: expected n_prune of row {i} <= {columns}, got {count}")
+            raise ValueError(
+                f"obs_exact: expected n_prune of row {i} <= {columns}, got {count}"
+            )
     return counts
 
 
 def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[int, int]:
-    # The width of a group, 0 for all of the weight, and how many weights each group loses.
+    # The width of a group, 0 for all of the weight, and how many weights each group
+    # loses.
     whole = pattern is None or pattern == unstructured()
     units = units_of(unstructured() if pattern is None else pattern, tuple(w.shape))
     size, fixed = units.rows[1], units.fixed
-    single = units.single and not units.pattern.members and units.pattern.allowed is None
-    if not whole and not (single and units.group[0] == 1 and not isinstance(fixed, Tensor)):
+    single = (
+        units.single and not units.pattern.members and units.pattern.allowed is None
+    )
+    if not whole and not (
+        single and units.group[0] == 1 and not isinstance(fixed, Tensor)
+    ):
         raise ValueError(
-            "obs_exact: expected a pattern of single weights whose groups lie inside rows, such as row_balanced() or "
+            "obs_exact: expected a pattern of single weights whose groups lie inside "
+            "rows, such as row_balanced() or "
             f"nm(2, 4), got {pattern}"
         )
     if isinstance(fixed, int):
         if n_prune not in (None, size - fixed):
-            raise ValueError(f"obs_exact: {pattern} prunes {size - fixed} of a group, got n_prune={n_prune}")
+            raise ValueError(
+                f"obs_exact: {pattern} prunes {size - fixed} of a group, got "
+                f"n_prune={n_prune}"
+            )
         n_prune = size - fixed
     check_int("obs_exact", "n_prune", n_prune, 0)
     assert n_prune is not None
     if n_prune > size:
         what = "the weight" if whole else "a group"
-        raise ValueError(f"obs_exact: expected n_prune <= {size}, the size of {what}, got {n_prune}")
+        raise ValueError(
+            f"obs_exact: expected n_prune <= {size}, the size of {what}, got {n_prune}"
+        )
     return 0 if whole else max(units.group[1], 1), n_prune
 
 
-def _trace(w: Tensor, inverse: Tensor, steps: int, width: int, count: int) -> tuple[Tensor, Tensor]:
-    # The columns that each row loses in their order, and what each adds to the error: (rows, steps).
+def _trace(
+    w: Tensor, inverse: Tensor, steps: int, width: int, count: int
+) -> tuple[Tensor, Tensor]:
+    # The columns that each row loses in their order, and what each adds to the error:
+    # (rows, steps).
     rows, columns = w.shape
-    left = inverse.repeat(rows, 1, 1)  # of each row, the inverse over the columns that are left
+    left = inverse.repeat(
+        rows, 1, 1
+    )  # of each row, the inverse over the columns that are left
     gone = torch.zeros_like(w, dtype=torch.bool)
-    order, losses = torch.zeros_like(w[:, :steps], dtype=torch.int64), torch.zeros_like(w[:, :steps])
+    order, losses = (
+        torch.zeros_like(w[:, :steps], dtype=torch.int64),
+        torch.zeros_like(w[:, :steps]),
+    )
     for step in range(steps):
-        full = gone.reshape(rows, columns // width, width).sum(-1, keepdim=True) >= count
+        full = (
+            gone.reshape(rows, columns // width, width).sum(-1, keepdim=True) >= count
+        )
         closed = gone | full.expand(-1, -1, width).flatten(1)
-        (best,) = winners([Entry(-(w.square() / left.diagonal(dim1=1, dim2=2)), None, closed)], [1])
+        (best,) = winners(
+            [Entry(-(w.square() / left.diagonal(dim1=1, dim2=2)), None, closed)], [1]
+        )
         at = best.to(torch.int64).argmax(1, keepdim=True)
         row = left.gather(1, at[:, :, None].expand(-1, 1, columns))[:, 0]
         value, pivot = w.gather(1, at), row.gather(1, at)
-        order[:, step : step + 1], losses[:, step : step + 1] = at, value.square() / pivot
+        order[:, step : step + 1], losses[:, step : step + 1] = (
+            at,
+            value.square() / pivot,
+        )
         gone = gone | best
         w = (w - row * (value / pivot)).masked_fill(gone, 0.0)
         left.baddbmm_((row / pivot)[:, :, None], row[:, None, :], alpha=-1)

@@ -1,4 +1,6 @@
-"""What every solver asks of its arguments, and the Cholesky factor that all of them need."""
+"""What every solver asks of its arguments, and the Cholesky factor that all of them
+need.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +22,36 @@ USUAL = 0.01  # the damping of SparseGPT's authors, a share of the mean of the d
 def in_one_dtype(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
     """Both tensors in the dtype to compute in: the wider of the two, float32 at least.
 
-    >>> weight, hessian = in_one_dtype("obs", torch.ones(2, 3, dtype=torch.bfloat16), torch.eye(3))
+    >>> weight, hessian = in_one_dtype(
+    ...     "obs", torch.ones(2, 3, dtype=torch.bfloat16), torch.eye(3)
+    ... )
     >>> weight.dtype
     torch.float32
 
-    Raises TypeError for what is not a floating-point tensor, ValueError for other shapes, devices, DTensors and for
-    values that are not finite, where they are known.
+    Raises TypeError for what is not a floating-point tensor, ValueError for other
+    shapes, devices, DTensors and for values that are not finite, where they are known.
     """
     for name, x in (("weight", weight), ("hessian", hessian)):
         check_floating(call, name, x)
         check_plain(call, name, x)
     if weight.ndim != 2:
         raise ValueError(
-            f"{call}: expected a weight of shape (out, in), got {tuple(weight.shape)}; that of a convolution is "
+            f"{call}: expected a weight of shape (out, in), got {tuple(weight.shape)}; "
+            "that of a convolution is "
             "given as weight.flatten(1)"
         )
     columns = weight.shape[1]
     if tuple(hessian.shape) != (columns, columns):
         raise ValueError(
-            f"{call}: expected a hessian of shape ({columns}, {columns}) for a weight of shape {tuple(weight.shape)}, "
+            f"{call}: expected a hessian of shape ({columns}, {columns}) for a weight "
+            f"of shape {tuple(weight.shape)}, "
             f"got {tuple(hessian.shape)}"
         )
     check_device("weight and hessian", weight.device, hessian)
     check_finite(call, weight=weight, hessian=hessian)
-    dtype = torch.promote_types(torch.promote_types(weight.dtype, hessian.dtype), torch.float32)
+    dtype = torch.promote_types(
+        torch.promote_types(weight.dtype, hessian.dtype), torch.float32
+    )
     return weight.detach().to(dtype), hessian.detach().to(dtype)
 
 
@@ -57,11 +65,14 @@ def check_floating(call: str, name: str, x: object) -> None:
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{call}: expected {name} to be a floating-point tensor, got {got}")
+        raise TypeError(
+            f"{call}: expected {name} to be a floating-point tensor, got {got}"
+        )
 
 
 def check_finite(call: str, **tensors: Tensor) -> None:
-    """Raise ValueError for a tensor with NaN or an infinity, where its values are known.
+    """Raise ValueError for a tensor with NaN or an infinity, where its values are
+    known.
 
     >>> check_finite("obs", hessian=torch.tensor([1.0, float("nan")]))
     Traceback (most recent call last):
@@ -69,10 +80,19 @@ def check_finite(call: str, **tensors: Tensor) -> None:
     ValueError: obs: expected a finite hessian, got 1 of 2 entries NaN or infinite
     """
     for name, x in tensors.items():
-        total = read(x.detach().sum())  # one pass; a sum of finite numbers may be infinite, too
-        broken = 0 if total is None or math.isfinite(total) else int((~x.detach().isfinite()).sum())
+        total = read(
+            x.detach().sum()
+        )  # one pass; a sum of finite numbers may be infinite, too
+        broken = (
+            0
+            if total is None or math.isfinite(total)
+            else int((~x.detach().isfinite()).sum())
+        )
         if broken:
-            raise ValueError(f"{call}: expected a finite {name}, got {broken} of {x.numel()} entries NaN or infinite")
+            raise ValueError(
+                f"{call}: expected a finite {name}, got {broken} of {x.numel()} "
+                "entries NaN or infinite"
+            )
 
 
 def check_kept(call: str, mask: Tensor, weight: Tensor) -> Tensor:
@@ -83,9 +103,19 @@ def check_kept(call: str, mask: Tensor, weight: Tensor) -> Tensor:
         ...
     ValueError: refit: expected a bool mask of shape (2, 3), got torch.float32 of shape (2,)
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != weight.shape:
-        got = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"{call}: expected a bool mask of shape {tuple(weight.shape)}, got {got}")
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dtype != torch.bool
+        or mask.shape != weight.shape
+    ):
+        got = (
+            f"{mask.dtype} of shape {tuple(mask.shape)}"
+            if isinstance(mask, Tensor)
+            else type(mask).__name__
+        )
+        raise ValueError(
+            f"{call}: expected a bool mask of shape {tuple(weight.shape)}, got {got}"
+        )
     check_device("weight and mask", weight.device, mask)
     return mask
 
@@ -105,21 +135,24 @@ def check_damp(call: str, damp: float) -> float:
 
 
 def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
-    """Add damping to the diagonal, `damp` times its mean; returns which inputs were always 0.
+    """Add damping to the diagonal, `damp` times its mean; returns which inputs were
+    always 0.
 
     >>> hessian = torch.tensor([[3.0, 0.0], [0.0, 0.0]])
     >>> damp_in_place("obs", hessian, 0.5), hessian
     (tensor([False,  True]), tensor([[4., 0.],
             [0., 2.]]))
 
-    No weight of such an input changes any output. The solvers set it to 0, and the diagonal has 1 there. Raises
-    ValueError where all inputs were always 0, so that no weight would be left.
+    No weight of such an input changes any output. The solvers set it to 0, and the
+    diagonal has 1 there. Raises ValueError where all inputs were always 0, so that no
+    weight would be left.
     """
     diagonal = hessian.diagonal()
     dead = diagonal == 0
     if len(dead) and read(dead.all()):
         raise ValueError(
-            f"{call}: expected a hessian with an input that is not 0, got zeros alone, as of a layer that no data "
+            f"{call}: expected a hessian with an input that is not 0, got zeros alone, "
+            "as of a layer that no data "
             "reached"
         )
     diagonal.masked_fill_(dead, 1.0)
@@ -129,7 +162,8 @@ def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
 
 
 def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
-    """Turn a hessian that has been damped into its lower Cholesky factor; what is above the diagonal has no meaning.
+    """Turn a hessian that has been damped into its lower Cholesky factor; what is above
+    the diagonal has no meaning.
 
     >>> factor_in_place("refit", torch.tensor([[4.0, 2.0], [2.0, 5.0]]), 0.0).tril()
     tensor([[2., 0.],
@@ -140,8 +174,9 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     ValueError: refit: expected a positive definite hessian, got one with eigenvalues from 0 to 4, as of inputs that \
 are linearly dependent or fewer than the columns; damp=0 is too small, damp=0.01 is enough
 
-    Raises ValueError where there is none, and says how much damping is enough. Block by block this takes 0.5 to 0.75 of
-    the time of `torch.linalg.cholesky`, most of which goes into zeros above the diagonal.
+    Raises ValueError where there is none, and says how much damping is enough. Block by
+    block this takes 0.5 to 0.75 of the time of `torch.linalg.cholesky`, most of which
+    goes into zeros above the diagonal.
     """
     n, diagonal = len(hessian), hessian.diagonal().clone()
     for a in range(0, n, BLOCK):
@@ -155,19 +190,31 @@ are linearly dependent or fewer than the columns; damp=0 is too small, damp=0.01
             _singular(call, upper + upper.T + torch.diag(diagonal), damp)
         panel[: b - a] = lower
         if b < n:
-            below = panel[b - a :].T  # torch hands the result of this form back as the panel lies in memory
+            below = panel[
+                b - a :
+            ].T  # torch hands the result of this form back as the panel lies in memory
             below.copy_(torch.linalg.solve_triangular(lower, below, upper=False))
     return hessian
 
 
 def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:
     values = torch.linalg.eigvalsh(hessian)
-    low, high, mean = float(values[0]), float(values[-1]), float(hessian.diagonal().mean()) / (1 + damp)
-    lacks = max(-low, 0.0) + 4 * len(hessian) * torch.finfo(hessian.dtype).eps * max(high, 0.0)
-    enough = f", damp={_up(max(damp + lacks / mean, USUAL))} is enough" if mean > 0 else ""
+    low, high, mean = (
+        float(values[0]),
+        float(values[-1]),
+        float(hessian.diagonal().mean()) / (1 + damp),
+    )
+    lacks = max(-low, 0.0) + 4 * len(hessian) * torch.finfo(hessian.dtype).eps * max(
+        high, 0.0
+    )
+    enough = (
+        f", damp={_up(max(damp + lacks / mean, USUAL))} is enough" if mean > 0 else ""
+    )
     raise ValueError(
-        f"{call}: expected a positive definite hessian, got one with eigenvalues from {low:.3g} to {high:.3g}, as "
-        f"of inputs that are linearly dependent or fewer than the columns; damp={damp:g} is too small{enough}"
+        f"{call}: expected a positive definite hessian, got one with eigenvalues from "
+        f"{low:.3g} to {high:.3g}, as "
+        "of inputs that are linearly dependent or fewer than the columns; "
+        f"damp={damp:g} is too small{enough}"
     )
 
 

@@ -7,27 +7,43 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import hidden, one_by_one
 from sparsefn.engine.processes import check_alike, gathered, own
-from sparsefn.solve.inputs import check_damp, check_finite, check_kept, damp_in_place, factor_in_place, in_one_dtype
+from sparsefn.solve.inputs import (
+    check_damp,
+    check_finite,
+    check_kept,
+    damp_in_place,
+    factor_in_place,
+    in_one_dtype,
+)
 
 
-def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -> Tensor:
-    """Least squares on a mask: of all weights that are 0 off it, those that change the layer's outputs least.
+def refit(
+    weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0
+) -> Tensor:
+    """Least squares on a mask: of all weights that are 0 off it, those that change the
+    layer's outputs least.
 
-    >>> weight, hessian = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> weight, hessian = (
+    ...     torch.tensor([[1.0, 2.0]]),
+    ...     torch.tensor([[2.0, 1.0], [1.0, 2.0]]),
+    ... )
     >>> sf.solve.refit(weight, hessian, torch.tensor([[False, True]]))
     tensor([[0.0000, 2.5000]])
 
-    `weight` and `mask` are (out, in), `hessian` (in, in), symmetric. For a row w that keeps the columns S the result
-    is w_S + H_SS^-1 H_SP w_P, where P are the pruned columns, and +0.0 at P. Nothing that `obs` makes of that mask has
-    a smaller error, nor has plain masking. A row that keeps everything stays as it is. Inputs that were always 0 have
-    weights of 0. `damp` times the mean of the hessian's diagonal is added to the diagonal; without it, more inputs than
-    kept columns are needed.
+    `weight` and `mask` are (out, in), `hessian` (in, in), symmetric. For a row w that
+    keeps the columns S the result is w_S + H_SS^-1 H_SP w_P, where P are the pruned
+    columns, and +0.0 at P. Nothing that `obs` makes of that mask has a smaller error,
+    nor has plain masking. A row that keeps everything stays as it is. Inputs that were
+    always 0 have weights of 0. `damp` times the mean of the hessian's diagonal is added
+    to the diagonal; without it, more inputs than kept columns are needed.
 
-    Rows with one mask are solved together, so that a mask that many rows share is cheap; rows that all differ cost a
-    Cholesky factor of their kept columns each. Computed in the wider dtype of the two, float32 at least; the result has
-    the dtype of the weight, and no gradient. Raises ValueError for shapes that do not fit, values that are not finite,
-    a hessian that is singular on the kept columns of a row; TypeError for other dtypes. Under `vmap` the members are
-    solved one after another; compiled code calls it. Both give the same bits.
+    Rows with one mask are solved together, so that a mask that many rows share is
+    cheap; rows that all differ cost a Cholesky factor of their kept columns each.
+    Computed in the wider dtype of the two, float32 at least; the result has the dtype
+    of the weight, and no gradient. Raises ValueError for shapes that do not fit, values
+    that are not finite, a hessian that is singular on the kept columns of a row;
+    TypeError for other dtypes. Under `vmap` the members are solved one after another;
+    compiled code calls it. Both give the same bits.
     """
     w, h = in_one_dtype("refit", weight, hessian)
     kept = check_kept("refit", mask, weight)
@@ -40,7 +56,9 @@ def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -
 def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     """`refit` of arguments that were checked, with values that are known.
 
-    >>> solved(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([[False, True]]), 0.0)
+    >>> solved(
+    ...     torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([[False, True]]), 0.0
+    ... )
     tensor([[0., 2.]])
     """
     check_finite("refit", weight=w, hessian=h)  # hidden until now by a transform
@@ -54,13 +72,19 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     for i in mine:
         at, rows = masks[i].nonzero()[:, 0], (which == i).nonzero()[:, 0]
         if 0 < len(at) < w.shape[1]:
-            lower = factor_in_place(f"refit, row {int(rows[0])}", h[at[:, None], at], share)
-            new[rows[:, None], at] += torch.cholesky_solve(pull[rows[:, None], at].T, lower).T
+            lower = factor_in_place(
+                f"refit, row {int(rows[0])}", h[at[:, None], at], share
+            )
+            new[rows[:, None], at] += torch.cholesky_solve(
+                pull[rows[:, None], at].T, lower
+            ).T
     solved_here = ((which >= mine.start) & (which < mine.stop)).nonzero()[:, 0]
     places, rows = gathered(solved_here, new[solved_here])
     return new.index_copy(0, places, rows)
 
 
 _refitted = torch.library.custom_op("sparsefn::refit", solved, mutates_args=())
-_refitted.register_fake(lambda w, *_: torch.empty_like(w, memory_format=torch.contiguous_format))
+_refitted.register_fake(
+    lambda w, *_: torch.empty_like(w, memory_format=torch.contiguous_format)
+)
 one_by_one(_refitted)

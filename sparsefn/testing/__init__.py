@@ -1,4 +1,6 @@
-"""Laws of sparse training algorithms, for the library's and for your own; needs Hypothesis."""
+"""Laws of sparse training algorithms, for the library's and for your own; needs
+Hypothesis.
+"""
 
 from sparsefn.testing import coverage, laws, strategies
 from sparsefn.testing.check import Broken, check_laws, check_row

@@ -18,17 +18,38 @@ from sparsefn.testing.meta import Meta, imported
 
 def main(given: Sequence[str] | None = None) -> int:
     """Check the algorithm that a command line names, and print the report."""
-    parser = argparse.ArgumentParser(prog="python -m sparsefn.testing", description=__doc__)
-    parser.add_argument("factory", help="module:function of (sparsity, key), or of (sparsity, key, params)")
+    parser = argparse.ArgumentParser(
+        prog="python -m sparsefn.testing", description=__doc__
+    )
+    parser.add_argument(
+        "factory",
+        help="module:function of (sparsity, key), or of (sparsity, key, params)",
+    )
     parser.add_argument("--meta", metavar="MODULE:NAME", help="its sf.testing.Meta")
-    parser.add_argument("--suggest", action="store_true", help="look for the Meta that would hold")
-    parser.add_argument("--examples", type=int, default=25, metavar="N", help="examples of a check, at most")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="where examples begin")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    parser.add_argument(
+        "--suggest", action="store_true", help="look for the Meta that would hold"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=25,
+        metavar="N",
+        help="examples of a check, at most",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="where examples begin"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the report there, too"
+    )
     args = parser.parse_args(given)
     try:
         make, meta = _found(args.factory), _found(args.meta) if args.meta else Meta()
-        options: dict[str, Any] = {"max_examples": args.examples, "seed": args.seed, "suggest": args.suggest}
+        options: dict[str, Any] = {
+            "max_examples": args.examples,
+            "seed": args.seed,
+            "suggest": args.suggest,
+        }
         check_laws(make, meta=meta, laws=())  # says what is wrong with these
     except (TypeError, ValueError) as error:
         parser.error(str(error))

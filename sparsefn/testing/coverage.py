@@ -1,7 +1,9 @@
-"""What drawn cases hold: the shares of those with ties, NaN, empty leaves and other hard things, and the least of each.
+"""What drawn cases hold: the shares of those with ties, NaN, empty leaves and other
+hard things, and the least of each.
 
-A law that held on easy cases alone says little: a run over trees of drawn structure fails where a share is below
-`LEAST`. With trees like given ones (`params=`), shapes and dtypes are those of the user, and shares are only shown.
+A law that held on easy cases alone says little: a run over trees of drawn structure
+fails where a share is below `LEAST`. With trees like given ones (`params=`), shapes and
+dtypes are those of the user, and shares are only shown.
 """
 
 from __future__ import annotations
@@ -35,17 +37,26 @@ def traits(case: Case) -> set[str]:
     """The hard things in a case, of those named in `LEAST`.
 
     >>> params = {"w": torch.tensor([[1.0, -1.0]]), "scale": torch.tensor(float("nan"))}
-    >>> sorted(sf.testing.coverage.traits(sf.testing.Case(params, (params,), sparsity=0.25, seed=0)))
+    >>> sorted(
+    ...     sf.testing.coverage.traits(
+    ...         sf.testing.Case(params, (params,), sparsity=0.25, seed=0)
+    ...     )
+    ... )
     ['0-d leaf', 'half of a unit', 'ties']
 
-    "ties": two weights of one leaf that the laws sparsify (`sf.default_where`) have one magnitude, or two entries of
-    one of its gradients. "nan": such a leaf or its gradient holds one. "half of a unit": sparsity times the entries of
-    such a leaf, or of all of them, ends in one half, so that the count has to be rounded to even. "three leaves of
-    several dtypes": so many are sparsified, and not all are of one dtype. "empty leaf" and "0-d leaf": any leaf is.
+    "ties": two weights of one leaf that the laws sparsify (`sf.default_where`) have one
+    magnitude, or two entries of one of its gradients. "nan": such a leaf or its
+    gradient holds one. "half of a unit": sparsity times the entries of such a leaf, or
+    of all of them, ends in one half, so that the count has to be rounded to even.
+    "three leaves of several dtypes": so many are sparsified, and not all are of one
+    dtype. "empty leaf" and "0-d leaf": any leaf is.
     """
     trees = [flatten(tree)[0] for tree in (case.params, *case.grads)]
     chosen = [path for path, leaf in trees[0].items() if default_where(path, leaf)]
-    leaves, values = list(trees[0].values()), [tree[path] for tree in trees for path in chosen]
+    leaves, values = (
+        list(trees[0].values()),
+        [tree[path] for tree in trees for path in chosen],
+    )
     sizes = [trees[0][path].numel() for path in chosen]
     has = {
         "ties": any(map(_ties, values)),
@@ -53,7 +64,8 @@ def traits(case: Case) -> set[str]:
         "empty leaf": any(not x.numel() for x in leaves),
         "half of a unit": any(_is_half(case.sparsity, n) for n in (*sizes, sum(sizes))),
         "0-d leaf": any(not x.ndim for x in leaves),
-        "three leaves of several dtypes": len(chosen) > 2 and len({trees[0][path].dtype for path in chosen}) > 1,
+        "three leaves of several dtypes": len(chosen) > 2
+        and len({trees[0][path].dtype for path in chosen}) > 1,
     }
     return {name for name, found in has.items() if found}
 
@@ -80,17 +92,28 @@ def trait_shares(counted: Counter[str]) -> dict[str, float]:
 
 
 def missing(counted: Counter[str], least: Mapping[str, float] = LEAST) -> list[str]:
-    """One line for each trait of which too few of the counted cases have one; none for less than `ENOUGH` cases.
+    """One line for each trait of which too few of the counted cases have one; none for
+    less than `ENOUGH` cases.
 
     >>> from collections import Counter
-    >>> sf.testing.coverage.missing(Counter({"cases": 400, "ties": 300, "nan": 0}), {"ties": 0.5, "nan": 0.1})
+    >>> sf.testing.coverage.missing(
+    ...     Counter({"cases": 400, "ties": 300, "nan": 0}), {"ties": 0.5, "nan": 0.1}
+    ... )
     ['nan in 0% of 400 cases, expected 10% or more']
 
-    Too few are three standard deviations less than so many draws have on average with the least share.
+    Too few are three standard deviations less than so many draws have on average with
+    the least share.
     """
     n, found = counted[CASES], trait_shares(counted)
-    short = [s for s, p in least.items() if n >= ENOUGH and found[s] < p - 3 * math.sqrt(p * (1 - p) / n)]
-    return [f"{name} in {found[name]:.0%} of {n} cases, expected {least[name]:.0%} or more" for name in short]
+    short = [
+        s
+        for s, p in least.items()
+        if n >= ENOUGH and found[s] < p - 3 * math.sqrt(p * (1 - p) / n)
+    ]
+    return [
+        f"{name} in {found[name]:.0%} of {n} cases, expected {least[name]:.0%} or more"
+        for name in short
+    ]
 
 
 def of_cases(cases: Iterable[Case]) -> Counter[str]:

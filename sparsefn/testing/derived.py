@@ -1,4 +1,6 @@
-"""What an algorithm says of itself, so that nobody declares it: by its call, by its state, by what it takes."""
+"""What an algorithm says of itself, so that nobody declares it: by its call, by its
+state, by what it takes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _SAID = ("when", "pattern", "distribution", "where", "pruned")
 def run_of(row: Row, params: Tree = None) -> Case:
     """One fixed run of a row, over these params where there are any.
 
-    >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta())
+    >>> row = sf.testing.Row(
+    ...     "dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta()
+    ... )
     >>> run_of(row, {"w": torch.tensor([1.0, 2.0])}).grads[0]
     {'w': tensor([2., 1.])}
     """
@@ -39,9 +43,12 @@ def run_of(row: Row, params: Tree = None) -> Case:
 
 
 def completed(row: Row, params: Tree = None) -> Row:
-    """The row with what the call of its algorithm says of the fields that its promises leave open.
+    """The row with what the call of its algorithm says of the fields that its promises
+    leave open.
 
-    >>> row = sf.testing.Row("gmp", lambda s, key, params: sf.gmp(s, when=sf.every(2)), sf.testing.Meta())
+    >>> row = sf.testing.Row(
+    ...     "gmp", lambda s, key, params: sf.gmp(s, when=sf.every(2)), sf.testing.Meta()
+    ... )
     >>> completed(row).meta.when
     every(2)
 
@@ -59,7 +66,9 @@ def completed(row: Row, params: Tree = None) -> Row:
 def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
     """The promises of one algorithm, as `completed` has them.
 
-    >>> completed_meta("mine", sf.testing.Meta(when=sf.at([1])), sf.gmp(0.5, when=sf.every(2)))
+    >>> completed_meta(
+    ...     "mine", sf.testing.Meta(when=sf.at([1])), sf.gmp(0.5, when=sf.every(2))
+    ... )
     Traceback (most recent call last):
         ...
     ValueError: mine: Meta says when=at([1]), but the algorithm was made with when=every(2); leave it out of Meta
@@ -71,7 +80,8 @@ def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
             new |= {} if field == "pattern" and same(value, plain) else {field: value}
         elif _DIFFER.get(field, lambda own, value: False)(own, value):
             raise ValueError(
-                f"{name}: Meta says {field}={shown(own)}, but the algorithm was made with {field}={shown(value)}; "
+                f"{name}: Meta says {field}={shown(own)}, but the algorithm was made "
+                f"with {field}={shown(value)}; "
                 "leave it out of Meta"
             )
     if "pattern" in new:
@@ -80,17 +90,31 @@ def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
 
 
 def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any]:
-    """Arguments of the call that made an algorithm; for one around another, of the call of that.
+    """Arguments of the call that made an algorithm; for one around another, of the call
+    of that.
 
-    >>> said_by(sf.with_terms(sf.gmp(0.5, when=sf.every(2), pruned="keep"), sf.terms.l2(0.1)))["pruned"]
+    >>> said_by(
+    ...     sf.with_terms(
+    ...         sf.gmp(0.5, when=sf.every(2), pruned="keep"), sf.terms.l2(0.1)
+    ...     )
+    ... )["pruned"]
     'keep'
     """
     masked = update_of(algorithm).masked
-    found: dict[str, Any] = {} if masked is None or "when" not in names else {"when": masked.when}  # of `steps=`
-    for call in (getattr(algorithm, "__dict__", {}).get("_inner"), call_of(algorithm)):  # the outer one goes before
+    found: dict[str, Any] = (
+        {} if masked is None or "when" not in names else {"when": masked.when}
+    )  # of `steps=`
+    for call in (
+        getattr(algorithm, "__dict__", {}).get("_inner"),
+        call_of(algorithm),
+    ):  # the outer one goes before
         named = {} if call is None else call.arguments()
         inside = [value for value in named.values() if isinstance(value, Algorithm)]
-        said = said_by(inside[0], names) if inside else {name: named.get(name) for name in names}
+        said = (
+            said_by(inside[0], names)
+            if inside
+            else {name: named.get(name) for name in names}
+        )
         found |= {name: value for name, value in said.items() if value is not None}
     return found
 
@@ -115,15 +139,23 @@ _DIFFER: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def takes_tensor(row: Row, case: Case) -> bool:
-    """Whether the sparsity that a row is made with may be a tensor of a batch: one that reads its value takes none.
+    """Whether the sparsity that a row is made with may be a tensor of a batch: one that
+    reads its value takes none.
 
-    >>> row = sf.testing.Row("mine", lambda s, key, params: sf.static(float(s)), sf.testing.Meta())
+    >>> row = sf.testing.Row(
+    ...     "mine", lambda s, key, params: sf.static(float(s)), sf.testing.Meta()
+    ... )
     >>> takes_tensor(row, sf.testing.strategies.large())
     False
     """
     batch = torch.tensor([case.sparsity], dtype=torch.float64, device="cpu")
     try:
-        torch.vmap(lambda sparsity: (row.make(sparsity, key(case.seed), case.params), sparsity)[1])(batch)
+        torch.vmap(
+            lambda sparsity: (
+                row.make(sparsity, key(case.seed), case.params),
+                sparsity,
+            )[1]
+        )(batch)
     except Exception:
         return False
     return True
@@ -132,7 +164,11 @@ def takes_tensor(row: Row, case: Case) -> bool:
 def first_state(row: Row) -> State:
     """A first state of a row.
 
-    >>> first_state(sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta())).opt
+    >>> first_state(
+    ...     sf.testing.Row(
+    ...         "dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta()
+    ...     )
+    ... ).opt
     ()
     """
     run = run_of(row)
@@ -142,7 +178,12 @@ def first_state(row: Row) -> State:
 def learned(state: State) -> set[str]:
     """Which trees of a state train in the place of its params: "latent", "learned".
 
-    >>> learned(sf.supermask(0.5).init({"w": torch.ones(2, 2)})), learned(sf.dense().init({}))
+    >>> (
+    ...     learned(sf.supermask(0.5).init({"w": torch.ones(2, 2)})),
+    ...     learned(sf.dense().init({})),
+    ... )
     ({'learned'}, set())
     """
-    return {role for role in ("latent", "learned") if role in state.scores}.union(*map(learned, state.parts))
+    return {role for role in ("latent", "learned") if role in state.scores}.union(
+        *map(learned, state.parts)
+    )

@@ -1,4 +1,6 @@
-"""Helpers of the laws: leaves by path, comparison by bits, runs, and a counter of tensor operations."""
+"""Helpers of the laws: leaves by path, comparison by bits, runs, and a counter of
+tensor operations.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +46,30 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(bits_of(a), bits_of(b))
+    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(
+        bits_of(a), bits_of(b)
+    )
 
 
 def assert_same(what: str, a: Tree, b: Tree) -> None:
     """Two trees have the same paths and the same bits."""
     left, right = leaves(a), leaves(b)
-    assert set(left) == set(right), f"{what}: other leaves: {sorted(set(left) ^ set(right))}"
+    assert set(left) == set(right), (
+        f"{what}: other leaves: {sorted(set(left) ^ set(right))}"
+    )
     for path, leaf in left.items():
-        assert equal(leaf, right[path]), f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
+        assert equal(leaf, right[path]), (
+            f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
+        )
 
 
 def hash_of(tree: Tree) -> str:
     """A hash of the bits of all leaves."""
     found = hashlib.blake2b()
     for path, leaf in leaves(tree).items():
-        found.update(path.encode() + bytes(bits_of(leaf).reshape(-1).view(torch.uint8).tolist()))
+        found.update(
+            path.encode() + bytes(bits_of(leaf).reshape(-1).view(torch.uint8).tolist())
+        )
     return found.hexdigest()
 
 
@@ -86,23 +96,39 @@ def check_made(name: str, made: object) -> None:
     if not isinstance(made, Algorithm):
         got = "None" if made is None else uncalled(made) or type(made).__name__
         raise TypeError(
-            f"expected {name} to return an Algorithm, got {got}; a pair of functions is sf.Algorithm(init, update)"
+            f"expected {name} to return an Algorithm, got {got}; a pair of functions "
+            "is sf.Algorithm(init, update)"
         )
 
 
-def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)) -> Algorithm:
-    """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
+def trained_of(
+    row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)
+) -> Algorithm:
+    """The same with an optimizer, where it has none: else no gradient reaches what it
+    trains, and no term is read.
+    """
     algorithm = algorithm_of(row, case)
     own = has_optimizer(algorithm.init(case.params))
     return algorithm if own else with_optimizer(algorithm, optimizer, skip=never())
 
 
-def mapped(case: Case, of_params: Callable[[Tree], Tree], of_grads: Callable[[Tree], Tree] | None = None) -> Case:
-    """The run with what functions make of its params and gradients; one function for both where the other is None."""
-    return case._replace(params=of_params(case.params), grads=tuple(map(of_grads or of_params, case.grads)))
+def mapped(
+    case: Case,
+    of_params: Callable[[Tree], Tree],
+    of_grads: Callable[[Tree], Tree] | None = None,
+) -> Case:
+    """The run with what functions make of its params and gradients; one function for
+    both where the other is None.
+    """
+    return case._replace(
+        params=of_params(case.params),
+        grads=tuple(map(of_grads or of_params, case.grads)),
+    )
 
 
-def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:
+def updates(
+    algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int
+) -> Iterator[State]:
     """The state after init, and after each update."""
     state = algorithm.init(case.params)
     yield state
@@ -117,13 +143,25 @@ def states_of(row: Row, case: Case) -> list[State]:
 
 
 def generators(numpy: bool = True) -> list[object]:
-    """The states of the global generators of torch's CPU, of `random` and, if asked for, of NumPy."""
-    return [bytes(torch.get_rng_state().numpy()), random.getstate(), repr(np.random.get_state()) if numpy else ""]
+    """The states of the global generators of torch's CPU, of `random` and, if asked
+    for, of NumPy.
+    """
+    return [
+        bytes(torch.get_rng_state().numpy()),
+        random.getstate(),
+        repr(np.random.get_state()) if numpy else "",
+    ]
 
 
 def memory_of(x: Tensor) -> tuple[object, ...]:
     """Where the entries of a tensor are in memory, and as what."""
-    return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype
+    return (
+        x.untyped_storage().data_ptr(),
+        x.storage_offset(),
+        x.shape,
+        x.stride(),
+        x.dtype,
+    )
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -133,15 +171,23 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.operations.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 def hold(
-    name: str, law: Callable[[T], None], examples: Examples[T], tries: float, seed: int | None = 0, shrink: bool = True
+    name: str,
+    law: Callable[[T], None],
+    examples: Examples[T],
+    tries: float,
+    seed: int | None = 0,
+    shrink: bool = True,
 ) -> None:
-    """Try a law on drawn examples: the same ones for a name and a seed, new ones each time without a seed.
+    """Try a law on drawn examples: the same ones for a name and a seed, new ones each
+    time without a seed.
 
     >>> from hypothesis import strategies as st
     >>> hold("small", lambda n: None, st.integers(), 5)
@@ -155,7 +201,11 @@ def hold(
         max_examples=max(1, math.ceil(tries)),
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         report_multiple_bugs=shrink,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.nested_given],
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.nested_given,
+        ],
         deadline=None,
         database=None,
     )(tried)()

@@ -1,7 +1,8 @@
-"""A counter of what operations cost on a device: launches, bytes, and waits of Python for the device.
+"""A counter of what operations cost on a device: launches, bytes, and waits of Python
+for the device.
 
-It needs no device: `torch.device("meta")` tensors have shapes and no values, and code that looks at a value fails on
-them as it would wait on a GPU.
+It needs no device: `torch.device("meta")` tensors have shapes and no values, and code
+that looks at a value fails on them as it would wait on a GPU.
 """
 
 from __future__ import annotations
@@ -17,15 +18,55 @@ from torch import Tensor
 
 from sparsefn.engine.surroundings import Onlooker
 
-# Operations that make another tensor of the same memory, or memory that nothing is written to.
+# Operations that make another tensor of the same memory, or memory that nothing is
+# written to.
 _VIEWS = {
-    *("view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "unsqueeze", "squeeze", "t", "transpose"),
-    *("permute", "movedim", "slice", "select", "split", "split_with_sizes", "unbind", "unfold", "narrow", "chunk"),
-    *("diagonal", "as_strided", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty", "empty_strided"),
+    *(
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "t",
+        "transpose",
+    ),
+    *(
+        "permute",
+        "movedim",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "unfold",
+        "narrow",
+        "chunk",
+    ),
+    *(
+        "diagonal",
+        "as_strided",
+        "detach",
+        "alias",
+        "lift_fresh",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+    ),
 }
 # Operations whose result, or its size, Python reads.
 _READS = {
-    *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "bincount"),
+    *(
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "equal",
+        "nonzero",
+        "masked_select",
+        "bincount",
+    ),
     *("unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"),
 }
 _ONLY_WRITES = {"copy_", "fill_", "zero_"}
@@ -41,12 +82,14 @@ class Launches(Onlooker):
     >>> counted.launches, counted.bytes, counted.waits
     (1, 8000, [])
 
-    `launches` counts the operations that run: one for each, whatever number of kernels a device makes of it, and none
-    for a view. `operations` counts them by name. `bytes` are those of the tensors that each reads and writes once;
-    an operation that passes over memory several times, as a sort does, moves more. `waits` names what makes Python
-    wait until the device has done all before: a value that is read, a shape that depends on values, a copy between
-    a device and the CPU. `torch.tensor(numbers, device=...)` copies past every mode, and is not seen. An operation
-    that is opaque, such as one of `torch.library`, counts as one.
+    `launches` counts the operations that run: one for each, whatever number of kernels
+    a device makes of it, and none for a view. `operations` counts them by name. `bytes`
+    are those of the tensors that each reads and writes once; an operation that passes
+    over memory several times, as a sort does, moves more. `waits` names what makes
+    Python wait until the device has done all before: a value that is read, a shape that
+    depends on values, a copy between a device and the CPU.
+    `torch.tensor(numbers, device=...)` copies past every mode, and is not seen. An
+    operation that is opaque, such as one of `torch.library`, counts as one.
     """
 
     def __init__(self) -> None:
@@ -60,15 +103,27 @@ class Launches(Onlooker):
         """How many operations ran on a device."""
         return self.operations.total()
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name, given = func.overloadpacket.__name__, kwargs or {}
-        inputs = _tensors((args, {key: value for key, value in given.items() if key != "out"}))
-        self.waits += _waits(name, args, given, inputs)  # before the call: on a meta tensor it may fail
+        inputs = _tensors(
+            (args, {key: value for key, value in given.items() if key != "out"})
+        )
+        self.waits += _waits(
+            name, args, given, inputs
+        )  # before the call: on a meta tensor it may fail
         made = func(*args, **given)
-        outputs = _tensors(made) or _tensors(args[:1])  # an operation on a list of tensors in place returns nothing
+        outputs = _tensors(made) or _tensors(
+            args[:1]
+        )  # an operation on a list of tensors in place returns nothing
         if _on_device(inputs + outputs) and name not in _VIEWS:
             self.operations[name] += 1
-            read = inputs[len(outputs) :] if name.removeprefix("_foreach_") in _ONLY_WRITES else inputs
+            read = (
+                inputs[len(outputs) :]
+                if name.removeprefix("_foreach_") in _ONLY_WRITES
+                else inputs
+            )
             self.bytes += sum(_size(x) for x in read) + sum(_size(x) for x in outputs)
         return made
 
@@ -95,16 +150,30 @@ def _on_device(tensors: list[Tensor]) -> bool:
     return any(x.device.type != "cpu" for x in tensors)
 
 
-def _waits(name: str, args: tuple[Any, ...], given: dict[str, Any], inputs: list[Tensor]) -> list[str]:
+def _waits(
+    name: str, args: tuple[Any, ...], given: dict[str, Any], inputs: list[Tensor]
+) -> list[str]:
     if name in _READS and _on_device(inputs):
         return [name]
     # A 0-d CPU tensor in arithmetic is an argument of the launch, and no copy.
     if name in ("_to_copy", "copy_") and inputs:
         origin = inputs[-1].device.type
-        to = torch.device(given.get("device") or origin) if name == "_to_copy" else inputs[0].device
-        return [f"copy of {tuple(inputs[-1].shape)} from {origin} to {to.type}"] if to.type != origin else []
+        to = (
+            torch.device(given.get("device") or origin)
+            if name == "_to_copy"
+            else inputs[0].device
+        )
+        return (
+            [f"copy of {tuple(inputs[-1].shape)} from {origin} to {to.type}"]
+            if to.type != origin
+            else []
+        )
     flags = (torch.bool, torch.uint8)
-    indices = _tensors(args[1]) if name in ("index", "index_put", "index_put_") and _on_device(inputs) else []
+    indices = (
+        _tensors(args[1])
+        if name in ("index", "index_put", "index_put_") and _on_device(inputs)
+        else []
+    )
     if any(x.dtype in flags or x.device.type == "cpu" for x in indices):
         return [f"{name} by flags or by indices on the CPU"]
     return []
@@ -112,4 +181,6 @@ def _waits(name: str, args: tuple[Any, ...], given: dict[str, Any], inputs: list
 
 def _size(x: Tensor) -> int:
     # An element that is expanded is read once.
-    return x.element_size() * math.prod(n if step or not n else 1 for n, step in zip(x.shape, x.stride(), strict=True))
+    return x.element_size() * math.prod(
+        n if step or not n else 1 for n, step in zip(x.shape, x.stride(), strict=True)
+    )

@@ -51,16 +51,19 @@ class Check(NamedTuple):
     >>> check.name, check.binds(sf.testing.Meta())
     ('states_keep_their_structure', True)
 
-    `binds` says which rows it applies to, and `declare(meta)` what else a `Meta` may say of an algorithm that fails it,
-    the stronger promises first. `examples` is what it is tried on, and `share` what fraction of the examples asked for
-    it tries: most failures show early. Cases of a check that is not `hard` are easy on purpose, and `coverage` leaves
-    them out.
+    `binds` says which rows it applies to, and `declare(meta)` what else a `Meta` may
+    say of an algorithm that fails it, the stronger promises first. `examples` is what
+    it is tried on, and `share` what fraction of the examples asked for it tries: most
+    failures show early. Cases of a check that is not `hard` are easy on purpose, and
+    `coverage` leaves them out.
     """
 
     run: Callable[[Row, Case], None]
     binds: Callable[[Meta], bool] = lambda meta: True
     declare: Callable[[Meta], Sequence[Declared]] = lambda meta: ()
-    examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: drawn(meta, like)
+    examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: (
+        drawn(meta, like)
+    )
     share: float = 0.25
     hard: bool = True
 
@@ -82,21 +85,33 @@ class Law(NamedTuple):
 
 
 def drawn(
-    meta: Meta, like: Tree = None, palettes: Sequence[str] | None = None, distinct: bool = False
+    meta: Meta,
+    like: Tree = None,
+    palettes: Sequence[str] | None = None,
+    distinct: bool = False,
 ) -> st.SearchStrategy[Case]:
-    """Runs for a row: over drawn trees whose shapes its pattern accepts, or over trees like `like`.
+    """Runs for a row: over drawn trees whose shapes its pattern accepts, or over trees
+    like `like`.
 
     >>> from hypothesis import find
-    >>> find(sf.testing.laws.drawn(sf.testing.Meta(), {"w": torch.ones(2, 2)}), lambda case: True).params["w"].shape
+    >>> find(
+    ...     sf.testing.laws.drawn(sf.testing.Meta(), {"w": torch.ones(2, 2)}),
+    ...     lambda case: True,
+    ... ).params["w"].shape
     torch.Size([2, 2])
     """
-    # Where a pattern pools scores, rounding would give the oracle other ties than the library.
+    # Where a pattern pools scores, rounding would give the oracle other ties than the
+    # library.
     default = EXACT if meta.layout.reduce is not None else EVERY
     return cases(meta.layout.form, palettes or default, distinct, like)
 
 
 def _one(elements: int) -> Callable[[Meta, Tree], st.SearchStrategy[Case]]:
-    return lambda meta, like: st.just(large(meta.layout.form, elements)) if like is None else drawn(meta, like)
+    return lambda meta, like: (
+        st.just(large(meta.layout.form, elements))
+        if like is None
+        else drawn(meta, like)
+    )
 
 
 def _ends(meta: Meta) -> bool:
@@ -105,7 +120,11 @@ def _ends(meta: Meta) -> bool:
 
 
 def _whole_units(meta: Meta) -> bool:
-    return meta.layout.reduce is not None and meta.layout.zeros is None and bool(meta.exact_count)
+    return (
+        meta.layout.reduce is not None
+        and meta.layout.zeros is None
+        and bool(meta.exact_count)
+    )
 
 
 def _or(*several: Declared, **one: Any) -> Callable[[Meta], Sequence[Declared]]:
@@ -113,7 +132,10 @@ def _or(*several: Declared, **one: Any) -> Callable[[Meta], Sequence[Declared]]:
 
 
 def _exchange(**field: Any) -> Callable[[Meta], Sequence[Declared]]:
-    return lambda meta: ({"choose": meta.exchange and meta.exchange._replace(**field)}, {"choose": None})
+    return lambda meta: (
+        {"choose": meta.exchange and meta.exchange._replace(**field)},
+        {"choose": None},
+    )
 
 
 def _real(meta: Meta) -> Sequence[Declared]:
@@ -122,7 +144,11 @@ def _real(meta: Meta) -> Sequence[Declared]:
 
 
 def _elements(meta: Meta) -> bool:
-    return meta.layout.reduce is None and meta.layout.fixed is None and meta.layout.ungrouped
+    return (
+        meta.layout.reduce is None
+        and meta.layout.fixed is None
+        and meta.layout.ungrouped
+    )
 
 
 _COUNTS = _or(
@@ -134,7 +160,12 @@ _COUNTS = _or(
 )
 _CHECKS = {
     "exact_count": (
-        Check(masks.counts_are_exact, lambda meta: bool(meta.exact_count), _COUNTS, share=1.0),
+        Check(
+            masks.counts_are_exact,
+            lambda meta: bool(meta.exact_count),
+            _COUNTS,
+            share=1.0,
+        ),
         Check(masks.units_are_whole, _whole_units),
         Check(masks.floors_are_respected, lambda meta: meta.joint),
     ),
@@ -142,12 +173,21 @@ _CHECKS = {
         Check(
             masks.the_best_are_kept,
             lambda meta: meta.score is not None or meta.start == "magnitude",
-            _or({"start": "other"}, {"choose": None}, {"start": "other", "choose": None}),
+            _or(
+                {"start": "other"}, {"choose": None}, {"start": "other", "choose": None}
+            ),
             share=1.0,
         ),
-        Check(masks.the_worst_are_exchanged, lambda meta: bool(meta.exchange), _exchange(exclude=True), share=1.0),
+        Check(
+            masks.the_worst_are_exchanged,
+            lambda meta: bool(meta.exchange),
+            _exchange(exclude=True),
+            share=1.0,
+        ),
     ),
-    "monotonicity": (Check(masks.masks_only_shrink, lambda meta: meta.monotone, _or(monotone=False)),),
+    "monotonicity": (
+        Check(masks.masks_only_shrink, lambda meta: meta.monotone, _or(monotone=False)),
+    ),
     "conservation": (
         Check(
             masks.exchanges_conserve,
@@ -165,11 +205,24 @@ _CHECKS = {
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
         Check(states.surroundings_do_not_matter, share=0.08),
-        Check(dependence.order_of_sums_is_fixed, lambda meta: bool(meta.layout.reduce), examples=_one(300), share=0.04),
+        Check(
+            dependence.order_of_sums_is_fixed,
+            lambda meta: bool(meta.layout.reduce),
+            examples=_one(300),
+            share=0.04,
+        ),
         Check(states.processes_do_not_matter, examples=_one(150), share=0.04),
         Check(states.steps_may_be_tensors),
-        Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, _or(needs_grads=True)),
-        Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, _or(stochastic=True)),
+        Check(
+            dependence.gradients_matter_where_declared,
+            lambda meta: not meta.needs_grads,
+            _or(needs_grads=True),
+        ),
+        Check(
+            dependence.keys_matter_where_declared,
+            lambda meta: not meta.stochastic,
+            _or(stochastic=True),
+        ),
         Check(
             dependence.declared_dependence_is_real,
             lambda meta: meta.needs_grads or bool(meta.stochastic),
@@ -183,7 +236,11 @@ _CHECKS = {
     ),
     "compile_is_eager": (
         Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),
-        Check(transforms.one_compiled_update_serves_two_models, examples=_one(150), share=0.04),
+        Check(
+            transforms.one_compiled_update_serves_two_models,
+            examples=_one(150),
+            share=0.04,
+        ),
     ),
     "equivariance": (
         Check(
@@ -197,7 +254,11 @@ _CHECKS = {
             _or(scale_free=False),
             lambda meta, like: drawn(meta, like, EXACT),
         ),
-        Check(dependence.names_do_not_matter, lambda meta: not meta.stochastic, _or(stochastic=True)),
+        Check(
+            dependence.names_do_not_matter,
+            lambda meta: not meta.stochastic,
+            _or(stochastic=True),
+        ),
         Check(
             dependence.permutations_commute,
             lambda meta: meta.permutes and _elements(meta),
@@ -215,11 +276,26 @@ _CHECKS = {
         ),
     ),
     "edges": (
-        Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, _or(baseline=None)),
+        Check(
+            ends.sparsity_zero_is_dense,
+            lambda meta: meta.baseline is not None,
+            _or(baseline=None),
+        ),
         Check(ends.sparsity_one_is_empty, _ends, _or(baseline=None)),
-        Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
-        Check(ends.pruned_weights_are_zero, declare=_or({"pruned": "keep"}, {"pruned": "train"})),
-        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, _or(pruned="train")),
+        Check(
+            ends.nothing_to_sparsify_is_dense,
+            lambda meta: meta.where is default_where,
+            share=0.08,
+        ),
+        Check(
+            ends.pruned_weights_are_zero,
+            declare=_or({"pruned": "keep"}, {"pruned": "train"}),
+        ),
+        Check(
+            ends.nothing_moves_off_the_support,
+            lambda meta: meta.support is not None,
+            _or(pruned="train"),
+        ),
     ),
     "resume": (
         Check(states.runs_resume),
@@ -231,14 +307,23 @@ _CHECKS = {
     ),
 }
 LAWS = tuple(Law(name, checks) for name, checks in _CHECKS.items())
-EXACT_COUNT, SELECTION_OPTIMALITY, MONOTONICITY, CONSERVATION, PURITY, DETERMINISM = LAWS[:6]
+EXACT_COUNT, SELECTION_OPTIMALITY, MONOTONICITY, CONSERVATION, PURITY, DETERMINISM = (
+    LAWS[:6]
+)
 VMAP, COMPILE, EQUIVARIANCE, BOUNDS, EDGES, RESUME = LAWS[6:]
 
 
 def bound(meta: Meta, laws: Sequence[Law] = LAWS) -> Iterator[tuple[Law, Check]]:
     """The checks that bind an algorithm of these promises, with their laws.
 
-    >>> sorted({law.name for law, _ in sf.testing.laws.bound(sf.testing.Meta(monotone=True), sf.testing.LAWS[:4])})
+    >>> sorted(
+    ...     {
+    ...         law.name
+    ...         for law, _ in sf.testing.laws.bound(
+    ...             sf.testing.Meta(monotone=True), sf.testing.LAWS[:4]
+    ...         )
+    ...     }
+    ... )
     ['exact_count', 'monotonicity']
     """
     return ((law, check) for law in laws for check in law.checks if check.binds(meta))

@@ -1,4 +1,6 @@
-"""Laws on dependence: of masks on steps, gradients, keys, other leaves, scales, names and places."""
+"""Laws on dependence: of masks on steps, gradients, keys, other leaves, scales, names
+and places.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from sparsefn.checkpoint import tree_equal
 from sparsefn.masks import difference, intersect, n_kept
 from sparsefn.state import has_optimizer, with_params
 from sparsefn.testing.derived import learned
-from sparsefn.testing.harness import Operations, algorithm_of, assert_same, mapped, states_of
+from sparsefn.testing.harness import (
+    Operations,
+    algorithm_of,
+    assert_same,
+    mapped,
+    states_of,
+)
 from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import unit_groups
@@ -20,19 +28,27 @@ from sparsefn.tree import Tree
 
 
 def levels_stay_in_bounds(row: Row, case: Case) -> None:
-    """The level is a number in [0, 1] at every step, the same for an int and for a tensor; triggers fire alike."""
+    """The level is a number in [0, 1] at every step, the same for an int and for a
+    tensor; triggers fire alike.
+    """
     meta = row.meta
     level = meta.level(case.sparsity)
     for step in (0, 1, 2, 3, 10, 1000, 2**40):
         value, hidden = level(step), level(torch.tensor(step, device="cpu"))
         assert 0.0 <= float(value) <= 1.0, f"the level at step {step} is {value}"
-        assert float(hidden) == float(value), f"the level at step {step} is {value}, but {hidden} for a tensor"
+        assert float(hidden) == float(value), (
+            f"the level at step {step} is {value}, but {hidden} for a tensor"
+        )
         fires, hidden = meta.when(step), meta.when(torch.tensor(step, device="cpu"))
-        assert bool(fires) == bool(hidden), f"the trigger says {fires} at step {step}, but {hidden} for a tensor"
+        assert bool(fires) == bool(hidden), (
+            f"the trigger says {fires} at step {step}, but {hidden} for a tensor"
+        )
 
 
 def nothing_happens_between_triggers(row: Row, case: Case) -> None:
-    """Masks change at triggers only; without an optimizer or memory inside, other steps do no tensor work."""
+    """Masks change at triggers only; without an optimizer or memory inside, other steps
+    do no tensor work.
+    """
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
@@ -40,7 +56,11 @@ def nothing_happens_between_triggers(row: Row, case: Case) -> None:
             after = algorithm.update(state, grads, step)
         if not row.meta.when(step):
             assert_same(f"masks at step {step}", state.masks, after.masks)
-            if row.meta.idle and not has_optimizer(state) and "latent" not in learned(state):
+            if (
+                row.meta.idle
+                and not has_optimizer(state)
+                and "latent" not in learned(state)
+            ):
                 assert_same(f"state at step {step}", state, after)
                 assert not work.operations, f"step {step} ran {work.operations}"
         state = after
@@ -53,39 +73,62 @@ def _final_masks(row: Row, case: Case) -> Tree:
 def gradients_matter_where_declared(row: Row, case: Case) -> None:
     """Other gradients give the same masks, unless the row says that it needs them."""
     other = case._replace(
-        grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1])
+        grads=tuple(
+            optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t)
+            for t in case.grads[::-1]
+        )
     )
     assert_same("masks", _final_masks(row, case), _final_masks(row, other))
 
 
 def keys_matter_where_declared(row: Row, case: Case) -> None:
     """Another key gives the same masks, unless the row says that it draws."""
-    assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
+    assert_same(
+        "masks",
+        _final_masks(row, case),
+        _final_masks(row, case._replace(seed=case.seed + 1)),
+    )
 
 
 def declared_dependence_is_real(row: Row, case: Case) -> None:
-    """On large leaves another key, other gradients and another step give other masks, where the row says so."""
+    """On large leaves another key, other gradients and another step give other masks,
+    where the row says so.
+    """
     meta, masks = row.meta, _final_masks(row, case)
     if meta.stochastic:
-        assert not tree_equal(masks, _final_masks(row, case._replace(seed=case.seed + 1))), "the key does not matter"
+        assert not tree_equal(
+            masks, _final_masks(row, case._replace(seed=case.seed + 1))
+        ), "the key does not matter"
     if meta.needs_grads:
-        other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0), t) for t in case.grads))
-        assert not tree_equal(masks, _final_masks(row, other)), "the gradients do not matter"
+        other = case._replace(
+            grads=tuple(optree.tree_map(lambda g: g.flip(0), t) for t in case.grads)
+        )
+        assert not tree_equal(masks, _final_masks(row, other)), (
+            "the gradients do not matter"
+        )
     if meta.stochastic == "anew":
         algorithm = algorithm_of(row, case)
         state = algorithm.init(case.params)
         fires = [*(step for step in range(100) if meta.when(step)), 0, 1][:2]
-        first, second = (algorithm.update(state, case.grads[0], step).masks for step in fires)
-        fresh = [difference(masks, state.masks, state.params) for masks in (first, second)]
+        first, second = (
+            algorithm.update(state, case.grads[0], step).masks for step in fires
+        )
+        fresh = [
+            difference(masks, state.masks, state.params) for masks in (first, second)
+        ]
         shared, grown = n_kept(intersect(*fresh)), n_kept(fresh[1])
         # Where nothing grows, as in pruning, draws show in the masks themselves.
-        assert shared < grown if grown else not tree_equal(first, second), "every step draws the same"
+        assert shared < grown if grown else not tree_equal(first, second), (
+            "every step draws the same"
+        )
 
 
 def leaves_are_independent(row: Row, case: Case) -> None:
     """Another leaf in front changes nothing for the others."""
     alone = mapped(case, lambda tree: {"t": tree})
-    beside = mapped(case, lambda tree: {"t": tree, "a": torch.ones((4, 4), device="cpu")})
+    beside = mapped(
+        case, lambda tree: {"t": tree, "a": torch.ones((4, 4), device="cpu")}
+    )
     assert_same("masks", _final_masks(row, alone)["t"], _final_masks(row, beside)["t"])
 
 
@@ -106,7 +149,9 @@ def names_do_not_matter(row: Row, case: Case) -> None:
 
 
 def permutations_commute(row: Row, case: Case) -> None:
-    """Weights in another order have masks in that order (drawn without ties, and weights move at every step)."""
+    """Weights in another order have masks in that order (drawn without ties, and
+    weights move at every step).
+    """
 
     def flipped(tree: Tree) -> Tree:
         return optree.tree_map(lambda x: x.flip(tuple(range(x.ndim))), tree)
@@ -123,21 +168,31 @@ def permutations_commute(row: Row, case: Case) -> None:
 
 
 def order_of_sums_is_fixed(row: Row, case: Case) -> None:
-    """Units that hold the same numbers in other orders: threads, the layout of memory and a batch change no mask."""
+    """Units that hold the same numbers in other orders: threads, the layout of memory
+    and a batch change no mask.
+    """
     near = mapped(case, lambda tree: _permuted(row, tree))
     other = mapped(near, turned)
     want = _final_masks(row, near)
     for n in (1, 2, 3, 4):
         with threads(n):
             assert_same(f"masks with {n} threads", want, _final_masks(row, near))
-            assert_same(f"masks of turned leaves with {n} threads", want, _final_masks(row, other))
+            assert_same(
+                f"masks of turned leaves with {n} threads",
+                want,
+                _final_masks(row, other),
+            )
 
     def masks(params: Tree, grads: Tree) -> Tree:
         return _final_masks(row, near._replace(params=params, grads=grads))
 
     members: Tree = (other.params, other.grads)
     batch = torch.vmap(masks)(*optree.tree_map(lambda x: x[None], members))
-    assert_same("masks of a batch", want, optree.tree_map(lambda x: x[0] if x.ndim else x, batch))
+    assert_same(
+        "masks of a batch",
+        want,
+        optree.tree_map(lambda x: x[0] if x.ndim else x, batch),
+    )
 
 
 def _permuted(row: Row, tree: Tree) -> Tree:
@@ -147,10 +202,15 @@ def _permuted(row: Row, tree: Tree) -> Tree:
     def leaf(x: torch.Tensor) -> torch.Tensor:
         if x.ndim < 2 or not x.numel():
             return x
-        values, new = torch.rand(x.numel(), generator=generator, device="cpu"), torch.empty(x.numel(), device="cpu")
+        values, new = (
+            torch.rand(x.numel(), generator=generator, device="cpu"),
+            torch.empty(x.numel(), device="cpu"),
+        )
         for group in unit_groups(row.meta.layout, tuple(x.shape)):
             for unit in group:
-                new[unit] = values[torch.randperm(len(unit), generator=generator, device="cpu")]
+                new[unit] = values[
+                    torch.randperm(len(unit), generator=generator, device="cpu")
+                ]
         return new.to(x.dtype).reshape(x.shape)
 
     return optree.tree_map(leaf, tree)

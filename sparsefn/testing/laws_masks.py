@@ -1,4 +1,6 @@
-"""Laws on which weights are kept: how many, which ones, and what may change from one update to the next."""
+"""Laws on which weights are kept: how many, which ones, and what may change from one
+update to the next.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import torch
 from sparsefn.budgets.distributions import Global
 from sparsefn.state import Accumulated, Score, State
 from sparsefn.testing import oracle
-from sparsefn.testing.harness import algorithm_of, bits_of, equal, leaves, sparse, states_of, updates
+from sparsefn.testing.harness import (
+    algorithm_of,
+    bits_of,
+    equal,
+    leaves,
+    sparse,
+    states_of,
+    updates,
+)
 from sparsefn.testing.meta import Exchange, Meta, Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
@@ -27,43 +37,75 @@ class Rivals(NamedTuple):
     meta: Meta
 
     def active(self, state: State) -> list[bool]:
-        kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
-        return [oracle.is_active(self.meta.layout, kept[path], unit) for path, unit in self.units]
+        kept = {
+            path: mask.reshape(-1).tolist()
+            for path, mask in leaves(state.masks).items()
+        }
+        return [
+            oracle.is_active(self.meta.layout, kept[path], unit)
+            for path, unit in self.units
+        ]
 
     def scores(self, tree: Tree) -> list[float]:
-        values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
+        values = {
+            path: leaf.double().reshape(-1).tolist()
+            for path, leaf in leaves(tree).items()
+        }
         return [oracle.score(self.meta.layout, values, unit) for unit in self.units]
 
 
 def rivals_of(meta: Meta, state: State) -> list[Rivals]:
-    return [Rivals(units, meta) for units in oracle.competing_units(meta.layout, _shapes(state), meta.joint)]
+    return [
+        Rivals(units, meta)
+        for units in oracle.competing_units(meta.layout, _shapes(state), meta.joint)
+    ]
 
 
 def _shapes(state: State) -> dict[str, tuple[int, ...]]:
     return {path: tuple(mask.shape) for path, mask in sparse(state).items()}
 
 
-def _transitions(case: Case, states: list[State]) -> Iterator[tuple[int, State, Tree, State]]:
+def _transitions(
+    case: Case, states: list[State]
+) -> Iterator[tuple[int, State, Tree, State]]:
     """(step, state before, grads, state after) of every update."""
     return zip(range(len(case.grads)), states, case.grads, states[1:], strict=False)
 
 
-# ---- how many -------------------------------------------------------------------------------------
+# ---- how many ------------------------------------------------------------------------
 
 
 def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
-    """The kept count of every competition at a sparsity; only the total if `Meta` promises no more."""
+    """The kept count of every competition at a sparsity; only the total if `Meta`
+    promises no more.
+    """
     shapes = _shapes(state)
-    groups = {path: oracle.unit_groups(meta.layout, shape) for path, shape in shapes.items()}
+    groups = {
+        path: oracle.unit_groups(meta.layout, shape) for path, shape in shapes.items()
+    }
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
     if meta.layout.fixed is not None:
-        return [oracle.fixed(meta.layout, shapes[path]) or 0 for path, found in groups.items() for _ in found]
+        return [
+            oracle.fixed(meta.layout, shapes[path]) or 0
+            for path, found in groups.items()
+            for _ in found
+        ]
     if meta.joint:
-        return [sum(sizes.values()) - oracle.half_to_even(sparsity, sum(sizes.values()))]
+        return [
+            sum(sizes.values()) - oracle.half_to_even(sparsity, sum(sizes.values()))
+        ]
     counts = meta.distribution(
-        {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
+        {
+            path: oracle.budget_shape(meta.layout, shape)
+            for path, shape in shapes.items()
+        },
+        sparsity,
     )
-    goals = [n for path, found in groups.items() for n in oracle.even_shares(int(counts[path]), len(found))]
+    goals = [
+        n
+        for path, found in groups.items()
+        for n in oracle.even_shares(int(counts[path]), len(found))
+    ]
     return [sum(goals)] if meta.total else goals
 
 
@@ -73,7 +115,9 @@ def counts_of(meta: Meta, state: State) -> Counts:
 
 
 def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]]:
-    """After init and each update: its name, how many units the masks keep, and how many the sparsity says."""
+    """After init and each update: its name, how many units the masks keep, and how many
+    the sparsity says.
+    """
     meta = row.meta
     level = meta.level(case.sparsity)
     first, *states = states_of(row, case)
@@ -85,31 +129,51 @@ def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]
     yield "after init", counts_of(meta, first), expected
     for step, state in enumerate(states):
         if meta.when(step) and meta.exact_count == "relative":
-            expected = [n - oracle.half_to_even(float(level(step)), n) for n in expected]
+            expected = [
+                n - oracle.half_to_even(float(level(step)), n) for n in expected
+            ]
         elif meta.when(step):
             goals = goals_of(meta, state, float(level(step)))
-            # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
-            expected = [min(n, m) for n, m in zip(goals, expected, strict=True)] if meta.monotone else goals
+            # Masks that only shrink cannot follow a budget whose rounding would have a
+            # leaf gain a unit.
+            expected = (
+                [min(n, m) for n, m in zip(goals, expected, strict=True)]
+                if meta.monotone
+                else goals
+            )
         yield f"after step {step}", counts_of(meta, state), expected
 
 
 def counts_are_exact(row: Row, case: Case) -> None:
-    """Kept units are as many as the sparsity says, to the unit, after init and after every trigger."""
+    """Kept units are as many as the sparsity says, to the unit, after init and after
+    every trigger.
+    """
     for when, counted, expected in expected_counts(row, case):
         assert counted == expected, f"{when}: {counted} kept, expected {expected}"
 
 
 def floors_are_respected(row: Row, case: Case) -> None:
-    """In one competition over all leaves, each leaf keeps at least its floor and at most its ceiling."""
+    """In one competition over all leaves, each leaf keeps at least its floor and at
+    most its ceiling.
+    """
     assert isinstance(row.meta.distribution, Global)
     floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
     for state in updates(algorithm_of(row, case), case):
         (rivals,) = rivals_of(row.meta, state)
         active = rivals.active(state)
         for path in sparse(state):
-            flags = [flag for (own, _), flag in zip(rivals.units, active, strict=True) if own == path]
-            least, most = math.ceil(floor * len(flags)), math.floor(ceiling * len(flags))
-            assert least <= sum(flags) <= most, f"{path} keeps {sum(flags)} of {len(flags)}, not {least} to {most}"
+            flags = [
+                flag
+                for (own, _), flag in zip(rivals.units, active, strict=True)
+                if own == path
+            ]
+            least, most = (
+                math.ceil(floor * len(flags)),
+                math.floor(ceiling * len(flags)),
+            )
+            assert least <= sum(flags) <= most, (
+                f"{path} keeps {sum(flags)} of {len(flags)}, not {least} to {most}"
+            )
 
 
 def units_are_whole(row: Row, case: Case) -> None:
@@ -118,13 +182,17 @@ def units_are_whole(row: Row, case: Case) -> None:
         kept = {path: mask.reshape(-1).tolist() for path, mask in sparse(state).items()}
         for rivals in rivals_of(row.meta, state):
             for path, unit in rivals.units:
-                assert len({kept[path][i] for i in unit}) == 1, f"a unit of {path} is kept in part"
+                assert len({kept[path][i] for i in unit}) == 1, (
+                    f"a unit of {path} is kept in part"
+                )
 
 
-# ---- which ones -----------------------------------------------------------------------------------
+# ---- which ones ----------------------------------------------------------------------
 
 
-def _read(role: str, score: Score, before: State, after: State, grads: Tree, step: int) -> Tree:
+def _read(
+    role: str, score: Score, before: State, after: State, grads: Tree, step: int
+) -> Tree:
     """A score as the algorithm read it: its memory has been advanced by then."""
     if isinstance(score, Accumulated):
         return score.value(after.scores[role], before, grads, step)
@@ -132,7 +200,9 @@ def _read(role: str, score: Score, before: State, after: State, grads: Tree, ste
 
 
 def the_best_are_kept(row: Row, case: Case) -> None:
-    """No kept unit loses to a pruned one that could have been kept: by score, NaN last, then the lower index."""
+    """No kept unit loses to a pruned one that could have been kept: by score, NaN last,
+    then the lower index.
+    """
     meta = row.meta
     states = states_of(row, case)
     if meta.start == "magnitude":
@@ -149,18 +219,27 @@ def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> 
         eligible = [True] * len(active) if among is None else rivals.active(among)
         wanted = oracle.best_of(rivals.scores(scores), eligible, sum(active))
         kept = {i for i, flag in enumerate(active) if flag}
-        assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {rivals.scores(scores)}"
+        assert kept == wanted, (
+            f"kept {sorted(kept)}, the best are {sorted(wanted)} by "
+            f"{rivals.scores(scores)}"
+        )
 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
-    """The worst kept units are dropped, as many as the fraction says, and the best of the free ones grow."""
+    """The worst kept units are dropped, as many as the fraction says, and the best of
+    the free ones grow.
+    """
     meta, exchange = row.meta, row.meta.exchange
     assert exchange is not None
     for step, before, grads, after in _transitions(case, states_of(row, case)):
         if not meta.when(step):
             continue
         drops = _read("drop", exchange.drop, before, after, grads, step)
-        grows = None if exchange.grow is None else _read("grow", exchange.grow, before, after, grads, step)
+        grows = (
+            None
+            if exchange.grow is None
+            else _read("grow", exchange.grow, before, after, grads, step)
+        )
         for rivals in rivals_of(meta, before):
             had, has = rivals.active(before), rivals.active(after)
             lost = _lost(meta, exchange, step, sum(had), sum(has), len(had))
@@ -169,12 +248,21 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
             assert stay <= kept, f"step {step}: {sorted(stay - kept)} had to stay"
             if grows is None:
                 continue
-            free = [not (flag if exchange.exclude else i in stay) for i, flag in enumerate(had)]
-            wanted = stay | oracle.best_of(rivals.scores(grows), free, sum(has) - len(stay))
-            assert kept == wanted, f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
+            free = [
+                not (flag if exchange.exclude else i in stay)
+                for i, flag in enumerate(had)
+            ]
+            wanted = stay | oracle.best_of(
+                rivals.scores(grows), free, sum(has) - len(stay)
+            )
+            assert kept == wanted, (
+                f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
+            )
 
 
-def _lost(meta: Meta, exchange: Exchange, step: int, had: int, goal: int, size: int) -> int:
+def _lost(
+    meta: Meta, exchange: Exchange, step: int, had: int, goal: int, size: int
+) -> int:
     lost = oracle.half_to_even(float(exchange.fraction(step)), had)
     if meta.total and not meta.joint:
         goal = had  # the leaf's count depends on its share of the regrowth
@@ -183,25 +271,37 @@ def _lost(meta: Meta, exchange: Exchange, step: int, had: int, goal: int, size: 
     return min(max(lost, had - goal), had)
 
 
-# ---- from one update to the next --------------------------------------------------------------------
+# ---- from one update to the next -----------------------------------------------------
 
 
 def masks_only_shrink(row: Row, case: Case) -> None:
-    """No pruned weight comes back, even if the weights off the mask were changed from outside."""
+    """No pruned weight comes back, even if the weights off the mask were changed from
+    outside.
+    """
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
         tampered = optree.tree_map(
-            lambda p, m, g: torch.where(m, p, 7 + g.abs()) if m.ndim else p, state.params, state.masks, grads
+            lambda p, m, g: torch.where(m, p, 7 + g.abs()) if m.ndim else p,
+            state.params,
+            state.masks,
+            grads,
         )
-        before, state = state, algorithm.update(state._replace(params=tampered), grads, step)
+        before, state = (
+            state,
+            algorithm.update(state._replace(params=tampered), grads, step),
+        )
         for path, mask in sparse(state).items():
             back = mask & ~leaves(before.masks)[path]
-            assert not back.any(), f"step {step}: {path} gained {back.nonzero().tolist()}"
+            assert not back.any(), (
+                f"step {step}: {path} gained {back.nonzero().tolist()}"
+            )
 
 
 def exchanges_conserve(row: Row, case: Case) -> None:
-    """As many weights grow as are dropped, at most the fraction; grown weights are zero, others keep their values."""
+    """As many weights grow as are dropped, at most the fraction; grown weights are
+    zero, others keep their values.
+    """
     meta, exchange = row.meta, row.meta.exchange
     assert exchange is not None
     for step, before, _, after in _transitions(case, states_of(row, case)):
@@ -209,7 +309,10 @@ def exchanges_conserve(row: Row, case: Case) -> None:
         balance = []
         for rivals in rivals_of(meta, before):
             pairs = list(zip(rivals.active(before), rivals.active(after), strict=True))
-            gone, come = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+            gone, come = (
+                sum(a and not b for a, b in pairs),
+                sum(b and not a for a, b in pairs),
+            )
             most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
@@ -222,5 +325,9 @@ def _check_values(before: State, after: State) -> None:
     masks, old, new = leaves(before.masks), leaves(before.params), leaves(after.params)
     for path, mask in sparse(after).items():
         grown, stayed = mask & ~masks[path], mask & masks[path]
-        assert not bits_of(new[path])[grown].any(), f"{path}: a grown weight does not start at zero"
-        assert equal(new[path][stayed], old[path][stayed]), f"{path}: a weight that stayed has changed"
+        assert not bits_of(new[path])[grown].any(), (
+            f"{path}: a grown weight does not start at zero"
+        )
+        assert equal(new[path][stayed], old[path][stayed]), (
+            f"{path}: a weight that stayed has changed"
+        )

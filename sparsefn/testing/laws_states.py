@@ -17,7 +17,15 @@ from torch import Tensor
 from sparsefn.checkpoint import load_state_dict, state_dict
 from sparsefn.state import apply_masks
 from sparsefn.testing import harness
-from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, mapped, states_of, updates
+from sparsefn.testing.harness import (
+    algorithm_of,
+    assert_same,
+    equal,
+    leaves,
+    mapped,
+    states_of,
+    updates,
+)
 from sparsefn.testing.meta import Row, imported, row_of
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
@@ -25,30 +33,50 @@ from sparsefn.tree.chosen import select_leaves
 
 
 def states_keep_their_structure(row: Row, case: Case) -> None:
-    """All leaves are plain tensors, masks are bool and fit, and no update changes a shape, a dtype or the tree."""
+    """All leaves are plain tensors, masks are bool and fit, and no update changes a
+    shape, a dtype or the tree.
+    """
     states = states_of(row, case)
     first, chosen = leaves(states[0]), select_leaves(case.params, row.meta.where)
     for state in states:
         apply_masks(state.params, state.masks)
         assert same_structure(state, states[0]), "an update changes the structure"
-        assert same_structure(state.params, case.params), "params have another structure"
+        assert same_structure(state.params, case.params), (
+            "params have another structure"
+        )
         for path, leaf in leaves(state).items():
-            assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), f"an update changes {path}"
-            assert leaf.is_contiguous(), f"{path} is a view with other strides: {leaf.stride()}"
+            assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), (
+                f"an update changes {path}"
+            )
+            assert leaf.is_contiguous(), (
+                f"{path} is a view with other strides: {leaf.stride()}"
+            )
         for path, leaf in leaves(case.params).items():
-            assert path in chosen or path not in harness.sparse(state), f"{path} is sparsified"
-            assert leaves(state.params)[path].dtype == leaf.dtype, f"params have another dtype at {path}"
+            assert path in chosen or path not in harness.sparse(state), (
+                f"{path} is sparsified"
+            )
+            assert leaves(state.params)[path].dtype == leaf.dtype, (
+                f"params have another dtype at {path}"
+            )
 
 
-# ---- purity -----------------------------------------------------------------------------------------
+# ---- purity --------------------------------------------------------------------------
 
 
 def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
-    """The result of a call, checked to change no input and no generator, and to return no part of an input."""
-    before = [(path, x, x.clone(), x._version) for tree in inputs for path, x in leaves(tree).items()]
+    """The result of a call, checked to change no input and no generator, and to return
+    no part of an input.
+    """
+    before = [
+        (path, x, x.clone(), x._version)
+        for tree in inputs
+        for path, x in leaves(tree).items()
+    ]
     random_states = harness.generators()
     result = call(*inputs)
-    assert harness.generators() == random_states, f"{what} reads or advances a global generator"
+    assert harness.generators() == random_states, (
+        f"{what} reads or advances a global generator"
+    )
     for path, x, copy, version in before:
         assert equal(x, copy), f"{what} changes its input at {path}"
         assert x._version == version, f"{what} writes to its input at {path}"
@@ -56,16 +84,22 @@ def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
     whole = {harness.memory_of(x) for _, x, _, _ in before}
     for path, x in leaves(result).items():
         shared = x.numel() and x.untyped_storage().data_ptr() in storages
-        assert not shared or harness.memory_of(x) in whole, f"{what} returns a part or a view of an input at {path}"
+        assert not shared or harness.memory_of(x) in whole, (
+            f"{what} returns a part or a view of an input at {path}"
+        )
     return result
 
 
 def functions_are_pure(row: Row, case: Case) -> None:
-    """Inputs keep their bits and versions, global generators their states; outputs are new or inputs as a whole."""
+    """Inputs keep their bits and versions, global generators their states; outputs are
+    new or inputs as a whole.
+    """
     algorithm = algorithm_of(row, case)
     state = _watched("init", algorithm.init, case.params)
     for step, grads in enumerate(case.grads):
-        state = _watched("update", lambda s, g, step=step: algorithm.update(s, g, step), state, grads)
+        state = _watched(
+            "update", lambda s, g, step=step: algorithm.update(s, g, step), state, grads
+        )
 
 
 def _spoil(tree: Tree) -> None:
@@ -74,7 +108,9 @@ def _spoil(tree: Tree) -> None:
 
 
 def inputs_may_change_later(row: Row, case: Case) -> None:
-    """Changing params and gradients in place after a call does not change the state that it returned."""
+    """Changing params and gradients in place after a call does not change the state
+    that it returned.
+    """
     algorithm = algorithm_of(row, case)
     params = optree.tree_map(torch.clone, case.params)
     state: Tree = algorithm.init(params)
@@ -89,7 +125,7 @@ def inputs_may_change_later(row: Row, case: Case) -> None:
         assert_same(f"the state from update {step}", before, state)
 
 
-# ---- the same bits ----------------------------------------------------------------------------------
+# ---- the same bits -------------------------------------------------------------------
 
 
 def turned(tree: Tree) -> Tree:
@@ -124,7 +160,9 @@ def _reordered(tree: Tree) -> Tree:
 
 
 def runs_repeat(row: Row, case: Case) -> None:
-    """A run is the same again: with the same algorithm, a new one, other global seeds, dicts filled otherwise."""
+    """A run is the same again: with the same algorithm, a new one, other global seeds,
+    dicts filled otherwise.
+    """
     algorithm = algorithm_of(row, case)
     reordered = mapped(case, _reordered)
     first, *runs = (list(updates(algorithm, case)) for _ in range(2))
@@ -149,8 +187,16 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
     """Another default device, inference mode or no gradients at all: the same bits."""
     algorithm = algorithm_of(row, case)
     plain = list(updates(algorithm, case))[-1]
-    meta, inference, without = torch.device("meta"), torch.inference_mode(), torch.no_grad()
-    for name, around in (("the default device meta", meta), ("inference mode", inference), ("no_grad", without)):
+    meta, inference, without = (
+        torch.device("meta"),
+        torch.inference_mode(),
+        torch.no_grad(),
+    )
+    for name, around in (
+        ("the default device meta", meta),
+        ("inference mode", inference),
+        ("no_grad", without),
+    ):
         with around:
             other = list(updates(algorithm, case))[-1]
         assert_same(f"state under {name}", plain, other)
@@ -159,19 +205,28 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
 def memory_does_not_matter(row: Row, case: Case) -> None:
     """Leaves with their strides in another order: the same bits."""
     other = mapped(case, turned)
-    for step, (a, b) in enumerate(zip(states_of(row, case), states_of(row, other), strict=True)):
+    for step, (a, b) in enumerate(
+        zip(states_of(row, case), states_of(row, other), strict=True)
+    ):
         assert_same(f"state {step}", a, b)
 
 
 def steps_may_be_tensors(row: Row, case: Case) -> None:
-    """An int step and a 0-d int64 tensor give the same bits, in what is trained, too."""
-    runs = (updates(harness.trained_of(row, case), case, step) for step in (int, torch.tensor))
+    """An int step and a 0-d int64 tensor give the same bits, in what is trained,
+    too.
+    """
+    runs = (
+        updates(harness.trained_of(row, case), case, step)
+        for step in (int, torch.tensor)
+    )
     for i, (a, b) in enumerate(zip(*runs, strict=True)):
         assert_same(f"state {i}", a, b)
 
 
 def runs_resume(row: Row, case: Case) -> None:
-    """Saved, loaded into a fresh algorithm and continued at any step: as if never interrupted."""
+    """Saved, loaded into a fresh algorithm and continued at any step: as if never
+    interrupted.
+    """
     cut = 1 + case.seed % (len(case.grads) - 1)
     states, algorithm = states_of(row, case), algorithm_of(row, case)
     state = load_state_dict(algorithm.init(case.params), state_dict(states[cut]))
@@ -180,25 +235,42 @@ def runs_resume(row: Row, case: Case) -> None:
     assert_same(f"resumed at {cut}", states[-1], state)
 
 
-# ---- another process --------------------------------------------------------------------------------
+# ---- another process -----------------------------------------------------------------
 
-_CHILD = "import sys; from sparsefn.testing.laws_states import answer; answer(*sys.argv[1:])"
+_CHILD = (
+    "import sys; from sparsefn.testing.laws_states import answer; answer(*sys.argv[1:])"
+)
 
 
 def answer(target: str, file: str) -> None:
     """Run a saved case and print the digest of its last state."""
-    print(harness.hash_of(states_of(row_of(imported(target)), torch.load(file, weights_only=False))[-1]))
+    print(
+        harness.hash_of(
+            states_of(row_of(imported(target)), torch.load(file, weights_only=False))[
+                -1
+            ]
+        )
+    )
 
 
 def processes_do_not_matter(row: Row, case: Case) -> None:
-    """Another process, with another hash seed and one thread, gives the same bits (for functions it can import)."""
+    """Another process, with another hash seed and one thread, gives the same bits (for
+    functions it can import).
+    """
     if row.reference is None:
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.pt"
         torch.save(case, file)
-        env = {**os.environ, "PYTHONHASHSEED": "1234", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        env = {
+            **os.environ,
+            "PYTHONHASHSEED": "1234",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         command = [sys.executable, "-c", _CHILD, row.reference, str(file)]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert not done.returncode, f"another process fails:\n{done.stderr}"
-    assert done.stdout.split()[-1] == harness.hash_of(states_of(row, case)[-1]), "another process gives other bits"
+    assert done.stdout.split()[-1] == harness.hash_of(states_of(row, case)[-1]), (
+        "another process gives other bits"
+    )

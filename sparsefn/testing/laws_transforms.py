@@ -1,4 +1,6 @@
-"""Laws on transforms: `vmap` equals a loop, and a compiled update equals an eager one."""
+"""Laws on transforms: `vmap` equals a loop, and a compiled update equals an eager
+one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
 
 
-def _run(row: Row, case: Case, key: Tensor, sparsity: Level, params: Tree, grads: Tree, start: Tree) -> State:
+def _run(
+    row: Row,
+    case: Case,
+    key: Tensor,
+    sparsity: Level,
+    params: Tree,
+    grads: Tree,
+    start: Tree,
+) -> State:
     algorithm = row.make(sparsity, key, case.params)
     state = algorithm.init(params)
     for i, tree in enumerate(grads):
@@ -30,21 +40,31 @@ def _run(row: Row, case: Case, key: Tensor, sparsity: Level, params: Tree, grads
     return state
 
 
-def _sparsities(row: Row, case: Case, *numbers: float) -> tuple[Sequence[float], float | Tensor, int | None]:
-    """A sparsity for each member, and what `vmap` gets of them: one for all where a row takes no tensor."""
+def _sparsities(
+    row: Row, case: Case, *numbers: float
+) -> tuple[Sequence[float], float | Tensor, int | None]:
+    """A sparsity for each member, and what `vmap` gets of them: one for all where a row
+    takes no tensor.
+    """
     if takes_tensor(row, case):
         return numbers, torch.tensor(numbers, dtype=torch.float64, device="cpu"), 0
     return numbers[:1] * len(numbers), numbers[0], None
 
 
 def vmap_is_a_loop(row: Row, case: Case) -> None:
-    """Members of a batch (keys, sparsities, weights, gradients, steps) have the bits of single runs."""
+    """Members of a batch (keys, sparsities, weights, gradients, steps) have the bits of
+    single runs.
+    """
     keys = split(new_key(case.seed), 3)
     params, starts = [case.params, *case.grads[-2:]], [0, 1, 0]
     grads = [case.grads, case.grads[::-1], case.grads[1:] + case.grads[:1]]
-    numbers, sparsity, axis = _sparsities(row, case, case.sparsity, 1.0 - case.sparsity, 0.5)
+    numbers, sparsity, axis = _sparsities(
+        row, case, case.sparsity, 1.0 - case.sparsity, 0.5
+    )
     mapped = torch.vmap(partial(_run, row, case), in_dims=(0, axis, 0, 0, 0))
-    stacked = mapped(keys, sparsity, stack(params), stack(grads), torch.tensor(starts, device="cpu"))
+    stacked = mapped(
+        keys, sparsity, stack(params), stack(grads), torch.tensor(starts, device="cpu")
+    )
     for i, member in enumerate(unstack(stacked)):
         single = _run(row, case, keys[i], numbers[i], params[i], grads[i], starts[i])
         assert_same(f"member {i}", single, member)
@@ -65,8 +85,12 @@ def nested_vmap_is_two_loops(row: Row, case: Case) -> None:
 
 
 def compiling_changes_nothing(row: Row, case: Case) -> None:
-    """Compiled updates have the bits of eager ones; one graph serves all tensor steps, and two all int steps."""
-    from torch._dynamo.testing import CompileCounter  # it brings half of torch's test tools along
+    """Compiled updates have the bits of eager ones; one graph serves all tensor steps,
+    and two all int steps.
+    """
+    from torch._dynamo.testing import (
+        CompileCounter,
+    )  # it brings half of torch's test tools along
 
     for step, graphs in ((torch.tensor, 1), (int, 2)):
         counter = CompileCounter()
@@ -75,25 +99,38 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
         with _compiled(algorithm, counter) as update:
             for i in range(8):
                 grads = case.grads[i % len(case.grads)]
-                eager, state = algorithm.update(eager, grads, i), update(state, grads, step(i))
+                eager, state = (
+                    algorithm.update(eager, grads, i),
+                    update(state, grads, step(i)),
+                )
                 assert_same(f"state {i}", eager, state)
                 made = counter.frame_count
-                assert made <= graphs, f"{made} graphs up to step {i}, not {graphs}: see sf.triggers.check_step"
+                assert made <= graphs, (
+                    f"{made} graphs up to step {i}, not {graphs}: see "
+                    "sf.triggers.check_step"
+                )
 
 
 def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
-    """Compiled for one model, then called with the state of a larger one: the bits of eager updates."""
+    """Compiled for one model, then called with the state of a larger one: the bits of
+    eager updates.
+    """
     larger, made = mapped(case, _doubled), algorithm_of(row, case)
     try:
         list(updates(made, larger))
-    except Exception:  # an algorithm that is made of the params of one model may not run on those of another
+    except Exception:
+        # an algorithm that is made of the params of one model may not run on those of
+        # another
         return
     with _compiled(made, "eager") as update:
         for model in (case, larger, case):
             algorithm = algorithm_of(row, model)
             eager = state = algorithm.init(model.params)
             for i, grads in enumerate(model.grads):
-                eager, state = algorithm.update(eager, grads, i), update(state, grads, torch.tensor(i, device="cpu"))
+                eager, state = (
+                    algorithm.update(eager, grads, i),
+                    update(state, grads, torch.tensor(i, device="cpu")),
+                )
                 assert_same(f"state {i}", eager, state)
 
 

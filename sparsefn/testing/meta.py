@@ -1,4 +1,6 @@
-"""The promises of an algorithm, which decide the laws that bind it, and the row of an algorithm under test."""
+"""The promises of an algorithm, which decide the laws that bind it, and the row of an
+algorithm under test.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,15 @@ from sparsefn.tree.chosen import default_where
 class Exchange(NamedTuple):
     """How weights are exchanged at a trigger: what `sf.drop_grow` is told.
 
-    >>> exchange = sf.testing.Exchange(sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3))
+    >>> exchange = sf.testing.Exchange(
+    ...     sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3)
+    ... )
     >>> exchange.conserves
     True
 
-    The worst by `drop` go, as many as `fraction` says, and the best by `grow` come; None where those are drawn.
-    With `exclude` none comes back at once. With `conserves` as many come as go, and they start at zero.
+    The worst by `drop` go, as many as `fraction` says, and the best by `grow` come;
+    None where those are drawn. With `exclude` none comes back at once. With `conserves`
+    as many come as go, and they start at zero.
     """
 
     drop: Score
@@ -52,13 +57,17 @@ _WORDS: dict[str, tuple[object, ...]] = {
 
 
 def _checked(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`Meta.__new__` or `Meta._replace`, which refuses a field that is gone, and says what to write instead."""
+    """`Meta.__new__` or `Meta._replace`, which refuses a field that is gone, and says
+    what to write instead.
+    """
 
     @functools.wraps(make)
     def checked(self: Any, *args: Any, **fields: Any) -> Any:
         for name, value in fields.items():
             if value not in _WORDS.get(name, (value,)) and not callable(value):
-                raise ValueError(f"Meta: expected {name} to be one of {_WORDS[name]}, got {value!r}")
+                raise ValueError(
+                    f"Meta: expected {name} to be one of {_WORDS[name]}, got {value!r}"
+                )
         check_keywords("Meta", fields, self._fields)
         return make(self, *args, **fields)
 
@@ -68,7 +77,9 @@ def _checked(make: Callable[..., Any]) -> Callable[..., Any]:
 class Meta(NamedTuple):
     """The promises of an algorithm; laws read these flags and never a name.
 
-    >>> meta = sf.testing.Meta(when=sf.every(2), choose=sf.scores.magnitude, monotone=True)
+    >>> meta = sf.testing.Meta(
+    ...     when=sf.every(2), choose=sf.scores.magnitude, monotone=True
+    ... )
     >>> meta.needs_grads, meta.exact_count
     (False, True)
 
@@ -99,7 +110,8 @@ class Meta(NamedTuple):
                       inside or latents are
     `baseline`        the algorithm that it equals at sparsity 0, bit for bit; None where the sparsity has no ends
 
-    Raises TypeError for another name, and says what to write for one that there was; ValueError for another word.
+    Raises TypeError for another name, and says what to write for one that there was;
+    ValueError for another word.
     """
 
     when: Trigger = always()
@@ -122,7 +134,11 @@ class Meta(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The pattern as the oracle reads it."""
-        return self.pattern if isinstance(self.pattern, Layout) else computed_layout(self.pattern)
+        return (
+            self.pattern
+            if isinstance(self.pattern, Layout)
+            else computed_layout(self.pattern)
+        )
 
     @property
     def score(self) -> Score | None:
@@ -146,7 +162,9 @@ class Meta(NamedTuple):
 
     @property
     def independent(self) -> bool:
-        """Whether masks depend on nothing but the leaf itself: neither do its counts, then."""
+        """Whether masks depend on nothing but the leaf itself: neither do its counts,
+        then.
+        """
         return not self.total and _by_leaf(self.distribution)
 
     @property
@@ -156,7 +174,9 @@ class Meta(NamedTuple):
 
     @property
     def support(self) -> Callable[[float], Schedule] | None:
-        """The sparsity of the weights that train, where these are more than the mask and less than all."""
+        """The sparsity of the weights that train, where these are more than the mask
+        and less than all.
+        """
         return self.pruned if callable(self.pruned) else None
 
 
@@ -165,23 +185,34 @@ setattr(Meta, "_replace", _checked(Meta._replace))  # noqa: B010
 
 
 def _by_leaf(distribution: Distribution) -> bool:
-    """Whether another leaf changes no count of a leaf; where only some leaves have a count, it may.
+    """Whether another leaf changes no count of a leaf; where only some leaves have a
+    count, it may.
 
     >>> _by_leaf(sf.budgets.uniform()), _by_leaf(sf.budgets.erk())
     (True, False)
     """
     shapes = {"t.w": (4, 6)}
     try:
-        return bool(distribution(shapes, 0.5)["t.w"] == distribution({"a": (64, 64), **shapes}, 0.5)["t.w"])
+        return bool(
+            distribution(shapes, 0.5)["t.w"]
+            == distribution({"a": (64, 64), **shapes}, 0.5)["t.w"]
+        )
     except ValueError:
         return False
 
 
 class Row(NamedTuple):
-    """An algorithm under test: `make(sparsity, key, params)` gives it, `reference` is where to import it from.
+    """An algorithm under test: `make(sparsity, key, params)` gives it, `reference` is
+    where to import it from.
 
-    >>> row = sf.testing.Row("static", lambda sparsity, key, params: sf.static(sparsity, key=key), sf.testing.Meta())
-    >>> row.make(0.5, sf.random.key(0), {}).init({"w": torch.ones(2, 2)}).masks["w"].sum()
+    >>> row = sf.testing.Row(
+    ...     "static",
+    ...     lambda sparsity, key, params: sf.static(sparsity, key=key),
+    ...     sf.testing.Meta(),
+    ... )
+    >>> row.make(0.5, sf.random.key(0), {}).init({"w": torch.ones(2, 2)}).masks[
+    ...     "w"
+    ... ].sum()
     tensor(2)
     """
 
@@ -198,18 +229,29 @@ def row_of(make_algorithm: Callable[..., Algorithm], meta: Meta = Meta()) -> Row
     '<lambda>'
     """
     if not isinstance(meta, Meta):
-        raise TypeError(f"expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
+        raise TypeError(
+            f"expected meta to be a sf.testing.Meta, got {type(meta).__name__}"
+        )
     meta = meta._replace(pattern=meta.layout)  # computing a layout takes a while
-    return Row(_name(make_algorithm), _with_params(make_algorithm), meta, import_name(make_algorithm))
+    return Row(
+        _name(make_algorithm),
+        _with_params(make_algorithm),
+        meta,
+        import_name(make_algorithm),
+    )
 
 
 def import_name(make: Callable[..., object]) -> str | None:
-    """`module:name` of a function that another process can import; None for a lambda or one made inside another.
+    """`module:name` of a function that another process can import; None for a lambda or
+    one made inside another.
 
     >>> import_name(sf.static), import_name(lambda: None)
     ('sparsefn.algorithms.static:static', None)
     """
-    module, name = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "<lambda>")
+    module, name = (
+        getattr(make, "__module__", "__main__"),
+        getattr(make, "__qualname__", "<lambda>"),
+    )
     return None if module == "__main__" or "<" in name else f"{module}:{name}"
 
 
@@ -227,17 +269,29 @@ def _name(make: object) -> str:
     return str(getattr(make, "__name__", type(make).__name__))
 
 
-def _with_params(make: Callable[..., Algorithm]) -> Callable[[Level, Tensor, Tree], Algorithm]:
+def _with_params(
+    make: Callable[..., Algorithm],
+) -> Callable[[Level, Tensor, Tree], Algorithm]:
     if not callable(make):
-        raise TypeError(f"expected make_algorithm(sparsity, key), got {type(make).__name__}")
+        raise TypeError(
+            f"expected make_algorithm(sparsity, key), got {type(make).__name__}"
+        )
     signature = inspect.signature(make)
-    free = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    free = [
+        p
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     needed = [p for p in free if p.default is p.empty]
     if len(needed) > 3 or len(free) < 2:
-        expected = "expected make_algorithm to take (sparsity, key) or (sparsity, key, params)"
+        expected = (
+            "expected make_algorithm to take (sparsity, key) or (sparsity, key, params)"
+        )
         raise TypeError(f"{expected}, got {_name(make)}{signature}")
     return make if len(needed) == 3 else partial(_without_params, make)
 
 
-def _without_params(make: Callable[..., Algorithm], sparsity: Level, key: Tensor, params: Tree) -> Algorithm:
+def _without_params(
+    make: Callable[..., Algorithm], sparsity: Level, key: Tensor, params: Tree
+) -> Algorithm:
     return make(sparsity, key)

@@ -1,4 +1,6 @@
-"""Selection in slow and simple Python: the units of a leaf, the competing groups, the winners."""
+"""Selection in slow and simple Python: the units of a leaf, the competing groups, the
+winners.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ Shapes = Mapping[str, Box]
 
 
 class Layout(NamedTuple):
-    """A pattern written out in another way: its units, its competing groups, and the leaf shapes that it accepts.
+    """A pattern written out in another way: its units, its competing groups, and the
+    leaf shapes that it accepts.
 
-    >>> sf.testing.Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])).form.rows
+    >>> sf.testing.Layout(
+    ...     sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])
+    ... ).form.rows
     1
     """
 
@@ -46,7 +51,8 @@ ELEMENTS = Layout(unstructured())
 
 
 def computed_layout(pattern: Pattern) -> Layout:
-    """The layout computed from a pattern's own functions; leaf shapes are the first that it accepts.
+    """The layout computed from a pattern's own functions; leaf shapes are the first
+    that it accepts.
 
     >>> computed_layout(sf.patterns.nm(2, 4)).form
     Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
@@ -55,14 +61,18 @@ def computed_layout(pattern: Pattern) -> Layout:
 
     def one(values: list[float]) -> float:
         assert reduce is not None
-        return float(reduce(torch.tensor([values], dtype=torch.float64, device="cpu"))[0])
+        return float(
+            reduce(torch.tensor([values], dtype=torch.float64, device="cpu"))[0]
+        )
 
     return Layout(
         pattern,
         pattern.unit,
         pattern.group,
         None if reduce is None else one,
-        int(pattern.fixed) if isinstance(pattern.fixed, torch.Tensor) else pattern.fixed,
+        int(pattern.fixed)
+        if isinstance(pattern.fixed, torch.Tensor)
+        else pattern.fixed,
         None if band is None else lambda grid: band(grid).reshape(-1).tolist(),
         pattern.zeros,
         _form(pattern),
@@ -71,11 +81,16 @@ def computed_layout(pattern: Pattern) -> Layout:
 
 def _form(pattern: Pattern) -> Form:
     for ndims, least in product(((2, 3, 4), (2,), (4,)), (0, 1, 2)):
-        for rows, columns in product((1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 3, 4, 5, 6, 8, 16, 32)):
+        for rows, columns in product(
+            (1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 3, 4, 5, 6, 8, 16, 32)
+        ):
             form = Form(rows, columns, least, ndims)
             if all(_fits(pattern, shape) for shape in shapes(form)):
                 return form
-    raise ValueError(f"no leaf shape was found that {pattern} takes; give a Layout with its Form as the pattern")
+    raise ValueError(
+        f"no leaf shape was found that {pattern} takes; give a Layout with its Form as "
+        "the pattern"
+    )
 
 
 def _fits(pattern: Pattern, shape: Box) -> bool:
@@ -93,30 +108,51 @@ def _positive(box: Box) -> Box:
 def _boxes(shape: Box, box: Box) -> list[list[int]]:
     """The indices of the places in each box, boxes and places in row-major order."""
     places = np.arange(math.prod(shape)).reshape(shape)
-    starts = product(*(range(0, size, step) if step else [0] for size, step in zip(shape, box, strict=True)))
-    slices = ([slice(i, i + step) for i, step in zip(start, box, strict=True)] for start in starts)
+    starts = product(
+        *(
+            range(0, size, step) if step else [0]
+            for size, step in zip(shape, box, strict=True)
+        )
+    )
+    slices = (
+        [slice(i, i + step) for i, step in zip(start, box, strict=True)]
+        for start in starts
+    )
     return [places[tuple(inside)].reshape(-1).tolist() for inside in slices]
 
 
 def grid(layout: Layout, shape: Box) -> Box:
     """The number of units along each dimension."""
-    return tuple(-(-size // step) for size, step in zip(shape, _positive(layout.unit(shape)), strict=True))
+    return tuple(
+        -(-size // step)
+        for size, step in zip(shape, _positive(layout.unit(shape)), strict=True)
+    )
 
 
 def budget_shape(layout: Layout, shape: Box) -> Box:
-    """The shape given to a distribution: the grid without the dimensions that one unit spans."""
+    """The shape given to a distribution: the grid without the dimensions that one unit
+    spans.
+    """
     unit = _positive(layout.unit(shape))
-    return tuple(n for n, step, size in zip(grid(layout, shape), unit, shape, strict=True) if size == 1 or step != size)
+    return tuple(
+        n
+        for n, step, size in zip(grid(layout, shape), unit, shape, strict=True)
+        if size == 1 or step != size
+    )
 
 
 def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
-    """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order.
+    """Competing groups of a leaf, each a list of units, each a list of element indices,
+    all in row-major order.
 
     Units that the pattern never keeps are left out.
     """
     units, cells = _boxes(shape, _positive(layout.unit(shape))), grid(layout, shape)
     free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
-    return [[units[i] for i in group if free[i]] for group in _boxes(cells, layout.group(cells))]
+    return [
+        [units[i] for i in group if free[i]]
+        for group in _boxes(cells, layout.group(cells))
+    ]
 
 
 def is_active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
@@ -131,8 +167,14 @@ def fixed(layout: Layout, shape: Box) -> int | None:
 
 
 def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:
-    """The units that compete with each other: a group of a leaf, or everything in one when `joint`."""
-    found = [[(path, unit) for unit in group] for path, shape in shapes.items() for group in unit_groups(layout, shape)]
+    """The units that compete with each other: a group of a leaf, or everything in one
+    when `joint`.
+    """
+    found = [
+        [(path, unit) for unit in group]
+        for path, shape in shapes.items()
+        for group in unit_groups(layout, shape)
+    ]
     return [[unit for group in found for unit in group]] if joint else found
 
 
@@ -144,9 +186,13 @@ def score(layout: Layout, values: Mapping[str, Sequence[float]], unit: Unit) -> 
 
 
 def best_of(scores: Sequence[float], eligible: Sequence[bool], count: int) -> set[int]:
-    """The best `count` eligible units: larger scores first, NaN last, then the lower index."""
+    """The best `count` eligible units: larger scores first, NaN last, then the lower
+    index.
+    """
     free = [i for i, flag in enumerate(eligible) if flag]
-    order = sorted(free, key=lambda i: (math.isnan(scores[i]), -scores[i]))  # sorts ties by index, and NaN to the end
+    order = sorted(
+        free, key=lambda i: (math.isnan(scores[i]), -scores[i])
+    )  # sorts ties by index, and NaN to the end
     return set(order[: max(count, 0)])
 
 

@@ -20,37 +20,62 @@ def parametrize_laws(
     strict: bool = True,
     laws: Sequence[Law] = LAWS,
 ) -> Callable[[F], F]:
-    """Decorate a test of (law, check, row): pytest runs it for each check that binds a row, named `check-row`.
+    """Decorate a test of (law, check, row): pytest runs it for each check that binds a
+    row, named `check-row`.
 
     >>> def halve(sparsity, key):
     ...     return sf.gmp(sparsity, when=sf.every(2))
-    >>> @sf.testing.parametrize_laws([(halve, sf.testing.Meta(when=sf.every(2), start="magnitude"))])
+    >>> @sf.testing.parametrize_laws(
+    ...     [(halve, sf.testing.Meta(when=sf.every(2), start="magnitude"))]
+    ... )
     ... def test_laws(law, check, row):
     ...     sf.testing.check_row(law, check, row)
 
-    A row is a `Row`, or a function as `check_laws` takes it with its `Meta`. `expected_failures` gives reasons by the
-    name of a check, or by `check-row` for one row alone; with `strict` one that passes all the same fails. Raises
-    ValueError for a name that no test has, and TypeError for what is not a row; needs pytest.
+    A row is a `Row`, or a function as `check_laws` takes it with its `Meta`.
+    `expected_failures` gives reasons by the name of a check, or by `check-row` for one
+    row alone; with `strict` one that passes all the same fails. Raises ValueError for a
+    name that no test has, and TypeError for what is not a row; needs pytest.
     """
     import pytest
 
-    made = [completed(row if isinstance(row, Row) else row_of(*_pair(row))) for row in rows]
-    tests = [(law, check, row, f"{check.name}-{row.name}") for row in made for law, check in bound(row.meta, laws)]
-    unknown = set(expected_failures) - {name for _, check, _, test in tests for name in (check.name, test)}
+    made = [
+        completed(row if isinstance(row, Row) else row_of(*_pair(row))) for row in rows
+    ]
+    tests = [
+        (law, check, row, f"{check.name}-{row.name}")
+        for row in made
+        for law, check in bound(row.meta, laws)
+    ]
+    unknown = set(expected_failures) - {
+        name for _, check, _, test in tests for name in (check.name, test)
+    }
     if unknown:
-        raise ValueError(f"expected_failures: no check is named {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"expected_failures: no check is named {', '.join(sorted(unknown))}"
+        )
 
     def marks(*names: str) -> list[Any]:
         from sparsefn.testing.check import Broken
 
-        reasons = [expected_failures[name] for name in names if name in expected_failures]
-        return [pytest.mark.xfail(reason=reason, strict=strict, raises=Broken) for reason in reasons[:1]]
+        reasons = [
+            expected_failures[name] for name in names if name in expected_failures
+        ]
+        return [
+            pytest.mark.xfail(reason=reason, strict=strict, raises=Broken)
+            for reason in reasons[:1]
+        ]
 
-    params = [pytest.param(*test[:3], id=test[3], marks=marks(test[3], test[1].name)) for test in tests]
+    params = [
+        pytest.param(*test[:3], id=test[3], marks=marks(test[3], test[1].name))
+        for test in tests
+    ]
     return pytest.mark.parametrize(("law", "check", "row"), params)
 
 
 def _pair(row: object) -> tuple[Callable[..., Algorithm], Meta]:
     if not (isinstance(row, tuple) and len(row) == 2):
-        raise TypeError(f"expected rows of sf.testing.Row, or of (make_algorithm, meta), got {type(row).__name__}")
+        raise TypeError(
+            "expected rows of sf.testing.Row, or of (make_algorithm, meta), got "
+            f"{type(row).__name__}"
+        )
     return row

@@ -1,4 +1,6 @@
-"""An algorithm that watches itself on a run of yours: the same bits, and an error at the first broken promise."""
+"""An algorithm that watches itself on a run of yours: the same bits, and an error at
+the first broken promise.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from sparsefn.testing.check import Broken
 from sparsefn.testing.derived import completed_meta
 from sparsefn.testing.harness import generators, memory_of
 from sparsefn.testing.meta import Meta
-from sparsefn.tree import Tree, check_like, leaves_of, paths, same_structure, structure_error
+from sparsefn.tree import (
+    Tree,
+    check_like,
+    leaves_of,
+    paths,
+    same_structure,
+    structure_error,
+)
 
 _BLOCK = 2**12  # weights that are looked at where no mask changes
 
@@ -37,7 +46,9 @@ class _Flat(NamedTuple):
     tree: Tree
     leaves: list[Tensor]
     form: object
-    masked: int = 0  # of a state, the leaves of its params, and of its masks, which come first
+    masked: int = (
+        0  # of a state, the leaves of its params, and of its masks, which come first
+    )
 
     @property
     def params(self) -> list[Tensor]:
@@ -51,7 +62,9 @@ class _Flat(NamedTuple):
 
 
 class _Promise(NamedTuple):
-    """What masks keep: None where nothing is said. Without `apart` only the total over leaves follows the goal."""
+    """What masks keep: None where nothing is said. Without `apart` only the total over
+    leaves follows the goal.
+    """
 
     when: Trigger | None = None
     zero: bool = False
@@ -63,46 +76,67 @@ class _Promise(NamedTuple):
 
 
 @described
-def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float | None = None) -> Algorithm:
-    """The same algorithm, which watches every call and raises `Broken` at the first that breaks a promise.
+def passive(
+    algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float | None = None
+) -> Algorithm:
+    """The same algorithm, which watches every call and raises `Broken` at the first
+    that breaks a promise.
 
     >>> algorithm = sf.testing.passive(sf.rigl(0.5, when=sf.every(2)))
     >>> state = algorithm.init({"w": torch.ones(4, 4)})
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    Put it into a loop of your own, around `with_optimizer` or inside: all bits are those without it. After `init` and
-    after every `update` it asserts
+    Put it into a loop of your own, around `with_optimizer` or inside: all bits are
+    those without it. After `init` and after every `update` it asserts
 
-    - purity: no tensor of params, state or gradients is written to, by the counters that torch keeps of writes (a write
-      through `Tensor.numpy()` is not counted), and the global generators of torch's CPU and of `random` are where they
-      were. Where masks may change, which is when more may go wrong, NumPy's generator, too, and the state holds no
-      gradient, no param that `init` was given, no part of a tensor of the state before, and no strided view;
-    - structure: the state has the tree, shapes and dtypes that it had, and its masks fit;
+    - purity: no tensor of params, state or gradients is written to, by the counters
+      that torch keeps of writes (a write through `Tensor.numpy()` is not counted), and
+      the global generators of torch's CPU and of `random` are where they were. Where
+      masks may change, which is when more may go wrong, NumPy's generator, too, and the
+      state holds no gradient, no param that `init` was given, no part of a tensor of
+      the state before, and no strided view;
+    - structure: the state has the tree, shapes and dtypes that it had, and its masks
+      fit;
     - masks that change where the trigger fires, and nowhere else;
-    - zeros: weights off the mask are +0.0. Where a mask changes all of its leaf are looked at, at other steps a block
-      of one leaf after another;
-    - counts: after `init` and after every trigger each leaf, or all leaves together, keep as many units as the sparsity
-      says.
+    - zeros: weights off the mask are +0.0. Where a mask changes all of its leaf are
+      looked at, at other steps a block of one leaf after another;
+    - counts: after `init` and after every trigger each leaf, or all leaves together,
+      keep as many units as the sparsity says.
 
-    Purity and structure bind every algorithm. What the other three promise is known of the algorithms of this library
-    that choose masks by a sparsity (`gmp`, `rigl` and their kin, also with terms or an optimizer around them). Say it
-    yourself, as for `check_laws`, for any other: `meta.when`, `meta.pruned`, `meta.monotone`, and with the `sparsity`
-    that the algorithm has, its counts by `meta.level`, `meta.pattern` and `meta.distribution`.
+    Purity and structure bind every algorithm. What the other three promise is known of
+    the algorithms of this library that choose masks by a sparsity (`gmp`, `rigl` and
+    their kin, also with terms or an optimizer around them). Say it yourself, as for
+    `check_laws`, for any other: `meta.when`, `meta.pruned`, `meta.monotone`, and with
+    the `sparsity` that the algorithm has, its counts by `meta.level`, `meta.pattern`
+    and `meta.distribution`.
 
-    Under `vmap`, derivatives and `torch.compile`, on the device "meta" and for DTensors values cannot be read, and
-    structure alone is checked; inside `sf.donated`, which writes over states, `init` alone. On a GPU Python waits at
-    each step that changes a mask, and once for each other step. Raises ValueError for `sf.donated(...)` and for a
-    sparsity without meta, TypeError for anything but an Algorithm.
+    Under `vmap`, derivatives and `torch.compile`, on the device "meta" and for DTensors
+    values cannot be read, and structure alone is checked; inside `sf.donated`, which
+    writes over states, `init` alone. On a GPU Python waits at each step that changes a
+    mask, and once for each other step. Raises ValueError for `sf.donated(...)` and for
+    a sparsity without meta, TypeError for anything but an Algorithm.
     """
     check_algorithm("passive", algorithm)
     if update_of(algorithm).around is not None:
-        raise ValueError("passive: expected an algorithm that is pure, got sf.donated(...), which writes to states")
+        raise ValueError(
+            "passive: expected an algorithm that is pure, got sf.donated(...), which "
+            "writes to states"
+        )
     if meta is None and sparsity is not None:
-        raise ValueError(f"passive: expected meta beside sparsity={sparsity}, which says what follows; got none")
+        raise ValueError(
+            f"passive: expected meta beside sparsity={sparsity}, which says what "
+            "follows; got none"
+        )
     if meta is not None and not isinstance(meta, Meta):
-        raise TypeError(f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
-    promise = _promised(algorithm) if meta is None else _declared(completed_meta("passive", meta, algorithm), sparsity)
+        raise TypeError(
+            f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}"
+        )
+    promise = (
+        _promised(algorithm)
+        if meta is None
+        else _declared(completed_meta("passive", meta, algorithm), sparsity)
+    )
 
     def init(params: Tree) -> State:
         if (flat := _read(params)) is None:
@@ -123,14 +157,20 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
         if (flat := _read(state, grads)) is None:
             return _of_structure("update", algorithm.update(state, grads, step), state)
         before, given = flat
-        before = before._replace(masked=len(leaves_of(state.masks)) if isinstance(state, State) else 0)
+        before = before._replace(
+            masked=len(leaves_of(state.masks)) if isinstance(state, State) else 0
+        )
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
-        fires = None if number is None or promise.when is None else bool(promise.when(step))
+        fires = (
+            None if number is None or promise.when is None else bool(promise.when(step))
+        )
         made, all_ = partial(algorithm.update, state, grads, step), fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
         after = _Flat(new, *optree.tree_flatten(new), masked=before.masked)  # type: ignore[arg-type]
-        if after.form != before.form or not all(map(_alike, after.leaves, before.leaves)):
+        if after.form != before.form or not all(
+            map(_alike, after.leaves, before.leaves)
+        ):
             _of_structure(what, new, state)
         if all_:
             _check_memory(what, after, before.leaves, {"grads": given.leaves})
@@ -142,11 +182,13 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
         return new
 
     within = algorithm.within
-    narrowed: Callable[[Tree], Algorithm] | None = None if within is None else lambda masks: passive(within(masks))
+    narrowed: Callable[[Tree], Algorithm] | None = (
+        None if within is None else lambda masks: passive(within(masks))
+    )
     return Algorithm(init, update, algorithm.view, narrowed, algorithm.settled)
 
 
-# ---- what is promised ------------------------------------------------------------------------------
+# ---- what is promised ----------------------------------------------------------------
 
 
 def _promised(algorithm: Algorithm) -> _Promise:
@@ -154,21 +196,30 @@ def _promised(algorithm: Algorithm) -> _Promise:
     if made is None:
         return _Promise()
     exact = made.exact and not isinstance(made.goal, Counted)
-    rule, first = made.rule if exact else None, isinstance(made.init, str) and made.init in ("random", "magnitude")
-    return _Promise(made.when, made.memory.pruned == "zero", first, rule, made.goal, made.apart)
+    rule, first = (
+        made.rule if exact else None,
+        isinstance(made.init, str) and made.init in ("random", "magnitude"),
+    )
+    return _Promise(
+        made.when, made.memory.pruned == "zero", first, rule, made.goal, made.apart
+    )
 
 
 def _declared(meta: Meta, sparsity: float | None) -> _Promise:
     rule, goal = None, None
     if sparsity is not None and meta.exact_count and meta.exact_count != "relative":
         rule = Competition(meta.layout.pattern, meta.distribution).check()
-        goal = None if meta.layout.pattern.fixed is not None else rule.goal(meta.level(sparsity))
+        goal = (
+            None
+            if meta.layout.pattern.fixed is not None
+            else rule.goal(meta.level(sparsity))
+        )
     apart = rule is None or rule.joint or not meta.total
     zero, first = meta.zeroes, meta.start in ("random", "magnitude")
     return _Promise(meta.when, zero, first, rule, goal, apart, meta.monotone)
 
 
-# ---- structure and purity --------------------------------------------------------------------------
+# ---- structure and purity ------------------------------------------------------------
 
 
 def _read(*trees: Tree) -> list[_Flat] | None:
@@ -177,11 +228,20 @@ def _read(*trees: Tree) -> list[_Flat] | None:
         return None
     flat = [_Flat(tree, *optree.tree_flatten(tree)) for tree in trees]
     others = [x for of in flat for x in of.leaves if type(x) is not Tensor or x.is_meta]
-    return None if any_sharded(others) or any(isinstance(x, Tensor) and x.is_meta for x in others) else flat
+    return (
+        None
+        if any_sharded(others)
+        or any(isinstance(x, Tensor) and x.is_meta for x in others)
+        else flat
+    )
 
 
-def _of_structure(what: str, new: State, old: State | None = None, params: Tree = None) -> State:
-    """The new state, if its tree, shapes and dtypes are those of the old one, or of the params that were given."""
+def _of_structure(
+    what: str, new: State, old: State | None = None, params: Tree = None
+) -> State:
+    """The new state, if its tree, shapes and dtypes are those of the old one, or of the
+    params that were given.
+    """
     if not isinstance(new, State):
         raise Broken(f"passive: {what} gives no State, but {type(new).__name__}")
     try:
@@ -189,7 +249,9 @@ def _of_structure(what: str, new: State, old: State | None = None, params: Tree 
             check_like("the params of the state", new.params, params)
             check_masks(new.masks, new.params)
         elif not same_structure(new, old):
-            raise ValueError(structure_error("the new state", new, old, "the old state"))
+            raise ValueError(
+                structure_error("the new state", new, old, "the old state")
+            )
         elif not all(map(_alike, leaves_of(new), leaves_of(old))):
             check_like("the new state", new, old)
     except (TypeError, ValueError) as error:
@@ -199,7 +261,9 @@ def _of_structure(what: str, new: State, old: State | None = None, params: Tree 
 
 def _alike(x: Tensor, old: Tensor) -> bool:
     # What check_like asks of plain tensors; the rest it says itself.
-    return x is old or (type(x) is type(old) is Tensor and x.shape == old.shape and x.dtype == old.dtype)
+    return x is old or (
+        type(x) is type(old) is Tensor and x.shape == old.shape and x.dtype == old.dtype
+    )
 
 
 def _versions(leaves: Sequence[Tensor]) -> list[int]:
@@ -213,22 +277,39 @@ def _at(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() if x.numel() else 0
 
 
-def _pure(what: str, call: Callable[[], State], all_: bool = True, **inputs: _Flat) -> State:
+def _pure(
+    what: str, call: Callable[[], State], all_: bool = True, **inputs: _Flat
+) -> State:
     """The state of a call, checked to leave inputs and generators alone."""
-    versions, before = [_versions(given.leaves) for given in inputs.values()], generators(all_)
+    versions, before = (
+        [_versions(given.leaves) for given in inputs.values()],
+        generators(all_),
+    )
     new = call()
     if before != generators(all_):
-        raise Broken(f"passive: {what} reads or advances a global generator: sf.random draws from a key")
+        raise Broken(
+            f"passive: {what} reads or advances a global generator: sf.random draws "
+            "from a key"
+        )
     for (name, given), version in zip(inputs.items(), versions, strict=True):
         if (now := _versions(given.leaves)) != version:
-            at = next(path for path, x, y in zip(paths(given.tree), now, version, strict=True) if x != y)
+            at = next(
+                path
+                for path, x, y in zip(paths(given.tree), now, version, strict=True)
+                if x != y
+            )
             raise Broken(f"passive: {what} writes to its input, {name} at {at!r}")
     return new
 
 
-def _check_memory(what: str, new: _Flat, state: list[Tensor], foreign: dict[str, list[Tensor]]) -> None:
+def _check_memory(
+    what: str, new: _Flat, state: list[Tensor], foreign: dict[str, list[Tensor]]
+) -> None:
     # Tensors of a state are its own, or those of the state before as a whole.
-    owners, handed_on = {_at(x): name for name, leaves in foreign.items() for x in leaves}, {id(x) for x in state}
+    owners, handed_on = (
+        {_at(x): name for name, leaves in foreign.items() for x in leaves},
+        {id(x) for x in state},
+    )
     before: dict[int, list[Tensor]] = {}
     for x in state:
         before.setdefault(_at(x), []).append(x)
@@ -237,45 +318,75 @@ def _check_memory(what: str, new: _Flat, state: list[Tensor], foreign: dict[str,
         if id(x) in handed_on:
             continue
         if not isinstance(x, Tensor):
-            raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new.tree)[i]!r}, got {x!r}")
+            raise Broken(
+                f"passive: {what}: expected a tensor in the state at "
+                f"{paths(new.tree)[i]!r}, got {x!r}"
+            )
         start = _at(x)
         if start and start in owners:
-            raise Broken(f"passive: {what} keeps its {owners[start]} in the state at {paths(new.tree)[i]!r}: copy it")
-        if start and start in before and memory_of(x) not in map(memory_of, before[start]):
             raise Broken(
-                f"passive: {what} keeps a part of a tensor of the old state at {paths(new.tree)[i]!r}: copy it"
+                f"passive: {what} keeps its {owners[start]} in the state at "
+                f"{paths(new.tree)[i]!r}: copy it"
+            )
+        if (
+            start
+            and start in before
+            and memory_of(x) not in map(memory_of, before[start])
+        ):
+            raise Broken(
+                f"passive: {what} keeps a part of a tensor of the old state at "
+                f"{paths(new.tree)[i]!r}: copy it"
             )
         if not x.is_contiguous():
-            raise Broken(f"passive: {what} keeps a view with strides {x.stride()} at {paths(new.tree)[i]!r}")
+            raise Broken(
+                f"passive: {what} keeps a view with strides {x.stride()} at "
+                f"{paths(new.tree)[i]!r}"
+            )
 
 
-# ---- masks, zeros and counts -----------------------------------------------------------------------
+# ---- masks, zeros and counts ---------------------------------------------------------
 
 
 def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
     for i, (mask, before) in enumerate(zip(new.masks, old.masks, strict=True)):
         if mask is not before and not torch.equal(mask, before):
-            raise Broken(f"passive: {what} changes the mask at {paths(new.tree.masks)[i]!r}, where no trigger fires")
+            raise Broken(
+                f"passive: {what} changes the mask at {paths(new.tree.masks)[i]!r}, "
+                "where no trigger fires"
+            )
 
 
-def _check_zeros(what: str, promise: _Promise, new: _Flat, old: _Flat | None, number: int) -> None:
+def _check_zeros(
+    what: str, promise: _Promise, new: _Flat, old: _Flat | None, number: int
+) -> None:
     if not promise.zero:
         return
     weights, masks = new.params, new.masks
     olds: Sequence[Tensor | None] = [None] * len(masks) if old is None else old.masks
-    whole = [i for i, (mask, before) in enumerate(zip(masks, olds, strict=True)) if mask.ndim and mask is not before]
+    whole = [
+        i
+        for i, (mask, before) in enumerate(zip(masks, olds, strict=True))
+        if mask.ndim and mask is not before
+    ]
     chosen = [(i, slice(None)) for i in whole] or _turn(masks, number)
     for i, part in chosen:
         weight = weights[i].detach().reshape(-1)[part]
         bits = weight.view(INTEGERS[weight.element_size()])
         if bool(bits.masked_fill(masks[i].reshape(-1)[part], 0).any()):
-            hint = 'declare Meta(pruned="keep") or Meta(pruned="train") if they may differ'
-            raise Broken(f"passive: {what}: weights off the mask at {paths(new.tree.params)[i]!r} are not +0.0; {hint}")
+            hint = (
+                'declare Meta(pruned="keep") or Meta(pruned="train") if they may differ'
+            )
+            raise Broken(
+                f"passive: {what}: weights off the mask at "
+                f"{paths(new.tree.params)[i]!r} are not +0.0; {hint}"
+            )
 
 
 def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:
     # The block whose turn it is at a step.
-    blocks = [(i, -(-mask.numel() // _BLOCK)) for i, mask in enumerate(masks) if mask.ndim]
+    blocks = [
+        (i, -(-mask.numel() // _BLOCK)) for i, mask in enumerate(masks) if mask.ndim
+    ]
     at = number % max(sum(n for _, n in blocks), 1)
     for i, n in blocks:
         if at < n:
@@ -284,25 +395,39 @@ def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:
     return []
 
 
-def _check_counts(what: str, promise: _Promise, new: State, old: State | None, step: Step) -> None:
-    """Units are kept as many as the goal says; where masks only shrink, not more than there were."""
+def _check_counts(
+    what: str, promise: _Promise, new: State, old: State | None, step: Step
+) -> None:
+    """Units are kept as many as the goal says; where masks only shrink, not more than
+    there were.
+    """
     rule = promise.rule
     leaves, masks = sparse_leaves(new)
     if not leaves:
         return
     before = None if old is None else sparse_leaves(old)[1]
-    shrinks = before is not None and not any(bool((mask & ~before[path]).any()) for path, mask in masks.items())
+    shrinks = before is not None and not any(
+        bool((mask & ~before[path]).any()) for path, mask in masks.items()
+    )
     if promise.shrinks and before is not None and not shrinks:
         raise Broken(f"passive: {what}: a mask of monotone=True keeps what was pruned")
     if rule is None:
         return
     units = field(rule, leaves, masks, None, promise.goal, step)
-    if units.known is None or units.least or rule.pattern.pick is not None:  # then some groups may keep fewer
+    if (
+        units.known is None or units.least or rule.pattern.pick is not None
+    ):  # then some groups may keep fewer
         return
     had = units._replace(masks=before) if before is not None and shrinks else units
-    counts = [torch.minimum(units.counts(units.known), units.capacity), *(x.totals(x.active) for x in (units, had))]
+    counts = [
+        torch.minimum(units.counts(units.known), units.capacity),
+        *(x.totals(x.active) for x in (units, had)),
+    ]
     goal, kept, most = counts if promise.apart else [count.sum() for count in counts]
     goal = torch.minimum(goal, most) if had is not units else goal
     if not torch.equal(goal, kept):
         names = list(units.grids)
-        raise Broken(f"passive: {what}: {kept.tolist()} units are kept, expected {goal.tolist()}, in {names}")
+        raise Broken(
+            f"passive: {what}: {kept.tolist()} units are kept, expected "
+            f"{goal.tolist()}, in {names}"
+        )

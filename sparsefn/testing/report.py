@@ -20,15 +20,19 @@ from sparsefn.testing.written import meta_code
 
 @dataclass(frozen=True)
 class Report:
-    """The outcomes of all checks of one algorithm; `str(report)` is a table, after the failures in plain words.
+    """The outcomes of all checks of one algorithm; `str(report)` is a table, after the
+    failures in plain words.
 
-    >>> report = sf.testing.check_laws(lambda sparsity, key: sf.gmp(sparsity), laws=[sf.testing.laws.PURITY])
+    >>> report = sf.testing.check_laws(
+    ...     lambda sparsity, key: sf.gmp(sparsity), laws=[sf.testing.laws.PURITY]
+    ... )
     >>> report.ok, report.held[0]
     (True, 'states_keep_their_structure')
 
-    `rows` are in the order of the laws; checks that do not bind the algorithm are there, too. `coverage` holds shares
-    of the drawn `cases`, by trait, `easy` has a line for each share that is too small, or is None where that is not
-    judged, and `suggestion` is there with `suggest=True`.
+    `rows` are in the order of the laws; checks that do not bind the algorithm are
+    there, too. `coverage` holds shares of the drawn `cases`, by trait, `easy` has a
+    line for each share that is too small, or is None where that is not judged, and
+    `suggestion` is there with `suggest=True`.
     """
 
     name: str
@@ -53,13 +57,21 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """A line for each distinct failure, with the checks that ran into an error, and for each share too small."""
+        """A line for each distinct failure, with the checks that ran into an error, and
+        for each share too small.
+        """
         lines: dict[str, list[str]] = {}
         for row in self.rows:
             for line in row.lines(self.name):
                 lines.setdefault(line, []).append(row.check)
-        told = [line if len(checks) == 1 else f"{line} (in {len(checks)} checks)" for line, checks in lines.items()]
-        return told + [f"{self.name} was tried on cases that are too easy: {line}" for line in self.easy or ()]
+        told = [
+            line if len(checks) == 1 else f"{line} (in {len(checks)} checks)"
+            for line, checks in lines.items()
+        ]
+        return told + [
+            f"{self.name} was tried on cases that are too easy: {line}"
+            for line in self.easy or ()
+        ]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -72,12 +84,19 @@ class Report:
         >>> sorted(json.loads(report.to_json())["versions"])
         ['hypothesis', 'python', 'sparsefn', 'torch']
         """
-        made = {"hypothesis": version("hypothesis"), "python": platform.python_version(), "torch": torch.__version__}
+        made = {
+            "hypothesis": version("hypothesis"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
         rows = [row._replace(case=None, cause=None)._asdict() for row in self.rows]
         for found, row in zip(rows, self.rows, strict=True):
             found["example"] = None if row.case is None else repr(row.case)
             del found["case"], found["cause"]
-        suggestion = self.suggestion and {**self.suggestion._asdict(), "meta": self.suggestion.text}
+        suggestion = self.suggestion and {
+            **self.suggestion._asdict(),
+            "meta": self.suggestion.text,
+        }
         made["sparsefn"] = sys.modules["sparsefn"].__version__
         return json.dumps(
             {
@@ -106,7 +125,10 @@ def _lines(report: Report) -> Iterator[str]:
         if failed
         else f"all {len(made)} checks hold" + ", on too easy cases" * bool(report.easy)
     )
-    yield f"{report.name}: {said} (seed {report.seed}, {report.max_examples} examples, {seconds:.0f} s)"
+    yield (
+        f"{report.name}: {said} (seed {report.seed}, {report.max_examples} examples, "
+        f"{seconds:.0f} s)"
+    )
     yield from report.failures
     if report.suggestion is not None:
         yield from ("", "What would hold:", report.suggestion.text)
@@ -114,11 +136,21 @@ def _lines(report: Report) -> Iterator[str]:
             yield from ("Whatever is declared, this fails:", *report.suggestion.broken)
     yield f"\n{'law':21}{'check':39}{'status':15}{'examples':>8}{'seconds':>9}"
     for row in report.rows:
-        numbers = "" if row.status == "does not bind" else f"{row.examples:8}{row.seconds:9.1f}"
+        numbers = (
+            ""
+            if row.status == "does not bind"
+            else f"{row.examples:8}{row.seconds:9.1f}"
+        )
         yield f"{row.law:21}{row.check:39}{row.status:15}{numbers}".rstrip()
     if report.coverage:
-        judged = "" if report.easy is not None else f" (only shown: with params=, or fewer than {ENOUGH})"
-        shares = ", ".join(f"{share:.0%} {trait}" for trait, share in report.coverage.items())
+        judged = (
+            ""
+            if report.easy is not None
+            else f" (only shown: with params=, or fewer than {ENOUGH})"
+        )
+        shares = ", ".join(
+            f"{share:.0%} {trait}" for trait, share in report.coverage.items()
+        )
         yield f"{report.cases} drawn cases: {shares}{judged}"
     details = [line for row in report.rows for line in row.details(report.name)]
     yield from (f"\n{line}" for line in dict.fromkeys(details))

@@ -1,9 +1,12 @@
-"""Hypothesis strategies: trees of parameters and gradients, steps, sparsities, schedules, patterns, whole runs.
+"""Hypothesis strategies: trees of parameters and gradients, steps, sparsities,
+schedules, patterns, whole runs.
 
-Trees nest dicts, lists, tuples and named tuples, some of them empty; leaves are float32, float64, bfloat16 or float16,
-some of one element, of no dimension or empty, some with strides of other orders; values hold ties, zeros of both
-signs, subnormals, infinities and NaN, and gradients may be zero nearly everywhere. All of it is drawn from one string
-of bytes (see `sparsefn.testing.values`), so examples are cheap and shrink to small ones.
+Trees nest dicts, lists, tuples and named tuples, some of them empty; leaves are
+float32, float64, bfloat16 or float16, some of one element, of no dimension or empty,
+some with strides of other orders; values hold ties, zeros of both signs, subnormals,
+infinities and NaN, and gradients may be zero nearly everywhere. All of it is drawn from
+one string of bytes (see `sparsefn.testing.values`), so examples are cheap and shrink to
+small ones.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
     >>> find(strategy, lambda _: True) in "abc"
     True
     """
-    return st.binary(min_size=Source.size, max_size=Source.size).map(lambda data: build(Source(data)))
+    return st.binary(min_size=Source.size, max_size=Source.size).map(
+        lambda data: build(Source(data))
+    )
 
 
 def params_trees(
@@ -60,22 +65,32 @@ def params_trees(
     """Trees of parameters; `sf.default_where` chooses at least one of their leaves.
 
     >>> from hypothesis import find
-    >>> tree = find(sf.testing.strategies.params_trees(palettes=["ties"]), lambda _: True)
-    >>> any(sf.default_where(path, leaf) for path, leaf in sf.tree.flatten(tree)[0].items())
+    >>> tree = find(
+    ...     sf.testing.strategies.params_trees(palettes=["ties"]), lambda _: True
+    ... )
+    >>> any(
+    ...     sf.default_where(path, leaf)
+    ...     for path, leaf in sf.tree.flatten(tree)[0].items()
+    ... )
     True
 
-    `form` says which shapes, `palettes` which values: some of "ties", "exact" (sums do not round), "holes" (NaN and
-    infinities), "rare" (mostly zeros) and "wild" (subnormals and the largest numbers, too). With `distinct` no two
-    magnitudes are equal.
+    `form` says which shapes, `palettes` which values: some of "ties", "exact" (sums do
+    not round), "holes" (NaN and infinities), "rare" (mostly zeros) and "wild"
+    (subnormals and the largest numbers, too). With `distinct` no two magnitudes are
+    equal.
     """
     return cases(form, palettes, distinct).map(lambda case: case.params)
 
 
-def grads_like(params: Tree, palettes: Sequence[str] = EVERY) -> st.SearchStrategy[Tree]:
+def grads_like(
+    params: Tree, palettes: Sequence[str] = EVERY
+) -> st.SearchStrategy[Tree]:
     """Trees of gradients with the structure, shapes and dtypes of params.
 
     >>> from hypothesis import find
-    >>> find(sf.testing.strategies.grads_like({"w": torch.ones(2, 3)}), lambda _: True)["w"].shape
+    >>> find(sf.testing.strategies.grads_like({"w": torch.ones(2, 3)}), lambda _: True)[
+    ...     "w"
+    ... ].shape
     torch.Size([2, 3])
     """
     return cases(palettes=palettes, like=params).map(lambda case: case.grads[0])
@@ -93,7 +108,8 @@ def steps() -> st.SearchStrategy[int | Tensor]:
 
 
 def sparsities(size: int = 12) -> st.SearchStrategy[float]:
-    """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`, where rounding shows.
+    """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`,
+    where rounding shows.
 
     >>> from hypothesis import find
     >>> 0.0 <= find(sf.testing.strategies.sparsities(), lambda _: True) <= 1.0
@@ -111,7 +127,11 @@ def schedules() -> st.SearchStrategy[Schedule]:
     """
 
     def build(source: Source) -> Schedule:
-        first, last, n = source.number() / 255, source.number() / 255, 1 + source.number() % 50
+        first, last, n = (
+            source.number() / 255,
+            source.number() / 255,
+            1 + source.number() % 50,
+        )
         kinds = [
             _schedules.constant(first),
             _schedules.polynomial(first, last, begin=n // 2, end=n),
@@ -128,7 +148,8 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
 
 def triggers() -> st.SearchStrategy[Trigger]:
-    """Triggers: every n steps from some step to another, lists of steps, always and never.
+    """Triggers: every n steps from some step to another, lists of steps, always and
+    never.
 
     >>> from hypothesis import find
     >>> find(sf.testing.strategies.triggers(), lambda _: True)(3) in (True, False)
@@ -150,10 +171,13 @@ def triggers() -> st.SearchStrategy[Trigger]:
 
 
 def patterns() -> st.SearchStrategy[Pattern]:
-    """Patterns of every kind, small enough for leaves that `sf.testing.Meta(pattern=...)` then draws.
+    """Patterns of every kind, small enough for leaves that
+    `sf.testing.Meta(pattern=...)` then draws.
 
     >>> from hypothesis import find
-    >>> isinstance(find(sf.testing.strategies.patterns(), lambda _: True), sf.patterns.Pattern)
+    >>> isinstance(
+    ...     find(sf.testing.strategies.patterns(), lambda _: True), sf.patterns.Pattern
+    ... )
     True
     """
 
@@ -178,23 +202,32 @@ def patterns() -> st.SearchStrategy[Pattern]:
 
 
 def cases(
-    form: Form = Form(), palettes: Sequence[str] = EVERY, distinct: bool = False, like: Tree = None
+    form: Form = Form(),
+    palettes: Sequence[str] = EVERY,
+    distinct: bool = False,
+    like: Tree = None,
 ) -> st.SearchStrategy[Case]:
-    """Whole runs: parameters, one tree of gradients for each of a few updates, a sparsity and a seed.
+    """Whole runs: parameters, one tree of gradients for each of a few updates, a
+    sparsity and a seed.
 
     >>> from hypothesis import find
     >>> import optree
     >>> case = find(sf.testing.strategies.cases(), lambda _: True)
-    >>> len(case.grads), optree.tree_structure(case.grads[0]) == optree.tree_structure(case.params)
+    >>> (
+    ...     len(case.grads),
+    ...     optree.tree_structure(case.grads[0]) == optree.tree_structure(case.params),
+    ... )
     (3, True)
 
-    `form`, `palettes` and `distinct` are those of `params_trees`; with `like` the trees have its structure.
+    `form`, `palettes` and `distinct` are those of `params_trees`; with `like` the trees
+    have its structure.
     """
     return examples(lambda source: values.case(source, form, palettes, distinct, like))
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:
-    """One fixed run over a leaf of at least `elements` elements, where two masks do not agree by chance, and others.
+    """One fixed run over a leaf of at least `elements` elements, where two masks do not
+    agree by chance, and others.
 
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])
@@ -202,7 +235,11 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
     generator, of_wide = (torch.Generator("cpu").manual_seed(seed) for seed in (7, 8))
     size = math.isqrt(elements // (form.rows * form.columns)) + 1
 
-    def leaf(*shape: int, drawn: torch.Generator = generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    def leaf(
+        *shape: int,
+        drawn: torch.Generator = generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
         return torch.randn(shape, generator=drawn, dtype=dtype, device="cpu")
 
     def tree() -> Tree:

@@ -1,4 +1,6 @@
-"""Which promises an algorithm keeps: declarations are tried, and the strongest that hold are suggested."""
+"""Which promises an algorithm keeps: declarations are tried, and the strongest that
+hold are suggested.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,17 @@ from sparsefn.tree import Tree
 Made = Callable[[Law, Check, Row], Outcome]
 
 # These take long, and read no promise.
-_ALIKE = {*(check.name for check in COMPILE.checks), "processes_do_not_matter", "threads_do_not_matter"}
+_ALIKE = {
+    *(check.name for check in COMPILE.checks),
+    "processes_do_not_matter",
+    "threads_do_not_matter",
+}
 _LOOKED_AT = 12  # steps, for the triggers that fit
-_EVERY = [every(n, start=start) if start else every(n) for n in range(2, 7) for start in range(n)]
+_EVERY = [
+    every(n, start=start) if start else every(n)
+    for n in range(2, 7)
+    for start in range(n)
+]
 _TRIGGERS: Sequence[Trigger] = [never(), *(at([step]) for step in range(6)), *_EVERY]
 # What to promise where the check of that name then holds, too.
 _PROMISES: Sequence[tuple[Declared, str]] = [
@@ -44,8 +54,9 @@ class Suggestion(NamedTuple):
     >>> sf.testing.Suggestion(sf.testing.Meta(), "sf.testing.Meta()").broken
     ()
 
-    `text` is `meta` as code, `held` are the checks that hold with it, and `broken` has a line for each that fails
-    whatever is declared: a bug, or something that `Meta` cannot say.
+    `text` is `meta` as code, `held` are the checks that hold with it, and `broken` has
+    a line for each that fails whatever is declared: a bug, or something that `Meta`
+    cannot say.
     """
 
     meta: Meta
@@ -55,14 +66,30 @@ class Suggestion(NamedTuple):
 
 
 def suggested(
-    row: Row, given: Meta, outcomes: Sequence[Outcome], laws: Sequence[Law], made: Made, params: Tree = None
+    row: Row,
+    given: Meta,
+    outcomes: Sequence[Outcome],
+    laws: Sequence[Law],
+    made: Made,
+    params: Tree = None,
 ) -> Suggestion:
-    """The `Meta` that would hold for a row with these outcomes, beside what its call says of the one that was given.
+    """The `Meta` that would hold for a row with these outcomes, beside what its call
+    says of the one that was given.
 
     >>> from sparsefn.testing.trial import outcome_of
     >>> laws = sf.testing.LAWS[:1]
-    >>> row = sf.testing.Row("none", lambda s, key, params: sf.static(1.0), sf.testing.Meta())
-    >>> print(suggested(row, row.meta, [outcome_of(laws[0], laws[0].checks[0], row)], laws, outcome_of).text)
+    >>> row = sf.testing.Row(
+    ...     "none", lambda s, key, params: sf.static(1.0), sf.testing.Meta()
+    ... )
+    >>> print(
+    ...     suggested(
+    ...         row,
+    ...         row.meta,
+    ...         [outcome_of(laws[0], laws[0].checks[0], row)],
+    ...         laws,
+    ...         outcome_of,
+    ...     ).text
+    ... )
     sf.testing.Meta(
         when=sf.never(),  # of the first 12 steps masks change at these
         exact_count=False,  # gives up counts_are_exact: after init: [0] kept, expected [3]
@@ -73,8 +100,16 @@ def suggested(
     checks = {check.name: (law, check) for law in laws for check in law.checks}
     seen, promises = _seen(row, run_of(row, params))
     meta = row.meta._replace(**seen)
-    why = {name: _SEEN[name] for name, value in seen.items() if value != Meta._field_defaults[name]}
-    known = {outcome.check: (row.meta, outcome) for outcome in outcomes if outcome.status != "does not bind"}
+    why = {
+        name: _SEEN[name]
+        for name, value in seen.items()
+        if value != Meta._field_defaults[name]
+    }
+    known = {
+        outcome.check: (row.meta, outcome)
+        for outcome in outcomes
+        if outcome.status != "does not bind"
+    }
     shrunk = {outcome.check: outcome for outcome in outcomes}
 
     def tried(name: str, meta: Meta) -> Outcome:
@@ -84,8 +119,15 @@ def suggested(
         for flags, name in promises:
             (field, value), other = *flags.items(), meta._replace(**flags)
             weaker = True if value == "anew" else Meta._field_defaults[field]
-            undecided = getattr(meta, field) is weaker and (field not in why or value == "anew")
-            if undecided and name in checks and checks[name][1].binds(other) and tried(name, other).status == "passed":
+            undecided = getattr(meta, field) is weaker and (
+                field not in why or value == "anew"
+            )
+            if (
+                undecided
+                and name in checks
+                and checks[name][1].binds(other)
+                and tried(name, other).status == "passed"
+            ):
                 meta, why[field] = other, "holds"
         return meta
 
@@ -104,15 +146,29 @@ def suggested(
             break
     failed = [name for name, (_, outcome) in known.items() if outcome.failed]
     told = [shrunk[name] if shrunk[name].failed else known[name][1] for name in failed]
-    lines = [line for outcome in told for line in outcome._replace(declare="").lines(row.name)]
+    lines = [
+        line
+        for outcome in told
+        for line in outcome._replace(declare="").lines(row.name)
+    ]
     held = tuple(name for name in known if name not in failed)
-    same = [name for name in Meta._fields if getattr(meta, name) is getattr(row.meta, name)]
+    same = [
+        name for name in Meta._fields if getattr(meta, name) is getattr(row.meta, name)
+    ]
     meta = meta._replace(**{name: getattr(given, name) for name in same})
     return Suggestion(meta, _text(meta, given, why), held, tuple(dict.fromkeys(lines)))
 
 
-def _mended(meta: Meta, check: Check, broken: Outcome, tried: Callable[[Meta], Outcome], why: dict[str, str]) -> Meta:
-    """The promises with another declaration, under which the check holds or, where it never does, does not bind."""
+def _mended(
+    meta: Meta,
+    check: Check,
+    broken: Outcome,
+    tried: Callable[[Meta], Outcome],
+    why: dict[str, str],
+) -> Meta:
+    """The promises with another declaration, under which the check holds or, where it
+    never does, does not bind.
+    """
     given_up: Declared | None = None
     for flags in check.declare(meta):
         other = meta._replace(**flags)
@@ -121,7 +177,9 @@ def _mended(meta: Meta, check: Check, broken: Outcome, tried: Callable[[Meta], O
         if not check.binds(other):
             given_up = given_up or flags
         elif not tried(other).failed:
-            why.update(dict.fromkeys(flags, f"else {check.name} fails: {_first(broken)}"))
+            why.update(
+                dict.fromkeys(flags, f"else {check.name} fails: {_first(broken)}")
+            )
             return other
     if given_up is None:
         return meta
@@ -133,11 +191,16 @@ def _first(broken: Outcome) -> str:
     return shortened(broken.said[0].splitlines()[0])
 
 
-_SEEN = {"start": "after init all weights are kept", "when": f"of the first {_LOOKED_AT} steps masks change at these"}
+_SEEN = {
+    "start": "after init all weights are kept",
+    "when": f"of the first {_LOOKED_AT} steps masks change at these",
+}
 
 
 def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str]]]:
-    """What the first masks and the steps of change say of fields that are left open or wrong; and promises to try."""
+    """What the first masks and the steps of change say of fields that are left open or
+    wrong; and promises to try.
+    """
     found: dict[str, Any] = {}
     wrong: set[str] = set()
     promises = [*_PROMISES]
@@ -150,22 +213,36 @@ def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str
             found["start"] = "dense" if is_dense else "other"
             wrong |= {"start"} if not is_dense and row.meta.start == "dense" else set()
         moved = state if learned(state) else with_params(state, run.grads[0])
-        new = [algorithm.update(moved, run.grads[1], step).masks for step in range(_LOOKED_AT)]
+        new = [
+            algorithm.update(moved, run.grads[1], step).masks
+            for step in range(_LOOKED_AT)
+        ]
         fires = [not tree_equal(masks, state.masks) for masks in new]
-        fits = [when for when in _TRIGGERS if [bool(when(step)) for step in range(_LOOKED_AT)] == fires]
+        fits = [
+            when
+            for when in _TRIGGERS
+            if [bool(when(step)) for step in range(_LOOKED_AT)] == fires
+        ]
         if fits:
             found["when"] = fits[0]
-            missed = any(fired and not row.meta.when(step) for step, fired in enumerate(fires))
+            missed = any(
+                fired and not row.meta.when(step) for step, fired in enumerate(fires)
+            )
             wrong |= {"when"} if missed else set()
     except Exception:  # the checks tell of it
         pass
-    left_open = {name for name in found if getattr(row.meta, name) is Meta._field_defaults[name]}
+    left_open = {
+        name for name in found if getattr(row.meta, name) is Meta._field_defaults[name]
+    }
     return {name: x for name, x in found.items() if name in left_open | wrong}, promises
 
 
 def _by_call(algorithm: Algorithm) -> list[tuple[Declared, str]]:
     """How masks are chosen by the call of an algorithm of this library."""
-    said = said_by(algorithm, ("score", "drop", "grow", "drop_fraction", "exclude_dropped", "steps"))
+    said = said_by(
+        algorithm,
+        ("score", "drop", "grow", "drop_fraction", "exclude_dropped", "steps"),
+    )
     if "score" in said:
         return [({"choose": said["score"]}, "the_best_are_kept")]
     share = said.get("drop_fraction", None if "steps" in said else 0.3)
@@ -173,10 +250,18 @@ def _by_call(algorithm: Algorithm) -> list[tuple[Declared, str]]:
         return []
     grow = None if said["grow"] is random else said["grow"]
     fraction = share if callable(share) else constant(share)
-    return [({"choose": Exchange(said["drop"], grow, fraction, said["exclude_dropped"])}, "the_worst_are_exchanged")]
+    return [
+        (
+            {"choose": Exchange(said["drop"], grow, fraction, said["exclude_dropped"])},
+            "the_worst_are_exchanged",
+        )
+    ]
 
 
 def _text(meta: Meta, base: Meta, why: Mapping[str, str]) -> str:
     head, codes = declarations(meta, base)
-    lines = [f"    {name}={code},{f'  # {why[name]}' if name in why else ''}" for name, code in codes.items()]
+    lines = [
+        f"    {name}={code},{f'  # {why[name]}' if name in why else ''}"
+        for name, code in codes.items()
+    ]
     return "\n".join([f"{head}(", *lines, ")"]) if lines else f"{head}()"

@@ -1,4 +1,6 @@
-"""One check of one algorithm: whether it holds, and in plain words what failed, on which smallest example."""
+"""One check of one algorithm: whether it holds, and in plain words what failed, on
+which smallest example.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class Outcome(NamedTuple):
     >>> sf.testing.Outcome("purity", "functions_are_pure", "passed", examples=5).failed
     False
 
-    `said` has a sentence for each distinct failure; `declare` is what to declare in `Meta` if that is meant, and `case`
-    the smallest example. `examples` are those tried until it failed.
+    `said` has a sentence for each distinct failure; `declare` is what to declare in
+    `Meta` if that is meant, and `case` the smallest example. `examples` are those tried
+    until it failed.
     """
 
     law: str
@@ -45,14 +48,20 @@ class Outcome(NamedTuple):
         return self.status in ("failed", "error")
 
     def lines(self, name: str) -> list[str]:
-        """A line of at most 200 characters for each failure, of the algorithm of that name."""
+        """A line of at most 200 characters for each failure, of the algorithm of that
+        name.
+        """
         hint = self._hint
         return [shortened(text, hint) for text in self._texts(name)]
 
     def details(self, name: str) -> list[str]:
         """The lines that are longer, in full, and the example."""
         whole = [text + self._hint for text in self._texts(name)]
-        example = [f"{self.check} on {self.case}"] if self.failed and self.case is not None else []
+        example = (
+            [f"{self.check} on {self.case}"]
+            if self.failed and self.case is not None
+            else []
+        )
         return [*(line for line in whole if len(line) > _MOST), *example]
 
     @property
@@ -68,15 +77,23 @@ class Outcome(NamedTuple):
 
 
 def shortened(text: str, end: str = "", most: int = _MOST) -> str:
-    """A text and its end in so many characters: cut before the end, or without it where the end is most of it.
+    """A text and its end in so many characters: cut before the end, or without it where
+    the end is most of it.
 
-    >>> shortened("step 0 ran many operations", "; declare it", 30), shortened("x" * 20, "; declare it", 12)
+    >>> (
+    ...     shortened("step 0 ran many operations", "; declare it", 30),
+    ...     shortened("x" * 20, "; declare it", 12),
+    ... )
     ('step 0 ran man ...; declare it', 'xxxxxxxx ...')
     """
     if len(text) + len(end) <= most:
         return text + end
     end = end if 2 * len(end) <= most else ""
-    return f"{text[: most - len(end) - 4]} ...{end}" if len(text) > most - len(end) else text
+    return (
+        f"{text[: most - len(end) - 4]} ...{end}"
+        if len(text) > most - len(end)
+        else text
+    )
 
 
 def outcome_of(
@@ -92,14 +109,18 @@ def outcome_of(
     """Make one check of one row.
 
     >>> from sparsefn.testing.laws import PURITY
-    >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta())
+    >>> row = sf.testing.Row(
+    ...     "dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta()
+    ... )
     >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
     ('purity', 'states_keep_their_structure', 'passed')
 
-    Without `shrink` the first failure is told as it comes. `counted` takes the traits of the cases that were drawn
-    until it failed.
+    Without `shrink` the first failure is told as it comes. `counted` takes the traits
+    of the cases that were drawn until it failed.
     """
-    found: dict[tuple[object, ...], tuple[Case, Exception]] = {}  # by where it was raised; the smallest comes last
+    found: dict[
+        tuple[object, ...], tuple[Case, Exception]
+    ] = {}  # by where it was raised; the smallest comes last
     tried = 0
     begin = time.perf_counter()
 
@@ -117,24 +138,49 @@ def outcome_of(
     raised: list[Exception] = []
     try:
         examples = check.examples(row.meta, params)
-        hold(f"{check.name} {row.name}", run, examples, check.share * max_examples, seed, shrink)
+        hold(
+            f"{check.name} {row.name}",
+            run,
+            examples,
+            check.share * max_examples,
+            seed,
+            shrink,
+        )
     except Exception as error:
         raised = _unfolded(error)
     if not raised:
-        return Outcome(law.name, check.name, "passed", seconds=time.perf_counter() - begin, examples=tried)
-    # Others failed on the way to a smaller example; one that draws from a global generator may not fail on it again.
-    last = [pair for pair in found.values() if any(pair[1] is one for one in raised)] or [*found.values()]
-    told = [_told(row, check, case, one, shrink) for case, one in last] or [_Told(_named(raised[0]), None, raised[0])]
-    (_, case, cause, own), said = told[0], tuple(dict.fromkeys(one.said for one in told))
+        return Outcome(
+            law.name,
+            check.name,
+            "passed",
+            seconds=time.perf_counter() - begin,
+            examples=tried,
+        )
+    # Others failed on the way to a smaller example; one that draws from a global
+    # generator may not fail on it again.
+    last = [
+        pair for pair in found.values() if any(pair[1] is one for one in raised)
+    ] or [*found.values()]
+    told = [_told(row, check, case, one, shrink) for case, one in last] or [
+        _Told(_named(raised[0]), None, raised[0])
+    ]
+    (_, case, cause, own), said = (
+        told[0],
+        tuple(dict.fromkeys(one.said for one in told)),
+    )
     cause.__notes__ = []  # of Hypothesis, which has the example, too
     declare = "" if own else what_to_declare(check, row.meta)
     status: Status = "error" if own else "failed"
     seconds = time.perf_counter() - begin
-    return Outcome(law.name, check.name, status, said, declare, case, seconds, tried, cause)
+    return Outcome(
+        law.name, check.name, status, said, declare, case, seconds, tried, cause
+    )
 
 
 class _Told(NamedTuple):
-    """A failure in words, its run, what was raised, and whether the algorithm itself raised it."""
+    """A failure in words, its run, what was raised, and whether the algorithm itself
+    raised it.
+    """
 
     said: str
     case: Case | None
@@ -148,20 +194,33 @@ def _told(row: Row, check: Check, case: Case, error: Exception, shrink: bool) ->
     own = _own_error(row, case, error)
     if own is not None:
         return _Told(*own, error, True)
-    return _Told(str(error) if isinstance(error, AssertionError) else _named(error), case, error)
+    return _Told(
+        str(error) if isinstance(error, AssertionError) else _named(error), case, error
+    )
 
 
 def what_to_declare(check: Check, meta: Meta) -> str:
-    """What of the declarations that a check takes is not made, as code; "" where none has code.
+    """What of the declarations that a check takes is not made, as code; "" where none
+    has code.
 
     >>> from sparsefn.testing.laws import EXACT_COUNT
-    >>> what_to_declare(EXACT_COUNT.checks[0], sf.testing.Meta(start="dense", exact_count="total"))
+    >>> what_to_declare(
+    ...     EXACT_COUNT.checks[0], sf.testing.Meta(start="dense", exact_count="total")
+    ... )
     'Meta(exact_count=False)'
     """
     single = [flags for flags in check.declare(meta) if len(flags) == 1]
-    wanted = [flags for flags in single if any(getattr(meta, name) != value for name, value in flags.items())]
-    codes = [(name, code_of(value)) for flags in wanted for name, value in flags.items()]
-    return " or ".join(f"Meta({name}={code})" for name, code in codes if code is not None)
+    wanted = [
+        flags
+        for flags in single
+        if any(getattr(meta, name) != value for name, value in flags.items())
+    ]
+    codes = [
+        (name, code_of(value)) for flags in wanted for name, value in flags.items()
+    ]
+    return " or ".join(
+        f"Meta({name}={code})" for name, code in codes if code is not None
+    )
 
 
 def _origin(error: Exception) -> tuple[object, ...]:
@@ -174,7 +233,9 @@ def _origin(error: Exception) -> tuple[object, ...]:
 def _unfolded(error: Exception) -> list[Exception]:
     """The errors of a group of groups, or the error itself."""
     return (
-        [one for part in error.exceptions for one in _unfolded(part)] if isinstance(error, ExceptionGroup) else [error]
+        [one for part in error.exceptions for one in _unfolded(part)]
+        if isinstance(error, ExceptionGroup)
+        else [error]
     )
 
 
@@ -182,7 +243,9 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _of_one_leaf(row: Row, check: Check, case: Case, error: Exception) -> tuple[Case, Exception]:
+def _of_one_leaf(
+    row: Row, check: Check, case: Case, error: Exception
+) -> tuple[Case, Exception]:
     """The run of one leaf alone, where the check fails on that in the same way."""
     for path, leaf in leaves(case.params).items():
         alone = mapped(case, partial(_leaf_of, path))
@@ -200,12 +263,19 @@ def _leaf_of(path: str, tree: Tree) -> Tree:
 
 
 def _own_error(row: Row, case: Case, error: Exception) -> tuple[str, Case] | None:
-    """What a plain run of the algorithm raises, where it is what a check ran into; with the run that does."""
+    """What a plain run of the algorithm raises, where it is what a check ran into; with
+    the run that does.
+    """
     for run in (case, case._replace(sparsity=0.0), case._replace(sparsity=1.0)):
         raised = _plain_error(row, run)
         if raised is not None and type(raised[0]) is type(error):
-            at = [f"{path} of shape {tuple(x.shape)}, {x.dtype}" for path, x in leaves(case.params).items()]
-            return f"{raised[1]} raises {_named(raised[0])}" + (f"; {at[0]}" if len(at) == 1 else ""), run
+            at = [
+                f"{path} of shape {tuple(x.shape)}, {x.dtype}"
+                for path, x in leaves(case.params).items()
+            ]
+            return f"{raised[1]} raises {_named(raised[0])}" + (
+                f"; {at[0]}" if len(at) == 1 else ""
+            ), run
     return None
 
 

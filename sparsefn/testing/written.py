@@ -20,7 +20,8 @@ from sparsefn.testing.oracle import Layout
 
 
 def code_of(value: object) -> str | None:
-    """An expression that gives the value, with `sf` and `torch` imported; None where there is none.
+    """An expression that gives the value, with `sf` and `torch` imported; None where
+    there is none.
 
     >>> code_of(sf.every(2)), code_of(sf.scores.magnitude), code_of(lambda: 0)
     ('sf.every(2)', 'sf.scores.magnitude', None)
@@ -40,19 +41,29 @@ def code_of(value: object) -> str | None:
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         known: dict[str, Any] = getattr(type(value), "_field_defaults", {})
-        named = {name: x for name, x in zip(value._fields, value, strict=True) if x is not known.get(name, value)}
+        named = {
+            name: x
+            for name, x in zip(value._fields, value, strict=True)
+            if x is not known.get(name, value)
+        }
         module = "sf.testing" if isinstance(value, Exchange) else "sf.testing.values"
         return _with_names(f"{module}.{type(value).__name__}", named)
     if isinstance(value, dict | list | tuple):
         return _of_container(value)
-    head = repr(value).partition("(")[0]  # a trigger shows the call, and does not know it
-    if type(value).__module__.startswith("sparsefn.") and f"sf.{head}" in _public().values():
+    head = repr(value).partition("(")[
+        0
+    ]  # a trigger shows the call, and does not know it
+    if (
+        type(value).__module__.startswith("sparsefn.")
+        and f"sf.{head}" in _public().values()
+    ):
         return f"sf.{value!r}"
     return _public().get(id(value))
 
 
 def declarations(meta: Meta, base: Meta | None = None) -> tuple[str, dict[str, str]]:
-    """The function that makes a `Meta`, and the code of each field that differs from its default.
+    """The function that makes a `Meta`, and the code of each field that differs from
+    its default.
 
     >>> declarations(sf.testing.Meta(start="dense", when=sf.every(2)))
     ('sf.testing.Meta', {'when': 'sf.every(2)', 'start': '"dense"'})
@@ -61,7 +72,11 @@ def declarations(meta: Meta, base: Meta | None = None) -> tuple[str, dict[str, s
     """
 
     def codes(old: Meta) -> dict[str, str | None]:
-        other = [name for name in Meta._fields if not same(getattr(meta, name), getattr(old, name))]
+        other = [
+            name
+            for name in Meta._fields
+            if not same(getattr(meta, name), getattr(old, name))
+        ]
         return {name: code_of(getattr(meta, name)) for name in other}
 
     found = codes(Meta())
@@ -73,7 +88,10 @@ def declarations(meta: Meta, base: Meta | None = None) -> tuple[str, dict[str, s
 def meta_code(meta: Meta) -> str:
     """A `Meta` as one line of code, or the name `meta` where there is none.
 
-    >>> meta_code(sf.testing.Meta(start="dense")), meta_code(sf.testing.Meta(level=lambda s: s))
+    >>> (
+    ...     meta_code(sf.testing.Meta(start="dense")),
+    ...     meta_code(sf.testing.Meta(level=lambda s: s)),
+    ... )
     ('sf.testing.Meta(start="dense")', 'meta')
     """
     head, codes = declarations(meta)
@@ -93,17 +111,32 @@ def same(a: object, b: object) -> bool:
 
 def tensor_code(x: Tensor) -> str:
     """A tensor as a call of torch."""
-    dtype = "" if x.dtype in (torch.float32, torch.bool, torch.int64) else f", dtype={x.dtype}"
+    dtype = (
+        ""
+        if x.dtype in (torch.float32, torch.bool, torch.int64)
+        else f", dtype={x.dtype}"
+    )
     for name, filled in (("zeros", torch.zeros_like(x)), ("ones", torch.ones_like(x))):
-        if x.is_floating_point() and x.ndim and x.tolist() == filled.tolist() and not torch.signbit(x).any():
+        if (
+            x.is_floating_point()
+            and x.ndim
+            and x.tolist() == filled.tolist()
+            and not torch.signbit(x).any()
+        ):
             return f"torch.{name}({', '.join(map(str, x.shape))}{dtype})"
-    text = repr(x.tolist()).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
+    text = (
+        repr(x.tolist()).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
+    )
     return f"torch.tensor({text}{dtype})"
 
 
 def _with_names(head: str, values: dict[str, Any]) -> str | None:
     codes = {name: code_of(value) for name, value in values.items()}
-    return None if None in codes.values() else f"{head}({', '.join(f'{name}={code}' for name, code in codes.items())})"
+    return (
+        None
+        if None in codes.values()
+        else f"{head}({', '.join(f'{name}={code}' for name, code in codes.items())})"
+    )
 
 
 def _of_call(call: Call) -> str | None:
@@ -117,14 +150,26 @@ def _of_call(call: Call) -> str | None:
 def _of_container(value: dict[str, Any] | list[Any] | tuple[Any, ...]) -> str | None:
     if isinstance(value, dict):
         pairs = [(code_of(name), code_of(item)) for name, item in value.items()]
-        text = None if any(None in pair for pair in pairs) else ", ".join(f"{name}: {item}" for name, item in pairs)
+        text = (
+            None
+            if any(None in pair for pair in pairs)
+            else ", ".join(f"{name}: {item}" for name, item in pairs)
+        )
         inside = None if text is None else f"{{{text}}}"
-        return f"collections.OrderedDict({inside})" if inside and type(value) is OrderedDict else inside
+        return (
+            f"collections.OrderedDict({inside})"
+            if inside and type(value) is OrderedDict
+            else inside
+        )
     codes = [code_of(item) for item in value]
     if None in codes:
         return None
     text = ", ".join(code for code in codes if code is not None)
-    return f"[{text}]" if isinstance(value, list) else f"({text}{',' if len(value) == 1 else ''})"
+    return (
+        f"[{text}]"
+        if isinstance(value, list)
+        else f"({text}{',' if len(value) == 1 else ''})"
+    )
 
 
 @functools.cache

@@ -1,8 +1,10 @@
-"""Schedules: pure functions from a step to a number, the same bits for an int and a tensor step.
+"""Schedules: pure functions from a step to a number, the same bits for an int and a
+tensor step.
 
-An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside `torch.compile` every result is a
-tensor. Every number among the arguments may be an int, a float or a 0-d float tensor (then every result is a float64
-tensor), so that an ensemble can have one per member.
+An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside
+`torch.compile` every result is a tensor. Every number among the arguments may be an
+int, a float or a 0-d float tensor (then every result is a float64 tensor), so that an
+ensemble can have one per member.
 """
 
 from __future__ import annotations
@@ -14,8 +16,25 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, described, numbers, uncalled
-from sparsefn.engine.numbers import Real, between, divide, elementary, floor, held, like, real_where
+from sparsefn.engine.checks import (
+    check_int,
+    check_kind,
+    check_positive,
+    check_whole,
+    described,
+    numbers,
+    uncalled,
+)
+from sparsefn.engine.numbers import (
+    Real,
+    between,
+    divide,
+    elementary,
+    floor,
+    held,
+    like,
+    real_where,
+)
 from sparsefn.state import Level, Schedule, Step, Trigger
 
 __all__ = [
@@ -38,7 +57,9 @@ __dir__ = __all__.copy
 def _step(step: Step) -> Step:
     step = check_kind(step)
     if torch.compiler.is_compiling() and not isinstance(step, Tensor):
-        return torch.full((), step, dtype=torch.int64, device="cpu")  # one graph for all steps
+        return torch.full(
+            (), step, dtype=torch.int64, device="cpu"
+        )  # one graph for all steps
     return step
 
 
@@ -68,7 +89,8 @@ def constant(value: Real) -> Schedule:
 
 @described
 def linear(init: Real, slope: Real) -> Schedule:
-    """`init + slope * step`, without a last step; `linear_decay` and `polynomial(power=1)` have one.
+    """`init + slope * step`, without a last step; `linear_decay` and
+    `polynomial(power=1)` have one.
 
     >>> sf.schedules.linear(0.5, 0.25)(2)
     1.0
@@ -79,7 +101,8 @@ def linear(init: Real, slope: Real) -> Schedule:
 
 @described
 def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
-    """`final - (final - init) * exp(gamma * step)`: from `init` towards `final` for gamma < 0.
+    """`final - (final - init) * exp(gamma * step)`: from `init` towards `final` for
+    gamma < 0.
 
     >>> sf.schedules.exponential(0.0, gamma=-0.5)(0)
     0.0
@@ -89,7 +112,9 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     def schedule(step: Step) -> Real:
         t = _time(step)
         moved = (b - a) * elementary.exp(rate * t)
-        return real_where(t == 0.0, a, b - real_where(moved != moved, 0.0, moved))  # NaN came from 0 * inf
+        return real_where(
+            t == 0.0, a, b - real_where(moved != moved, 0.0, moved)
+        )  # NaN came from 0 * inf
 
     return schedule
 
@@ -111,20 +136,24 @@ def power(init: Real, beta: Real) -> Schedule:
 
 @described
 def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
-    """A wave: `init` at step 0, `minimum` at `half_period`, `init` again at twice that, and so on.
+    """A wave: `init` at step 0, `minimum` at `half_period`, `init` again at twice that,
+    and so on.
 
     >>> [sf.schedules.cosine(1.0, 2)(step) for step in range(5)]
     [1.0, 0.5, 0.0, 0.5, 1.0]
 
-    `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`. Raises ValueError for a
-    half_period that is not positive. `cosine_decay` stays at the bottom.
+    `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`. Raises
+    ValueError for a half_period that is not positive. `cosine_decay` stays at the
+    bottom.
     """
     a, b, half = numbers(init=init, minimum=minimum, half_period=half_period)
     check_positive("half_period", half)
 
     def schedule(step: Step) -> Real:
         t = _time(step)
-        t = t - half * (2.0 * floor(divide(t, half) * 0.5))  # exact for a whole half_period: bits repeat
+        t = t - half * (
+            2.0 * floor(divide(t, half) * 0.5)
+        )  # exact for a whole half_period: bits repeat
         return between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
 
     return schedule
@@ -132,13 +161,15 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
 
 @described
 def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
-    """Half a cosine wave from `init` at step 0 down to `final` at `steps`, and `final` from there on.
+    """Half a cosine wave from `init` at step 0 down to `final` at `steps`, and `final`
+    from there on.
 
     >>> [sf.schedules.cosine_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
     [0.5, 0.25, 0.0, 0.0]
 
-    Raises ValueError for steps that are not positive. The drop fraction of Evci, Gale, Menick, Castro
-    and Elsen, "Rigging the lottery", 2020, arXiv 1911.11134, section 3(2).
+    Raises ValueError for steps that are not positive. The drop fraction of Evci, Gale,
+    Menick, Castro and Elsen, "Rigging the lottery", 2020, arXiv 1911.11134, section
+    3(2).
     """
     a, b, end = numbers(init=init, final=final, steps=steps)
     check_positive("steps", end)
@@ -152,7 +183,8 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
 @described
 def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
-    """A straight line from `init` at step 0 to `final` at `steps`, and `final` from there on.
+    """A straight line from `init` at step 0 to `final` at `steps`, and `final` from
+    there on.
 
     >>> [sf.schedules.linear_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
     [0.5, 0.25, 0.0, 0.0]
@@ -165,18 +197,24 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
 
 @described
-def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3) -> Schedule:
-    """From `init` at step `begin` to `final` at `end`, fast first and slow at last; constant before and after.
+def polynomial(
+    init: Real, final: Real, begin: Real, end: Real, power: Real = 3
+) -> Schedule:
+    """From `init` at step `begin` to `final` at `end`, fast first and slow at last;
+    constant before and after.
 
     >>> schedule = sf.schedules.polynomial(0.0, 0.8, begin=100, end=300)
     >>> [schedule(step) for step in (0, 100, 200, 300, 400)]
     [0.0, 0.0, 0.7000000000000001, 0.8, 0.8]
 
-    `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`. Raises ValueError for
-    end <= begin or a power that is not positive. With power 3 the sparsity of Zhu and Gupta, "To prune,
-    or not to prune", 2017, arXiv 1710.01878, equation 1.
+    `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`. Raises
+    ValueError for end <= begin or a power that is not positive. With power 3 the
+    sparsity of Zhu and Gupta, "To prune, or not to prune", 2017, arXiv 1710.01878,
+    equation 1.
     """
-    a, b, start, stop, exponent = numbers(init=init, final=final, begin=begin, end=end, power=power)
+    a, b, start, stop, exponent = numbers(
+        init=init, final=final, begin=begin, end=end, power=power
+    )
     check_positive("power", exponent)
     if not isinstance(start, Tensor) and not isinstance(stop, Tensor) and stop <= start:
         raise ValueError(f"expected end > begin, got begin={begin}, end={end}")
@@ -203,20 +241,26 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     >>> [schedule(step) for step in (0, 10, 19, 20, 30)]
     [0.5, 0.5, 0.5, 0.8, 0.5]
 
-    `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...: the first firing sees `values[0]`, and so does
-    every step before it. `when` is a trigger that counts: `every`, `at`, `always`, `never`, or a callable with a method
-    `count(step)`, the number of firings at steps up to and including `step`. Raises TypeError for a trigger without
-    one, ValueError for no values.
+    `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...: the first firing
+    sees `values[0]`, and so does every step before it. `when` is a trigger that counts:
+    `every`, `at`, `always`, `never`, or a callable with a method `count(step)`, the
+    number of firings at steps up to and including `step`. Raises TypeError for a
+    trigger without one, ValueError for no values.
     """
     count = getattr(when, "count", None)
     if not callable(count):
-        raise TypeError(f"expected when to be a trigger with count(step), such as every, got {type(when).__name__}")
+        raise TypeError(
+            "expected when to be a trigger with count(step), such as every, got "
+            f"{type(when).__name__}"
+        )
     turns = _some(values)
 
     def schedule(step: Step) -> Real:
         step = _step(step)
         latest = count(step) - 1
-        index = (latest + (latest < 0)) % len(turns)  # before the first firing: the first value
+        index = (latest + (latest < 0)) % len(
+            turns
+        )  # before the first firing: the first value
         return _pick(turns, [index == i for i in range(len(turns))], step)
 
     return schedule
@@ -224,15 +268,17 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
 
 @described
 def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Schedule:
-    """Piecewise constant: each value holds from its begin on; the first one also before.
+    """Piecewise constant: each value holds from its begin on; the first one also
+    before.
 
     >>> schedule = sf.schedules.piecewise({0: 0.5, 100: 0.8})
     >>> [schedule(step) for step in (0, 99, 100)]
     [0.5, 0.5, 0.8]
 
-    `values` is `{begin: value}` or pairs of the two, in any order; where a begin is a 0-d int64 tensor, in order of
-    time: the last pair that has begun holds. Raises TypeError for a begin that is not an int, ValueError for one that
-    is negative or given twice and for no values.
+    `values` is `{begin: value}` or pairs of the two, in any order; where a begin is a
+    0-d int64 tensor, in order of time: the last pair that has begun holds. Raises
+    TypeError for a begin that is not an int, ValueError for one that is negative or
+    given twice and for no values.
     """
     pairs = list(values.items() if isinstance(values, Mapping) else values)
     for begin, _ in pairs:
@@ -257,44 +303,72 @@ def as_schedule(value: Level) -> Schedule:
     >>> sf.schedules.as_schedule(0.9)(0)
     0.9
 
-    Raises TypeError for an int (write 1.0 for all), ValueError for a list (see `cycling`) or dict (see `piecewise`).
+    Raises TypeError for an int (write 1.0 for all), ValueError for a list (see
+    `cycling`) or dict (see `piecewise`).
     """
     if isinstance(value, (float, Tensor)):
         return constant(value)
     if isinstance(value, (list, tuple)):
-        raise ValueError("expected a float or a schedule, got a list; write cycling(values, when) with its trigger")
+        raise ValueError(
+            "expected a float or a schedule, got a list; write cycling(values, when) "
+            "with its trigger"
+        )
     if isinstance(value, Mapping):
-        raise ValueError("expected a float or a schedule, got a mapping; write piecewise({begin: value})")
+        raise ValueError(
+            "expected a float or a schedule, got a mapping; write piecewise({begin: "
+            "value})"
+        )
     if isinstance(value, int):
-        raise TypeError(f"expected a float or a schedule, got the {type(value).__name__} {value}; write {float(value)}")
+        raise TypeError(
+            f"expected a float or a schedule, got the {type(value).__name__} {value}; "
+            f"write {float(value)}"
+        )
     if not callable(value) or uncalled(value):
-        raise TypeError(f"expected a float or a schedule, got {uncalled(value) or type(value).__name__}")
+        raise TypeError(
+            "expected a float or a schedule, got "
+            f"{uncalled(value) or type(value).__name__}"
+        )
     return value
 
 
 def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, Real]:
-    """The smallest and the largest value over steps begin..end, both included, and the value at `end`.
+    """The smallest and the largest value over steps begin..end, both included, and the
+    value at `end`.
 
     >>> sf.schedules.min_max_end(sf.schedules.cosine(1.0, 2), 0, 3)
     (0.0, 1.0, 0.5)
 
-    Every step is evaluated, so the result is exact and the time is linear in `end - begin`. A schedule of your own
-    that cannot be vmapped, or not in float64, is called step by step. Raises ValueError for end < begin.
+    Every step is evaluated, so the result is exact and the time is linear in
+    `end - begin`. A schedule of your own that cannot be vmapped, or not in float64, is
+    called step by step. Raises ValueError for end < begin.
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
     last, chunk = schedule(end), 1 << 16  # bounds memory
-    parts = [range(first, min(end + 1, first + chunk)) for first in range(begin, end + 1, chunk)]
-    low, high = torch.stack([torch.stack(_values(schedule, part, last).aminmax()) for part in parts]).aminmax()
+    parts = [
+        range(first, min(end + 1, first + chunk))
+        for first in range(begin, end + 1, chunk)
+    ]
+    low, high = torch.stack(
+        [torch.stack(_values(schedule, part, last).aminmax()) for part in parts]
+    ).aminmax()
     if isinstance(last, Tensor):
         return low, high, last
     return float(low), float(high), float(last)
 
 
 def _values(schedule: Schedule, steps: range, model: Real) -> Tensor:
-    zero = torch.zeros((), dtype=torch.float64, device=model.device if isinstance(model, Tensor) else "cpu")
-    with contextlib.suppress(RuntimeError):  # a user's schedule may branch on the value of the step
-        batch = torch.arange(steps.start, steps.stop, dtype=torch.int64, device=zero.device)
+    zero = torch.zeros(
+        (),
+        dtype=torch.float64,
+        device=model.device if isinstance(model, Tensor) else "cpu",
+    )
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a user's schedule may branch on the value of the step
+        batch = torch.arange(
+            steps.start, steps.stop, dtype=torch.int64, device=zero.device
+        )
         values: Tensor = torch.func.vmap(lambda step: like(zero, schedule(step)))(batch)
         if values.dtype == torch.float64:
             return values

@@ -1,4 +1,6 @@
-"""When masks change in a run of known length, and what of an algorithm has not happened when the run ends."""
+"""When masks change in a run of known length, and what of an algorithm has not happened
+when the run ends.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ from sparsefn.state import Trigger
 from sparsefn.timing import schedules
 from sparsefn.timing.triggers import At, Every, every
 
-_LENGTHS = ("steps", "rounds", "batches")  # arguments of algorithms that count steps of the run
+_LENGTHS = (
+    "steps",
+    "rounds",
+    "batches",
+)  # arguments of algorithms that count steps of the run
 UNTIMED = every(100)  # where `drop_grow` changes masks without `steps` and `when`
 
 
 def pace(call: str, steps: int) -> tuple[int, int]:
-    """Every how many steps the masks of a run change, and before which step they do so: RigL's numbers.
+    """Every how many steps the masks of a run change, and before which step they do so:
+    RigL's numbers.
 
     >>> pace("rigl", 10_000), pace("rigl", 500)
     ((100, 7500), (5, 375))
@@ -28,15 +35,20 @@ def pace(call: str, steps: int) -> tuple[int, int]:
 
 
 class _Run(NamedTuple):
-    """The steps in which a part of an algorithm runs: from `first` on, `end` excluded."""
+    """The steps in which a part of an algorithm runs: from `first` on, `end`
+    excluded.
+    """
 
     first: int
     end: int
     words: str
 
 
-def unfinished(made: object, steps: int, words: str = "the run of {} steps") -> list[str]:
-    """A sentence for each schedule that has not ended and each trigger still to fire after steps 0 to `steps - 1`.
+def unfinished(
+    made: object, steps: int, words: str = "the run of {} steps"
+) -> list[str]:
+    """A sentence for each schedule that has not ended and each trigger still to fire
+    after steps 0 to `steps - 1`.
 
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, 0, 1000))
     >>> for sentence in unfinished(gmp, 200):
@@ -52,10 +64,11 @@ def unfinished(made: object, steps: int, words: str = "the run of {} steps") -> 
     >>> unfinished(sf.rigl(0.9), 50)
     ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run']
 
-    `made` is an algorithm, or whatever else a function of this library made: it looks at the calls that made it and its
-    parts. Of functions of your own, and of tensors that a transform hides, it knows nothing. A polynomial or piecewise
-    schedule beside a trigger `when` must have ended where that fires last. `words` say which steps these are.
-    TypeError or ValueError unless `steps` is an int and at least 1.
+    `made` is an algorithm, or whatever else a function of this library made: it looks
+    at the calls that made it and its parts. Of functions of your own, and of tensors
+    that a transform hides, it knows nothing. A polynomial or piecewise schedule beside
+    a trigger `when` must have ended where that fires last. `words` say which steps
+    these are. TypeError or ValueError unless `steps` is an int and at least 1.
     """
     check_int("unfinished", "steps", steps, 1)
     return list(dict.fromkeys(_found(made, _Run(0, steps, words.format(steps)), None)))
@@ -73,7 +86,9 @@ def _found(made: Any, run: _Run, when: Trigger | None) -> Iterator[str]:
         yield from _of_call(made, call, run, when)
 
 
-def _of_call(made: object, call: Call, run: _Run, when: Trigger | None) -> Iterator[str]:
+def _of_call(
+    made: object, call: Call, run: _Run, when: Trigger | None
+) -> Iterator[str]:
     given = call.arguments()
     if call.make.__module__ == schedules.__name__:
         yield from _of_schedule(made, call, given, run, when)
@@ -89,7 +104,8 @@ def _of_call(made: object, call: Call, run: _Run, when: Trigger | None) -> Itera
 
 
 def changes_once(made: object, steps: int, words: str) -> list[str]:
-    """A sentence for each algorithm whose masks change once in a run, as its trigger was not given.
+    """A sentence for each algorithm whose masks change once in a run, as its trigger
+    was not given.
 
     >>> changes_once(sf.rigl(0.9), 50, "the run of 50 steps")
     ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run']
@@ -97,25 +113,45 @@ def changes_once(made: object, steps: int, words: str) -> list[str]:
     []
     """
     run = _Run(0, steps, words)
-    calls = [(part, call) for part in parts_of(made) if (call := call_of(part)) is not None]
-    return [told for part, call in calls for told in _of_default(part, call, call.arguments(), run)]
+    calls = [
+        (part, call) for part in parts_of(made) if (call := call_of(part)) is not None
+    ]
+    return [
+        told
+        for part, call in calls
+        for told in _of_default(part, call, call.arguments(), run)
+    ]
 
 
-def _of_default(made: object, call: Call, given: Mapping[str, Any], run: _Run) -> Iterator[str]:
+def _of_default(
+    made: object, call: Call, given: Mapping[str, Any], run: _Run
+) -> Iterator[str]:
     # Of a trigger that repeats, and fires once in the run, though nobody chose it.
     when, untimed = given.get("when"), given.get("steps", 0) is None
-    chosen = when is not None and any(when is one for one in (*call.args, *call.kwargs.values()))
+    chosen = when is not None and any(
+        when is one for one in (*call.args, *call.kwargs.values())
+    )
     if when is None and untimed and "drop_fraction" in given:
         when = UNTIMED
-    if chosen or not isinstance(when, Every) or (once := _only_firing(when, run)) is None:
+    if (
+        chosen
+        or not isinstance(when, Every)
+        or (once := _only_firing(when, run)) is None
+    ):
         return
     by_length = untimed and not run.first
-    mend = f"steps={run.end}, the length of the run" if by_length else f"`when` in the place of {when!r}"
+    mend = (
+        f"steps={run.end}, the length of the run"
+        if by_length
+        else f"`when` in the place of {when!r}"
+    )
     yield f"{made!r} changes masks once in {run.words}, at step {once}: give it {mend}"
 
 
 def _only_firing(when: Every, run: _Run) -> int | None:
-    """The step at which a trigger fires in a run of several steps, if it fires at no other."""
+    """The step at which a trigger fires in a run of several steps, if it fires at no
+    other.
+    """
     n, fires = read(when.n), _last(when, run.end)
     if n is None or fires is None or run.end - run.first == 1:
         return None
@@ -126,10 +162,17 @@ def _of_phases(parts: list[tuple[int, object]], run: _Run) -> Iterator[str]:
     ends = [begin for begin, _ in parts[1:]] + [run.end]
     for (begin, algorithm), end in zip(parts, ends, strict=True):
         if begin >= run.end:
-            yield f"the phase {shown(algorithm)} begins at step {begin}, after {run.words}"
+            yield (
+                f"the phase {shown(algorithm)} begins at step {begin}, after "
+                f"{run.words}"
+            )
         elif end < run.end or begin:
             end = min(end, run.end)
-            yield from _found(algorithm, _Run(begin, end, f"its phase, steps {begin} to {end - 1}"), None)
+            yield from _found(
+                algorithm,
+                _Run(begin, end, f"its phase, steps {begin} to {end - 1}"),
+                None,
+            )
         else:
             yield from _found(algorithm, run, None)
 
@@ -139,18 +182,32 @@ def _of_trigger(made: Every | At, run: _Run) -> Iterator[str]:
     if fires is not None and fires < run.first and made != At(()):
         yield f"{made!r} never fires in {run.words}"
     elif isinstance(made, At):
-        late = [step for step in map(read, made.steps) if step is not None and step >= run.end]
+        late = [
+            step
+            for step in map(read, made.steps)
+            if step is not None and step >= run.end
+        ]
         if late:
             yield f"{made!r} fires at step {min(late)}, after {run.words}"
-    elif (stop := read(made.stop)) is not None and stop > run.end and _last(made, stop) != fires:
+    elif (
+        (stop := read(made.stop)) is not None
+        and stop > run.end
+        and _last(made, stop) != fires
+    ):
         yield f"{made!r} fires until step {stop}, after {run.words}"
 
 
 def _last(when: object, end: int) -> int | None:
-    """The last step below `end` at which a trigger fires, -1 if there is none; None where that is not known."""
+    """The last step below `end` at which a trigger fires, -1 if there is none; None
+    where that is not known.
+    """
     if isinstance(when, At):
         steps = [read(step) for step in when.steps]
-        return None if None in steps else max([step for step in steps if step < end], default=-1)
+        return (
+            None
+            if None in steps
+            else max([step for step in steps if step < end], default=-1)
+        )
     if isinstance(when, Every):
         n, start, fired = map(read, (when.n, when.start, when.count(end - 1)))
         if None in (n, start, fired):
@@ -159,11 +216,16 @@ def _last(when: object, end: int) -> int | None:
     return None
 
 
-def _of_schedule(made: Any, call: Call, given: Mapping[str, Any], run: _Run, when: Trigger | None) -> Iterator[str]:
+def _of_schedule(
+    made: Any, call: Call, given: Mapping[str, Any], run: _Run, when: Trigger | None
+) -> Iterator[str]:
     if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])
     else:  # a polynomial, a decay or one without an end
-        end, final = read(given.get("end", given.get("steps"))), read(given.get("final"))
+        end, final = (
+            read(given.get("end", given.get("steps"))),
+            read(given.get("final")),
+        )
     decays = "steps" in given  # at a run's end it may be a step short of its own
     fires = None if decays else _last(when, run.end)
     last = run.end - 1 if fires is None or fires < run.first else fires
@@ -181,10 +243,21 @@ def _of_schedule(made: Any, call: Call, given: Mapping[str, Any], run: _Run, whe
 def _last_value(values: Any) -> tuple[int | None, Any]:
     pairs = values.items() if isinstance(values, Mapping) else values
     known = [(read(begin), read(value)) for begin, value in pairs]
-    return (None, None) if any(begin is None for begin, _ in known) else max(known, key=lambda pair: pair[0])
+    return (
+        (None, None)
+        if any(begin is None for begin, _ in known)
+        else max(known, key=lambda pair: pair[0])
+    )
 
 
 def _apart(value: float, other: float) -> str:
     # As few digits as tell the two apart.
-    text = next((t for t in ((f"{value:.{n}g}", f"{other:.{n}g}") for n in (3, 6, 12)) if t[0] != t[1]), None)
+    text = next(
+        (
+            t
+            for t in ((f"{value:.{n}g}", f"{other:.{n}g}") for n in (3, 6, 12))
+            if t[0] != t[1]
+        ),
+        None,
+    )
     return f"{value!r}, not {other!r}" if text is None else f"{text[0]}, not {text[1]}"

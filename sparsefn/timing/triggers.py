@@ -34,8 +34,8 @@ class Every:
     >>> sf.triggers.Every(10, start=5).count(25)
     3
 
-    Called with a step it says whether it fires; `count(step)` is how often it has fired up to that
-    step, itself included. Its arguments are not checked: use `every`.
+    Called with a step it says whether it fires; `count(step)` is how often it has fired
+    up to that step, itself included. Its arguments are not checked: use `every`.
     """
 
     n: Step
@@ -44,7 +44,11 @@ class Every:
 
     def __repr__(self) -> str:
         usual = {"n": 1, "start": 0, "stop": None}
-        given = {name: x for name, x in vars(self).items() if isinstance(x, Tensor) or x != usual[name]}
+        given = {
+            name: x
+            for name, x in vars(self).items()
+            if isinstance(x, Tensor) or x != usual[name]
+        }
         return repr(Call(every, (given.pop("n", 1),), given) if given else Call(always))
 
     def __call__(self, step: Step) -> bool | Tensor:
@@ -67,8 +71,8 @@ class At:
     >>> sf.triggers.At((1, 3)).count(3)
     2
 
-    Called and counted like `Every`; without steps it is False, whatever the step. Its arguments are not checked: use
-    `at`.
+    Called and counted like `Every`; without steps it is False, whatever the step. Its
+    arguments are not checked: use `at`.
     """
 
     steps: tuple[Step, ...]
@@ -91,7 +95,9 @@ class At:
         if steps is None:
             return sum(step >= fires for fires in self.steps)
         steps = steps.sort().values
-        again = torch.cat([torch.zeros_like(steps[:1], dtype=torch.bool), steps[1:] == steps[:-1]])
+        again = torch.cat(
+            [torch.zeros_like(steps[:1], dtype=torch.bool), steps[1:] == steps[:-1]]
+        )
         return ((step >= steps) & ~again).sum(-1)
 
     def _tensor(self, step: Step) -> Tensor | None:
@@ -102,7 +108,12 @@ class At:
         if len(given) == 1 and given[0] is step:
             return written([x for x in self.steps if isinstance(x, int)], step.device)
         kind = given[-1].device
-        return torch.stack([torch.full((), x, device=kind) if isinstance(x, int) else x for x in self.steps])
+        return torch.stack(
+            [
+                torch.full((), x, device=kind) if isinstance(x, int) else x
+                for x in self.steps
+            ]
+        )
 
 
 @factory_of
@@ -117,19 +128,27 @@ def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     >>> torch.vmap(lambda n: sf.triggers.every(n)(6))(torch.tensor([2, 3, 4]))
     tensor([ True,  True, False])
 
-    `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Each may be a 0-d int64
-    tensor, so that members of an ensemble differ. Called with only ints it gives a bool, else a 0-d bool tensor.
-    `.count(step)` is the number of firings at steps up to and including `step`. Raises TypeError for anything but
-    ints, ValueError for n < 1, start < 0, or stop <= start (that is `never()`). The value of a tensor is not read: an
-    n below 1 counts as 1, and stop <= start never fires.
+    `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Each
+    may be a 0-d int64 tensor, so that members of an ensemble differ. Called with only
+    ints it gives a bool, else a 0-d bool tensor. `.count(step)` is the number of
+    firings at steps up to and including `step`. Raises TypeError for anything but ints,
+    ValueError for n < 1, start < 0, or stop <= start (that is `never()`). The value of
+    a tensor is not read: an n below 1 counts as 1, and stop <= start never fires.
     """
     call = "every(n, start, stop)"
     check_whole("every(n)", "n", n, 1)
     check_whole(call, "start", start, 0)
     if stop is not None:
         check_whole(call, "stop", stop, 0)
-        if not isinstance(start, Tensor) and not isinstance(stop, Tensor) and stop <= start:
-            raise ValueError(f"{call}: expected stop > start (stop is exclusive), got start={start}, stop={stop}")
+        if (
+            not isinstance(start, Tensor)
+            and not isinstance(stop, Tensor)
+            and stop <= start
+        ):
+            raise ValueError(
+                f"{call}: expected stop > start (stop is exclusive), got "
+                f"start={start}, stop={stop}"
+            )
     return Every(_least(n, 1), start, stop)
 
 
@@ -140,19 +159,29 @@ def at(steps: Iterable[Step]) -> At:
     >>> when = sf.triggers.at([3, 1])
     >>> [step for step in range(5) if when(step)]
     [1, 3]
-    >>> torch.vmap(lambda steps: sf.triggers.at(steps)(3))(torch.tensor([[1, 3], [2, 4]]))
+    >>> torch.vmap(lambda steps: sf.triggers.at(steps)(3))(
+    ...     torch.tensor([[1, 3], [2, 4]])
+    ... )
     tensor([ True, False])
 
-    A step may be a 0-d int64 tensor, and all of them one 1-D tensor. Result and `.count` as for `every`.
-    Raises TypeError for steps that are not ints, ValueError for a negative step or an empty list (that is `never()`).
+    A step may be a 0-d int64 tensor, and all of them one 1-D tensor. Result and
+    `.count` as for `every`.
+    Raises TypeError for steps that are not ints, ValueError for a negative step or an
+    empty list (that is `never()`).
     """
-    if not isinstance(steps, Iterable) or (isinstance(steps, Tensor) and not steps.ndim):
-        raise TypeError(f"at(steps): expected a list of ints, got {steps!r}; write at([{steps!r}])")
+    if not isinstance(steps, Iterable) or (
+        isinstance(steps, Tensor) and not steps.ndim
+    ):
+        raise TypeError(
+            f"at(steps): expected a list of ints, got {steps!r}; write at([{steps!r}])"
+        )
     listed = list(steps)
     for step in listed:
         check_whole("at(steps)", "every step", step, 0)
     if not listed:
-        raise ValueError("at(steps): expected at least one step, got none; never() fires at no step")
+        raise ValueError(
+            "at(steps): expected at least one step, got none; never() fires at no step"
+        )
     if any(isinstance(step, Tensor) for step in listed):
         return At(tuple(listed))
     return At(tuple(sorted({step for step in listed if isinstance(step, int)})))
@@ -175,6 +204,7 @@ def never() -> At:
     >>> sf.triggers.never()(7), sf.triggers.never()(torch.tensor(7))
     (False, False)
 
-    It is False for a tensor, too, and no transform hides that: a compiled graph holds nothing of what waits for it.
+    It is False for a tensor, too, and no transform hides that: a compiled graph holds
+    nothing of what waits for it.
     """
     return At(())

@@ -1,4 +1,6 @@
-"""Trees beside each other: whether they have one structure, and words for where they have not."""
+"""Trees beside each other: whether they have one structure, and words for where they
+have not.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from sparsefn.tree.mends import no_tree
 
 
 def same_structure(tree: Tree, like: Tree) -> bool:
-    """Whether two trees have the same structure; the order in which dicts were filled does not matter.
+    """Whether two trees have the same structure; the order in which dicts were filled
+    does not matter.
 
     >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
     True
     """
-    if torch.compiler.is_compiling():  # a traced treedef remembers the insertion order of dicts
+    if (
+        torch.compiler.is_compiling()
+    ):  # a traced treedef remembers the insertion order of dicts
         return paths(tree) == paths(like)
     return optree.tree_structure(tree) == optree.tree_structure(like)
 
@@ -52,7 +57,11 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
 
     >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
     "expected grads with the structure of params, but there is no leaf at 'b' in grads"
-    >>> print(structure_error("grads", {"a": 0, "bais": 0}, {"a": 0, "bias": 0}).split(", but ")[1])
+    >>> print(
+    ...     structure_error("grads", {"a": 0, "bais": 0}, {"a": 0, "bias": 0}).split(
+    ...         ", but "
+    ...     )[1]
+    ... )
     there is no leaf at 'bias' in grads; perhaps it is the one at 'bais', which params lack
 
     It names a leaf and the side that lacks it, and says how many others there are.
@@ -60,13 +69,21 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
     if told := no_tree(what, tree) or no_tree(model, like):
         return told
     got, want = paths(tree), paths(like)
-    missing, unknown = [path for path in want if path not in got], [path for path in got if path not in want]
+    missing, unknown = (
+        [path for path in want if path not in got],
+        [path for path in got if path not in want],
+    )
     head = f"expected {what} with the structure of {model}, but "
     if missing:
         text = f"{head}there is no leaf at {missing[0]!r} in {what}{_others(missing)}"
-        return text + _why(tree, missing[0], unknown, model) + _without_names(tree, like)
+        return (
+            text + _why(tree, missing[0], unknown, model) + _without_names(tree, like)
+        )
     if unknown:
-        return f"{head}there is an unknown leaf at {unknown[0]!r} in {what}{_others(unknown)}, which {model} lack"
+        return (
+            f"{head}there is an unknown leaf at {unknown[0]!r} in "
+            f"{what}{_others(unknown)}, which {model} lack"
+        )
     return f"{head}the containers differ{_kinds(tree, like, what, model)}"
 
 
@@ -78,15 +95,29 @@ def _kinds(tree: Tree, like: Tree, what: str, model: str) -> str:
     if torch.compiler.is_compiling():
         return ""
     if type(tree) is not type(like):  # such as a state_dict(), which is an OrderedDict
-        kinds = f"{what} are of type {type(tree).__name__} and {model} of type {type(like).__name__}"
-        return f": {kinds}; write dict(...) around both" if isinstance(tree, dict) else f": {kinds}"
+        kinds = (
+            f"{what} are of type {type(tree).__name__} and {model} of type "
+            f"{type(like).__name__}"
+        )
+        return (
+            f": {kinds}; write dict(...) around both"
+            if isinstance(tree, dict)
+            else f": {kinds}"
+        )
     return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
 
 
 def _without_names(tree: Tree, like: Tree) -> str:
     # torch.autograd.grad returns a tuple.
-    if type(tree) in (list, tuple) and isinstance(like, dict) and len(tree) == len(like):
-        return ": a sequence has no names; write dict(zip(params, ...)) where the order is theirs"
+    if (
+        type(tree) in (list, tuple)
+        and isinstance(like, dict)
+        and len(tree) == len(like)
+    ):
+        return (
+            ": a sequence has no names; write dict(zip(params, ...)) where the order "
+            "is theirs"
+        )
     return ""
 
 
@@ -102,8 +133,11 @@ def _why(tree: Tree, path: str, unknown: Sequence[str], model: str) -> str:
     return f"; {model} lack the one at {unknown[0]!r}" if unknown else ""
 
 
-def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True) -> None:
-    """Raise unless `tree` has the structure, shapes and (on demand) dtypes and placements of `like`.
+def check_like(
+    what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True
+) -> None:
+    """Raise unless `tree` has the structure, shapes and (on demand) dtypes and
+    placements of `like`.
 
     >>> check_like("grads", {"w": torch.zeros(2)}, {"w": torch.zeros(3)})
     Traceback (most recent call last):
@@ -115,16 +149,32 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout:
     leaves, wanted = leaves_of(tree), leaves_of(like)
     for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"expected {what} to be tensors, got {type(leaf).__name__} at {paths(like)[i]!r}")
+            raise TypeError(
+                f"expected {what} to be tensors, got {type(leaf).__name__} at "
+                f"{paths(like)[i]!r}"
+            )
         if leaf.shape != want.shape:
             at = paths(like)[i]
-            raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
+            raise ValueError(
+                f"expected {what} of shape {tuple(want.shape)} at {at!r}, got "
+                f"{tuple(leaf.shape)}"
+            )
         plain = type(want) is Tensor and type(leaf) is Tensor
-        if not plain and (layout or not is_spread(leaf, want)) and words_of(leaf) != words_of(want):
+        if (
+            not plain
+            and (layout or not is_spread(leaf, want))
+            and words_of(leaf) != words_of(want)
+        ):
             at = paths(like)[i]
-            raise ValueError(f"expected {what} to be {words_of(want)} at {at!r}, got one that is {words_of(leaf)}")
+            raise ValueError(
+                f"expected {what} to be {words_of(want)} at {at!r}, got one that is "
+                f"{words_of(leaf)}"
+            )
         if dtype and leaf.dtype != want.dtype:
-            raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")
+            raise TypeError(
+                f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got "
+                f"{leaf.dtype}"
+            )
 
 
 def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
@@ -135,4 +185,6 @@ def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
     """
     leaves, rebuild = flatten(tree)
     others = [leaves_like(other, tree) for other in rest]
-    return rebuild([fn(*row) for row in zip(leaves, leaves.values(), *others, strict=True)])
+    return rebuild(
+        [fn(*row) for row in zip(leaves, leaves.values(), *others, strict=True)]
+    )

@@ -13,8 +13,22 @@ from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import check_float
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.state import Where
-from sparsefn.tree import Leaves, Tree, check_globs, check_not_lazy, check_tree, flatten, glob_match
-from sparsefn.tree.originals import Computed, check_weights, computed_by_name, computed_name, is_magnitude
+from sparsefn.tree import (
+    Leaves,
+    Tree,
+    check_globs,
+    check_not_lazy,
+    check_tree,
+    flatten,
+    glob_match,
+)
+from sparsefn.tree.originals import (
+    Computed,
+    check_weights,
+    computed_by_name,
+    computed_name,
+    is_magnitude,
+)
 
 __all__ = ["default_where"]
 __dir__ = __all__.copy
@@ -25,28 +39,44 @@ _LAST_WORDS = {"token", "tokens", "scale", "position", "positional"}
 
 
 def default_where(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is sparsified by default: weights of layers are; embeddings, norms and `lm_head` are not.
+    """Whether a leaf is sparsified by default: weights of layers are; embeddings, norms
+    and `lm_head` are not.
 
-    >>> sizes = {"wte.weight": (9, 4), "ln.weight": (4, 4), "fc.weight": (4, 4), "fc.bias": (4,), "head.weight": (9, 4)}
-    >>> [path for path, shape in sizes.items() if sf.default_where(path, torch.zeros(shape))]
+    >>> sizes = {
+    ...     "wte.weight": (9, 4),
+    ...     "ln.weight": (4, 4),
+    ...     "fc.weight": (4, 4),
+    ...     "fc.bias": (4,),
+    ...     "head.weight": (9, 4),
+    ... }
+    >>> [
+    ...     path
+    ...     for path, shape in sizes.items()
+    ...     if sf.default_where(path, torch.zeros(shape))
+    ... ]
     ['fc.weight', 'head.weight']
 
     True for a leaf of two dimensions or more, unless its lower-cased path
 
     - has `embed`, `norm`, `lm_head`, `rel_pos` or `pe_helper` anywhere in it,
-    - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are separated by dots and underscores,
-      and digits at their end are ignored,
-    - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
+    - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are
+      separated by dots and underscores, and digits at their end are ignored,
+    - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after
+      its last dot, as `cls_token`,
     - ends in `shared.weight`, the embedding of T5 and BART,
-    - goes through `parametrizations`, as `0.parametrizations.weight.original`: a weight is computed from it,
-    - ends in `_g`, as `weight_g`, and one dimension at most is longer than 1: the magnitudes of weight norm.
+    - goes through `parametrizations`, as `0.parametrizations.weight.original`: a weight
+      is computed from it,
+    - ends in `_g`, as `weight_g`, and one dimension at most is longer than 1: the
+      magnitudes of weight norm.
 
-    So embeddings (of patches, too), positions, class tokens, norms, biases and scales stay dense under their usual
-    names. A path cannot tell an output head named `classifier`, `score`, `fc` or `head` from an inner layer of that
-    name: name it in your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often the embedding
-    itself. Algorithms also leave dense what the older `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` compute
-    a weight from: `weight_v` beside `weight_g`, and `weight_orig`. For a module `sf.modules.weights_of` chooses by the
-    types of layers.
+    So embeddings (of patches, too), positions, class tokens, norms, biases and scales
+    stay dense under their usual names. A path cannot tell an output head named
+    `classifier`, `score`, `fc` or `head` from an inner layer of that name: name it in
+    your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often
+    the embedding itself. Algorithms also leave dense what the older
+    `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` compute a weight from:
+    `weight_v` beside `weight_g`, and `weight_orig`. For a module
+    `sf.modules.weights_of` chooses by the types of layers.
     """
     return not why_dense(path, leaf)
 
@@ -71,7 +101,10 @@ def _dense_name(path: str) -> str:
     # The first part of a path for which the leaf stays dense; empty if there is none.
     path = path.lower()
     last = path.rpartition(".")[2]
-    words, last_words = ([word.rstrip("0123456789") for word in re.split("[._]", text)] for text in (path, last))
+    words, last_words = (
+        [word.rstrip("0123456789") for word in re.split("[._]", text)]
+        for text in (path, last)
+    )
     parts = [part for part in _ANYWHERE if part in path]
     parts += [word for word in words if word in _WORDS]
     parts += [word for word in last_words if word in _LAST_WORDS]
@@ -83,7 +116,10 @@ def _dense_name(path: str) -> str:
 def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
     """`{path: leaf}` of the leaves to sparsify, in optree's order.
 
-    >>> params = {"a": {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, "b": torch.zeros(3, 3)}
+    >>> params = {
+    ...     "a": {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)},
+    ...     "b": torch.zeros(3, 3),
+    ... }
     >>> list(select_leaves(params))
     ['a.weight', 'b']
     >>> list(select_leaves(params, ["*.bias", "b"]))
@@ -91,16 +127,27 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     >>> list(select_leaves(params, lambda path, leaf: leaf.numel() == 4))
     ['a.weight']
 
-    `where` is a function of (path, leaf), a glob or a sequence of globs of which any may match.
-    A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d leaf is never selected. Warns
-    (UserWarning) where nothing is selected, and where `default_where` leaves out a weight that a parametrization
-    computes, though not in compiled code. Raises ValueError for a glob that matches no path and for a leaf that a
-    weight is computed from, and TypeError for a leaf that is not a floating-point tensor or another kind of `where`.
+    `where` is a function of (path, leaf), a glob or a sequence of globs of which any
+    may match.
+    A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d
+    leaf is never selected. Warns (UserWarning) where nothing is selected, and where
+    `default_where` leaves out a weight that a parametrization computes, though not in
+    compiled code. Raises ValueError for a glob that matches no path and for a leaf that
+    a weight is computed from, and TypeError for a leaf that is not a floating-point
+    tensor or another kind of `where`.
     """
     leaves = float_leaves(params)
-    chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
+    chosen = {
+        path: leaf
+        for path, leaf in matching("where", where, leaves).items()
+        if leaf.ndim
+    }
     if where is default_where:
-        chosen = {path: leaf for path, leaf in chosen.items() if not computed_by_name(path, leaves)}
+        chosen = {
+            path: leaf
+            for path, leaf in chosen.items()
+            if not computed_by_name(path, leaves)
+        }
     check_weights("where", chosen, leaves)
     if torch.compiler.is_compiling():
         return chosen
@@ -110,7 +157,11 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
         warnings.warn(f"{dense[0].dense()}{others}. {quiet}", UserWarning, stacklevel=3)
     elif not chosen:
         known = ", ".join(map(repr, leaves)) or "none"
-        warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"no leaf is sparsified: where selects none of the paths ({known})",
+            UserWarning,
+            stacklevel=3,
+        )
     return chosen
 
 
@@ -125,23 +176,32 @@ def _computed_weights(leaves: dict[str, Tensor]) -> list[Computed]:
 
 
 def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The leaves that a function of (path, leaf), a glob or a sequence of globs chooses.
+    """The leaves that a function of (path, leaf), a glob or a sequence of globs
+    chooses.
 
-    >>> matching("where", "*.bias", {"0.bias": torch.zeros(2), "0.weight": torch.zeros(2, 2)})
+    >>> matching(
+    ...     "where", "*.bias", {"0.bias": torch.zeros(2), "0.weight": torch.zeros(2, 2)}
+    ... )
     {'0.bias': tensor([0., 0.])}
 
-    Raises ValueError for a glob that matches no path, TypeError for another kind of `where`.
+    Raises ValueError for a glob that matches no path, TypeError for another kind of
+    `where`.
     """
     if callable(where):
         check_call(what, where, "path", "leaf")
         return {path: leaf for path, leaf in leaves.items() if where(path, leaf)}
     globs = as_globs(where)
     check_globs(what, globs, list(leaves))
-    return {path: leaf for path, leaf in leaves.items() if any(glob_match(path, glob) for glob in globs)}
+    return {
+        path: leaf
+        for path, leaf in leaves.items()
+        if any(glob_match(path, glob) for glob in globs)
+    }
 
 
 def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[Leaves]:
-    """The leaves of a tree, split: each goes to the first `where` that chooses it in `like`, the rest comes last.
+    """The leaves of a tree, split: each goes to the first `where` that chooses it in
+    `like`, the rest comes last.
 
     >>> tree = {"0.bias": 1, "0.weight": 2, "1.bias": 3}
     >>> shares("partition", ["1.*", "*.bias"], tree, tree)
@@ -159,7 +219,8 @@ def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[L
 
 
 def from_shares(rows: Sequence[Tree], like: Tree) -> Tree:
-    """The tree, of the structure of another, whose leaves were split: of dicts by path, and of () for no leaves.
+    """The tree, of the structure of another, whose leaves were split: of dicts by path,
+    and of () for no leaves.
 
     >>> from_shares([{"b": 1}, (), {"a": 2}], {"a": 0, "b": 0})
     {'a': 2, 'b': 1}
@@ -170,14 +231,16 @@ def from_shares(rows: Sequence[Tree], like: Tree) -> Tree:
 
 
 def float_leaves(params: Tree) -> dict[str, Tensor]:
-    """`{path: leaf}` of params, all of which must be tensors of float16, bfloat16, float32 or float64.
+    """`{path: leaf}` of params, all of which must be tensors of float16, bfloat16,
+    float32 or float64.
 
     >>> float_leaves({"w": torch.zeros(1, dtype=torch.int64)})
     Traceback (most recent call last):
         ...
     TypeError: expected floating-point params, got torch.int64 at 'w'
 
-    Raises TypeError for a module in the place of its parameters, ValueError for parameters of lazy layers.
+    Raises TypeError for a module in the place of its parameters, ValueError for
+    parameters of lazy layers.
     """
     check_tree("params", params)
     leaves = flatten(params)[0]
@@ -193,10 +256,19 @@ def float_leaves(params: Tree) -> dict[str, Tensor]:
 def _of_buffer(path: str) -> str:
     # The one integer that a state_dict() of most modules has.
     counts = path.endswith("num_batches_tracked")
-    return ", a buffer, which a state_dict() has, too; write dict(module.named_parameters())" if counts else ""
+    return (
+        ", a buffer, which a state_dict() has, too; write "
+        "dict(module.named_parameters())"
+        if counts
+        else ""
+    )
 
 
-def as_globs(globs: object, what: str = "where", kinds: str = "a function, a glob or a sequence of globs") -> list[str]:
+def as_globs(
+    globs: object,
+    what: str = "where",
+    kinds: str = "a function, a glob or a sequence of globs",
+) -> list[str]:
     """One glob or a sequence of them as a list; TypeError for anything else.
 
     >>> as_globs("head.*"), as_globs(("a", "b"))

@@ -46,11 +46,16 @@ def none_paths(tree: Tree) -> list[str]:
     ['bias']
     """
     entries, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True)
-    return [_render(tree, entry) for entry, leaf in zip(entries, leaves, strict=True) if leaf is None]
+    return [
+        _render(tree, entry)
+        for entry, leaf in zip(entries, leaves, strict=True)
+        if leaf is None
+    ]
 
 
 def leaves_of(tree: Tree) -> list[Tree]:
-    """The leaves, in optree's order; in compiled code, too, where optree refuses a dict without tensors.
+    """The leaves, in optree's order; in compiled code, too, where optree refuses a dict
+    without tensors.
 
     >>> sf.tree.leaves_of({"b": 1, "a": [2, {}]})
     [2, 1]
@@ -66,13 +71,18 @@ def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     {'b': 2, 'a': [3, {}]}
     """
     if torch.compiler.is_compiling():
-        return [leaf for _, leaf in _walk(tree)], lambda values: _refilled(tree, iter(values))
+        return [leaf for _, leaf in _walk(tree)], lambda values: _refilled(
+            tree, iter(values)
+        )
     leaves, treedef = optree.tree_flatten(tree)
     return leaves, lambda values: optree.tree_unflatten(treedef, values)
 
 
-def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Tree, ...]], Callable[[Sequence[Tree]], Tree]]:
-    """The leaves of some trees side by side, and the function that puts a sequence in the place of the first tree's.
+def zipped(
+    tree: Tree, *others: Tree
+) -> tuple[list[tuple[Tree, ...]], Callable[[Sequence[Tree]], Tree]]:
+    """The leaves of some trees side by side, and the function that puts a sequence in
+    the place of the first tree's.
 
     >>> rows, rebuild = zipped({"b": 1, "a": 2}, {"a": 20, "b": 10})
     >>> rows, rebuild([a + b for a, b in rows])
@@ -84,28 +94,45 @@ def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Tree, ...]], Callable[
     return list(zip(leaves, *map(leaves_of, others), strict=True)), rebuild
 
 
-def _children(node: Tree) -> tuple[Sequence[Tree], Sequence[object], Callable[[Sequence[Tree]], Tree]]:
-    # The children of a container, their entries in a path, and the function that makes a container like it. The
-    # compiler works out the flattening of a dict without tensors beforehand, and cannot hold what optree returns. What
-    # it traces of optree is checked again at every call, so that a state, which is made of tuples, is opened here.
+def _children(
+    node: Tree,
+) -> tuple[Sequence[Tree], Sequence[object], Callable[[Sequence[Tree]], Tree]]:
+    # The children of a container, their entries in a path, and the function that makes
+    # a container like it. The compiler works out the flattening of a dict without
+    # tensors beforehand, and cannot hold what optree returns. What it traces of optree
+    # is checked again at every call, so that a state, which is made of tuples, is
+    # opened here.
     if type(node) is dict:
         keys = optree.utils.total_order_sorted(node)
-        return [node[key] for key in keys], keys, lambda new: {**node, **dict(zip(keys, new, strict=True))}
+        return (
+            [node[key] for key in keys],
+            keys,
+            lambda new: {**node, **dict(zip(keys, new, strict=True))},
+        )
     if _is_plain(type(node)):
-        return node, range(len(node)), lambda new: tuple(new) if type(node) is tuple else type(node)(*new)
+        return (
+            node,
+            range(len(node)),
+            lambda new: tuple(new) if type(node) is tuple else type(node)(*new),
+        )
     children, metadata, entries, unflatten = optree.tree_flatten_one_level(node)
     return children, entries, lambda new: unflatten(metadata, new)
 
 
 @at_compile_time
 def _is_plain(kind: type) -> bool:
-    # Whether optree takes it for a tuple or a named tuple: classes may be registered as something else.
+    # Whether optree takes it for a tuple or a named tuple: classes may be registered as
+    # something else.
     entry = optree.register_pytree_node.get(kind)
-    return entry is not None and entry.kind in (optree.PyTreeKind.TUPLE, optree.PyTreeKind.NAMEDTUPLE)
+    return entry is not None and entry.kind in (
+        optree.PyTreeKind.TUPLE,
+        optree.PyTreeKind.NAMEDTUPLE,
+    )
 
 
 def tops(tree: Tree) -> tuple[list[str], list[str]]:
-    """The names of a tree's top-level parts, and for each leaf the name of the part that it is in.
+    """The names of a tree's top-level parts, and for each leaf the name of the part
+    that it is in.
 
     >>> tops({"scores": {"w": 0}, "params": {"b": 1, "w": 2}, "rest": ()})
     (['params', 'rest', 'scores'], ['params', 'params', 'scores'])
@@ -116,12 +143,16 @@ def tops(tree: Tree) -> tuple[list[str], list[str]]:
         return [""], [""]
     children, entries, _ = _children(tree)
     names = [_render(tree, (entry,)) for entry in entries]
-    return names, [name for name, child in zip(names, children, strict=True) for _ in leaves_of(child)]
+    return names, [
+        name
+        for name, child in zip(names, children, strict=True)
+        for _ in leaves_of(child)
+    ]
 
 
 def _walk(node: Tree, path: tuple[str, ...] = ()) -> list[tuple[str, Tree]]:
-    # (dotted path, leaf) of every leaf: optree's own, for compiled code. Most children are tensors, and a call for each
-    # of them would double the time of a trace.
+    # (dotted path, leaf) of every leaf: optree's own, for compiled code. Most children
+    # are tensors, and a call for each of them would double the time of a trace.
     if _is_leaf(node):
         return [(".".join(path), node)]
     found: list[tuple[str, Tree]] = []
@@ -129,7 +160,11 @@ def _walk(node: Tree, path: tuple[str, ...] = ()) -> list[tuple[str, Tree]]:
     fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
     for child, entry in zip(children, entries, strict=True):
         here = (*path, str(entry) if fields is None else fields[entry])
-        found += [(".".join(here), child)] if isinstance(child, Tensor) else _walk(child, here)
+        found += (
+            [(".".join(here), child)]
+            if isinstance(child, Tensor)
+            else _walk(child, here)
+        )
     return found
 
 
@@ -137,18 +172,28 @@ def _refilled(node: Tree, values: Iterator[Tree]) -> Tree:
     if _is_leaf(node):
         return next(values)
     children, _, rebuild = _children(node)
-    return rebuild([next(values) if isinstance(child, Tensor) else _refilled(child, values) for child in children])
+    return rebuild(
+        [
+            next(values) if isinstance(child, Tensor) else _refilled(child, values)
+            for child in children
+        ]
+    )
 
 
 def _is_leaf(node: Tree) -> bool:
     # What optree says. Its registry is asked last: the compiler traces that.
     if isinstance(node, Tensor):
         return True
-    return type(node) is not dict and not _is_plain(type(node)) and optree.tree_is_leaf(node)
+    return (
+        type(node) is not dict
+        and not _is_plain(type(node))
+        and optree.tree_is_leaf(node)
+    )
 
 
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], Tree]]:
-    """`{path: leaf}` and the function that puts a sequence of leaves back in their place.
+    """`{path: leaf}` and the function that puts a sequence of leaves back in their
+    place.
 
     >>> leaves, rebuild = sf.tree.flatten([torch.zeros(1), (torch.ones(2),)])
     >>> list(leaves)
@@ -166,7 +211,9 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
     named: dict[str, Tensor] = {}
     for name, leaf in rows:
         if name in named:
-            raise ValueError(f"expected one leaf a path, but two leaves are at {name!r}; rename one")
+            raise ValueError(
+                f"expected one leaf a path, but two leaves are at {name!r}; rename one"
+            )
         named[name] = leaf
     return named, rebuild
 
@@ -190,4 +237,6 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Tree]) -> Tree:
     if not leaves:
         return tree
     old, rebuild = opened(tree)
-    return rebuild([leaves.get(path, leaf) for path, leaf in zip(paths(tree), old, strict=True)])
+    return rebuild(
+        [leaves.get(path, leaf) for path, leaf in zip(paths(tree), old, strict=True)]
+    )

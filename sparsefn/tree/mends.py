@@ -22,7 +22,8 @@ _MENDS = {
 
 
 def mend_of(what: str, value: object) -> str:
-    """What to write in the place of a module, or of what its methods return; "" for anything else.
+    """What to write in the place of a module, or of what its methods return; "" for
+    anything else.
 
     >>> mend_of("params", torch.nn.Linear(1, 1)), mend_of("params", {})
     ('; write dict(module.named_parameters())', '')
@@ -58,15 +59,22 @@ def check_tree(what: str, value: object) -> None:
 
 
 def warn_without_names(params: object) -> None:
-    """Warn of a list of a module's parameters, as names tell which leaves stay dense by default.
+    """Warn of a list of a module's parameters, as names tell which leaves stay dense by
+    default.
 
     >>> warn_without_names(dict(torch.nn.Linear(1, 1).named_parameters()))
     """
-    if is_compiling() or not isinstance(params, list | tuple) or not params or hasattr(params, "_fields"):
+    if (
+        is_compiling()
+        or not isinstance(params, list | tuple)
+        or not params
+        or hasattr(params, "_fields")
+    ):
         return
     if all(isinstance(leaf, nn.Parameter) for leaf in params):
         warnings.warn(
-            "init: a list of parameters has no names, which tell embeddings, norms and layers apart" + _PARAMS,
+            "init: a list of parameters has no names, which tell embeddings, norms and "
+            "layers apart" + _PARAMS,
             UserWarning,
             stacklevel=5,
         )
@@ -81,10 +89,15 @@ def check_not_lazy(what: str, named: Iterable[tuple[str, object]]) -> None:
     ValueError: expected params that have shapes, but lazy layers have not made 'weight', 'bias' yet: run the module on
     a batch first
     """
-    lazy = [repr(name) for name, value in named if isinstance(value, UninitializedParameter | UninitializedBuffer)]
+    lazy = [
+        repr(name)
+        for name, value in named
+        if isinstance(value, UninitializedParameter | UninitializedBuffer)
+    ]
     if lazy:
         raise ValueError(
-            f"expected {what} that have shapes, but lazy layers have not made {', '.join(lazy)} yet: run the module on "
+            f"expected {what} that have shapes, but lazy layers have not made "
+            f"{', '.join(lazy)} yet: run the module on "
             "a batch first"
         )
 
@@ -97,4 +110,7 @@ def _is_pairs(value: object) -> bool:
     # As list(module.named_parameters()) has them.
     if not isinstance(value, list | tuple) or not value:
         return False
-    return all(type(pair) is tuple and len(pair) == 2 and isinstance(pair[0], str) for pair in value)
+    return all(
+        type(pair) is tuple and len(pair) == 2 and isinstance(pair[0], str)
+        for pair in value
+    )

@@ -1,4 +1,6 @@
-"""Parameters that a weight is computed from: torch calls them originals. Here their names tell."""
+"""Parameters that a weight is computed from: torch calls them originals. Here their
+names tell.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from sparsefn.engine.surroundings import at_compile_time
 class Computed(NamedTuple):
     """A weight that a layer computes: its path, and the call that makes it a parameter.
 
-    >>> Computed("0.weight", "torch.nn.utils.remove_weight_norm(model[0], 'weight')").dense()[:41]
+    >>> Computed(
+    ...     "0.weight", "torch.nn.utils.remove_weight_norm(model[0], 'weight')"
+    ... ).dense()[:41]
     "'0.weight' is computed, so it stays dense"
     """
 
@@ -23,22 +27,26 @@ class Computed(NamedTuple):
     def dense(self) -> str:
         """That it stays dense, and what to do."""
         return (
-            f"{self.path!r} is computed, so it stays dense: to sparsify it make it a parameter, before the optimizer "
+            f"{self.path!r} is computed, so it stays dense: to sparsify it make it a "
+            "parameter, before the optimizer "
             f"is made, with {self.mend}"
         )
 
     def refused(self, original: str) -> str:
         """That a parameter which it is computed from gets no mask, and what to do."""
         return (
-            f"{original!r} is no weight: {self.path!r} is computed from it, and zeros in it need not be zeros in "
-            f"{self.path!r}. Make {self.path!r} a parameter, before the optimizer is made, with {self.mend}, or leave "
+            f"{original!r} is no weight: {self.path!r} is computed from it, and zeros "
+            "in it need not be zeros in "
+            f"{self.path!r}. Make {self.path!r} a parameter, before the optimizer is "
+            f"made, with {self.mend}, or leave "
             f"{original!r} out of `where`"
         )
 
 
 @at_compile_time
 def computed_name(path: str) -> str:
-    """The path of the weight that a parametrization of torch computes from a parameter; empty for other parameters.
+    """The path of the weight that a parametrization of torch computes from a parameter;
+    empty for other parameters.
 
     >>> computed_name("0.parametrizations.weight.original1"), computed_name("0.weight")
     ('0.weight', '')
@@ -50,38 +58,58 @@ def computed_name(path: str) -> str:
 def computed_by_name(path: str, leaves: Mapping[str, Tensor]) -> Computed | None:
     """The weight that is computed from one of these leaves, as far as their names tell.
 
-    >>> leaves = {"0.weight_g": torch.ones(3, 1), "0.weight_v": torch.ones(3, 2), "0.bias": torch.ones(3)}
+    >>> leaves = {
+    ...     "0.weight_g": torch.ones(3, 1),
+    ...     "0.weight_v": torch.ones(3, 2),
+    ...     "0.bias": torch.ones(3),
+    ... }
     >>> computed_by_name("0.weight_v", leaves)
     Computed(path='0.weight', mend="torch.nn.utils.remove_weight_norm(model.get_submodule('0'), 'weight')")
     >>> computed_by_name("0.bias", leaves)
 
-    The names are those of parametrizations, and of the older `torch.nn.utils.weight_norm` (`weight_g` and `weight_v`),
-    `spectral_norm` and `prune` (`weight_orig`), which leave no leaf of the weight's own name.
+    The names are those of parametrizations, and of the older
+    `torch.nn.utils.weight_norm` (`weight_g` and `weight_v`), `spectral_norm` and
+    `prune` (`weight_orig`), which leave no leaf of the weight's own name.
     """
     if name := computed_name(path):
-        return Computed(name, remove("torch.nn.utils.parametrize.remove_parametrizations", name))
+        return Computed(
+            name, remove("torch.nn.utils.parametrize.remove_parametrizations", name)
+        )
     name, _, end = path.rpartition("_")
     if name in leaves:
         return None
-    if end == "v" and f"{name}_g" in leaves and is_magnitude(f"{name}_g", leaves[f"{name}_g"]):
+    if (
+        end == "v"
+        and f"{name}_g" in leaves
+        and is_magnitude(f"{name}_g", leaves[f"{name}_g"])
+    ):
         return Computed(name, remove("torch.nn.utils.remove_weight_norm", name))
     if end == "orig":
         norm = remove("torch.nn.utils.remove_spectral_norm", name)
-        return Computed(name, f"{norm} or {remove('torch.nn.utils.prune.remove', name)}")
+        return Computed(
+            name, f"{norm} or {remove('torch.nn.utils.prune.remove', name)}"
+        )
     return None
 
 
 def is_magnitude(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is the magnitudes that weight norm keeps beside the directions of a weight.
+    """Whether a leaf is the magnitudes that weight norm keeps beside the directions of
+    a weight.
 
-    >>> is_magnitude("weight_g", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
+    >>> (
+    ...     is_magnitude("weight_g", torch.ones(4, 1)),
+    ...     is_magnitude("weight_v", torch.ones(4, 4)),
+    ... )
     (True, False)
     """
     return path.endswith("_g") and sum(size > 1 for size in leaf.shape) <= 1
 
 
-def check_weights(what: str, paths: Iterable[str], leaves: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for the first path, of these leaves, that a weight is computed from.
+def check_weights(
+    what: str, paths: Iterable[str], leaves: Mapping[str, Tensor]
+) -> None:
+    """Raise ValueError for the first path, of these leaves, that a weight is computed
+    from.
 
     >>> check_weights("where", ["weight"], {"weight": torch.ones(2, 2)})
     """

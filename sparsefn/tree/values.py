@@ -32,12 +32,13 @@ def copied(tree: Tree) -> Tree:
 
 
 def fix_sizes(tree: Tree) -> None:
-    """Let compiled code know every size of the leaves as a number; does nothing elsewhere.
+    """Let compiled code know every size of the leaves as a number; does nothing
+    elsewhere.
 
     >>> fix_sizes({"w": torch.zeros(2)})
 
-    Counts are exact integers of sizes, worked out with Python numbers, so a graph serves one model: a model of other
-    shapes gets another graph.
+    Counts are exact integers of sizes, worked out with Python numbers, so a graph
+    serves one model: a model of other shapes gets another graph.
     """
     if torch.compiler.is_compiling():
         for leaf in leaves_of(tree):
@@ -63,10 +64,16 @@ def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
         ...
     ValueError: where: no path matches '*.wieght'; the paths are '0.weight', '0.bias'
     """
-    lost = [repr(glob) for glob in globs if not any(glob_match(name, glob) for name in names)]
+    lost = [
+        repr(glob)
+        for glob in globs
+        if not any(glob_match(name, glob) for name in names)
+    ]
     if lost:
         known = ", ".join(map(repr, names))
-        raise ValueError(f"{what}: no path matches {', nor '.join(lost)}; the paths are {known}")
+        raise ValueError(
+            f"{what}: no path matches {', nor '.join(lost)}; the paths are {known}"
+        )
 
 
 def wide(leaf: Tensor) -> Tensor:
@@ -75,14 +82,16 @@ def wide(leaf: Tensor) -> Tensor:
     >>> wide(torch.ones((), dtype=torch.bfloat16)).dtype
     torch.float32
 
-    Torch rounds a Python number to 16 bits in a product with a 0-d half-precision tensor, and not in a product with
-    a larger one; compiled code keeps such products in float32. In float32 all of them agree.
+    Torch rounds a Python number to 16 bits in a product with a 0-d half-precision
+    tensor, and not in a product with a larger one; compiled code keeps such products in
+    float32. In float32 all of them agree.
     """
     return leaf.to(torch.promote_types(leaf.dtype, torch.float32))
 
 
 def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
-    """`new(old)` if `pred` holds, else `old`: an `if` where the value is known in Python, else a `torch.where`.
+    """`new(old)` if `pred` holds, else `old`: an `if` where the value is known in
+    Python, else a `torch.where`.
 
     >>> sf.tree.choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
@@ -94,28 +103,45 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
 
 
 def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
-    """Leafwise `torch.where`; leaves that are the same object are passed on, others go where the condition is.
+    """Leafwise `torch.where`; leaves that are the same object are passed on, others go
+    where the condition is.
 
     >>> where_leaves(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
     {'a': tensor(1)}
     """
 
-    def there(x: Tensor) -> Tensor:  # a key or a count on the CPU depends on the device from now on
+    def there(
+        x: Tensor,
+    ) -> Tensor:  # a key or a count on the CPU depends on the device from now on
         return brought(x, pred.device) if x.device.type == "cpu" else x
 
-    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, there(a), there(b)), new, old)
+    return optree.tree_map(
+        lambda a, b: a if a is b else torch.where(pred, there(a), there(b)), new, old
+    )
 
 
 def all_finite(tree: Tree) -> Tensor:
     """Whether no leaf of a tree of floats has a NaN or an infinity: 0-d bool.
 
-    >>> sf.tree.all_finite({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(torch.inf)})
+    >>> sf.tree.all_finite(
+    ...     {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(torch.inf)}
+    ... )
     tensor(False)
     """
     leaves = leaves_of(tree)
     if any(map(is_sharded, leaves)):  # in one message, whatever the number of leaves
         odd = [(~leaf.detach().isfinite()).sum() for leaf in leaves]
-        counts = agreed({"call": "all_finite"}, {"leaves": flatten(tree)[0]}, lambda: whole(odd))
+        counts = agreed(
+            {"call": "all_finite"}, {"leaves": flatten(tree)[0]}, lambda: whole(odd)
+        )
         return torch.stack([count.to(counts[0].device) for count in counts]).sum() == 0
-    ends = [end for leaf in leaves if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
-    return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros((), device="cpu")]).isfinite().all()
+    ends = [
+        end for leaf in leaves if leaf.numel() for end in torch.aminmax(leaf.detach())
+    ]  # NaN is both
+    return (
+        torch.stack(
+            [end.to(ends[0].device) for end in ends] or [torch.zeros((), device="cpu")]
+        )
+        .isfinite()
+        .all()
+    )

@@ -15,46 +15,81 @@ P = sf.patterns
 
 
 def kept(algorithm, params, grads=None, step=0):
-    state = algorithm.update(algorithm.init(params), params if grads is None else grads, step)
+    state = algorithm.update(
+        algorithm.init(params), params if grads is None else grads, step
+    )
     return {path: mask for path, mask in state.masks.items() if mask.ndim}
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.55, 0.9, 1.0])
-@pytest.mark.parametrize("pattern", [P.out_groups(2), P.in_groups(4), P.row_balanced()], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [P.out_groups(2), P.in_groups(4), P.row_balanced()], ids=repr
+)
 def test_groups_split_the_count_of_the_leaf_evenly(pattern, sparsity):
     params = {"w": torch.rand(6, 8, generator=torch.Generator().manual_seed(0))}
     mask = kept(sf.one_shot(sparsity, pattern=pattern), params)["w"]
-    blocks = {2: mask.reshape(2, 24), 4: mask.reshape(6, 4, 2).transpose(0, 1).reshape(4, 12)}
-    groups = blocks[2] if "out" in repr(pattern) else blocks[4] if "in_" in repr(pattern) else mask
+    blocks = {
+        2: mask.reshape(2, 24),
+        4: mask.reshape(6, 4, 2).transpose(0, 1).reshape(4, 12),
+    }
+    groups = (
+        blocks[2]
+        if "out" in repr(pattern)
+        else blocks[4]
+        if "in_" in repr(pattern)
+        else mask
+    )
     counts = groups.sum(1).tolist()
     assert sum(counts) == sf.budgets.n_kept(48, sparsity)
     assert max(counts) - min(counts) <= 1 and counts == sorted(counts, reverse=True)
 
 
 @pytest.mark.parametrize(
-    "pattern,units", [(P.block((2, 2)), 6), (P.channel(0), 3), (P.channel(1), 4), (P.kernel(), 12)], ids=repr
+    "pattern,units",
+    [(P.block((2, 2)), 6), (P.channel(0), 3), (P.channel(1), 4), (P.kernel(), 12)],
+    ids=repr,
 )
 def test_counts_are_of_units(pattern, units):
-    params = {"w": torch.rand(3, 4, 2, 2) if "kernel" in repr(pattern) else torch.rand(3, 4)}
+    params = {
+        "w": torch.rand(3, 4, 2, 2) if "kernel" in repr(pattern) else torch.rand(3, 4)
+    }
     if "block" in repr(pattern):
         params = {"w": torch.rand(3, 6)}
     for sparsity in (0.25, 0.5, 0.8):
         mask = kept(sf.one_shot(sparsity, pattern=pattern), params)["w"]
-        assert int(rows_of(pattern, mask, lambda unit: unit.any(-1)).sum()) == sf.budgets.n_kept(units, sparsity)
+        assert int(
+            rows_of(pattern, mask, lambda unit: unit.any(-1)).sum()
+        ) == sf.budgets.n_kept(units, sparsity)
 
 
 def test_global_competition_of_units_and_dtypes():
-    params = {"a": torch.tensor([[3.0, 3.0], [1.0, 1.0]]), "b": torch.tensor([[2.0], [4.0]], dtype=torch.float64)}
-    masks = kept(sf.one_shot(0.5, pattern=P.channel(0, norm=float("inf")), distribution=sf.budgets.global_()), params)
-    assert masks["a"].tolist() == [[True, True], [False, False]] and masks["b"].tolist() == [[False], [True]]
+    params = {
+        "a": torch.tensor([[3.0, 3.0], [1.0, 1.0]]),
+        "b": torch.tensor([[2.0], [4.0]], dtype=torch.float64),
+    }
+    masks = kept(
+        sf.one_shot(
+            0.5,
+            pattern=P.channel(0, norm=float("inf")),
+            distribution=sf.budgets.global_(),
+        ),
+        params,
+    )
+    assert masks["a"].tolist() == [[True, True], [False, False]] and masks[
+        "b"
+    ].tolist() == [[False], [True]]
 
 
 def test_global_drop_and_grow_keep_the_total_and_the_bounds():
     generator = torch.Generator().manual_seed(0)
     params = {
-        path: torch.randn(4, 5, generator=generator) * scale for path, scale in (("a", 9.0), ("b", 1.0), ("c", 0.1))
+        path: torch.randn(4, 5, generator=generator) * scale
+        for path, scale in (("a", 9.0), ("b", 1.0), ("c", 0.1))
     }
-    grads = {path: torch.randn(4, 5, generator=generator) / p.abs().mean() for path, p in params.items()}
+    grads = {
+        path: torch.randn(4, 5, generator=generator) / p.abs().mean()
+        for path, p in params.items()
+    }
     algorithm = sf.rigl(
         0.5,
         drop_fraction=0.4,
@@ -66,14 +101,18 @@ def test_global_drop_and_grow_keep_the_total_and_the_bounds():
     for step in range(6):
         counts = [int(mask.sum()) for mask in state.masks.values()]
         assert sum(counts) == 30 and all(4 <= n <= 14 for n in counts)
-        state = algorithm.update(state, {path: g * (-1) ** step for path, g in grads.items()}, step)
+        state = algorithm.update(
+            state, {path: g * (-1) ** step for path, g in grads.items()}, step
+        )
 
 
 def test_nm_fixes_the_sparsity():
     params = {"w": torch.rand(2, 8)}
     assert int(kept(sf.one_shot(0.5, pattern=P.nm(2, 4)), params)["w"].sum()) == 8
     for make in (sf.static, sf.one_shot, sf.rigl, sf.gmp):
-        with pytest.raises(ValueError, match=r"nm\(2, 4, axis=-1\) fixes the sparsity at 0.5, got 0.9"):
+        with pytest.raises(
+            ValueError, match=r"nm\(2, 4, axis=-1\) fixes the sparsity at 0.5, got 0.9"
+        ):
             make(0.9, pattern=P.nm(2, 4)).init(params)
 
 
@@ -109,9 +148,15 @@ def test_partial_zeros_over_a_schedule(pruned, regrow):
     state = algorithm.init(params)
     for step in range(6):
         before = state.masks["w"]
-        state = algorithm.update(state, {"w": torch.randn(6, 8, generator=generator)}, step)
-        whole = sf.budgets.n_kept(12, sf.schedules.polynomial(0.0, 1.0, begin=0, end=5)(step))
-        assert blocks_of(state.masks["w"]).sort(descending=True).values.tolist() == [4] * whole + [1] * (12 - whole)
+        state = algorithm.update(
+            state, {"w": torch.randn(6, 8, generator=generator)}, step
+        )
+        whole = sf.budgets.n_kept(
+            12, sf.schedules.polynomial(0.0, 1.0, begin=0, end=5)(step)
+        )
+        assert blocks_of(state.masks["w"]).sort(descending=True).values.tolist() == [
+            4
+        ] * whole + [1] * (12 - whole)
         assert regrow or not (state.masks["w"] & ~before).any()
     assert state.masks["w"].sum() == 12
 
@@ -147,13 +192,20 @@ def test_a_fraction_of_the_whole_blocks_is_pruned_each_time():
         state = algorithm.update(state, params, step)
         counts.append(int((blocks_of(state.masks["w"]) == 4).sum()))
         assert blocks_of(state.masks["w"]).min() == 3
-    assert counts == [6, 3, 1, 1]  # half of 3 is 1.5, which rounds to 2; half of 1 rounds to 0
+    assert counts == [
+        6,
+        3,
+        1,
+        1,
+    ]  # half of 3 is 1.5, which rounds to 2; half of 1 rounds to 0
 
 
 def test_a_chain_keeps_what_both_parts_keep_of_a_block():
     w = torch.tensor([[8.0, 7.0, 6.0, 5.0], [4.0, 3.0, 2.0, 1.0]])
     first = {"w": torch.tensor([[True, True, False, True], [True, True, True, True]])}
-    algorithm = sf.chain(sf.from_masks(first), sf.one_shot(1.0, pattern=P.block((1, 4), zeros=2)))
+    algorithm = sf.chain(
+        sf.from_masks(first), sf.one_shot(1.0, pattern=P.block((1, 4), zeros=2))
+    )
     masks = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0).masks["w"]
     assert masks.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
 
@@ -176,16 +228,29 @@ def test_a_band_needs_no_sparsity():
     ):
         masks = kept(algorithm, params)
         assert all(torch.equal(masks[path], band[path]) for path in SHAPES)
-    assert int(kept(sf.one_shot(None, pattern=P.nm(1, 4)), {"w": torch.rand(3, 8)})["w"].sum()) == 6
+    assert (
+        int(
+            kept(sf.one_shot(None, pattern=P.nm(1, 4)), {"w": torch.rand(3, 8)})[
+                "w"
+            ].sum()
+        )
+        == 6
+    )
     with pytest.raises(
-        TypeError, match="expected sparsity to be a float in .0, 1., a schedule or a 0-d tensor, got None"
+        TypeError,
+        match="expected sparsity to be a float in .0, 1., a schedule or a 0-d tensor, "
+        "got None",
     ):
         sf.gmp(None)
-    with pytest.raises(TypeError, match="expected sparsity to be .* or 'current', got None"):
+    with pytest.raises(
+        TypeError, match="expected sparsity to be .* or 'current', got None"
+    ):
         sf.rigl(None, when=sf.always())
     with pytest.raises(ValueError, match="init='random' needs a sparsity, got None"):
         sf.static(None).init(params)
-    with pytest.raises(ValueError, match="init='checkerboard' needs a sparsity, got None"):
+    with pytest.raises(
+        ValueError, match="init='checkerboard' needs a sparsity, got None"
+    ):
         sf.static(None, pattern=BAND, init="checkerboard").init(params)
 
 
@@ -195,7 +260,12 @@ def test_a_band_stays_while_weights_are_dropped_and_grown(init, exclude):
     params = {"w": torch.rand(5, 5, generator=torch.Generator().manual_seed(0))}
     band = sf.topk_mask(params["w"], None, pattern=BAND)
     algorithm = sf.rigl(
-        1 - 13 / 25, pattern=BAND, drop_fraction=0.5, init=init, exclude_dropped=exclude, when=sf.always()
+        1 - 13 / 25,
+        pattern=BAND,
+        drop_fraction=0.5,
+        init=init,
+        exclude_dropped=exclude,
+        when=sf.always(),
     )
     state = algorithm.init(params)
     for step in range(3):
@@ -205,16 +275,28 @@ def test_a_band_stays_while_weights_are_dropped_and_grown(init, exclude):
 
 def test_a_band_is_checked_against_a_sparsity_and_other_parts():
     params = {"w": torch.rand(5, 5)}
-    with pytest.raises(ValueError, match=r"nearly_diagonal\(3\) fixes the sparsity at 0.6875, got 0.48 at 'v'"):
+    with pytest.raises(
+        ValueError,
+        match=r"nearly_diagonal\(3\) fixes the sparsity at 0.6875, got 0.48 at 'v'",
+    ):
         sf.static(0.48, pattern=BAND).init({**params, "v": torch.rand(2, 8)})
     assert int(sf.static(0.48, pattern=BAND).init(params).masks["w"].sum()) == 13
     with pytest.raises(
-        ValueError, match=r"global_ needs a pattern that leaves the count open, got nearly_diagonal\(3\)"
+        ValueError,
+        match=r"global_ needs a pattern that leaves the count open, got "
+        r"nearly_diagonal\(3\)",
     ):
         sf.static(None, pattern=BAND, distribution=sf.budgets.global_()).init(params)
-    with pytest.raises(ValueError, match=r"nearly_diagonal\(11\): expected nearliness // 2 < 5.* at 'w'"):
+    with pytest.raises(
+        ValueError,
+        match=r"nearly_diagonal\(11\): expected nearliness // 2 < 5.* at 'w'",
+    ):
         sf.static(None, pattern=P.nearly_diagonal(11)).init(params)
-    with pytest.raises(ValueError, match=r"iterative: expected a pattern that leaves the count open, got nearly_diag"):
+    with pytest.raises(
+        ValueError,
+        match=r"iterative: expected a pattern that leaves the count open, got "
+        r"nearly_diag",
+    ):
         sf.iterative(0.5, pattern=BAND)
 
 

@@ -14,7 +14,8 @@ from sparsefn.engine.selection import dispatch, joined
 def test_ties_go_to_the_lower_index_in_both_directions():
     algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
     state = algorithm.init(row(1, 1, 1, 1, 0, 0, 0, 0))
-    # Among equal weights the higher index is dropped, among equal gradients the lower one grows.
+    # Among equal weights the higher index is dropped, among equal gradients the lower
+    # one grows.
     assert kept(algorithm.update(state, row(0, 0, 0, 0, 5, 5, 5, 5), 0)) == {0, 1, 4, 5}
 
 
@@ -37,12 +38,18 @@ def test_excluding_the_dropped_drops_no_more_than_can_be_grown():
 
 
 def test_the_dropped_are_a_rounded_fraction_of_the_active():
-    # 10 active: .25 drops round_half_even(2.5) = 2; peers that truncate or round up say so by `count`.
+    # 10 active: .25 drops round_half_even(2.5) = 2; peers that truncate or round up say
+    # so by `count`.
     params = {"w": torch.arange(20.0, 0.0, -1.0).reshape(4, 5)}
     grads = {"w": torch.arange(20.0).reshape(4, 5)}
     rules = {
         2: sf.rigl(0.5, drop_fraction=0.25, init="magnitude"),
-        3: sf.rigl(0.5, drop_fraction=0.25, init="magnitude", count=lambda f, n: torch.ceil(f * n).long()),
+        3: sf.rigl(
+            0.5,
+            drop_fraction=0.25,
+            init="magnitude",
+            count=lambda f, n: torch.ceil(f * n).long(),
+        ),
         0: sf.rigl(0.5, drop_fraction=0.0, init="magnitude"),
         10: sf.rigl(0.5, drop_fraction=1.0, init="magnitude"),
     }
@@ -70,7 +77,9 @@ def test_a_dense_start_is_brought_to_the_target_and_a_schedule_is_followed():
 
 
 def test_current_grows_back_exactly_what_was_dropped():
-    algorithm = sf.rigl("current", drop_fraction=0.5, init=lambda params: {"w": params["w"] != 0})
+    algorithm = sf.rigl(
+        "current", drop_fraction=0.5, init=lambda params: {"w": params["w"] != 0}
+    )
     state = algorithm.init(row(4, 3, 0, 0, 0, 0))
     state = algorithm.update(state, row(0, 0, 0, 0, 0, 9), 0)
     assert kept(state) == {0, 5}
@@ -91,23 +100,31 @@ def test_current_grows_back_exactly_what_was_dropped():
 )
 def test_every_pattern_keeps_its_counts(pattern):
     params = {"w": torch.randn(6, 8)}
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, pattern=pattern, key=sf.random.key(5), when=sf.always())
+    algorithm = sf.rigl(
+        0.5, drop_fraction=0.5, pattern=pattern, key=sf.random.key(5), when=sf.always()
+    )
     state = algorithm.init(params)
     first, moved = state.masks["w"], False
     for step in range(3):
         grads = {"w": torch.randn(6, 8)}
-        state = algorithm.update(sf.with_params(state, {"w": torch.randn(6, 8)}), grads, step)
+        state = algorithm.update(
+            sf.with_params(state, {"w": torch.randn(6, 8)}), grads, step
+        )
         mask = state.masks["w"]
         moved = moved or not torch.equal(mask, first)
         if "block" in str(pattern):
             size = int(str(pattern)[7])
-            units = torch.nn.functional.max_pool2d(mask[None].float(), size, ceil_mode=True)[0]
+            units = torch.nn.functional.max_pool2d(
+                mask[None].float(), size, ceil_mode=True
+            )[0]
             assert int(units.sum()) == units.numel() // 2
             whole = units.repeat_interleave(size, 0).repeat_interleave(size, 1)[:6, :8]
             assert torch.equal(mask, whole.bool())
         else:
             assert int(mask.sum()) == 24
-            assert torch.equal(mask, sf.topk_mask(mask.float(), *wanted(pattern), pattern=pattern))
+            assert torch.equal(
+                mask, sf.topk_mask(mask.float(), *wanted(pattern), pattern=pattern)
+            )
     assert moved
 
 
@@ -117,22 +134,42 @@ def wanted(pattern):
 
 
 def test_rows_drop_and_grow_inside_themselves():
-    # A constant fan-in of 2, Lasby et al. 2024: each row drops its smallest and grows its largest gradient.
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, pattern=sf.patterns.row_balanced(), init="magnitude")
-    state = algorithm.init({"w": torch.tensor([[5.0, 4.0, 0.0, 0.0], [0.0, 0.0, 0.1, 0.9]])})
-    state = algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 9.0, 8.0], [0.2, 0.7, 0.0, 0.0]])}, 0)
+    # A constant fan-in of 2, Lasby et al. 2024: each row drops its smallest and grows
+    # its largest gradient.
+    algorithm = sf.rigl(
+        0.5, drop_fraction=0.5, pattern=sf.patterns.row_balanced(), init="magnitude"
+    )
+    state = algorithm.init(
+        {"w": torch.tensor([[5.0, 4.0, 0.0, 0.0], [0.0, 0.0, 0.1, 0.9]])}
+    )
+    state = algorithm.update(
+        state, {"w": torch.tensor([[0.0, 0.0, 9.0, 8.0], [0.2, 0.7, 0.0, 0.0]])}, 0
+    )
     assert kept(state) == {0, 2, 5, 7}
 
 
 def test_one_competition_over_all_leaves_moves_counts_between_them():
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", distribution=sf.budgets.global_())
-    params = {"a": torch.tensor([[4.0, 3.0, 0.0, 0.0]]), "b": torch.tensor([[2.0, 1.0, 0.0, 0.0]])}
-    grads = {"a": torch.tensor([[0.0, 0.0, 0.1, 0.1]]), "b": torch.tensor([[0.0, 0.0, 5.0, 6.0]])}
+    algorithm = sf.rigl(
+        0.5, drop_fraction=0.5, init="magnitude", distribution=sf.budgets.global_()
+    )
+    params = {
+        "a": torch.tensor([[4.0, 3.0, 0.0, 0.0]]),
+        "b": torch.tensor([[2.0, 1.0, 0.0, 0.0]]),
+    }
+    grads = {
+        "a": torch.tensor([[0.0, 0.0, 0.1, 0.1]]),
+        "b": torch.tensor([[0.0, 0.0, 5.0, 6.0]]),
+    }
     state = algorithm.init(params)
     state = algorithm.update(state, grads, 0)
     assert (kept(state, "a"), kept(state, "b")) == ({0, 1}, {2, 3})
     params["b"] = -params["b"]
-    floored = sf.rigl(0.5, drop_fraction=0.75, init="magnitude", distribution=sf.budgets.global_(floor=0.5))
+    floored = sf.rigl(
+        0.5,
+        drop_fraction=0.75,
+        init="magnitude",
+        distribution=sf.budgets.global_(floor=0.5),
+    )
     state = floored.update(floored.init(params), grads, 0)
     assert (len(kept(state, "a")), len(kept(state, "b"))) == (2, 2)
 
@@ -152,18 +189,26 @@ def test_random_drop_and_random_growth_draw_apart():
     algorithm.update(state, state.params, 0)
     assert not (seen["drop"]["w"] == seen["grow"]["w"]).all()
     # Nor do they repeat the draws of the first mask.
-    assert not any(torch.equal(sf.topk_mask(draw["w"], 32), state.masks["w"]) for draw in seen.values())
+    assert not any(
+        torch.equal(sf.topk_mask(draw["w"], 32), state.masks["w"])
+        for draw in seen.values()
+    )
 
 
 def test_counts_that_have_moved_stay_moved():
-    # With nothing to drop the next update changes nothing, though no leaf has the uniform count of 4.
+    # With nothing to drop the next update changes nothing, though no leaf has the
+    # uniform count of 4.
     fraction = sf.schedules.piecewise({0: 0.5, 1: 0.0})
-    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=fraction, init="magnitude", when=sf.always())
+    algorithm = sf.snfs(
+        0.5, decay=0.5, drop_fraction=fraction, init="magnitude", when=sf.always()
+    )
     w = torch.tensor([[8.0, 7.0, 6.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
     grads = {"a": torch.ones(1, 8), "b": torch.full((1, 8), 3.0)}
     state = algorithm.update(algorithm.init({"a": w, "b": w}), grads, 0)
     assert (len(kept(state, "a")), len(kept(state, "b"))) == (3, 5)
-    assert sf.checkpoint.tree_equal(algorithm.update(state, grads, 1).masks, state.masks)
+    assert sf.checkpoint.tree_equal(
+        algorithm.update(state, grads, 1).masks, state.masks
+    )
 
 
 def test_redistribution_brings_a_dense_start_to_the_total():
@@ -179,7 +224,9 @@ def test_redistribution_never_overfills_a_leaf_and_keeps_the_total():
     state = algorithm.init(params)
     total = count(state)
     for step in range(4):
-        state = algorithm.update(state, {"a": torch.full((2, 3), 100.0), "b": torch.ones(20, 20)}, step)
+        state = algorithm.update(
+            state, {"a": torch.full((2, 3), 100.0), "b": torch.ones(20, 20)}, step
+        )
         assert count(state) == total
     assert state.masks["a"].all()
 
@@ -189,7 +236,10 @@ def test_survivors_share_the_regrowth_of_dsr():
     def survivors(scores, before, after):
         return {path: mask.sum() for path, mask in after.items()}
 
-    masks = {"a": torch.arange(50).reshape(5, 10) < 34, "b": torch.arange(50).reshape(5, 10) < 14}
+    masks = {
+        "a": torch.arange(50).reshape(5, 10) < 34,
+        "b": torch.arange(50).reshape(5, 10) < 14,
+    }
     algorithm = sf.set(
         0.52,
         drop_fraction=0.0,
@@ -202,7 +252,10 @@ def test_survivors_share_the_regrowth_of_dsr():
     params = {path: torch.arange(50.0, 0.0, -1.0).reshape(5, 10) for path in masks}
     algorithm_state = algorithm.init(params)
     state = algorithm.update(algorithm_state, params, 0)
-    assert {path: int(mask.sum()) for path, mask in state.masks.items()} == {"a": 36, "b": 12}
+    assert {path: int(mask.sum()) for path, mask in state.masks.items()} == {
+        "a": 36,
+        "b": 12,
+    }
     for path, survived in (("a", 30), ("b", 10)):
         assert state.masks[path].flatten()[:survived].all()
         assert not state.masks[path].flatten()[survived : survived + 4].any()
@@ -216,10 +269,14 @@ def test_grown_weights_start_where_they_are_told():
         seen.append((grown["w"].tolist(), grown["b"].tolist(), step))
         return optree.tree_map(lambda p: torch.full_like(p, -1e-12), state.params)
 
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", grown=epsilon, when=sf.always())
+    algorithm = sf.rigl(
+        0.5, drop_fraction=0.5, init="magnitude", grown=epsilon, when=sf.always()
+    )
     state = algorithm.init({**row(4, 3, 2, 1), "b": torch.ones(2)})
     state = algorithm.update(state, {**row(0, 0, 9, 1), "b": torch.ones(2)}, 5)
-    torch.testing.assert_close(state.params["w"], torch.tensor([[4.0, 0.0, -1e-12, 0.0]]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        state.params["w"], torch.tensor([[4.0, 0.0, -1e-12, 0.0]]), rtol=0, atol=0
+    )
     assert state.params["b"].tolist() == [1.0, 1.0]
     assert seen == [([[False, False, True, False]], True, 5)]
 
@@ -236,15 +293,20 @@ def test_two_scores_with_memory_lie_by_their_roles():
     state = algorithm.update(algorithm.init(row(4, 2, 0, 0)), row(0, 0, 1, 2), 0)
     assert state.scores["drop"]["w"].tolist() == [[2.0, 1.0, 0.0, 0.0]]
     assert state.scores["grow"]["w"].tolist() == [[0.0, 0.0, 0.5, 1.0]]
-    # The averages are 2.25 and 1.5 against weights of 2.5 and 2: it is the average that competes.
-    state = algorithm.update(sf.with_params(state, row(0.1, 4, 0, 0)), row(0, 0, 0, 0), 1)
+    # The averages are 2.25 and 1.5 against weights of 2.5 and 2: it is the average that
+    # competes.
+    state = algorithm.update(
+        sf.with_params(state, row(0.1, 4, 0, 0)), row(0, 0, 0, 0), 1
+    )
     assert state.scores["drop"]["w"].tolist() == [[pytest.approx(1.05), 2.5, 0.0, 0.0]]
     assert kept(state) == {1, 3}
 
 
 @pytest.mark.parametrize("pruned", ["keep", "train"])
 def test_pruned_weights_may_stay_in_the_state(pruned):
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", pruned=pruned, when=sf.always())
+    algorithm = sf.rigl(
+        0.5, drop_fraction=0.5, init="magnitude", pruned=pruned, when=sf.always()
+    )
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
     assert state.params["w"].tolist() == [[4.0, 3.0, 2.0, 0.0]]
     assert sf.effective(state)["w"].tolist() == [[4.0, 0.0, 0.0, 0.0]]
@@ -259,27 +321,57 @@ def test_gradients_that_are_not_numbers_grow_last():
 
 
 def constant_fan_in(w, g, mask, fraction, gamma=0.3):
-    """One update of SRigL on one matrix, Lasby et al. 2024, with counts that are tensors throughout."""
+    """One update of SRigL on one matrix, Lasby et al. 2024, with counts that are
+    tensors throughout.
+    """
     rows, total = mask.shape[0], mask.sum()
     n_prune = torch.floor(fraction * total).long()
     salient = sf.topk_mask(w.abs(), total - n_prune) | sf.topk_mask(g.abs(), n_prune)
     least = torch.floor(gamma * (total // rows)).long().clamp(min=1)
     alive = salient.sum(1) >= least
     fan_in = total // alive.sum()
-    kept = sf.topk_mask(torch.where(alive[:, None], w.abs(), -torch.inf), total - n_prune) & alive[:, None]
+    kept = (
+        sf.topk_mask(torch.where(alive[:, None], w.abs(), -torch.inf), total - n_prune)
+        & alive[:, None]
+    )
     wanted = torch.where(alive, fan_in, 0)
-    trimmed = sf.drop_lowest(w, kept, (kept.sum(1) - wanted).clamp(min=0), pattern=sf.patterns.row_balanced())
-    return sf.grow_highest(g.abs(), trimmed, wanted - trimmed.sum(1), pattern=sf.patterns.row_balanced())
+    trimmed = sf.drop_lowest(
+        w, kept, (kept.sum(1) - wanted).clamp(min=0), pattern=sf.patterns.row_balanced()
+    )
+    return sf.grow_highest(
+        g.abs(), trimmed, wanted - trimmed.sum(1), pattern=sf.patterns.row_balanced()
+    )
 
 
 def test_counts_of_groups_may_be_tensors_as_in_srigl():
-    w = torch.tensor([[5.0, 4.0, 0.0, 0.0], [1.0, 0.9, 0.0, 0.0], [0.1, 0.2, 0.0, 0.0], [6.0, 0.0, 2.5, 0.0]])
-    g = torch.tensor([[0.0, 0.0, 9.0, 8.0], [0.0, 0.0, 0.7, 0.2], [0.0, 0.0, 0.05, 0.04], [0.0, 0.3, 0.0, 0.6]])
+    w = torch.tensor(
+        [
+            [5.0, 4.0, 0.0, 0.0],
+            [1.0, 0.9, 0.0, 0.0],
+            [0.1, 0.2, 0.0, 0.0],
+            [6.0, 0.0, 2.5, 0.0],
+        ]
+    )
+    g = torch.tensor(
+        [
+            [0.0, 0.0, 9.0, 8.0],
+            [0.0, 0.0, 0.7, 0.2],
+            [0.0, 0.0, 0.05, 0.04],
+            [0.0, 0.3, 0.0, 0.6],
+        ]
+    )
     fractions = torch.tensor([0.5, 0.0, 1.0], dtype=torch.float64)
     masks = [constant_fan_in(w, g, w != 0, fraction) for fraction in fractions]
     # Salient counts 4, 1, 0, 3: row 2 is ablated and the others keep 8 // 3 = 2.
-    assert [set(line.nonzero().flatten().tolist()) for line in masks[0]] == [{0, 1}, {2, 3}, set(), {0, 2}]
-    batch = torch.func.vmap(lambda fraction: constant_fan_in(w, g, w != 0, fraction))(fractions)
+    assert [set(line.nonzero().flatten().tolist()) for line in masks[0]] == [
+        {0, 1},
+        {2, 3},
+        set(),
+        {0, 2},
+    ]
+    batch = torch.func.vmap(lambda fraction: constant_fan_in(w, g, w != 0, fraction))(
+        fractions
+    )
     assert torch.equal(batch, torch.stack(masks))
 
 
@@ -295,25 +387,42 @@ def test_it_starts_where_grown_weights_do_and_its_moments_at_zero():
         return optree.tree_map(torch.ones_like, state.params)
 
     for reset in (True, False):
-        algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", restart_dropped=True, grown=ones, when=sf.at([1]))
-        algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.0, momentum=0.5), reset_grown=reset)
+        algorithm = sf.rigl(
+            0.5,
+            drop_fraction=0.5,
+            init="magnitude",
+            restart_dropped=True,
+            grown=ones,
+            when=sf.at([1]),
+        )
+        algorithm = sf.with_optimizer(
+            algorithm, sf.optimizers.sgd(0.0, momentum=0.5), reset_grown=reset
+        )
         state = algorithm.init(row(4, 3, 2, 1))
         for step in range(2):
             state = algorithm.update(state, row(1, 9, 0, 0), step)
         assert state.params["w"].tolist() == [[4.0, 1.0, 0.0, 0.0]]
-        assert state.opt.momentum["w"].tolist() == [[1.5, 0.0 if reset else 13.5, 0.0, 0.0]]
+        assert state.opt.momentum["w"].tolist() == [
+            [1.5, 0.0 if reset else 13.5, 0.0, 0.0]
+        ]
 
 
 def test_excluding_the_dropped_where_nothing_is_free_drops_nothing():
     for fraction in (0.5, 1.0):
-        algorithm = sf.rigl(0.0, drop_fraction=fraction, exclude_dropped=True, when=sf.always())
-        assert kept(algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 1, 1, 1), 0)) == {0, 1, 2, 3}
+        algorithm = sf.rigl(
+            0.0, drop_fraction=fraction, exclude_dropped=True, when=sf.always()
+        )
+        assert kept(
+            algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 1, 1, 1), 0)
+        ) == {0, 1, 2, 3}
 
 
 def test_every_leaf_starts_its_dropped_weights_anew():
     algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", restart_dropped=True)
     params = {path: row(4, 3, 2, 1)["w"] for path in "abc"}
-    state = algorithm.update(algorithm.init(params), {path: row(0, 9, 0, 0)["w"] for path in params}, 0)
+    state = algorithm.update(
+        algorithm.init(params), {path: row(0, 9, 0, 0)["w"] for path in params}, 0
+    )
     for path in params:
         assert kept(state, path) == {0, 1}
         assert state.params[path].tolist() == [[4.0, 0.0, 0.0, 0.0]]
@@ -321,7 +430,8 @@ def test_every_leaf_starts_its_dropped_weights_anew():
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_dropped_block_keeps_the_best_of_what_it_had(restart):
-    # Of four blocks two are whole and the others lose two of four. The second goes and the last comes.
+    # Of four blocks two are whole and the others lose two of four. The second goes and
+    # the last comes.
     algorithm = sf.rigl(
         0.5,
         drop_fraction=0.5,
@@ -332,10 +442,38 @@ def test_a_dropped_block_keeps_the_best_of_what_it_had(restart):
     state = algorithm.init(row(9, 8, 7, 6, 5, 5, 5, 5, 1, 4, 2, 3, 0.1, 0.4, 0.3, 0.2))
     assert kept(state) == {0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 14}
     grads = row(*[0] * 8, *[1] * 4, *[2] * 4)
-    assert kept(algorithm.update(state, grads, 0)) == {0, 1, 2, 3, 4, 5, 9, 11, 12, 13, 14, 15}
+    assert kept(algorithm.update(state, grads, 0)) == {
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        9,
+        11,
+        12,
+        13,
+        14,
+        15,
+    }
     # What a pruned block has left stays where it was, though all of it be zero.
-    zeroed = sf.with_params(state, row(9, 8, 7, 6, 5, 5, 5, 5, 0, 0, 0, 0, 0.1, 0.4, 0.3, 0.2))
-    assert kept(algorithm.update(zeroed, grads, 0)) == {0, 1, 2, 3, 4, 5, 9, 11, 12, 13, 14, 15}
+    zeroed = sf.with_params(
+        state, row(9, 8, 7, 6, 5, 5, 5, 5, 0, 0, 0, 0, 0.1, 0.4, 0.3, 0.2)
+    )
+    assert kept(algorithm.update(zeroed, grads, 0)) == {
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        9,
+        11,
+        12,
+        13,
+        14,
+        15,
+    }
 
 
 def test_what_a_pruned_block_has_left_keeps_its_weights_where_all_scores_tie():
@@ -343,7 +481,12 @@ def test_what_a_pruned_block_has_left_keeps_its_weights_where_all_scores_tie():
         return optree.tree_map(torch.ones_like, state.params)
 
     pattern = sf.patterns.block((1, 4), zeros=2)
-    options = {"drop_fraction": 0.5, "pattern": pattern, "init": "magnitude", "restart_dropped": True}
+    options = {
+        "drop_fraction": 0.5,
+        "pattern": pattern,
+        "init": "magnitude",
+        "restart_dropped": True,
+    }
     algorithm = sf.drop_grow(0.5, drop=alike, grow=sf.scores.gradient, **options)
     state = algorithm.init(row(9, 8, 7, 6, 5, 5, 5, 5, 1, 4, 2, 3, 0.1, 0.4, 0.3, 0.2))
     state = algorithm.update(state, row(*[0] * 8, *[1] * 4, *[2] * 4), 0)
@@ -359,7 +502,10 @@ def test_leaves_over_and_under_their_targets_are_brought_there():
 
 
 def test_a_rounding_rule_may_be_any_function_of_a_leaf():
-    params = {"a": torch.arange(20.0).reshape(2, 10) + 1, "b": torch.arange(30.0).reshape(3, 10) + 1}
+    params = {
+        "a": torch.arange(20.0).reshape(2, 10) + 1,
+        "b": torch.arange(30.0).reshape(3, 10) + 1,
+    }
     grads = {path: -leaf for path, leaf in params.items()}
     asked = []
 
@@ -367,23 +513,39 @@ def test_a_rounding_rule_may_be_any_function_of_a_leaf():
         asked.append((fraction, tuple(active.shape)))
         return min(int(fraction * active), 2)
 
-    rigl = sf.rigl(0.5, drop_fraction=0.3, count=at_most_two, init="magnitude", when=sf.always())
+    rigl = sf.rigl(
+        0.5, drop_fraction=0.3, count=at_most_two, init="magnitude", when=sf.always()
+    )
     before = rigl.init(params)
     after = rigl.update(before, grads, 0).masks
     assert asked == [(0.3, (1,)), (0.3, (1,))]
     exact = sf.rigl(
-        0.5, drop_fraction=0.3, count=lambda f, n: torch.full_like(n, 2), init="magnitude", when=sf.always()
+        0.5,
+        drop_fraction=0.3,
+        count=lambda f, n: torch.full_like(n, 2),
+        init="magnitude",
+        when=sf.always(),
     )
     assert sf.checkpoint.tree_equal(after, exact.update(before, grads, 0).masks)
 
 
 def test_redistribution_may_rate_some_leaves_only():
-    plan = sf.redistribute.Redistribute(sf.redistribute.lost, rate=lambda fraction, scores, masks: {"a": 0.0})
+    plan = sf.redistribute.Redistribute(
+        sf.redistribute.lost, rate=lambda fraction, scores, masks: {"a": 0.0}
+    )
     params = {"a": torch.randn(4, 10), "b": torch.randn(4, 10)}
-    algorithm = sf.set(0.5, drop_fraction=0.4, redistribute=plan, init="magnitude", key=sf.random.key(0))
+    algorithm = sf.set(
+        0.5,
+        drop_fraction=0.4,
+        redistribute=plan,
+        init="magnitude",
+        key=sf.random.key(0),
+    )
     state = algorithm.init(params)
     new = algorithm.update(state, params, 0)
-    assert torch.equal(new.masks["a"], state.masks["a"]) and not torch.equal(new.masks["b"], state.masks["b"])
+    assert torch.equal(new.masks["a"], state.masks["a"]) and not torch.equal(
+        new.masks["b"], state.masks["b"]
+    )
 
 
 def test_grow_count_sees_the_sizes_of_scores_and_who_is_free():
@@ -404,13 +566,26 @@ def test_grow_count_sees_the_sizes_of_scores_and_who_is_free():
 
 def test_excluded_weights_are_no_room_for_regrowth_between_leaves():
     algorithm = sf.rigl(
-        0.25, drop_fraction=0.3, exclude_dropped=True, redistribute=sf.redistribute.mean_active, init="magnitude"
+        0.25,
+        drop_fraction=0.3,
+        exclude_dropped=True,
+        redistribute=sf.redistribute.mean_active,
+        init="magnitude",
     )
-    params = {"a": torch.arange(20.0).reshape(2, 10) + 1, "b": torch.arange(20.0).reshape(2, 10) + 1}
+    params = {
+        "a": torch.arange(20.0).reshape(2, 10) + 1,
+        "b": torch.arange(20.0).reshape(2, 10) + 1,
+    }
     before = algorithm.init(params)
-    grads = {"a": torch.ones(2, 10), "b": 100 * torch.ones(2, 10)}  # all would grow in b, which has 5 free places
+    grads = {
+        "a": torch.ones(2, 10),
+        "b": 100 * torch.ones(2, 10),
+    }  # all would grow in b, which has 5 free places
     after = algorithm.update(before, grads, 0)
-    assert [int(mask.sum()) for mask in after.masks.values()] == [14, 16]  # 8 were dropped: 5 to b, 3 back to a
+    assert [int(mask.sum()) for mask in after.masks.values()] == [
+        14,
+        16,
+    ]  # 8 were dropped: 5 to b, 3 back to a
     for path, mask in after.masks.items():
         lost = before.masks[path] & (after.params[path] == 0)
         assert not (mask & lost).any()
@@ -420,20 +595,30 @@ def test_nothing_to_sparsify_is_left_alone():
     algorithm = sf.rigl(0.5, where=lambda path, leaf: path == "w")
     with pytest.warns(UserWarning, match="where"):
         state = algorithm.init({"b": torch.ones(3)})
-    assert sf.checkpoint.tree_equal(algorithm.update(state, {"b": torch.ones(3)}, 0), state)
+    assert sf.checkpoint.tree_equal(
+        algorithm.update(state, {"b": torch.ones(3)}, 0), state
+    )
 
 
-@pytest.mark.parametrize("make", [sf.rigl, sf.set, sf.snfs], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [sf.rigl, sf.set, sf.snfs], ids=lambda make: make.__name__
+)
 def test_leaves_at_once_have_the_states_of_each_by_itself(make, monkeypatch):
-    # What a device does, on the CPU: competitions, draws and elementwise work of all leaves are one.
+    # What a device does, on the CPU: competitions, draws and elementwise work of all
+    # leaves are one.
     draw = torch.Generator().manual_seed(0)
-    params = {name: torch.randn(shape, generator=draw) for name, shape in (("a", (9, 4)), ("b", (5, 7)), ("c", (3, 2)))}
+    params = {
+        name: torch.randn(shape, generator=draw)
+        for name, shape in (("a", (9, 4)), ("b", (5, 7)), ("c", (3, 2)))
+    }
     algorithm = make(0.5, key=sf.random.key(3), drop_fraction=0.4)
 
     def run():
         state = algorithm.init(params)
         for step in range(0, 300, 100):
-            state = algorithm.update(state, {path: x * step for path, x in params.items()}, step)
+            state = algorithm.update(
+                state, {path: x * step for path, x in params.items()}, step
+            )
         return state
 
     want = run()

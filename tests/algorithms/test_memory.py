@@ -20,7 +20,9 @@ def state_of(memory, key=()):
 
 def test_memories_lie_by_role_and_others_nowhere():
     assert Memory({"score": sf.scores.magnitude}, "zero").init(PARAMS) == ()
-    memory = Memory({"drop": sf.scores.magnitude, "grow": sf.scores.momentum(0.5)}, "zero")
+    memory = Memory(
+        {"drop": sf.scores.magnitude, "grow": sf.scores.momentum(0.5)}, "zero"
+    )
     assert list(memory.init(PARAMS)) == ["grow"]
     state = memory.accumulate(state_of(memory), GRADS, 0)
     assert torch.equal(state.scores["grow"]["w"], 0.5 * GRADS["w"])
@@ -30,7 +32,14 @@ def test_memories_lie_by_role_and_others_nowhere():
 
 
 def test_a_role_is_read_signed_where_that_is_asked_for():
-    memory = Memory({"drop": sf.scores.magnitude, "grow": sf.scores.momentum(0.5), "share": sf.scores.saliency}, "zero")
+    memory = Memory(
+        {
+            "drop": sf.scores.magnitude,
+            "grow": sf.scores.momentum(0.5),
+            "share": sf.scores.saliency,
+        },
+        "zero",
+    )
     state = memory.accumulate(state_of(memory), GRADS, 0)
     reader = Reader(memory, ["w"], state, GRADS, 0)
     read = {role: reader.of(["w"])(role) for role in memory.scores}
@@ -43,7 +52,10 @@ def test_a_role_is_read_signed_where_that_is_asked_for():
 def test_each_role_draws_its_own_numbers():
     memory = Memory({"drop": sf.scores.random, "grow": sf.scores.random}, "zero")
     state = state_of(memory, sf.random.key(0))
-    drop, grow = (Reader(memory, ["w"], state, GRADS, 0).of(["w"])(role).values["w"] for role in ("drop", "grow"))
+    drop, grow = (
+        Reader(memory, ["w"], state, GRADS, 0).of(["w"])(role).values["w"]
+        for role in ("drop", "grow")
+    )
     assert not torch.equal(drop, grow)
 
 
@@ -54,7 +66,11 @@ def test_scores_are_checked():
             ValueError,
             "expected scores with the structure of params, but there is no leaf",
         ),
-        (lambda state, grads, step: {"w": torch.ones(2)}, ValueError, r"expected scores of shape \(2, 2\) at 'w', got"),
+        (
+            lambda state, grads, step: {"w": torch.ones(2)},
+            ValueError,
+            r"expected scores of shape \(2, 2\) at 'w', got",
+        ),
         (
             lambda state, grads, step: {"w": torch.ones(2, 2, dtype=torch.int64)},
             TypeError,
@@ -70,13 +86,21 @@ def test_draws_of_some_leaves_are_made_without_those_of_the_others(monkeypatch):
     memory = Memory({"drop": sf.scores.magnitude, "grow": sf.scores.random}, "zero")
     params = {"a": torch.zeros(40), "b": torch.zeros(30), "c": torch.zeros(5)}
     state = sf.State(params, {}, key=sf.random.key(0))
-    whole = sf.scores.random(state._replace(key=sf.random.fold_in(state.key, "grow")), (), 3)
+    whole = sf.scores.random(
+        state._replace(key=sf.random.fold_in(state.key, "grow")), (), 3
+    )
     drawn = []
     monkeypatch.setattr(
-        plain, "drawn_leaves", lambda key, leaves, *rest: drawn.append([*leaves]) or draw(key, leaves, *rest)
+        plain,
+        "drawn_leaves",
+        lambda key, leaves, *rest: drawn.append([*leaves]) or draw(key, leaves, *rest),
     )
     for some in (["c", "a"], ["b"]):
         scores = Reader(memory, params, state, (), 3).of(some)("grow")
         read = scores.signed
-        assert not scores.absolute and list(read) == some and all(torch.equal(read[path], whole[path]) for path in some)
+        assert (
+            not scores.absolute
+            and list(read) == some
+            and all(torch.equal(read[path], whole[path]) for path in some)
+        )
     assert drawn == [["c", "a"], ["b"]]

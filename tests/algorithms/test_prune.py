@@ -1,4 +1,6 @@
-"""Pruning by score: `one_shot`, `gmp`, `iterative`, `ste`, and the published methods they compose to."""
+"""Pruning by score: `one_shot`, `gmp`, `iterative`, `ste`, and the published methods
+they compose to.
+"""
 
 import re
 
@@ -22,7 +24,7 @@ def counts(state):
     return {path: int(mask.sum()) for path, mask in state.masks.items()}
 
 
-# ---- one_shot: pruning before training ----------------------------------------------------------
+# ---- one_shot: pruning before training -----------------------------------------------
 
 
 def test_snip_keeps_the_largest_weight_times_gradient():
@@ -37,20 +39,30 @@ def test_snip_keeps_the_largest_weight_times_gradient():
 
 
 def test_snip_over_batches_sums_before_the_absolute_value():
-    # Gradients g and -g cancel: all scores are 0 and the lower index wins. Summing |w * g| gives {1, 2}.
+    # Gradients g and -g cancel: all scores are 0 and the lower index wins. Summing |w *
+    # g| gives {1, 2}.
     params, grads = row(2, -1, 0.5, 3), row(0.1, -0.4, 1, -0.05)
     signed = sf.scores.sum(sf.scores.movement)
-    total = signed._replace(value=lambda *args: optree.tree_map(torch.abs, signed.value(*args)))
-    for score, expected in ((total, {0, 1}), (sf.scores.sum(sf.scores.saliency), {1, 2})):
+    total = signed._replace(
+        value=lambda *args: optree.tree_map(torch.abs, signed.value(*args))
+    )
+    for score, expected in (
+        (total, {0, 1}),
+        (sf.scores.sum(sf.scores.saliency), {1, 2}),
+    ):
         algorithm = sf.one_shot(0.5, score=score, when=sf.at([1]))
         state = algorithm.update(algorithm.init(params), grads, 0)
         assert state.masks["w"].all()
-        assert kept(algorithm.update(state, optree.tree_map(torch.neg, grads), 1)) == expected
+        assert (
+            kept(algorithm.update(state, optree.tree_map(torch.neg, grads), 1))
+            == expected
+        )
 
 
 @pytest.mark.parametrize(("regrow", "expected"), [(True, {3}), (False, {2})])
 def test_force_lets_pruned_weights_return_and_iterative_snip_does_not(regrow, expected):
-    # de Jorge et al. 2021: the second scores are [.9, .02, .6, 1.2], and 3 was pruned first.
+    # de Jorge et al. 2021: the second scores are [.9, .02, .6, 1.2], and 3 was pruned
+    # first.
     algorithm = sf.one_shot(
         lambda step: 0.5 if step == 0 else 0.75,
         score=sf.scores.saliency,
@@ -69,7 +81,9 @@ def test_force_lets_pruned_weights_return_and_iterative_snip_does_not(regrow, ex
 
 def test_exponential_schedule_of_kept_fractions():
     # Kept fraction .01 in 2 rounds: .1, then .01.
-    algorithm = sf.one_shot(lambda step: 1 - 0.01 ** ((step + 1) / 2), when=sf.every(1, stop=2))
+    algorithm = sf.one_shot(
+        lambda step: 1 - 0.01 ** ((step + 1) / 2), when=sf.every(1, stop=2)
+    )
     state = algorithm.init({"w": torch.arange(100.0).reshape(10, 10)})
     seen = []
     for step in range(3):
@@ -79,7 +93,8 @@ def test_exponential_schedule_of_kept_fractions():
 
 
 def test_grasp_takes_the_hessian_gradient_product_for_its_gradient():
-    # Wang et al. 2020, on L = w'Aw/2: g = [1, -2], Hg = [0, -5], scores w * Hg = [0, 5] of sum |g|^2.
+    # Wang et al. 2020, on L = w'Aw/2: g = [1, -2], Hg = [0, -5], scores w * Hg = [0, 5]
+    # of sum |g|^2.
     a, w = torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([1.0, -1.0])
     gradient = torch.func.grad(lambda x: 0.5 * x @ a @ x)
     g = gradient(w)
@@ -87,24 +102,33 @@ def test_grasp_takes_the_hessian_gradient_product_for_its_gradient():
     assert g.tolist() == [1.0, -2.0]
     assert product.tolist() == [0.0, -5.0]
     assert float(w @ product) == float(g @ g) == 5.0
-    algorithm = sf.one_shot(0.5, score=lambda state, grads, step: {"w": state.params["w"] * grads["w"]}, where="w")
+    algorithm = sf.one_shot(
+        0.5,
+        score=lambda state, grads, step: {"w": state.params["w"] * grads["w"]},
+        where="w",
+    )
     assert kept(algorithm.update(algorithm.init({"w": w}), {"w": product}, 0)) == {1}
 
 
 def test_synaptic_flow_has_equal_sums_in_every_layer():
     # Tanaka et al. 2020: scores |w| * dR/d|w| with all weights and inputs positive.
-    params = {"0": torch.tensor([[1.0, -2.0], [3.0, 0.0]]), "1": torch.tensor([[-1.0, 2.0]])}
+    params = {
+        "0": torch.tensor([[1.0, -2.0], [3.0, 0.0]]),
+        "1": torch.tensor([[-1.0, 2.0]]),
+    }
     flow = torch.func.grad(lambda p: (p["1"] @ (p["0"] @ torch.ones(2))).sum())
     grads = flow(optree.tree_map(torch.abs, params))
     scores = sf.scores.saliency(sf.State(params, {}), grads, 0)
     assert scores["0"].tolist() == [[1.0, 2.0], [6.0, 0.0]]
     assert scores["1"].tolist() == [[3.0, 6.0]]
-    algorithm = sf.one_shot(0.5, score=sf.scores.saliency, distribution=sf.budgets.global_())
+    algorithm = sf.one_shot(
+        0.5, score=sf.scores.saliency, distribution=sf.budgets.global_()
+    )
     state = algorithm.update(algorithm.init(params), grads, 0)
     assert (kept(state, "0"), kept(state, "1")) == ({2}, {0, 1})
 
 
-# ---- lottery tickets ----------------------------------------------------------------------------
+# ---- lottery tickets -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("global_", [False, True])
@@ -124,7 +148,10 @@ def test_iterative_pruning_takes_a_fraction_of_what_remains(global_):
 
 
 def test_iterative_pruning_counts_per_leaf_or_in_total():
-    params = {"a": torch.arange(10.0).reshape(2, 5) + 1, "b": torch.arange(10.0).reshape(2, 5) + 100}
+    params = {
+        "a": torch.arange(10.0).reshape(2, 5) + 1,
+        "b": torch.arange(10.0).reshape(2, 5) + 100,
+    }
     for distribution, expected in (
         (sf.budgets.uniform(), {"a": 5, "b": 5}),
         (sf.budgets.global_(), {"a": 0, "b": 10}),
@@ -136,7 +163,10 @@ def test_iterative_pruning_counts_per_leaf_or_in_total():
 
 def test_the_fraction_may_be_a_schedule_or_a_tensor():
     params = {"w": torch.arange(100.0).reshape(10, 10) + 1}
-    for fraction in (sf.schedules.constant(0.2), torch.tensor(0.2, dtype=torch.float64)):
+    for fraction in (
+        sf.schedules.constant(0.2),
+        torch.tensor(0.2, dtype=torch.float64),
+    ):
         algorithm = sf.iterative(fraction, when=sf.always())
         state = algorithm.init(params)
         for step in range(3):
@@ -145,14 +175,23 @@ def test_the_fraction_may_be_a_schedule_or_a_tensor():
 
 
 def test_a_count_is_pruned_at_each_trigger():
-    params = {"a": torch.arange(10.0).reshape(2, 5) + 1, "b": torch.arange(10.0).reshape(2, 5) + 100}
+    params = {
+        "a": torch.arange(10.0).reshape(2, 5) + 1,
+        "b": torch.arange(10.0).reshape(2, 5) + 100,
+    }
     for options, expected in (
         ({"count": 3}, {"a": 4, "b": 4}),
         ({"count": torch.tensor(3)}, {"a": 4, "b": 4}),
         ({"count": 3, "distribution": sf.budgets.global_()}, {"a": 4, "b": 10}),
         ({"count": 1, "pattern": sf.patterns.row_balanced()}, {"a": 6, "b": 6}),
         ({"count": 1, "pattern": sf.patterns.channel(1)}, {"a": 6, "b": 6}),
-        ({"fraction": 0.25, "count": lambda fraction, active: (fraction * active).ceil().long()}, {"a": 5, "b": 5}),
+        (
+            {
+                "fraction": 0.25,
+                "count": lambda fraction, active: (fraction * active).ceil().long(),
+            },
+            {"a": 5, "b": 5},
+        ),
     ):
         algorithm = sf.iterative(when=sf.always(), **options)
         state = algorithm.init(params)
@@ -174,7 +213,11 @@ def test_counts_differ_between_members_of_an_ensemble():
         algorithm = sf.iterative(count=count)
         return algorithm.update(algorithm.init(params), params, 0).masks["w"]
 
-    assert torch.func.vmap(pruned)(torch.tensor([1, 3, 9])).sum((1, 2)).tolist() == [3, 1, 0]
+    assert torch.func.vmap(pruned)(torch.tensor([1, 3, 9])).sum((1, 2)).tolist() == [
+        3,
+        1,
+        0,
+    ]
 
 
 @pytest.mark.deep
@@ -197,7 +240,9 @@ def test_rewinding_puts_early_weights_under_the_late_mask():
     # Frankle & Carbin 2019: after a level, the weights of step k under the new mask.
     early, late = row(5, -4, 3, 2), row(0.1, 4, -3, 0.2)
     optimizer = sf.optimizers.sgd(0.1, momentum=0.9)
-    algorithm = sf.with_optimizer(sf.iterative(0.5, when=sf.at([1])), optimizer, skip=sf.at([1]), reset=sf.at([1]))
+    algorithm = sf.with_optimizer(
+        sf.iterative(0.5, when=sf.at([1])), optimizer, skip=sf.at([1]), reset=sf.at([1])
+    )
     state = algorithm.update(algorithm.init(early), row(1, 1, 1, 1), 0)
     state = algorithm.update(sf.with_params(state, late), late, 1)
     assert kept(state) == {1, 2}
@@ -207,7 +252,8 @@ def test_rewinding_puts_early_weights_under_the_late_mask():
 
 
 def test_mask_criteria_close_over_the_first_weights():
-    # Zhou et al. 2019: magnitude increase |w_T| - |w_0| = [.1, -1, .4] against large final.
+    # Zhou et al. 2019: magnitude increase |w_T| - |w_0| = [.1, -1, .4] against large
+    # final.
     first, last = row(1, -2, 0.1), row(1.1, -1, 0.5)
 
     def increase(state, grads, step):
@@ -218,7 +264,7 @@ def test_mask_criteria_close_over_the_first_weights():
         assert kept(algorithm.update(algorithm.init(last), last, 0)) == expected
 
 
-# ---- gmp ----------------------------------------------------------------------------------------
+# ---- gmp -----------------------------------------------------------------------------
 
 
 def test_gradual_pruning_has_the_exact_counts_of_the_cubic():
@@ -258,9 +304,14 @@ def test_a_schedule_that_leaves_0_1_is_clamped():
 
 
 def test_ac_dc_alternates_with_a_fresh_optimizer():
-    # Peste et al. 2021: .5 -> 0 -> .5; pruned weights return as zeros, all momenta restart at the dense phase.
+    # Peste et al. 2021: .5 -> 0 -> .5; pruned weights return as zeros, all momenta
+    # restart at the dense phase.
     level = sf.schedules.piecewise({0: 0.5, 2: 0.0, 4: 0.5})
-    options = {"when": sf.at([2, 4]), "distribution": sf.budgets.global_(), "regrow": True}
+    options = {
+        "when": sf.at([2, 4]),
+        "distribution": sf.budgets.global_(),
+        "regrow": True,
+    }
     params, grads = row(1, 2, 3, 4), row(1, 1, 1, 1)
     bare = sf.gmp(level, **options)
     state = first = bare.init(params)
@@ -269,16 +320,23 @@ def test_ac_dc_alternates_with_a_fresh_optimizer():
         assert kept(state) == ({0, 1, 2, 3} if step in (2, 3) else {2, 3})
     assert sf.checkpoint.tree_equal(state.masks, first.masks)
 
-    algorithm = sf.with_optimizer(sf.gmp(level, **options), sf.optimizers.sgd(0.1, momentum=0.9), reset=sf.at([2]))
+    algorithm = sf.with_optimizer(
+        sf.gmp(level, **options), sf.optimizers.sgd(0.1, momentum=0.9), reset=sf.at([2])
+    )
     state = algorithm.init(params)
     for step in range(2):
         state = algorithm.update(state, grads, step)
-    assert state.opt.momentum["w"].tolist() == [[0.0, 0.0, pytest.approx(1.9), pytest.approx(1.9)]]
+    assert state.opt.momentum["w"].tolist() == [
+        [0.0, 0.0, pytest.approx(1.9), pytest.approx(1.9)]
+    ]
     state = algorithm.update(state, grads, 2)
     assert state.params["w"][0, :2].tolist() == [0.0, 0.0]
     assert not state.opt.momentum["w"].any()
     state = algorithm.update(state, grads, 3)
-    assert state.params["w"][0, :2].tolist() == [pytest.approx(-0.1), pytest.approx(-0.1)]
+    assert state.params["w"][0, :2].tolist() == [
+        pytest.approx(-0.1),
+        pytest.approx(-0.1),
+    ]
 
 
 def test_patterns_prune_whole_units():
@@ -297,7 +355,10 @@ def test_patterns_prune_whole_units():
 
 
 def test_one_competition_over_all_leaves_can_have_a_floor_for_each():
-    params = {"a": torch.tensor([[10.0, 9.0, 8.0, 7.0]]), "b": torch.tensor([[0.4, 0.3, 0.2, 0.1]])}
+    params = {
+        "a": torch.tensor([[10.0, 9.0, 8.0, 7.0]]),
+        "b": torch.tensor([[0.4, 0.3, 0.2, 0.1]]),
+    }
     state = sf.gmp(0.5, distribution=sf.budgets.global_()).init(params)
     assert (kept(state, "a"), kept(state, "b")) == ({0, 1, 2, 3}, set())
     state = sf.gmp(0.5, distribution=sf.budgets.global_(floor=0.25)).init(params)
@@ -306,7 +367,7 @@ def test_one_competition_over_all_leaves_can_have_a_floor_for_each():
     assert (kept(state, "a"), kept(state, "b")) == ({0, 1}, {0, 1})
 
 
-# ---- ste and N:M --------------------------------------------------------------------------------
+# ---- ste and N:M ---------------------------------------------------------------------
 
 
 def test_straight_through_masks_flip_while_all_weights_train():
@@ -316,25 +377,36 @@ def test_straight_through_masks_flip_while_all_weights_train():
     assert kept(state) == {0}
     state = algorithm.update(state, row(0, -1), 0)
     assert kept(state) == {1}
-    assert torch.equal(state.params["w"], torch.tensor([[1.0, 0.9]]) + -0.2 * torch.tensor([[0.0, -1.0]]))
+    assert torch.equal(
+        state.params["w"],
+        torch.tensor([[1.0, 0.9]]) + -0.2 * torch.tensor([[0.0, -1.0]]),
+    )
 
 
 def test_ste_is_gmp_that_trains_what_it_prunes():
     params = {"w": torch.randn(6, 4)}
     both = [
         sf.with_optimizer(algorithm, sf.optimizers.adam(0.1))
-        for algorithm in (sf.ste(0.5), sf.gmp(0.5, pruned="train", regrow=True, when=sf.always()))
+        for algorithm in (
+            sf.ste(0.5),
+            sf.gmp(0.5, pruned="train", regrow=True, when=sf.always()),
+        )
     ]
     states = [algorithm.init(params) for algorithm in both]
     for step in range(5):
         grads = {"w": torch.sin(3 * sf.effective(states[0])["w"])}
-        states = [algorithm.update(state, grads, step) for algorithm, state in zip(both, states, strict=True)]
+        states = [
+            algorithm.update(state, grads, step)
+            for algorithm, state in zip(both, states, strict=True)
+        ]
     assert sf.checkpoint.tree_equal(*states)
 
 
 def test_sr_ste_decays_only_what_is_pruned():
     # Zhou et al. 2021: w = [3, -1, .5, 2], mask {0, 3}, g = 1, strength .1.
-    algorithm = sf.with_terms(sf.ste(0.5, pattern=sf.patterns.nm(2, 4)), sf.terms.pruned_decay(0.1))
+    algorithm = sf.with_terms(
+        sf.ste(0.5, pattern=sf.patterns.nm(2, 4)), sf.terms.pruned_decay(0.1)
+    )
     state = algorithm.init(row(3, -1, 0.5, 2))
     assert kept(state) == {0, 3}
     grads = algorithm.view.grads(state, row(1, 1, 1, 1), 0)["w"]
@@ -353,14 +425,21 @@ def test_n_of_m_groups_of_a_convolution_run_along_its_input_channels():
 
 
 def test_two_of_four_keeps_more_after_a_permutation():
-    # Mishra et al. 2021: [4, 3, 2, 1, 0, 0, 0, 0] keeps 7; columns 2, 3 exchanged with 4, 5 keep 10.
+    # Mishra et al. 2021: [4, 3, 2, 1, 0, 0, 0, 0] keeps 7; columns 2, 3 exchanged with
+    # 4, 5 keep 10.
     algorithm = sf.one_shot(0.5, pattern=sf.patterns.nm(2, 4))
-    for values, expected in (((4, 3, 2, 1, 0, 0, 0, 0), 7.0), ((4, 3, 0, 0, 2, 1, 0, 0), 10.0)):
+    for values, expected in (
+        ((4, 3, 2, 1, 0, 0, 0, 0), 7.0),
+        ((4, 3, 0, 0, 2, 1, 0, 0), 10.0),
+    ):
         params = row(*values)
-        assert float(algorithm.update(algorithm.init(params), params, 0).params["w"].sum()) == expected
+        assert (
+            float(algorithm.update(algorithm.init(params), params, 0).params["w"].sum())
+            == expected
+        )
 
 
-# ---- scores of other papers, written by hand ----------------------------------------------------
+# ---- scores of other papers, written by hand -----------------------------------------
 
 
 def test_movement_keeps_what_moves_away_from_zero():
@@ -375,23 +454,39 @@ def lamp(state, grads, step):
         squares = order.values**2
         suffix = squares.flip(0).cumsum(0).flip(0)
         scores = torch.where(suffix > 0, squares / suffix, 0.0)
-        return torch.zeros_like(scores).index_copy(0, order.indices, scores).reshape(w.shape)
+        return (
+            torch.zeros_like(scores)
+            .index_copy(0, order.indices, scores)
+            .reshape(w.shape)
+        )
 
     return optree.tree_map(leaf, state.params)
 
 
 def test_lamp_is_a_score_in_a_global_competition():
-    # Lee et al. 2021: scores 1/30, 4/29, 9/25, 1; free of scale, so that every layer keeps its best.
+    # Lee et al. 2021: scores 1/30, 4/29, 9/25, 1; free of scale, so that every layer
+    # keeps its best.
     scores = lamp(sf.State(row(1, -2, 3, 4), {}), (), 0)["w"]
     torch.testing.assert_close(scores, torch.tensor([[1 / 30, 4 / 29, 9 / 25, 1.0]]))
-    params = {"a": torch.tensor([[10.0, 20.0, 30.0]]), "b": torch.tensor([[1.0, 2.0, 3.0]]), "c": torch.zeros(1, 3)}
+    params = {
+        "a": torch.tensor([[10.0, 20.0, 30.0]]),
+        "b": torch.tensor([[1.0, 2.0, 3.0]]),
+        "c": torch.zeros(1, 3),
+    }
     algorithm = sf.one_shot(7 / 9, score=lamp, distribution=sf.budgets.global_())
-    assert counts(algorithm.update(algorithm.init(params), params, 0)) == {"a": 1, "b": 1, "c": 0}
+    assert counts(algorithm.update(algorithm.init(params), params, 0)) == {
+        "a": 1,
+        "b": 1,
+        "c": 0,
+    }
 
 
 def test_diagonal_fisher_means_squares_over_samples():
-    # G = [1, 2], [3, 1], w = [1, -1]: .5 * F * w^2 = [2.5, 1.25]. The squared mean would give [2, 1.125].
-    fisher = sf.scores.mean(lambda state, grads, step: optree.tree_map(torch.square, grads))
+    # G = [1, 2], [3, 1], w = [1, -1]: .5 * F * w^2 = [2.5, 1.25]. The squared mean
+    # would give [2, 1.125].
+    fisher = sf.scores.mean(
+        lambda state, grads, step: optree.tree_map(torch.square, grads)
+    )
 
     def value(memory, state, grads, step):
         mean = fisher.value(memory, state, grads, step)
@@ -402,12 +497,15 @@ def test_diagonal_fisher_means_squares_over_samples():
     state = algorithm.init(row(1, -1))
     for step, grads in enumerate((row(1, 2), row(3, 1))):
         state = algorithm.update(state, grads, step)
-    assert value(state.scores["score"], state._replace(params=row(1, -1)), (), 1)["w"].tolist() == [[2.5, 1.25]]
+    assert value(state.scores["score"], state._replace(params=row(1, -1)), (), 1)[
+        "w"
+    ].tolist() == [[2.5, 1.25]]
     assert kept(state) == {0}
 
 
 def test_wanda_compares_inside_output_rows():
-    # Sun et al. 2024: |W| * ||X|| = [[8.944, 5, 3], [2.236, 25, 2]]; by magnitude columns 1 and 0 go.
+    # Sun et al. 2024: |W| * ||X|| = [[8.944, 5, 3], [2.236, 25, 2]]; by magnitude
+    # columns 1 and 0 go.
     params = {"w": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])}
     inputs = torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]])
 
@@ -415,19 +513,26 @@ def test_wanda_compares_inside_output_rows():
         return {"w": state.params["w"].abs() * torch.linalg.vector_norm(inputs, dim=0)}
 
     scores = wanda(sf.State(params, {}), (), 0)["w"]
-    torch.testing.assert_close(scores, torch.tensor([[8.944, 5.0, 3.0], [2.236, 25.0, 2.0]]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        scores, torch.tensor([[8.944, 5.0, 3.0], [2.236, 25.0, 2.0]]), atol=1e-3, rtol=0
+    )
     for score, expected in ((wanda, {0, 1, 3, 4}), (sf.scores.magnitude, {0, 2, 4, 5})):
         algorithm = sf.one_shot(1 / 3, score=score, pattern=sf.patterns.row_balanced())
         assert kept(algorithm.update(algorithm.init(params), params, 0)) == expected
 
 
 def test_taylor_sums_over_the_unit_before_it_squares():
-    # Molchanov et al. 2019: per row (sum w * g)^2 = [0, .25]; the sum of squares has the other order.
+    # Molchanov et al. 2019: per row (sum w * g)^2 = [0, .25]; the sum of squares has
+    # the other order.
     params = {"w": torch.tensor([[1.0, -1.0], [2.0, 1.0]])}
     grads = {"w": torch.tensor([[0.5, 0.5], [0.2, 0.1]])}
 
     def taylor(state, grads, step):
-        return optree.tree_map(lambda w, g: (w * g).sum(1, keepdim=True).square().expand_as(w), state.params, grads)
+        return optree.tree_map(
+            lambda w, g: (w * g).sum(1, keepdim=True).square().expand_as(w),
+            state.params,
+            grads,
+        )
 
     def squares(state, grads, step):
         return optree.tree_map(lambda w, g: (w * g).square(), state.params, grads)
@@ -439,7 +544,11 @@ def test_taylor_sums_over_the_unit_before_it_squares():
 
 def test_network_slimming_prunes_scales_of_one_dimension():
     # Liu et al. 2017: half of [.5, -.1], [.3, .05] over both layers.
-    params = {"bn1.weight": torch.tensor([0.5, -0.1]), "bn2.weight": torch.tensor([0.3, 0.05]), "w": torch.ones(2, 2)}
+    params = {
+        "bn1.weight": torch.tensor([0.5, -0.1]),
+        "bn2.weight": torch.tensor([0.3, 0.05]),
+        "w": torch.ones(2, 2),
+    }
     algorithm = sf.one_shot(0.5, where="bn*.weight", distribution=sf.budgets.global_())
     state = algorithm.update(algorithm.init(params), params, 0)
     assert (kept(state, "bn1.weight"), kept(state, "bn2.weight")) == ({0}, {0})
@@ -447,20 +556,36 @@ def test_network_slimming_prunes_scales_of_one_dimension():
 
 
 def test_geometric_median_removes_the_filter_nearest_to_all_others():
-    # He et al. 2019: filters 0, 2, 3, 10, 11: sums of distances 26, 20, 19, 26, 29. By norm the first would go.
+    # He et al. 2019: filters 0, 2, 3, 10, 11: sums of distances 26, 20, 19, 26, 29. By
+    # norm the first would go.
     params = {"w": torch.tensor([[0.0], [2.0], [3.0], [10.0], [11.0]])}
 
     def distances(state, grads, step):
-        return {"w": torch.cdist(state.params["w"], state.params["w"]).sum(1, keepdim=True)}
+        return {
+            "w": torch.cdist(state.params["w"], state.params["w"]).sum(1, keepdim=True)
+        }
 
-    assert distances(sf.State(params, {}), (), 0)["w"].flatten().tolist() == [26.0, 20.0, 19.0, 26.0, 29.0]
-    algorithm = sf.gmp(0.2, score=distances, pattern=sf.patterns.channel(0), init="dense", pruned="train", regrow=True)
+    assert distances(sf.State(params, {}), (), 0)["w"].flatten().tolist() == [
+        26.0,
+        20.0,
+        19.0,
+        26.0,
+        29.0,
+    ]
+    algorithm = sf.gmp(
+        0.2,
+        score=distances,
+        pattern=sf.patterns.channel(0),
+        init="dense",
+        pruned="train",
+        regrow=True,
+    )
     state = algorithm.update(algorithm.init(params), params, 0)
     assert kept(state) == {0, 1, 3, 4}
     assert sf.checkpoint.tree_equal(state.params, params)
 
 
-# ---- gradients that are not numbers -------------------------------------------------------------
+# ---- gradients that are not numbers --------------------------------------------------
 
 
 def test_nan_scores_lose_and_infinite_ones_win():
@@ -471,7 +596,7 @@ def test_nan_scores_lose_and_infinite_ones_win():
     assert kept(algorithm.update(state, row(nan, nan, nan, -1), 0)) == {0, 3}
 
 
-# ---- gmp by the length of a run ------------------------------------------------------------------
+# ---- gmp by the length of a run ------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 100, 399, 1000])
@@ -500,11 +625,17 @@ def test_gmp_by_the_length_of_a_run_is_the_same_with_its_parts_named():
     for ours, told in (
         (sf.gmp(0.8, steps=1000), sf.gmp(rise, when=sf.every(10, stop=750))),
         (sf.gmp(0.8, steps=1000, when=sf.every(7)), sf.gmp(rise, when=sf.every(7))),
-        (sf.gmp(torch.tensor(0.8, dtype=torch.float64), steps=1000), sf.gmp(rise, when=sf.every(10, stop=750))),
+        (
+            sf.gmp(torch.tensor(0.8, dtype=torch.float64), steps=1000),
+            sf.gmp(rise, when=sf.every(10, stop=750)),
+        ),
     ):
         left, right = ours.init(params), told.init(params)
         for step in (0, 70, 140, 735, 740, 750, 994):
-            left, right = ours.update(left, params, step), told.update(right, params, step)
+            left, right = (
+                ours.update(left, params, step),
+                told.update(right, params, step),
+            )
             assert sf.checkpoint.tree_equal(left, right)
 
 
@@ -514,15 +645,37 @@ def test_gmp_by_the_length_of_a_run_is_the_same_with_its_parts_named():
         (
             lambda: sf.gmp(sf.schedules.linear(0.0, 0.1), steps=100),
             ValueError,
-            "gmp: expected the sparsity of the end as a float or a 0-d tensor beside steps=100, got linear(0.0, 0.1), "
-            "which says itself how many are kept at each step: leave steps out, and give `when`",
+            "gmp: expected the sparsity of the end as a float or a 0-d tensor beside "
+            "steps=100, got linear(0.0, 0.1), "
+            "which says itself how many are kept at each step: leave steps out, and "
+            "give `when`",
         ),
-        (lambda: sf.gmp(sf.counts.above(0.1), steps=100), ValueError, "got above(0.1), which says itself"),
-        (lambda: sf.gmp(None, pattern=sf.patterns.nm(2, 4), steps=100), ValueError, "got None, which says itself"),
+        (
+            lambda: sf.gmp(sf.counts.above(0.1), steps=100),
+            ValueError,
+            "got above(0.1), which says itself",
+        ),
+        (
+            lambda: sf.gmp(None, pattern=sf.patterns.nm(2, 4), steps=100),
+            ValueError,
+            "got None, which says itself",
+        ),
         (lambda: sf.gmp(0.5, steps=0), ValueError, "gmp: expected steps >= 1, got 0"),
-        (lambda: sf.gmp(0.5, steps=1.5), TypeError, "gmp: expected steps to be an int, got float"),
-        (lambda: sf.gmp(1, steps=100), TypeError, "expected sparsity to be a float in [0, 1], got the int 1"),
-        (lambda: sf.gmp(1.5, steps=100), ValueError, "expected sparsity in [0, 1], got 1.5"),
+        (
+            lambda: sf.gmp(0.5, steps=1.5),
+            TypeError,
+            "gmp: expected steps to be an int, got float",
+        ),
+        (
+            lambda: sf.gmp(1, steps=100),
+            TypeError,
+            "expected sparsity to be a float in [0, 1], got the int 1",
+        ),
+        (
+            lambda: sf.gmp(1.5, steps=100),
+            ValueError,
+            "expected sparsity in [0, 1], got 1.5",
+        ),
     ],
 )
 def test_the_length_of_a_run_needs_a_sparsity_at_its_end(make, error, message):

@@ -1,4 +1,6 @@
-"""`reparametrised`: the latents train exactly as they would by automatic differentiation."""
+"""`reparametrised`: the latents train exactly as they would by automatic
+differentiation.
+"""
 
 import functools
 
@@ -10,7 +12,10 @@ import torchopt
 import sparsefn as sf
 from sparsefn.reparam import Reparametrisation
 
-X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+X, Y = (
+    torch.randn(16, 5, generator=torch.Generator().manual_seed(1)),
+    torch.arange(16) % 3,
+)
 
 OPTIMIZERS = {
     "sgd": lambda: sf.optimizers.sgd(0.2),
@@ -18,14 +23,19 @@ OPTIMIZERS = {
     "adam": lambda: sf.optimizers.adam(0.02, weight_decay=0.05),
     "adamw": lambda: sf.optimizers.adamw(0.02, weight_decay=0.1),
     "torchopt-adamw": lambda: torchopt.adamw(0.02, weight_decay=0.1),
-    "torchopt-nesterov": lambda: torchopt.sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.02),
+    "torchopt-nesterov": lambda: torchopt.sgd(
+        0.1, momentum=0.9, nesterov=True, weight_decay=0.02
+    ),
 }
 
 
 def start():
     make = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randn, generator=make)
-    return {"0": {"weight": draw(7, 5) * 0.5, "bias": draw(7) * 0.1}, "1": {"weight": draw(3, 7) * 0.5}}
+    return {
+        "0": {"weight": draw(7, 5) * 0.5, "bias": draw(7) * 0.1},
+        "1": {"weight": draw(3, 7) * 0.5},
+    }
 
 
 def loss(params):
@@ -36,20 +46,29 @@ def loss(params):
 def autograd(fn, tree):
     leaves, treedef = optree.tree_flatten(tree)
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    return optree.tree_unflatten(treedef, torch.autograd.grad(fn(optree.tree_unflatten(treedef, leaves)), leaves))
+    return optree.tree_unflatten(
+        treedef, torch.autograd.grad(fn(optree.tree_unflatten(treedef, leaves)), leaves)
+    )
 
 
 def train_directly(weights_of, trained, optimizer, steps):
-    """Automatic differentiation through the map, with no part of the library but the optimizer."""
+    """Automatic differentiation through the map, with no part of the library but the
+    optimizer.
+    """
 
     def whole(tree, step):
         made = weights_of(tree["latent"], step)
-        return {"0": {"weight": made["0.weight"], "bias": tree["rest"]["0.bias"]}, "1": {"weight": made["1.weight"]}}
+        return {
+            "0": {"weight": made["0.weight"], "bias": tree["rest"]["0.bias"]},
+            "1": {"weight": made["1.weight"]},
+        }
 
     moments = optimizer.init(trained)
     for step in range(steps):
         grads = autograd(lambda tree, step=step: loss(whole(tree, step)), trained)
-        updates, moments = optimizer.update(grads, moments, params=trained, inplace=False)
+        updates, moments = optimizer.update(
+            grads, moments, params=trained, inplace=False
+        )
         trained = optree.tree_map(torch.add, trained, updates)
     return trained
 
@@ -63,7 +82,8 @@ def run(algorithm, steps, state=None):
 
 def soft(latents, step):
     return {
-        path: torch.sign(v) * torch.relu(v.abs() - torch.sigmoid(latents["threshold"][path]))
+        path: torch.sign(v)
+        * torch.relu(v.abs() - torch.sigmoid(latents["threshold"][path]))
         for path, v in latents["latent"].items()
     }
 
@@ -101,30 +121,39 @@ def test_without_decay_on_the_threshold_nothing_is_ever_pruned():
     # Kusupati et al. 2020 start at -3200, where sigmoid has no slope in float32.
     reparam = sf.reparam.soft_threshold(init=-3200.0)
     for decay, moved in ((0.0, False), (0.1, True)):
-        algorithm = sf.with_optimizer(sf.reparametrised(reparam), sf.optimizers.sgd(0.5, weight_decay=decay))
+        algorithm = sf.with_optimizer(
+            sf.reparametrised(reparam), sf.optimizers.sgd(0.5, weight_decay=decay)
+        )
         state = run(algorithm, 5)
         thresholds = state.scores["latent"]["threshold"].values()
         assert all((float(s) > -3200.0) == moved for s in thresholds)
         assert sf.masks.sparsity(state.masks) == 0.0
 
 
-# ---- maps that draw or follow a schedule --------------------------------------------------------
+# ---- maps that draw or follow a schedule ---------------------------------------------
 
 
 def hard_concrete(beta=2 / 3, gamma=-0.1, zeta=1.1):
-    """Gates of Louizos et al. 2018, with the draw given by the key, the path and the step."""
+    """Gates of Louizos et al. 2018, with the draw given by the key, the path and the
+    step.
+    """
 
     def gate(log_alpha, u):
         s = torch.sigmoid((torch.log(u) - torch.log(1 - u) + log_alpha) / beta)
         return (s * (zeta - gamma) + gamma).clamp(0, 1)
 
     def init(leaves, key):
-        return {"latent": dict(leaves), "gate": {path: torch.zeros_like(leaf) for path, leaf in leaves.items()}}
+        return {
+            "latent": dict(leaves),
+            "gate": {path: torch.zeros_like(leaf) for path, leaf in leaves.items()},
+        }
 
     def apply(latents, step, key):
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
-            u = sf.random.uniform(sf.random.leaf_key(key, path, step), v.shape).clamp(1e-6, 1 - 1e-6)
+            u = sf.random.uniform(sf.random.leaf_key(key, path, step), v.shape).clamp(
+                1e-6, 1 - 1e-6
+            )
             z = gate(latents["gate"][path], u)
             weights[path], masks[path] = z * v, (z > 0).detach()
         return weights, masks
@@ -139,7 +168,9 @@ def test_hard_concrete_gates_have_the_values_of_the_paper():
 
 def test_random_maps_are_differentiated_at_the_step_they_were_drawn_at():
     reparam, key = hard_concrete()[1], sf.random.key(7)
-    algorithm = sf.with_optimizer(sf.reparametrised(reparam, key=key), sf.optimizers.adam(0.05))
+    algorithm = sf.with_optimizer(
+        sf.reparametrised(reparam, key=key), sf.optimizers.adam(0.05)
+    )
     first = algorithm.init(start())
     state = run(algorithm, 10)
     assert int(state.scores["step"]) == 10
@@ -154,7 +185,9 @@ def test_random_maps_are_differentiated_at_the_step_they_were_drawn_at():
 
 def test_a_skipped_step_draws_anew_and_trains_nothing():
     algorithm = sf.with_optimizer(
-        sf.reparametrised(hard_concrete()[1]), sf.optimizers.sgd(0.1, momentum=0.9), skip=sf.at([1])
+        sf.reparametrised(hard_concrete()[1]),
+        sf.optimizers.sgd(0.1, momentum=0.9),
+        skip=sf.at([1]),
     )
     one = run(algorithm, 1)
     two = algorithm.update(one, autograd(loss, sf.effective(one)), 1)
@@ -179,7 +212,7 @@ def test_a_map_may_follow_a_schedule():
     assert state.masks["w"].ndim == 0
 
 
-# ---- an algorithm inside ------------------------------------------------------------------------
+# ---- an algorithm inside -------------------------------------------------------------
 
 INSIDE = {
     "dense": sf.dense,
@@ -188,7 +221,9 @@ INSIDE = {
     "train": lambda: sf.static(0.5, pruned="train"),
     "gmp": lambda: sf.gmp(sf.schedules.polynomial(0.0, 0.8, 0, 8), when=sf.every(2)),
     "ste": lambda: sf.ste(0.5),
-    "force": lambda: sf.gmp(0.5, when=sf.every(2), pruned="keep", regrow=True, score=sf.scores.saliency),
+    "force": lambda: sf.gmp(
+        0.5, when=sf.every(2), pruned="keep", regrow=True, score=sf.scores.saliency
+    ),
     "partition": lambda: sf.partition([("0.*", sf.ste(0.5)), ("1.*", sf.static(0.3))]),
 }
 
@@ -203,15 +238,21 @@ def test_the_power_1_is_the_algorithm_itself(name):
     assert sf.checkpoint.tree_equal(latent.masks, plain.masks)
     assert sf.checkpoint.tree_equal(sf.effective(latent), sf.effective(plain))
     moments = latent.opt.momentum
-    assert sf.checkpoint.tree_equal(moments["latent"]["latent"]["0.weight"], plain.opt.momentum["0"]["weight"])
-    assert sf.checkpoint.tree_equal(moments["rest"]["0.bias"], plain.opt.momentum["0"]["bias"])
+    assert sf.checkpoint.tree_equal(
+        moments["latent"]["latent"]["0.weight"], plain.opt.momentum["0"]["weight"]
+    )
+    assert sf.checkpoint.tree_equal(
+        moments["rest"]["0.bias"], plain.opt.momentum["0"]["bias"]
+    )
 
 
 def test_pruned_latents_are_frozen_with_no_moments_and_resume_when_they_grow_back():
     params = {"w": torch.tensor([[9.0, 4.0, 1.0, 0.25]])}
     inner = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", when=sf.at([1]))
     optimizer = sf.optimizers.sgd(0.1, momentum=0.9, weight_decay=0.1)
-    algorithm = sf.with_optimizer(sf.reparametrised(sf.reparam.power(2.0), inner), optimizer)
+    algorithm = sf.with_optimizer(
+        sf.reparametrised(sf.reparam.power(2.0), inner), optimizer
+    )
     state = algorithm.init(params)
     assert state.params["w"].tolist() == [[9.0, 4.0, 0.0, 0.0]]
     grads = {"w": torch.tensor([[0.1, 0.1, 0.0, 5.0]])}
@@ -229,7 +270,9 @@ def test_pruned_latents_are_frozen_with_no_moments_and_resume_when_they_grow_bac
 
 def test_leaves_that_are_not_chosen_train_directly_under_the_masks_inside():
     params = start()
-    reparam = sf.reparametrised(sf.reparam.power(2.0), sf.static(0.5, init="magnitude"), where="0.weight")
+    reparam = sf.reparametrised(
+        sf.reparam.power(2.0), sf.static(0.5, init="magnitude"), where="0.weight"
+    )
     optimizer = sf.optimizers.sgd(0.1, momentum=0.9, weight_decay=0.1)
     algorithm = sf.with_optimizer(reparam, optimizer)
     state = run(algorithm, 3)
@@ -253,11 +296,15 @@ def test_effective_weights_and_masks_intersect_both():
 
 @pytest.mark.deep
 def test_all_leaves_may_have_latents_in_compiled_code():
-    algorithm = sf.with_optimizer(sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1))
+    algorithm = sf.with_optimizer(
+        sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1)
+    )
     params = {"a": torch.ones(2, 3), "b": torch.ones(3, 2)}
     state = algorithm.init(params)
     compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
-    assert sf.checkpoint.tree_equal(compiled(state, params, 0), algorithm.update(state, params, 0))
+    assert sf.checkpoint.tree_equal(
+        compiled(state, params, 0), algorithm.update(state, params, 0)
+    )
 
 
 def test_settled_is_the_state_itself_where_nothing_differs():
@@ -266,23 +313,42 @@ def test_settled_is_the_state_itself_where_nothing_differs():
     assert sf.settled(plain, state) is state
     power = sf.reparametrised(sf.reparam.power(2.0))
     assert sf.settled(power, power.init(start())).params["0"]["weight"].shape == (7, 5)
-    with pytest.raises(TypeError, match="settled: expected an Algorithm and its State, got Algorithm and dict"):
+    with pytest.raises(
+        TypeError,
+        match="settled: expected an Algorithm and its State, got Algorithm and dict",
+    ):
         sf.settled(plain, start())
 
 
 def test_settled_inside_others_and_with_an_algorithm_inside():
-    gates = sf.reparametrised(sf.reparam.sigmoid_gate(1.0, init=0.0), sf.static(0.5, init="magnitude"))
-    with_terms = sf.with_optimizer(sf.with_terms(gates, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1))
+    gates = sf.reparametrised(
+        sf.reparam.sigmoid_gate(1.0, init=0.0), sf.static(0.5, init="magnitude")
+    )
+    with_terms = sf.with_optimizer(
+        sf.with_terms(gates, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1)
+    )
     state = with_terms.init({"w": torch.tensor([[1.0, 2.0, 3.0, 4.0]])})
-    opened = {**state.scores["latent"], "gate": {"w": torch.tensor([[1.0, 1.0, -1.0, 1.0]])}}
+    opened = {
+        **state.scores["latent"],
+        "gate": {"w": torch.tensor([[1.0, 1.0, -1.0, 1.0]])},
+    }
     state = state._replace(scores={**state.scores, "latent": opened})
     settled = sf.settled(with_terms, state)
     assert settled.masks["w"].tolist() == [[False, False, False, True]]
     assert sf.effective(settled)["w"].tolist() == [[0.0, 0.0, 0.0, 8.0]]
-    parts = sf.partition([("a.*", sf.reparametrised(sf.reparam.sigmoid_gate(1.0))), ("*", sf.static(0.5))])
+    parts = sf.partition(
+        [
+            ("a.*", sf.reparametrised(sf.reparam.sigmoid_gate(1.0))),
+            ("*", sf.static(0.5)),
+        ]
+    )
     parts = sf.with_optimizer(parts, sf.optimizers.sgd(0.1))
     state = parts.init({"a": {"w": torch.ones(2, 2)}, "b": {"w": torch.ones(2, 2)}})
     settled = sf.settled(parts, state)
-    assert not settled.masks["a"]["w"].any() and torch.equal(settled.masks["b"]["w"], state.masks["b"]["w"])
+    assert not settled.masks["a"]["w"].any() and torch.equal(
+        settled.masks["b"]["w"], state.masks["b"]["w"]
+    )
     assert sf.checkpoint.tree_equal(settled.opt, state.opt)
-    assert sf.checkpoint.tree_equal((settled.scores, settled.key), (state.scores, state.key))
+    assert sf.checkpoint.tree_equal(
+        (settled.scores, settled.key), (state.scores, state.key)
+    )

@@ -35,10 +35,17 @@ def test_random_masks_with_erk_have_its_counts_and_depend_on_nothing_but_the_pat
     # Evci et al. 2020, Liu et al. 2022: a random mask per layer with the counts of ERK.
     params = {"a": torch.ones(64, 32, 3, 3), "b": torch.ones(10, 64)}
     state = sf.static(0.9, distribution=sf.budgets.erk()).init(params)
-    assert {path: int(mask.sum()) for path, mask in state.masks.items()} == {"a": 1267, "b": 640}
+    assert {path: int(mask.sum()) for path, mask in state.masks.items()} == {
+        "a": 1267,
+        "b": 640,
+    }
 
     alone = sf.static(0.5, key=sf.random.key(1)).init({"a": params["a"]}).masks["a"]
-    more = sf.static(0.5, key=sf.random.key(1)).init({"0": torch.ones(3, 3), **params}).masks["a"]
+    more = (
+        sf.static(0.5, key=sf.random.key(1))
+        .init({"0": torch.ones(3, 3), **params})
+        .masks["a"]
+    )
     other = sf.static(0.5, key=sf.random.key(2)).init(params).masks["a"]
     assert torch.equal(alone, more)
     assert not torch.equal(alone, other)
@@ -55,13 +62,17 @@ def test_pruned_says_what_becomes_of_the_weights_off_the_mask():
     after = {}
     for pruned in ("zero", "keep", "train"):
         algorithm = sf.static(0.5, init="magnitude", pruned=pruned)
-        algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.5, weight_decay=0.1))
+        algorithm = sf.with_optimizer(
+            algorithm, sf.optimizers.sgd(0.5, weight_decay=0.1)
+        )
         state = algorithm.init({"w": W})
         for step in range(2):
             state = algorithm.update(state, grads, step)
         after[pruned] = state.params["w"]
         assert torch.equal(state.masks["w"], mask)
-        assert torch.equal(sf.effective(state)["w"], torch.where(mask, state.params["w"], 0.0))
+        assert torch.equal(
+            sf.effective(state)["w"], torch.where(mask, state.params["w"], 0.0)
+        )
     dense = W
     for _ in range(2):
         dense = dense + -0.5 * (grads["w"] + 0.1 * dense)
@@ -72,8 +83,12 @@ def test_pruned_says_what_becomes_of_the_weights_off_the_mask():
 
 def test_pruned_weights_become_positive_zero():
     weights = torch.tensor([[-1.0, float("nan"), float("-inf"), 2.0]])
-    state = sf.from_masks({"w": torch.tensor([[False, False, False, True]])}).init({"w": weights})
-    assert sf.checkpoint.tree_equal(state.params["w"], torch.tensor([[0.0, 0.0, 0.0, 2.0]]))
+    state = sf.from_masks({"w": torch.tensor([[False, False, False, True]])}).init(
+        {"w": weights}
+    )
+    assert sf.checkpoint.tree_equal(
+        state.params["w"], torch.tensor([[0.0, 0.0, 0.0, 2.0]])
+    )
 
 
 def test_from_masks_takes_full_and_0d_masks_on_any_leaf():

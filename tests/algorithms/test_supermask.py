@@ -34,53 +34,77 @@ def advance(algorithm, state, steps):
     return state
 
 
-# ---- worked numbers of the papers ---------------------------------------------------------------
+# ---- worked numbers of the papers ----------------------------------------------------
 
 
 def test_edge_popup():
-    # Ramanujan et al. 2020: best |s|, gradient g * w * sign(s) for every score, weights frozen.
-    w, s, g = one(0.5, -2.0, 1.0, 3.0), one(-0.9, 0.2, 0.5, -0.1), one(1.0, 1.0, -1.0, 2.0)
+    # Ramanujan et al. 2020: best |s|, gradient g * w * sign(s) for every score, weights
+    # frozen.
+    w, s, g = (
+        one(0.5, -2.0, 1.0, 3.0),
+        one(-0.9, 0.2, 0.5, -0.1),
+        one(1.0, 1.0, -1.0, 2.0),
+    )
     algorithm = sf.supermask(0.5, link=torch.abs, init=s)
     state = algorithm.init(w)
     assert state.masks["w"].tolist() == [[True, False, True, False]]
     grads = algorithm.view.grads(state, g, 0)
-    assert grads["scores"]["w"].tolist() == [[-0.5, -2.0, -1.0, -6.0]] and not grads["params"]
+    assert (
+        grads["scores"]["w"].tolist() == [[-0.5, -2.0, -1.0, -6.0]]
+        and not grads["params"]
+    )
     gated = sf.supermask(0.5, link=torch.abs, init=s, mask_gradient=True)
-    assert gated.view.grads(gated.init(w), g, 0)["scores"]["w"].tolist() == [[-0.5, 0.0, -1.0, 0.0]]
+    assert gated.view.grads(gated.init(w), g, 0)["scores"]["w"].tolist() == [
+        [-0.5, 0.0, -1.0, 0.0]
+    ]
     signed = sf.supermask(0.5, init=s)
     assert signed.init(w).masks["w"].tolist() == [[False, True, True, False]]
 
 
 def test_movement():
-    # Sanh et al. 2020: scores from 0, weights and scores train, and what moves away from 0 is kept.
-    algorithm = sf.with_optimizer(sf.supermask(0.5, mode="joint", init="zeros"), sf.optimizers.sgd(1.0))
+    # Sanh et al. 2020: scores from 0, weights and scores train, and what moves away
+    # from 0 is kept.
+    algorithm = sf.with_optimizer(
+        sf.supermask(0.5, mode="joint", init="zeros"), sf.optimizers.sgd(1.0)
+    )
     state = algorithm.init(one(1.0, -1.0))
     assert state.masks["w"].tolist() == [[True, False]]
     state = algorithm.update(state, one(0.5, 0.5), 0)
     assert state.scores["learned"]["w"].tolist() == [[-0.5, 0.5]]
     assert state.masks["w"].tolist() == [[False, True]]
-    assert state.params["w"].tolist() == [[0.5, -1.0]]  # the gradient on the mask, as it was
+    assert state.params["w"].tolist() == [
+        [0.5, -1.0]
+    ]  # the gradient on the mask, as it was
 
 
 def test_a_cubic_schedule_of_movement():
     level = sf.schedules.polynomial(0.0, 0.75, begin=0, end=4)
-    algorithm = sf.with_optimizer(sf.supermask(level, mode="joint", init="zeros"), sf.optimizers.sgd(0.1))
+    algorithm = sf.with_optimizer(
+        sf.supermask(level, mode="joint", init="zeros"), sf.optimizers.sgd(0.1)
+    )
     state = algorithm.init(PARAMS)
     assert sf.masks.n_kept(state.masks) == sf.masks.n_total(state.masks)
     for step in range(6):
         state = advance(algorithm, state, [step])
-        kept = {path: int(sf.budgets.n_kept(n, level(step))) for path, n in {"0": 48, "1": 24}.items()}
+        kept = {
+            path: int(sf.budgets.n_kept(n, level(step)))
+            for path, n in {"0": 48, "1": 24}.items()
+        }
         assert {path: int(state.masks[path]["weight"].sum()) for path in kept} == kept
 
 
 def test_bernoulli_is_fixed_by_key_path_and_step():
-    algorithm = sf.supermask("bernoulli", link=torch.sigmoid, init="zeros", key=sf.random.key(4))
+    algorithm = sf.supermask(
+        "bernoulli", link=torch.sigmoid, init="zeros", key=sf.random.key(4)
+    )
     state = algorithm.init(PARAMS)
 
     def expected(path, step):
         leaf = PARAMS[path]["weight"]
         probs = torch.full_like(leaf, 0.5)
-        return sf.bernoulli_mask(probs, sf.random.leaf_key(sf.random.key(4), f"{path}.weight", step))
+        return sf.bernoulli_mask(
+            probs, sf.random.leaf_key(sf.random.key(4), f"{path}.weight", step)
+        )
 
     for path in ("0", "1"):
         assert torch.equal(state.masks[path]["weight"], expected(path, 0))
@@ -88,7 +112,10 @@ def test_bernoulli_is_fixed_by_key_path_and_step():
         new = algorithm.update(state, SLOPES, step)
         for path in ("0", "1"):
             assert torch.equal(new.masks[path]["weight"], expected(path, int(step) + 1))
-    assert not equal(state.masks, sf.supermask("bernoulli", link=torch.sigmoid, init="zeros").init(PARAMS).masks)
+    assert not equal(
+        state.masks,
+        sf.supermask("bernoulli", link=torch.sigmoid, init="zeros").init(PARAMS).masks,
+    )
 
 
 def test_bernoulli_probabilities():
@@ -99,10 +126,14 @@ def test_bernoulli_probabilities():
         state = algorithm.update(state, state.params, step)
         assert torch.equal(state.masks["w"], sure > 0)
     # Without a link a score is the probability, clamped to [0, 1].
-    many = sf.supermask("bernoulli", init=lambda params: {"w": torch.full_like(params["w"], 0.3)})
+    many = sf.supermask(
+        "bernoulli", init=lambda params: {"w": torch.full_like(params["w"], 0.3)}
+    )
     masks = many.init({"w": torch.ones(64, 64)}).masks["w"]
     assert abs(float(masks.double().mean()) - 0.3) < 0.03
-    clamped = sf.supermask("bernoulli", init=one(-1.0, 2.0, 0.0, 1.0)).init(one(1.0, 1.0, 1.0, 1.0))
+    clamped = sf.supermask("bernoulli", init=one(-1.0, 2.0, 0.0, 1.0)).init(
+        one(1.0, 1.0, 1.0, 1.0)
+    )
     assert clamped.masks["w"].tolist() == [[False, True, False, True]]
 
 
@@ -112,11 +143,12 @@ def test_the_slope_of_a_link_goes_into_the_gradient():
     state, g = algorithm.init(one(1.0, 2.0, -3.0, 4.0)), one(0.5, 1.0, 1.0, -1.0)
     p = torch.sigmoid(s)
     torch.testing.assert_close(
-        algorithm.view.grads(state, g, 0)["scores"]["w"], g["w"] * state.params["w"] * p * (1 - p)
+        algorithm.view.grads(state, g, 0)["scores"]["w"],
+        g["w"] * state.params["w"] * p * (1 - p),
     )
 
 
-# ---- what trains --------------------------------------------------------------------------------
+# ---- what trains ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -127,8 +159,12 @@ def test_the_view_shows_what_the_mode_trains(mode, gated):
     tree, moves = algorithm.view.get(state), algorithm.view.support(state)
     grads = algorithm.view.grads(state, SLOPES, 0)
     both = ["0.weight", "1.weight"]
-    assert sorted(tree["scores"]) == (both if mode != "ste" else [])  # () where there is none
-    assert sorted(tree["params"]) == (["0.bias"] if mode == "supermask" else ["0.bias", *both])
+    assert sorted(tree["scores"]) == (
+        both if mode != "ste" else []
+    )  # () where there is none
+    assert sorted(tree["params"]) == (
+        ["0.bias"] if mode == "supermask" else ["0.bias", *both]
+    )
     for other in (moves, grads):
         assert sf.tree.same_structure(other, tree)
     assert all(leaf.ndim == 0 and bool(leaf) for leaf in optree.tree_leaves(moves))
@@ -143,7 +179,10 @@ def test_the_view_shows_what_the_mode_trains(mode, gated):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("optimizer", [lambda: sf.optimizers.adam(0.1), lambda: torchopt.sgd(0.1, momentum=0.9)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [lambda: sf.optimizers.adam(0.1), lambda: torchopt.sgd(0.1, momentum=0.9)],
+)
 def test_a_run_equals_one_through_autograd(mode, optimizer):
     # The same network with `sparsify` inside the loss, and no algorithm at all.
     x, y = draw(16, 8), torch.arange(16) % 4
@@ -161,47 +200,73 @@ def test_a_run_equals_one_through_autograd(mode, optimizer):
 
     def direct(tree):
         weights, s = frozen | dict(tree["params"]), scores | dict(tree["scores"])
-        made = {path: sf.sparsify(w, s[path], w.numel() // 2, mode=mode) for path, w in weights.items() if path in s}
-        return loss({"0": {"weight": made["0.weight"], "bias": weights["0.bias"]}, "1": {"weight": made["1.weight"]}})
+        made = {
+            path: sf.sparsify(w, s[path], w.numel() // 2, mode=mode)
+            for path, w in weights.items()
+            if path in s
+        }
+        return loss(
+            {
+                "0": {"weight": made["0.weight"], "bias": weights["0.bias"]},
+                "1": {"weight": made["1.weight"]},
+            }
+        )
 
     opt = moments.init(trained)
     for step in range(8):
         grads = torch.func.grad(loss)(sf.effective(state))
         state = algorithm.update(state, grads, step)
-        updates, opt = moments.update(torch.func.grad(direct)(trained), opt, params=trained, inplace=False)
+        updates, opt = moments.update(
+            torch.func.grad(direct)(trained), opt, params=trained, inplace=False
+        )
         trained = optree.tree_map(torch.add, trained, updates)
     assert equal(algorithm.view.get(state), trained)
     if mode == "supermask":
-        assert equal(state.params["1"], PARAMS["1"]) and not equal(state.params["0"], PARAMS["0"])
+        assert equal(state.params["1"], PARAMS["1"]) and not equal(
+            state.params["0"], PARAMS["0"]
+        )
 
 
 def test_weights_off_the_mask_keep_their_moments():
     # Momentum carries a weight on after its mask is gone: masks may come back to it.
     algorithm = sf.with_optimizer(
-        sf.supermask(0.5, mode="ste", init=one(1.0, 0.0)), sf.optimizers.sgd(1.0, momentum=0.5)
+        sf.supermask(0.5, mode="ste", init=one(1.0, 0.0)),
+        sf.optimizers.sgd(1.0, momentum=0.5),
     )
     state = algorithm.update(algorithm.init(one(4.0, 4.0)), one(1.0, 1.0), 0)
     assert state.params["w"].tolist() == [[3.0, 4.0]]
     state = algorithm.update(sf.rescore(state, lambda s, w: -s), one(0.0, 0.0), 1)
     assert state.params["w"].tolist() == [[2.5, 4.0]]
     assert state.masks["w"].tolist() == [[False, True]]
-    assert algorithm.update(state, one(0.0, 0.0), 2).params["w"].tolist() == [[2.25, 4.0]]
+    assert algorithm.update(state, one(0.0, 0.0), 2).params["w"].tolist() == [
+        [2.25, 4.0]
+    ]
 
 
-# ---- scores at the start ------------------------------------------------------------------------
+# ---- scores at the start -------------------------------------------------------------
 
 
 def test_scores_at_the_start():
     params = one(3.0, -4.0) | {"b": torch.ones(2)}
     make = functools.partial(sf.supermask, 0.5)
-    assert make(init="zeros").init(params).scores["learned"]["w"].tolist() == [[0.0, 0.0]]
-    assert make(init="magnitude").init(params).scores["learned"]["w"].tolist() == [[3.0, 4.0]]
-    assert make(init=lambda p: optree.tree_map(torch.neg, p)).init(params).scores["learned"]["w"].tolist() == [
-        [-3.0, 4.0]
+    assert make(init="zeros").init(params).scores["learned"]["w"].tolist() == [
+        [0.0, 0.0]
     ]
-    given = {"w": torch.tensor([[0.25, 0.5]], dtype=torch.float64), "b": torch.zeros(())}
+    assert make(init="magnitude").init(params).scores["learned"]["w"].tolist() == [
+        [3.0, 4.0]
+    ]
+    assert make(init=lambda p: optree.tree_map(torch.neg, p)).init(params).scores[
+        "learned"
+    ]["w"].tolist() == [[-3.0, 4.0]]
+    given = {
+        "w": torch.tensor([[0.25, 0.5]], dtype=torch.float64),
+        "b": torch.zeros(()),
+    }
     state = make(init=given).init(params)
-    assert torch.equal(state.scores["learned"]["w"], given["w"]) and state.scores["learned"]["w"].dtype == torch.float64
+    assert (
+        torch.equal(state.scores["learned"]["w"], given["w"])
+        and state.scores["learned"]["w"].dtype == torch.float64
+    )
     for start in ("random", "zeros", "magnitude", given):
         scores = make(init=start).init(params).scores["learned"]
         assert sf.tree.same_structure(scores, params)
@@ -210,7 +275,10 @@ def test_scores_at_the_start():
 
 def test_random_scores_lie_in_the_unit_interval_and_follow_the_key():
     params = {"w": torch.ones(32, 32)}
-    scores = [sf.supermask(0.5, key=sf.random.key(i)).init(params).scores["learned"]["w"] for i in (0, 0, 1)]
+    scores = [
+        sf.supermask(0.5, key=sf.random.key(i)).init(params).scores["learned"]["w"]
+        for i in (0, 0, 1)
+    ]
     assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
     assert 0 <= float(scores[0].min()) < 0.05 and 0.95 < float(scores[0].max()) < 1
     half = sf.supermask(0.5).init({"w": torch.ones(4, 4, dtype=torch.bfloat16)})
@@ -218,38 +286,53 @@ def test_random_scores_lie_in_the_unit_interval_and_follow_the_key():
 
 
 def test_masks_wait_for_their_trigger():
-    algorithm = sf.with_optimizer(sf.supermask(0.5, init="zeros", when=sf.every(3)), sf.optimizers.sgd(1.0))
+    algorithm = sf.with_optimizer(
+        sf.supermask(0.5, init="zeros", when=sf.every(3)), sf.optimizers.sgd(1.0)
+    )
     first = algorithm.init(PARAMS)
     state = advance(algorithm, first, [1, 2])
     assert equal(state.masks, first.masks) and not equal(state.scores, first.scores)
     state = advance(algorithm, state, [3])
-    assert torch.equal(state.masks["0"]["weight"], sf.topk_mask(state.scores["learned"]["0"]["weight"], 24))
+    assert torch.equal(
+        state.masks["0"]["weight"],
+        sf.topk_mask(state.scores["learned"]["0"]["weight"], 24),
+    )
 
 
 def test_patterns_and_global_competitions():
     nm = sf.supermask(0.5, pattern=sf.patterns.nm(1, 2)).init(PARAMS)
     assert torch.equal(
-        nm.masks["0"]["weight"], sf.topk_mask(nm.scores["learned"]["0"]["weight"], None, pattern=sf.patterns.nm(1, 2))
+        nm.masks["0"]["weight"],
+        sf.topk_mask(
+            nm.scores["learned"]["0"]["weight"], None, pattern=sf.patterns.nm(1, 2)
+        ),
     )
     together = sf.supermask(0.75, distribution=sf.budgets.global_()).init(PARAMS)
     scores = {path: together.scores["learned"][path]["weight"] for path in ("0", "1")}
-    assert equal({path: together.masks[path]["weight"] for path in scores}, sf.topk_masks(scores, 18))
+    assert equal(
+        {path: together.masks[path]["weight"] for path in scores},
+        sf.topk_masks(scores, 18),
+    )
 
 
 def test_a_part_of_a_partition():
     algorithm = sf.with_optimizer(
-        sf.partition([("1.*", sf.supermask(0.5)), ("*", sf.static(0.5))]), sf.optimizers.sgd(0.5)
+        sf.partition([("1.*", sf.supermask(0.5)), ("*", sf.static(0.5))]),
+        sf.optimizers.sgd(0.5),
     )
     state = advance(algorithm, algorithm.init(PARAMS), range(3))
-    assert equal(state.params["1"], PARAMS["1"]) and not equal(state.params["0"], PARAMS["0"])
+    assert equal(state.params["1"], PARAMS["1"]) and not equal(
+        state.params["0"], PARAMS["0"]
+    )
     assert int(state.masks["1"]["weight"].sum()) == 12
 
 
-# ---- rescore ------------------------------------------------------------------------------------
+# ---- rescore -------------------------------------------------------------------------
 
 
 def test_new_scores_persist():
-    # The original forgets the result after one forward and goes back to its random scores.
+    # The original forgets the result after one forward and goes back to its random
+    # scores.
     algorithm = sf.supermask(0.5, mode="ste")
     state = algorithm.init(PARAMS)
     new = sf.rescore(state, lambda s, w: w.abs())
@@ -260,19 +343,25 @@ def test_new_scores_persist():
         for path in ("0", "1"):
             w = PARAMS[path]["weight"]
             assert torch.equal(new.scores["score"][path]["weight"], w.abs())
-            assert torch.equal(new.masks[path]["weight"], sf.topk_mask(w.abs(), w.numel() // 2))
+            assert torch.equal(
+                new.masks[path]["weight"], sf.topk_mask(w.abs(), w.numel() // 2)
+            )
 
 
 def test_a_stack_is_rescored_under_vmap():
     algorithm = sf.supermask(0.5)
     states = [sf.supermask(0.5, key=sf.random.key(i)).init(PARAMS) for i in range(3)]
-    stack = torch.vmap(lambda state: sf.rescore(state, lambda s, w: s * w))(sf.ensemble.stack(states))
+    stack = torch.vmap(lambda state: sf.rescore(state, lambda s, w: s * w))(
+        sf.ensemble.stack(states)
+    )
     for i, state in enumerate(states):
         expected = algorithm.update(sf.rescore(state, lambda s, w: s * w), SLOPES, 0)
-        assert equal(algorithm.update(sf.ensemble.member(stack, i), SLOPES, 0), expected)
+        assert equal(
+            algorithm.update(sf.ensemble.member(stack, i), SLOPES, 0), expected
+        )
 
 
-# ---- transforms ---------------------------------------------------------------------------------
+# ---- transforms ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sparsity", [0.5, "bernoulli"])
@@ -281,7 +370,8 @@ def test_vmap_over_keys_equals_the_loop(sparsity):
 
     def run(key, step):
         algorithm = sf.with_optimizer(
-            sf.supermask(sparsity, mode="joint", link=torch.abs, key=key), sf.optimizers.adam(0.1)
+            sf.supermask(sparsity, mode="joint", link=torch.abs, key=key),
+            sf.optimizers.adam(0.1),
         )
         return advance(algorithm, algorithm.init(PARAMS), [step, step + 1])
 
@@ -294,14 +384,18 @@ def test_vmap_over_states_reads_the_key_of_each():
     # One algorithm updates all members: what they draw comes from their own states.
     made = [sf.supermask("bernoulli", key=sf.random.key(i)) for i in range(3)]
     states = [algorithm.init(PARAMS) for algorithm in made]
-    stack = torch.vmap(lambda state: made[0].update(state, SLOPES, 5))(sf.ensemble.stack(states))
+    stack = torch.vmap(lambda state: made[0].update(state, SLOPES, 5))(
+        sf.ensemble.stack(states)
+    )
     for i, (algorithm, state) in enumerate(zip(made, states, strict=True)):
         assert equal(sf.ensemble.member(stack, i), algorithm.update(state, SLOPES, 5))
 
 
 def test_vmap_over_sparsities_equals_the_loop():
     def run(sparsity):
-        algorithm = sf.with_optimizer(sf.supermask(sparsity), sf.optimizers.sgd(0.5, momentum=0.9))
+        algorithm = sf.with_optimizer(
+            sf.supermask(sparsity), sf.optimizers.sgd(0.5, momentum=0.9)
+        )
         return advance(algorithm, algorithm.init(PARAMS), [0, 1])
 
     levels = [0.0, 0.3, 0.9, 1.0]
@@ -313,32 +407,46 @@ def test_vmap_over_sparsities_equals_the_loop():
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("mode", "sparsity", "params"),
-    [("joint", "bernoulli", PARAMS), ("ste", 0.5, PARAMS["1"]), ("supermask", 0.5, PARAMS["1"])],
+    [
+        ("joint", "bernoulli", PARAMS),
+        ("ste", 0.5, PARAMS["1"]),
+        ("supermask", 0.5, PARAMS["1"]),
+    ],
 )
 def test_compiled_updates_are_the_eager_ones(mode, sparsity, params):
     algorithm = sf.with_optimizer(
-        sf.supermask(sparsity, mode=mode, link=torch.abs, when=sf.every(2)), sf.optimizers.sgd(0.5, momentum=0.9)
+        sf.supermask(sparsity, mode=mode, link=torch.abs, when=sf.every(2)),
+        sf.optimizers.sgd(0.5, momentum=0.9),
     )
     compiled = torch.compile(algorithm.update, backend="eager", fullgraph=True)
     state = other = algorithm.init(params)
     for step in range(3):
         grads = slopes(sf.effective(state))
-        state, other = algorithm.update(state, grads, step), compiled(other, grads, torch.tensor(step))
+        state, other = (
+            algorithm.update(state, grads, step),
+            compiled(other, grads, torch.tensor(step)),
+        )
         assert equal(state, other)
 
 
 def test_nothing_given_is_changed_and_states_can_be_saved():
     before = optree.tree_map(torch.clone, PARAMS)
-    algorithm = sf.with_optimizer(sf.supermask(0.5, mode="joint"), sf.optimizers.adam(0.1))
+    algorithm = sf.with_optimizer(
+        sf.supermask(0.5, mode="joint"), sf.optimizers.adam(0.1)
+    )
     first = algorithm.init(PARAMS)
     copy = optree.tree_map(torch.clone, first)
     middle = advance(algorithm, first, range(3))
     assert equal(first, copy) and equal(PARAMS, before)
-    saved = sf.checkpoint.load_state_dict(algorithm.init(PARAMS), sf.checkpoint.state_dict(middle))
-    assert equal(advance(algorithm, saved, range(3, 6)), advance(algorithm, middle, range(3, 6)))
+    saved = sf.checkpoint.load_state_dict(
+        algorithm.init(PARAMS), sf.checkpoint.state_dict(middle)
+    )
+    assert equal(
+        advance(algorithm, saved, range(3, 6)), advance(algorithm, middle, range(3, 6))
+    )
 
 
-# ---- errors -------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------
 
 
 def given(**leaves):
@@ -361,22 +469,26 @@ def given(**leaves):
         (
             lambda: sf.supermask(None),
             TypeError,
-            "expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None",
+            "expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or "
+            "'bernoulli', got None",
         ),
         (
             lambda: sf.supermask(1),
             TypeError,
-            "expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0",
+            "expected sparsity to be a float in [0, 1], got the int 1; a fraction is "
+            "written 1.0",
         ),
         (
             lambda: sf.supermask("bernoulli", pattern=sf.patterns.nm(2, 4)),
             ValueError,
-            "supermask: 'bernoulli' draws each element by itself, without pattern or distribution",
+            "supermask: 'bernoulli' draws each element by itself, without pattern or "
+            "distribution",
         ),
         (
             lambda: sf.supermask("bernoulli", distribution=sf.budgets.erk()),
             ValueError,
-            "supermask: 'bernoulli' draws each element by itself, without pattern or distribution",
+            "supermask: 'bernoulli' draws each element by itself, without pattern or "
+            "distribution",
         ),
         (
             lambda: sf.supermask(0.5, when=3),
@@ -386,12 +498,14 @@ def given(**leaves):
         (
             lambda: sf.supermask(0.5, init="ones").init(one(1.0, 2.0)),
             ValueError,
-            "expected init to be 'random', 'zeros', 'magnitude', a function of params or a tree of scores, got 'ones'",
+            "expected init to be 'random', 'zeros', 'magnitude', a function of params "
+            "or a tree of scores, got 'ones'",
         ),
         (
             lambda: given(v=torch.ones(1, 2)),
             ValueError,
-            "expected initial scores with the structure of params, but there is no leaf at 'w' in initial scores; "
+            "expected initial scores with the structure of params, but there is no "
+            "leaf at 'w' in initial scores; "
             "params lack the one at 'v'",
         ),
         (
@@ -402,7 +516,8 @@ def given(**leaves):
         (
             lambda: given(w=torch.ones(1, 2, dtype=torch.int64)),
             TypeError,
-            "expected initial scores that are floating-point tensors, got torch.int64 at 'w'",
+            "expected initial scores that are floating-point tensors, got torch.int64 "
+            "at 'w'",
         ),
         (
             lambda: sf.supermask(0.5, link=torch.sum).init(one(1.0, 2.0)),
@@ -412,17 +527,21 @@ def given(**leaves):
         (
             lambda: sf.supermask(0.5, link=lambda s: s > 0).init(one(1.0, 2.0)),
             TypeError,
-            "expected link to give scores that are floating-point tensors, got torch.bool at 'w'",
+            "expected link to give scores that are floating-point tensors, got "
+            "torch.bool at 'w'",
         ),
         (
-            lambda: sf.rescore(sf.supermask(0.5).init(one(1.0, 2.0)), lambda s, w: w.sum()),
+            lambda: sf.rescore(
+                sf.supermask(0.5).init(one(1.0, 2.0)), lambda s, w: w.sum()
+            ),
             ValueError,
             "expected fn to give scores of shape (1, 2) at 'w', got ()",
         ),
         (
             lambda: sf.rescore(sf.supermask(0.5).init(one(1.0, 2.0)), lambda s, w: 3),
             TypeError,
-            "expected fn to give scores that are floating-point tensors, got int at 'w'",
+            "expected fn to give scores that are floating-point tensors, got int at "
+            "'w'",
         ),
         (
             lambda: sf.rescore(sf.static(0.5).init(one(1.0, 2.0)), lambda s, w: s),
@@ -432,11 +551,15 @@ def given(**leaves):
         (
             lambda: sf.supermask(0.5, pattern=sf.patterns.nm(2, 4)).init(one(1.0, 2.0)),
             ValueError,
-            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (1, 2) at 'w'; leave it out with "
-            "where=lambda path, leaf: sf.default_where(path, leaf) and path not in ['w']",
+            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (1, 2) at "
+            "'w'; leave it out with "
+            "where=lambda path, leaf: sf.default_where(path, leaf) and path not in "
+            "['w']",
         ),
         (
-            lambda: sf.supermask(0.5).update(sf.supermask(0.5).init(one(1.0, 2.0)), one(1.0), 0),
+            lambda: sf.supermask(0.5).update(
+                sf.supermask(0.5).init(one(1.0, 2.0)), one(1.0), 0
+            ),
             ValueError,
             "expected grads of shape (1, 2) at 'w', got (1, 1)",
         ),
@@ -451,8 +574,13 @@ def test_errors(call, error, text):
 def test_a_pattern_that_fixes_the_sparsity_needs_none():
     pattern = sf.patterns.nm(2, 4)
     params = {"w": torch.randn(4, 8)}
-    learned = sf.with_optimizer(sf.supermask(None, pattern=pattern, key=sf.random.key(1)), sf.optimizers.sgd(0.5))
-    told = sf.with_optimizer(sf.supermask(0.5, pattern=pattern, key=sf.random.key(1)), sf.optimizers.sgd(0.5))
+    learned = sf.with_optimizer(
+        sf.supermask(None, pattern=pattern, key=sf.random.key(1)),
+        sf.optimizers.sgd(0.5),
+    )
+    told = sf.with_optimizer(
+        sf.supermask(0.5, pattern=pattern, key=sf.random.key(1)), sf.optimizers.sgd(0.5)
+    )
     a, b = learned.init(params), told.init(params)
     for step in range(3):
         grads = {"w": torch.randn(4, 8)}
@@ -466,7 +594,14 @@ def test_bernoulli_masks_draw_at_the_last_step_and_refuse_the_one_after_it():
     params = {"w": sf.random.normal(sf.random.key(0), (6, 5))}
     state = algorithm.init(params)
     new = algorithm.update(state, params, last)
-    assert sf.checkpoint.tree_equal(new, algorithm.update(state, params, torch.tensor(last)))
-    assert not torch.equal(new.masks["w"], algorithm.update(state, params, last - 1).masks["w"])
-    with pytest.raises(ValueError, match="expected a step that fits int64, as the one after it must, got 92233"):
+    assert sf.checkpoint.tree_equal(
+        new, algorithm.update(state, params, torch.tensor(last))
+    )
+    assert not torch.equal(
+        new.masks["w"], algorithm.update(state, params, last - 1).masks["w"]
+    )
+    with pytest.raises(
+        ValueError,
+        match="expected a step that fits int64, as the one after it must, got 92233",
+    ):
         algorithm.update(state, params, last + 1)

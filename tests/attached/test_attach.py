@@ -31,7 +31,9 @@ def adam(model):
 
 def test_the_module_gets_the_effective_weights_at_once():
     model = net()
-    sparse = sf.attach(sf.static(0.75, init="magnitude", where="0.weight"), model, adam(model))
+    sparse = sf.attach(
+        sf.static(0.75, init="magnitude", where="0.weight"), model, adam(model)
+    )
     assert int(model[0].weight.count_nonzero()) == 24
     assert model[0].weight.is_leaf and model[0].weight.requires_grad
     assert sf.masks.sparsity(sparse.state.masks) == 0.75
@@ -67,11 +69,16 @@ def test_hooks_count_the_steps_themselves():
     for a, b in zip(*map(sf.tree.leaves_of, states), strict=True):
         assert torch.equal(a, b)
     sparse.detach()
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert (
+        not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+    )
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
-    """As accelerate's: no `super().__init__()`, so no hooks, and a step that it may leave out."""
+    """As accelerate's: no `super().__init__()`, so no hooks, and a step that it may
+    leave out.
+    """
 
     def __init__(self, optimizer):
         self.optimizer, self.sync = optimizer, True
@@ -111,7 +118,9 @@ def test_hooks_take_a_closure():
             return loss
 
         for _ in range(5):
-            loss = optimizer.step(closure) if closes else (closure(), optimizer.step())[0]
+            loss = (
+                optimizer.step(closure) if closes else (closure(), optimizer.step())[0]
+            )
         assert loss.item() > 0
         states.append(sparse.state)
     for a, b in zip(*map(sf.tree.leaves_of, states), strict=True):
@@ -120,8 +129,13 @@ def test_hooks_take_a_closure():
 
 def test_hooks_refuse_several_optimizers():
     other = net()
-    parts = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (other[0], other[2])]
-    with pytest.raises(ValueError, match="attach: hooks go with one optimizer, got 2: call the two methods instead"):
+    parts = [
+        torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (other[0], other[2])
+    ]
+    with pytest.raises(
+        ValueError,
+        match="attach: hooks go with one optimizer, got 2: call the two methods instead",
+    ):
         sf.attach(rigl(), other, parts, hooks=True)
 
 
@@ -138,7 +152,12 @@ def test_without_hooks_the_optimizer_still_pickles():
 def test_scores_get_options_of_their_own():
     model = net()
     optimizer = adam(model)
-    sf.attach(sf.supermask(0.5, mode="joint"), model, optimizer, extra_group={"lr": 0.5, "weight_decay": 0.0})
+    sf.attach(
+        sf.supermask(0.5, mode="joint"),
+        model,
+        optimizer,
+        extra_group={"lr": 0.5, "weight_decay": 0.0},
+    )
     assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 0.5]
     assert [p.shape for p in optimizer.param_groups[1]["params"]] == [(12, 8), (4, 12)]
 
@@ -149,7 +168,9 @@ def test_a_second_algorithm_is_refused_until_the_first_is_detached_or_gone():
     first = sf.attach(rigl(), model, optimizer)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(
-        ValueError, match=r"attach: '0.weight' has an algorithm attached already: call its detach\(\) first"
+        ValueError,
+        match=r"attach: '0.weight' has an algorithm attached already: call its "
+        r"detach\(\) first",
     ):
         sf.attach(sf.static(0.9), model, optimizer)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
@@ -165,7 +186,9 @@ def test_an_algorithm_with_an_optimizer_is_refused():
     optimizer = adam(model)
     before = model[0].weight.detach().clone()
     with pytest.raises(
-        ValueError, match="attach: expected an algorithm without with_optimizer: torch's own takes its place"
+        ValueError,
+        match="attach: expected an algorithm without with_optimizer: torch's own takes "
+        "its place",
     ):
         sf.attach(sf.with_optimizer(rigl(), sf.optimizers.sgd(0.1)), model, optimizer)
     assert torch.equal(before, model[0].weight)
@@ -175,30 +198,59 @@ def test_an_algorithm_with_an_optimizer_is_refused():
 def test_other_arguments_are_refused():
     model = net()
     optimizer = adam(model)
-    with pytest.raises(TypeError, match=r"attach: expected an Algorithm first, such as sf.rigl\(0.9\), got Sequential"):
+    with pytest.raises(
+        TypeError,
+        match=r"attach: expected an Algorithm first, such as sf.rigl\(0.9\), got "
+        r"Sequential",
+    ):
         sf.attach(model, rigl(), optimizer)
-    with pytest.raises(TypeError, match="attach: expected a torch.nn.Module second, got dict"):
+    with pytest.raises(
+        TypeError, match="attach: expected a torch.nn.Module second, got dict"
+    ):
         sf.attach(rigl(), dict(model.named_parameters()), optimizer)
-    with pytest.raises(TypeError, match=r"several, got sf.optimizers.sgd\(0.1\): it goes into with_optimizer"):
+    with pytest.raises(
+        TypeError,
+        match=r"several, got sf.optimizers.sgd\(0.1\): it goes into with_optimizer",
+    ):
         sf.attach(rigl(), model, sf.optimizers.sgd(0.1))
-    with pytest.raises(TypeError, match=r"several, got sf.optimizers.adamw: it goes into with_optimizer"):
+    with pytest.raises(
+        TypeError,
+        match=r"several, got sf.optimizers.adamw: it goes into with_optimizer",
+    ):
         sf.attach(rigl(), model, sf.optimizers.adamw)
     with pytest.raises(
-        TypeError, match="attach: expected a torch optimizer third, or several, got the class SGD: call"
+        TypeError,
+        match="attach: expected a torch optimizer third, or several, got the class SGD: "
+        "call",
     ):
         sf.attach(rigl(), model, torch.optim.SGD)
-    with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got Parameter"):
+    with pytest.raises(
+        TypeError,
+        match="attach: expected a torch optimizer third, or several, got Parameter",
+    ):
         sf.attach(rigl(), model, list(model.parameters()))
-    with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got float"):
+    with pytest.raises(
+        TypeError,
+        match="attach: expected a torch optimizer third, or several, got float",
+    ):
         sf.attach(rigl(), model, 0.1)
     order = r"; write sf.attach\(algorithm, model, optimizer\)$"
-    with pytest.raises(TypeError, match="expected a torch.nn.Module second, got SGD" + order):
+    with pytest.raises(
+        TypeError, match="expected a torch.nn.Module second, got SGD" + order
+    ):
         sf.attach(rigl(), torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(TypeError, match=r"expected an Algorithm first, .*, got rigl itself; call it: rigl\(sparsity\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"expected an Algorithm first, .*, got rigl itself; call it: "
+        r"rigl\(sparsity\)",
+    ):
         sf.attach(sf.rigl, model, optimizer)
     make = r": make one, as torch.optim.AdamW\(model.parameters\(\), lr=1e-3\) does$"
     for given, kind in ((model, "Sequential"), (model.parameters(), "generator")):
-        with pytest.raises(TypeError, match=f"expected a torch optimizer third, or several, got {kind}{make}"):
+        with pytest.raises(
+            TypeError,
+            match=f"expected a torch optimizer third, or several, got {kind}{make}",
+        ):
             sf.attach(rigl(), model, given)
 
 
@@ -216,8 +268,15 @@ def test_muon_for_matrices_alone():
         model.zero_grad()
         sparse.after_step(step)
     sparse.check()
-    assert all(torch.equal(a, b) for a, b in zip(before, (p for p in model.parameters() if p.ndim < 2), strict=True))
-    model(torch.ones(2, model[0].in_features)).sum().backward()  # a loop of the user's own may move the others
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            before, (p for p in model.parameters() if p.ndim < 2), strict=True
+        )
+    )
+    model(
+        torch.ones(2, model[0].in_features)
+    ).sum().backward()  # a loop of the user's own may move the others
     sparse.before_step()
     assert all(bool(p.grad.any()) for p in model.parameters() if p.ndim < 2)
     with torch.no_grad():
@@ -233,7 +292,9 @@ def two_ranks(folder: Path) -> Cases:
 
 
 def train_as_a_rank(rank: int, folder: Path) -> None:
-    """Six steps of data parallelism with half of the batch; the state goes to a file."""
+    """Six steps of data parallelism with half of the batch; the state goes to a
+    file.
+    """
     inner = net()
     model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True)
     optimizer = adam(model)
@@ -264,14 +325,19 @@ def test_ranks_of_data_parallelism_have_the_masks_of_one_process(tmp_path):
     assert list(alone) == list(first)
     for path, leaf in alone.items():
         assert (
-            torch.equal(leaf, first[path]) if leaf.dtype == torch.bool else torch.allclose(leaf, first[path], atol=1e-5)
+            torch.equal(leaf, first[path])
+            if leaf.dtype == torch.bool
+            else torch.allclose(leaf, first[path], atol=1e-5)
         )
 
 
 def test_extra_group_is_for_algorithms_that_add_parameters():
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="attach: extra_group is for new parameters, such as scores, and this algor"):
+    with pytest.raises(
+        ValueError,
+        match="attach: extra_group is for new parameters, such as scores, and this algor",
+    ):
         sf.attach(sf.static(0.5), model, optimizer, extra_group={"lr": 1.0})
     assert len(optimizer.param_groups) == 1
     sf.attach(sf.static(0.5), model, optimizer)
@@ -290,9 +356,18 @@ def test_module_and_optimizer_become_garbage_with_it(hooks):
 
 def test_a_mask_that_keeps_nothing_warns():
     model = net()
-    masks = {"0.weight": torch.zeros(12, 8, dtype=torch.bool), "2.weight": torch.ones(4, 12, dtype=torch.bool)}
-    with pytest.warns(UserWarning, match="attach: the mask of '0.weight' keeps none of its 96 weights"):
-        sf.attach(sf.from_masks(sf.masks.from_dict(sf.modules.params_of(model), masks)), model, adam(model))
+    masks = {
+        "0.weight": torch.zeros(12, 8, dtype=torch.bool),
+        "2.weight": torch.ones(4, 12, dtype=torch.bool),
+    }
+    with pytest.warns(
+        UserWarning, match="attach: the mask of '0.weight' keeps none of its 96 weights"
+    ):
+        sf.attach(
+            sf.from_masks(sf.masks.from_dict(sf.modules.params_of(model), masks)),
+            model,
+            adam(model),
+        )
 
 
 class Adapted(nn.Module):
@@ -300,7 +375,11 @@ class Adapted(nn.Module):
 
     def __init__(self, zeros=True):
         super().__init__()
-        self.base, self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 2, bias=False), nn.Linear(2, 64, bias=False)
+        self.base, self.a, self.b = (
+            nn.Linear(64, 64),
+            nn.Linear(64, 2, bias=False),
+            nn.Linear(2, 64, bias=False),
+        )
         self.base.requires_grad_(False)
         if zeros:
             nn.init.zeros_(self.b.weight)
@@ -313,20 +392,28 @@ class Adapted(nn.Module):
 def test_adapters_warn(zeros):
     model = Adapted(zeros)
     with pytest.warns(
-        UserWarning, match=r"attach: masks go to 256 weights that train, and 4,096 frozen weights stay .*LoRA"
+        UserWarning,
+        match=r"attach: masks go to 256 weights that train, and 4,096 frozen weights "
+        r"stay .*LoRA",
     ):
         sf.attach(sf.rigl(0.5), model, adam(model))
 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [sf.static(None, init="from_zeros"), sf.static(0.6, init="magnitude", distribution=sf.budgets.global_())],
+    [
+        sf.static(None, init="from_zeros"),
+        sf.static(0.6, init="magnitude", distribution=sf.budgets.global_()),
+    ],
     ids=["from_zeros", "global"],
 )
 def test_adapters_that_nothing_would_pass_are_refused(algorithm):
     model = Adapted()
     before, optimizer = copy.deepcopy(model.state_dict()), adam(model)
-    with pytest.raises(ValueError, match=r"the mask of 'b.weight' keeps none of its 128 weights.*peft.keep_zeros"):
+    with pytest.raises(
+        ValueError,
+        match=r"the mask of 'b.weight' keeps none of its 128 weights.*peft.keep_zeros",
+    ):
         sf.attach(algorithm, model, optimizer)
     assert sf.checkpoint.tree_equal(dict(model.state_dict()), dict(before))
     assert not optimizer._optimizer_step_pre_hooks
@@ -338,7 +425,9 @@ def test_adapters_that_nothing_would_pass_are_refused(algorithm):
 def test_a_layer_that_is_pruned_whole_is_no_adapter():
     model = net()
     nn.init.zeros_(model[0].weight)
-    with pytest.warns(UserWarning, match="attach: the mask of '0.weight' keeps none of its 96 weights"):
+    with pytest.warns(
+        UserWarning, match="attach: the mask of '0.weight' keeps none of its 96 weights"
+    ):
         sf.attach(sf.static(None, init="from_zeros"), model, adam(model))
 
 
@@ -346,7 +435,10 @@ def test_sparse_adam_on_masked_leaves_is_refused():
     model = nn.Embedding(10, 8, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())
     before = model.weight.detach().clone()
-    with pytest.raises(ValueError, match="attach: SparseAdam takes no masks: leave 'weight' out of `where`"):
+    with pytest.raises(
+        ValueError,
+        match="attach: SparseAdam takes no masks: leave 'weight' out of `where`",
+    ):
         sf.attach(sf.static(0.5, where="weight"), model, optimizer)
     assert torch.equal(model.weight, before) and not optimizer._optimizer_step_pre_hooks
 
@@ -370,7 +462,9 @@ def test_what_goes_on_after_the_run_warns():
     model = net()
     gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=1000))
     with pytest.warns(
-        UserWarning, match="attach: polynomial.* ends at step 1000, after the run of 200 steps: its last"
+        UserWarning,
+        match="attach: polynomial.* ends at step 1000, after the run of 200 steps: its "
+        "last",
     ):
         sf.attach(gmp, model, adam(model), steps=200)
     other = net()
@@ -385,4 +479,8 @@ def test_the_summary_shows_what_is_in_the_module():
     sparse = sf.attach(rigl(), model, adam(model))
     assert str(sf.report.summary(sparse)) == str(sf.report.summary(sparse.state))
     model[0].weight.data.fill_(1.0)
-    assert sf.report.summary(sparse).sparsified.kept == 96 + 12 > sf.masks.n_kept(sparse.masks)
+    assert (
+        sf.report.summary(sparse).sparsified.kept
+        == 96 + 12
+        > sf.masks.n_kept(sparse.masks)
+    )

@@ -60,16 +60,28 @@ def check_zeros(sparse, model, optimizer):
         assert not weight[~mask].any(), name
         for key, moment in optimizer.state[weight].items():
             if torch.is_tensor(moment) and moment.shape == weight.shape:
-                first = 0.01 if key == "step_size" else 0.0  # Rprop starts at the learning rate
+                first = (
+                    0.01 if key == "step_size" else 0.0
+                )  # Rprop starts at the learning rate
                 assert (moment[~mask] == first).all(), (name, key)
 
 
-# ---- optimizers -----------------------------------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------
 
 OPTIMIZERS = {
     **{
         name: (name, {})
-        for name in ("SGD", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
+        for name in (
+            "SGD",
+            "NAdam",
+            "RAdam",
+            "Adamax",
+            "Adagrad",
+            "Adadelta",
+            "RMSprop",
+            "Rprop",
+            "ASGD",
+        )
     },
     "Adafactor": ("Adafactor", {}),
     "momentum": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
@@ -84,7 +96,9 @@ OPTIMIZERS = {
 def test_pruned_weights_and_their_moments_stay_zero(name):
     kind, options = OPTIMIZERS[name]
     model = net()
-    optimizer = getattr(torch.optim, kind)(model.parameters(), **{"lr": 0.01, **options})
+    optimizer = getattr(torch.optim, kind)(
+        model.parameters(), **{"lr": 0.01, **options}
+    )
     sparse = sf.attach(rigl(), model, optimizer)
     first = sparse.state
     train(sparse, model, optimizer, range(7))
@@ -94,7 +108,9 @@ def test_pruned_weights_and_their_moments_stay_zero(name):
 
 
 def test_an_optimizer_that_mixes_entries_moves_none_that_is_pruned():
-    model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.ReLU(), nn.Linear(12, 4, bias=False))
+    model = nn.Sequential(
+        nn.Linear(8, 12, bias=False), nn.ReLU(), nn.Linear(12, 4, bias=False)
+    )
     optimizer = torch.optim.Muon(model.parameters(), lr=0.1)
     sparse = sf.attach(rigl(), model, optimizer)
     train(sparse, model, optimizer, range(5))
@@ -117,14 +133,20 @@ def test_a_closure_calls_before_step_itself():
     for step in range(4):
         optimizer.step(closure)
         sparse.after_step(step)
-        assert not any(w[~sparse.state.masks[n]].any() for n, w in model.named_parameters() if w.ndim > 1)
+        assert not any(
+            w[~sparse.state.masks[n]].any()
+            for n, w in model.named_parameters()
+            if w.ndim > 1
+        )
     assert cross_entropy(model(X), Y).item() < before
 
 
 def test_parameter_groups_and_several_optimizers():
     model = net()
     body = torch.optim.SGD(
-        [{"params": [model[0].weight], "lr": 0.0}, {"params": [model[0].bias]}], lr=0.1, momentum=0.9
+        [{"params": [model[0].weight], "lr": 0.0}, {"params": [model[0].bias]}],
+        lr=0.1,
+        momentum=0.9,
     )
     head = torch.optim.Adam(model[2].parameters(), lr=0.01)
     sparse = sf.attach(rigl(), model, [body, head])
@@ -138,13 +160,17 @@ def test_parameter_groups_and_several_optimizers():
         head.step()
         sparse.after_step(step)
     mask = sparse.state.masks["0.weight"]
-    assert not (model[0].weight[mask] - start[mask])[start[mask] != 0].any()  # a rate of zero
+    assert not (model[0].weight[mask] - start[mask])[
+        start[mask] != 0
+    ].any()  # a rate of zero
     check_zeros(sparse, model, _Both(body, head))
 
 
 class _Both:
     def __init__(self, *optimizers):
-        self.state = {p: s for optimizer in optimizers for p, s in optimizer.state.items()}
+        self.state = {
+            p: s for optimizer in optimizers for p, s in optimizer.state.items()
+        }
 
 
 def test_a_schedule_of_rates_and_clipping_leave_the_dense_gradient_to_the_algorithm():
@@ -160,10 +186,16 @@ def test_a_schedule_of_rates_and_clipping_leave_the_dense_gradient_to_the_algori
         states.append(sparse.state)
     assert same(states[0], states[1])
     model = net()
-    sparse = sf.attach(rigl(), model, optimizer := torch.optim.SGD(model.parameters(), lr=0.0))
+    sparse = sf.attach(
+        rigl(), model, optimizer := torch.optim.SGD(model.parameters(), lr=0.0)
+    )
     seen = sparse.state
-    train(sparse, model, optimizer, [0], clip=1e-6)  # growth goes by the dense gradient, whatever is clipped
-    grads = sf.modules.value_and_grad(lambda p: cross_entropy(sf.modules.call(net(), p, X), Y))(sf.effective(seen))[1]
+    train(
+        sparse, model, optimizer, [0], clip=1e-6
+    )  # growth goes by the dense gradient, whatever is clipped
+    grads = sf.modules.value_and_grad(
+        lambda p: cross_entropy(sf.modules.call(net(), p, X), Y)
+    )(sf.effective(seen))[1]
     assert same(sparse.state.masks, rigl().update(seen, grads, 0).masks)
 
 
@@ -183,16 +215,23 @@ def test_gradients_of_several_batches_add_up():
         sparse.after_step(step)
         train(sparse_second, other, second, [step])
     assert same(sparse.state.masks, sparse_second.state.masks)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=1e-5)
+        for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
-# ---- gradients that are missing, scaled, not finite -----------------------------------------------
+# ---- gradients that are missing, scaled, not finite ----------------------------------
 
 
 class Unused(nn.Module):
     def __init__(self):
         super().__init__()
-        self.used, self.unused, self.frozen = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 4)
+        self.used, self.unused, self.frozen = (
+            nn.Linear(8, 4),
+            nn.Linear(8, 4),
+            nn.Linear(4, 4),
+        )
         self.frozen.requires_grad_(False)
         self.frozen.weight.data.fill_(0.5)
 
@@ -206,7 +245,9 @@ def test_parameters_without_a_gradient_do_not_move_and_frozen_ones_are_left_alon
     sparse = sf.attach(rigl(), model, optimizer)
     assert "frozen.weight" not in sparse.state.params
     train(sparse, model, optimizer, range(3))
-    assert model.unused.weight.grad is None and model.unused.weight not in optimizer.state
+    assert (
+        model.unused.weight.grad is None and model.unused.weight not in optimizer.state
+    )
     assert bool((model.frozen.weight == 0.5).all())
     check_zeros(sparse, model, optimizer)
 
@@ -220,7 +261,9 @@ def test_a_step_that_a_grad_scaler_skips_changes_no_mask(fused):
     for step, bad in enumerate([False, False, True, False, False]):
         before, weights = sparse.state, [p.detach().clone() for p in model.parameters()]
         optimizer.zero_grad()
-        scaler.scale(cross_entropy(model(X), Y) * (float("inf") if bad else 1.0)).backward()
+        scaler.scale(
+            cross_entropy(model(X), Y) * (float("inf") if bad else 1.0)
+        ).backward()
         scaler.unscale_(optimizer)
         sparse.before_step()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -229,7 +272,10 @@ def test_a_step_that_a_grad_scaler_skips_changes_no_mask(fused):
         sparse.after_step(step)
         if bad:
             assert same(before, sparse.state)
-            assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(weights, model.parameters(), strict=True)
+            )
     assert scaler.get_scale() == 2.0
     check_zeros(sparse, model, optimizer)
 
@@ -237,7 +283,9 @@ def test_a_step_that_a_grad_scaler_skips_changes_no_mask(fused):
 def test_gradients_of_a_sparse_layout():
     model = nn.Sequential(nn.Embedding(6, 8, sparse=True), nn.Linear(8, 4))
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
-    sparse = sf.attach(sf.rigl(0.5, when=sf.always(), steps=9, where="1.weight"), model, dense)
+    sparse = sf.attach(
+        sf.rigl(0.5, when=sf.always(), steps=9, where="1.weight"), model, dense
+    )
     cross_entropy(model(torch.tensor([0, 1, 1])), torch.tensor([0, 1, 2])).backward()
     sparse.before_step()
     assert model[0].weight.grad.layout == torch.sparse_coo
@@ -245,7 +293,7 @@ def test_gradients_of_a_sparse_layout():
     sparse.after_step(0)
 
 
-# ---- modules --------------------------------------------------------------------------------------
+# ---- modules -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["rigl", "ste", "keep", "supermask"])
@@ -256,7 +304,9 @@ def test_gradients_that_have_a_graph_of_their_own_train_the_same(name):
         for step in range(1, 5):
             optimizer.zero_grad()
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Using backward\\(\\) with create_graph=True")
+                warnings.filterwarnings(
+                    "ignore", "Using backward\\(\\) with create_graph=True"
+                )
                 cross_entropy(model(X), Y).backward(create_graph=create_graph)
             sparse.before_step()
             optimizer.step()
@@ -269,12 +319,17 @@ def test_gradients_that_have_a_graph_of_their_own_train_the_same(name):
 
 
 def test_tied_weights_share_a_mask():
-    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
+    model = nn.Sequential(
+        nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False)
+    )
     model[2].weight = model[0].weight
     sparse = sf.attach(rigl(), model, optimizer := adam(model))
     train(sparse, model, optimizer, range(3))
     assert list(sparse.state.masks) == ["0.weight"]
-    assert model[2].weight is model[0].weight and int(sparse.state.masks["0.weight"].sum()) == 16
+    assert (
+        model[2].weight is model[0].weight
+        and int(sparse.state.masks["0.weight"].sum()) == 16
+    )
 
 
 def test_a_compiled_model_and_a_checkpointed_one_train_the_same():
@@ -287,7 +342,11 @@ def test_a_compiled_model_and_a_checkpointed_one_train_the_same():
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
     states = []
-    for wrap in (lambda m: m, lambda m: torch.compile(m, backend="eager"), Checkpointed):
+    for wrap in (
+        lambda m: m,
+        lambda m: torch.compile(m, backend="eager"),
+        Checkpointed,
+    ):
         inner = net()
         model = wrap(inner)
         sparse = sf.attach(rigl(), inner, optimizer := adam(inner))
@@ -309,7 +368,7 @@ def test_bfloat16_weights():
     check_zeros(sparse, model, optimizer)
 
 
-# ---- the state ------------------------------------------------------------------------------------
+# ---- the state -----------------------------------------------------------------------
 
 
 def test_the_state_is_a_snapshot():
@@ -337,7 +396,9 @@ def test_weights_are_held_once(name):
     for step in range(6):
         train(sparse, model, optimizer, [step])
         held = {p.data_ptr() for p in model.parameters()}
-        assert {leaf.data_ptr() for leaf in sf.tree.leaves_of(sparse._placed.state.params)} == held
+        assert {
+            leaf.data_ptr() for leaf in sf.tree.leaves_of(sparse._placed.state.params)
+        } == held
 
 
 def test_weights_may_get_other_memory():
@@ -370,16 +431,32 @@ def test_a_run_goes_on_from_its_files_bit_for_bit(name):
         "ste": sf.ste(0.75),
         "supermask": sf.supermask(0.5, mode="joint"),
         "reparametrised": sf.reparametrised(sf.reparam.power(2.0), rigl()),
-        "keep": sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=6), pruned="keep"),
+        "keep": sf.gmp(
+            sf.schedules.polynomial(0.0, 0.9, begin=0, end=6), pruned="keep"
+        ),
     }[name]
     model = net()
     whole = sf.attach(algorithm, model, optimizer := adam(model))
     train(whole, model, optimizer, range(3))
     file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sparse": whole.state_dict()}, file)
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "sparse": whole.state_dict(),
+        },
+        file,
+    )
     train(whole, model, optimizer, range(3, 7))
-    orders = ["attach sparse model optimizer", "attach model optimizer sparse", "model attach sparse optimizer"]
-    if name not in ("supermask", "reparametrised"):  # whose optimizer gets parameters from attach
+    orders = [
+        "attach sparse model optimizer",
+        "attach model optimizer sparse",
+        "model attach sparse optimizer",
+    ]
+    if name not in (
+        "supermask",
+        "reparametrised",
+    ):  # whose optimizer gets parameters from attach
         orders += ["model optimizer attach sparse", "optimizer attach sparse model"]
     for order in orders:
         file.seek(0)
@@ -390,17 +467,26 @@ def test_a_run_goes_on_from_its_files_bit_for_bit(name):
                 again = parts["sparse"] = sf.attach(algorithm, other, second)
             else:
                 parts[part].load_state_dict(saved[part])
-        assert all(torch.equal(leaf, other.state_dict()[path]) for path, leaf in saved["model"].items())
+        assert all(
+            torch.equal(leaf, other.state_dict()[path])
+            for path, leaf in saved["model"].items()
+        )
         train(again, other, second, range(3, 7))
         assert same(whole.state, again.state)
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(model.parameters(), other.parameters(), strict=True)
+        )
 
 
 def test_weights_found_by_attach_are_held_until_the_first_step_only():
     model = net()
     sparse = sf.attach(rigl(), model, optimizer := adam(model))
     found = {name: record.found for name, record in sparse._placed.weights.items()}
-    assert [name for name, kept in found.items() if kept is not None] == ["0.weight", "2.weight"]
+    assert [name for name, kept in found.items() if kept is not None] == [
+        "0.weight",
+        "2.weight",
+    ]
     train(sparse, model, optimizer, [0])
     saved = sparse.state_dict()
     with torch.no_grad():
@@ -414,10 +500,15 @@ def test_weights_that_the_module_has_are_not_saved_twice():
     model = net()
     sparse = sf.attach(rigl(), model, adam(model))
     assert set(sparse.state_dict()) == {"algorithm", "arguments", "step", "tensors"}
-    assert not [path for path in sparse.state_dict()["tensors"] if path.startswith("params.")]
+    assert not [
+        path for path in sparse.state_dict()["tensors"] if path.startswith("params.")
+    ]
     other = net()
     kept = sf.attach(sf.ste(0.5), other, adam(other)).state_dict()["tensors"]
-    assert [path for path in kept if path.startswith("params.")] == ["params.0.weight", "params.2.weight"]
+    assert [path for path in kept if path.startswith("params.")] == [
+        "params.0.weight",
+        "params.2.weight",
+    ]
 
 
 def test_a_state_of_another_algorithm_is_refused_and_nothing_changes():
@@ -425,25 +516,34 @@ def test_a_state_of_another_algorithm_is_refused_and_nothing_changes():
     sparse = sf.attach(rigl(), model, adam(model))
     saved = sf.attach(sf.gmp(0.5), other, adam(other)).state_dict()
     before = sparse.state
-    with pytest.raises(ValueError, match=r"expected a state of rigl\(0.75, .*, got one of gmp\(0.5\)"):
+    with pytest.raises(
+        ValueError, match=r"expected a state of rigl\(0.75, .*, got one of gmp\(0.5\)"
+    ):
         sparse.load_state_dict(saved)
     tensors = dict(sparse.state_dict()["tensors"])
     tensors["masks.0.weight"] = torch.ones(3, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"a state of rigl\(0.75, .* does not fit rigl\(.*'masks.0.weight'"):
+    with pytest.raises(
+        ValueError,
+        match=r"a state of rigl\(0.75, .* does not fit rigl\(.*'masks.0.weight'",
+    ):
         sparse.load_state_dict({**sparse.state_dict(), "tensors": tensors})
-    with pytest.raises(ValueError, match=r"expected the state_dict\(\) of what attach returned"):
+    with pytest.raises(
+        ValueError, match=r"expected the state_dict\(\) of what attach returned"
+    ):
         sparse.load_state_dict(model.state_dict())
     assert same(before, sparse.state)
 
 
-# ---- calls in another order -----------------------------------------------------------------------
+# ---- calls in another order ----------------------------------------------------------
 
 
 def test_after_step_needs_before_step_and_a_later_step():
     model = net()
     sparse = sf.attach(rigl(), model, optimizer := adam(model))
     with pytest.raises(
-        RuntimeError, match="after_step: call before_step first, between backward and the optimizer's step"
+        RuntimeError,
+        match="after_step: call before_step first, between backward and the optimizer's "
+        "step",
     ):
         sparse.after_step(0)
     train(sparse, model, optimizer, [5])
@@ -451,7 +551,9 @@ def test_after_step_needs_before_step_and_a_later_step():
     sparse.before_step()
     with pytest.raises(ValueError, match="after_step: expected a step after 5, got 5"):
         sparse.after_step(5)
-    with pytest.raises(TypeError, match="after_step: expected step to be an int, got 6.0"):
+    with pytest.raises(
+        TypeError, match="after_step: expected step to be an int, got 6.0"
+    ):
         sparse.after_step(6.0)
     optimizer.step()
     sparse.after_step(6)
@@ -463,7 +565,10 @@ def test_before_step_twice_is_refused(algorithm):
     sparse = sf.attach(algorithm, model, adam(model))
     backward(model)
     sparse.before_step()
-    with pytest.raises(RuntimeError, match=r"before_step: called between.*call after_step after every before_step"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"before_step: called between.*call after_step after every before_step",
+    ):
         sparse.before_step()
 
 
@@ -475,7 +580,13 @@ def test_an_update_that_fails_leaves_the_effective_weights():
 
     model = net()
     sparse = sf.attach(
-        sf.drop_grow(0.5, drop=sf.scores.magnitude, grow=failing, when=sf.always(), pruned="train"),
+        sf.drop_grow(
+            0.5,
+            drop=sf.scores.magnitude,
+            grow=failing,
+            when=sf.always(),
+            pruned="train",
+        ),
         model,
         optimizer := adam(model),
     )
@@ -483,7 +594,9 @@ def test_an_update_that_fails_leaves_the_effective_weights():
     with pytest.raises(RuntimeError, match="no scores today"):
         train(sparse, model, optimizer, [1])
     shown = sf.effective(sparse.state)
-    assert all(torch.equal(shown[name], weight) for name, weight in model.named_parameters())
+    assert all(
+        torch.equal(shown[name], weight) for name, weight in model.named_parameters()
+    )
     train(sparse, model, optimizer, [2])
 
 
@@ -498,10 +611,19 @@ def test_detach_leaves_an_ordinary_module_and_optimizer():
     sparse.detach()
     assert same(sf.effective(sparse.state), shown)
     assert list(model.state_dict()) == keys and not model._forward_pre_hooks
-    assert all(torch.equal(shown[name], weight) for name, weight in model.named_parameters())
+    assert all(
+        torch.equal(shown[name], weight) for name, weight in model.named_parameters()
+    )
     assert len(optimizer.param_groups[0]["params"]) == 4 and len(optimizer.state) == 4
-    for call in (sparse.before_step, lambda: sparse.after_step(9), sparse.detach, lambda: sparse.load_state_dict({})):
-        with pytest.raises(RuntimeError, match="this algorithm was detached: attach it again"):
+    for call in (
+        sparse.before_step,
+        lambda: sparse.after_step(9),
+        sparse.detach,
+        lambda: sparse.load_state_dict({}),
+    ):
+        with pytest.raises(
+            RuntimeError, match="this algorithm was detached: attach it again"
+        ):
             call()
     optimizer.zero_grad()
     backward(model)
@@ -517,16 +639,21 @@ def test_detach_between_the_calls_leaves_effective_weights():
     optimizer.step()
     masks = sparse.masks
     sparse.detach()
-    assert all(not model.get_parameter(name)[~masks[name]].any() for name in ("0.weight", "2.weight"))
+    assert all(
+        not model.get_parameter(name)[~masks[name]].any()
+        for name in ("0.weight", "2.weight")
+    )
     assert same(sf.effective(sparse.state), dict(model.named_parameters()))
 
 
-# ---- lines that were forgotten, or stand in another place -----------------------------------------
+# ---- lines that were forgotten, or stand in another place ----------------------------
 
 ALGORITHMS = {
     "rigl": rigl,
     "ste": lambda: sf.ste(0.75),
-    "keep": lambda: sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=6), pruned="keep"),
+    "keep": lambda: sf.gmp(
+        sf.schedules.polynomial(0.0, 0.9, begin=0, end=6), pruned="keep"
+    ),
     "supermask": lambda: sf.supermask(0.5, mode="joint"),
     "latents": lambda: sf.reparametrised(sf.reparam.power(2.0), rigl()),
 }
@@ -550,24 +677,43 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
     model, optimizer, sparse = trio(name)
     whole, weights = trio(name), weights_of(model)
     backward(model)
-    with pytest.raises(RuntimeError, match=r"step: call before_step before it, .*hooks=True\) has step\(\) call both"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"step: call before_step before it, .*hooks=True\) has step\(\) call both",
+    ):
         optimizer.step()
-    with pytest.raises(RuntimeError, match="after_step: call before_step first, between backward and the optimizer's"):
+    with pytest.raises(
+        RuntimeError,
+        match="after_step: call before_step first, between backward and the optimizer's",
+    ):
         sparse.after_step(1)
-    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)
+    )
     sparse.before_step()
     optimizer.step()
-    with pytest.raises(RuntimeError, match="step: the optimizer has stepped since before_step: call after_step before"):
+    with pytest.raises(
+        RuntimeError,
+        match="step: the optimizer has stepped since before_step: call after_step before",
+    ):
         optimizer.step()
-    with pytest.raises(RuntimeError, match="before_step: called between before_step and after_step: call after_step"):
+    with pytest.raises(
+        RuntimeError,
+        match="before_step: called between before_step and after_step: call after_step",
+    ):
         sparse.before_step()
     for call in (sparse.check, sparse.state_dict, lambda: copy.deepcopy(sparse)):
-        with pytest.raises(RuntimeError, match=r": called between before_step and after_step: call after_step after"):
+        with pytest.raises(
+            RuntimeError,
+            match=r": called between before_step and after_step: call after_step after",
+        ):
             call()
     sparse.after_step(1)
     optimizer.zero_grad()
     with pytest.raises(
-        RuntimeError, match=r"before_step: no parameter has a new gradient: call it after backward\(\) and"
+        RuntimeError,
+        match=r"before_step: no parameter has a new gradient: call it after "
+        r"backward\(\) and",
     ):
         sparse.before_step()
     train(sparse, model, optimizer, [2])
@@ -581,7 +727,10 @@ def test_a_zeroed_gradient_where_masks_change_warns():
     optimizer.zero_grad(set_to_none=False)
     sparse.before_step()
     optimizer.step()
-    with pytest.warns(UserWarning, match="after_step: every gradient was zero at step 2, where masks changed"):
+    with pytest.warns(
+        UserWarning,
+        match="after_step: every gradient was zero at step 2, where masks changed",
+    ):
         sparse.after_step(2)
 
 
@@ -591,7 +740,10 @@ def test_what_attach_returned_is_kept():
     sf.attach(rigl(), model, optimizer)
     gc.collect()
     backward(model)
-    with pytest.raises(RuntimeError, match="what sf.attach returned for these weights is gone: keep it, or call"):
+    with pytest.raises(
+        RuntimeError,
+        match="what sf.attach returned for these weights is gone: keep it, or call",
+    ):
         optimizer.step()
     sparse = sf.attach(rigl(), model, optimizer)
     train(sparse, model, optimizer, range(2))
@@ -601,7 +753,9 @@ def test_numpy_integers_are_steps_and_other_numbers_are_refused():
     model, optimizer, sparse = trio()
     backward(model)
     for step in (True, 1.0):
-        with pytest.raises(TypeError, match="before_step: expected step to be an int, got"):
+        with pytest.raises(
+            TypeError, match="before_step: expected step to be an int, got"
+        ):
             sparse.before_step(step)
     sparse.before_step(np.int64(4))
     optimizer.step()
@@ -616,7 +770,10 @@ def test_terms_and_skip_read_the_step_of_before_step():
     sparse = sf.attach(algorithm, model, optimizer)
     backward(model)
     sparse.before_step()
-    with pytest.raises(ValueError, match="after_step: before_step took this for step 0, got 1: give it 1, too"):
+    with pytest.raises(
+        ValueError,
+        match="after_step: before_step took this for step 0, got 1: give it 1, too",
+    ):
         sparse.after_step(1)
     optimizer.step()
     sparse.after_step(0)
@@ -630,7 +787,7 @@ def test_terms_and_skip_read_the_step_of_before_step():
     sparse.after_step(3)
 
 
-# ---- what warns -----------------------------------------------------------------------------------
+# ---- what warns ----------------------------------------------------------------------
 
 
 def warned(run):
@@ -642,27 +799,43 @@ def warned(run):
 
 @pytest.mark.parametrize("name", ["rigl", "ste", "supermask"])
 def test_numbers_of_batches_in_the_place_of_steps_warn_once(name):
-    algorithm = {"rigl": rigl(), "ste": sf.ste(0.5, when=sf.every(5)), "supermask": sf.supermask(0.5, when=sf.at([8]))}
+    algorithm = {
+        "rigl": rigl(),
+        "ste": sf.ste(0.5, when=sf.every(5)),
+        "supermask": sf.supermask(0.5, when=sf.at([8])),
+    }
     model = net()
     sparse = sf.attach(algorithm[name], model, optimizer := adam(model))
     (text,) = warned(lambda: train(sparse, model, optimizer, range(3, 40, 4)))
     assert re.match(
-        r"after_step: expected step [48], got (7|11), which leaves out where .* fires: count steps of", text
+        r"after_step: expected step [48], got (7|11), which leaves out where .* "
+        r"fires: count steps of",
+        text,
     )
     assert r"after_step(i // 4) does where 4 batches make a step" in text
 
 
-@pytest.mark.parametrize("algorithm", [sf.one_shot(0.5), sf.gmp(0.8, steps=20)], ids=["one shot", "gmp"])
+@pytest.mark.parametrize(
+    "algorithm", [sf.one_shot(0.5), sf.gmp(0.8, steps=20)], ids=["one shot", "gmp"]
+)
 def test_a_run_that_begins_when_all_is_over_warns(algorithm):
     model = net()
     sparse = sf.attach(algorithm, model, optimizer := adam(model))
     (text,) = warned(lambda: train(sparse, model, optimizer, range(20, 23)))
     assert "after_step: expected step 0, got 20, which leaves out where" in text
-    assert "where it begins late, give the algorithm a later trigger" in text and sparse.changes == 0
+    assert (
+        "where it begins late, give the algorithm a later trigger" in text
+        and sparse.changes == 0
+    )
 
 
 def test_steps_that_begin_late_or_go_on_are_right():
-    for algorithm, first in ((rigl(), 1), (rigl(), 51), (sf.one_shot(0.5, when=sf.at([1001])), 1000), (sf.ste(0.5), 9)):
+    for algorithm, first in (
+        (rigl(), 1),
+        (rigl(), 51),
+        (sf.one_shot(0.5, when=sf.at([1001])), 1000),
+        (sf.ste(0.5), 9),
+    ):
         model = net()
         sparse = sf.attach(algorithm, model, optimizer := adam(model))
         train(sparse, model, optimizer, range(first, first + 3))
@@ -687,8 +860,10 @@ def test_a_step_without_the_optimizer_warns_once():
 
     (text,) = warned(run)
     assert text == (
-        "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "
-        "optimizer.step(), after the last backward; where a step is left out on purpose, all is well"
+        "after_step: no optimizer has stepped since before_step: where several batches "
+        "make a step, call both around "
+        "optimizer.step(), after the last backward; where a step is left out on "
+        "purpose, all is well"
     )
 
 
@@ -715,7 +890,8 @@ def test_a_weight_that_trains_since_attach_warns_once(copied):
     model[0].weight.requires_grad_(True)
     (text,) = warned(lambda: train(sparse, model, optimizer, [2, 3]))
     assert text.startswith(
-        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze it before, or"
+        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze "
+        "it before, or"
     )
     sparse.detach()
     train(sf.attach(rigl(), model, optimizer), model, optimizer, [0])
@@ -730,10 +906,12 @@ def test_a_layer_that_is_new_in_the_optimizer_warns_and_another_model_does_not()
     model.append(nn.Linear(4, 4))
     optimizer.add_param_group({"params": model[3].parameters()})
     (text,) = warned(lambda: train(sparse, model, optimizer, [2, 3]))
-    assert text.startswith("before_step: '3.weight' trains since attach, and stays dense")
+    assert text.startswith(
+        "before_step: '3.weight' trains since attach, and stays dense"
+    )
 
 
-# ---- hooks, and a second optimizer ----------------------------------------------------------------
+# ---- hooks, and a second optimizer ---------------------------------------------------
 
 
 def test_hooks_beside_an_optimizer_of_other_weights():
@@ -755,7 +933,10 @@ def test_hooks_beside_an_optimizer_of_other_weights():
 @pytest.mark.parametrize("first", [False, True])
 def test_hooks_mask_what_a_second_optimizer_has_written(first):
     model = net()
-    optimizer, second = adam(model), torch.optim.SGD([model[0].weight, model[2].bias], lr=0.1)
+    optimizer, second = (
+        adam(model),
+        torch.optim.SGD([model[0].weight, model[2].bias], lr=0.1),
+    )
     sparse = sf.attach(rigl(), model, optimizer, hooks=True)
     for _ in range(4):
         optimizer.zero_grad()
@@ -767,15 +948,20 @@ def test_hooks_mask_what_a_second_optimizer_has_written(first):
         if not first:
             backward(model)
             second.step()
-            with pytest.raises(RuntimeError, match="check: .* pruned entries of '0.weight' are not zero in the module"):
+            with pytest.raises(
+                RuntimeError,
+                match="check: .* pruned entries of '0.weight' are not zero in the module",
+            ):
                 sparse.check()
     assert sparse.changes == 2
 
 
-# ---- closures -------------------------------------------------------------------------------------
+# ---- closures ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("calls", [True, False], ids=["before_step in the closure", "or not"])
+@pytest.mark.parametrize(
+    "calls", [True, False], ids=["before_step in the closure", "or not"]
+)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_lbfgs_sees_effective_weights_with_every_algorithm(name, calls):
     model = net()
@@ -785,7 +971,11 @@ def test_lbfgs_sees_effective_weights_with_every_algorithm(name, calls):
 
     def closure():
         optimizer.zero_grad()
-        assert all(not model.get_parameter(p)[~m].any() for p, m in sparse.masks.items() if m.ndim)
+        assert all(
+            not model.get_parameter(p)[~m].any()
+            for p, m in sparse.masks.items()
+            if m.ndim
+        )
         loss = cross_entropy(model(X), Y)
         loss.backward()
         losses.append(loss.item())
@@ -826,7 +1016,9 @@ def closure_of(model, optimizer):
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "LBFGS"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_after_step_that_is_forgotten_after_a_closure_raises_at_the_next_step(name, kind):
+def test_after_step_that_is_forgotten_after_a_closure_raises_at_the_next_step(
+    name, kind
+):
     runs = []
     for forgets in (True, False):
         model = net()
@@ -837,7 +1029,10 @@ def test_after_step_that_is_forgotten_after_a_closure_raises_at_the_next_step(na
         for step in range(3):
             optimizer.step(closure)
             if forgets:
-                with pytest.raises(RuntimeError, match="step: the optimizer has stepped since before_step: call after"):
+                with pytest.raises(
+                    RuntimeError,
+                    match="step: the optimizer has stepped since before_step: call after",
+                ):
                     optimizer.step(closure)
             sparse.after_step(step)
         runs.append(sparse.state)
@@ -854,7 +1049,9 @@ def test_several_optimizers_may_each_have_a_closure_with_gradients_of_its_own():
             optimizer.step(closure)
         for optimizer, closure in zip(optimizers, closures, strict=True):
             with pytest.raises(
-                RuntimeError, match="step: the optimizer has stepped since before_step: call after_step"
+                RuntimeError,
+                match="step: the optimizer has stepped since before_step: call "
+                "after_step",
             ):
                 optimizer.step(closure)
         sparse.after_step(step)
@@ -866,11 +1063,15 @@ def test_a_closure_without_new_gradients_is_refused(name):
     backward(model)
     sparse.before_step()
     with pytest.raises(
-        RuntimeError, match="no parameter has a new gradient: .* optimizers with closures need an attach"
+        RuntimeError,
+        match="no parameter has a new gradient: .* optimizers with closures need an "
+        "attach",
     ):
         optimizer.step(lambda: 0.0)  # the masked ones would be the algorithm's
     model.zero_grad()
-    with pytest.raises(RuntimeError, match="no parameter has a new gradient: call it after backward"):
+    with pytest.raises(
+        RuntimeError, match="no parameter has a new gradient: call it after backward"
+    ):
         optimizer.step(lambda: 0.0)
 
 
@@ -885,7 +1086,9 @@ def test_a_closure_that_skips_its_batch_moves_nothing(name, hooks):
         for step in range(4):
             if skips:
                 before, weights = sparse.state, weights_of(model)
-                optimizer.step(model.zero_grad)  # not the scores, which the model does not have
+                optimizer.step(
+                    model.zero_grad
+                )  # not the scores, which the model does not have
                 assert same(before, sparse.state) and same(weights, weights_of(model))
             optimizer.step(closure_of(model, optimizer))
             if not hooks:
@@ -930,7 +1133,9 @@ def test_scores_leave_lbfgs_and_join_it_again():
 
 
 @pytest.mark.parametrize("hooks", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 6e4])  # in half precision a curvature is 0 / 0, or infinite
+@pytest.mark.parametrize(
+    "scale", [1.0, 6e4]
+)  # in half precision a curvature is 0 / 0, or infinite
 def test_lbfgs_that_diverges_leaves_weights_that_do_not_train(scale, hooks):
     model = net().half()
     found = model[0].weight.detach().clone()
@@ -968,25 +1173,43 @@ def test_lbfgs_does_not_hide_writes_to_weights_that_do_not_train(when):
             write()
         return loss
 
-    with pytest.raises(RuntimeError, match="somebody wrote to '0.weight', but its mask follows from scores"):
+    with pytest.raises(
+        RuntimeError,
+        match="somebody wrote to '0.weight', but its mask follows from scores",
+    ):
         optimizer.step(closure)
         write()
         sparse.after_step(0)
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-@pytest.mark.parametrize("algorithm", [sf.ste(0.75), sf.static(0.75, init="magnitude")], ids=["ste", "static"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [sf.ste(0.75), sf.static(0.75, init="magnitude")],
+    ids=["ste", "static"],
+)
 def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
     def loss(model, weights):
         return cross_entropy(torch.func.functional_call(model, weights, (X,)), Y)
 
     model, other = net(), net()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, line_search_fn=search)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=0.1, max_iter=5, line_search_fn=search
+    )
     sparse = sf.attach(algorithm, model, optimizer)
     state = algorithm.init(sf.modules.params_of(other))
-    params = {name: nn.Parameter(state.params[name].clone()) for name, _ in other.named_parameters()}
-    second = torch.optim.LBFGS(params.values(), lr=0.1, max_iter=5, line_search_fn=search)
-    trains = {name: torch.ones((), dtype=torch.bool) for name in params} if state.support != () else state.masks
+    params = {
+        name: nn.Parameter(state.params[name].clone())
+        for name, _ in other.named_parameters()
+    }
+    second = torch.optim.LBFGS(
+        params.values(), lr=0.1, max_iter=5, line_search_fn=search
+    )
+    trains = (
+        {name: torch.ones((), dtype=torch.bool) for name in params}
+        if state.support != ()
+        else state.masks
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -995,7 +1218,10 @@ def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
         return value
 
     def straight_through():
-        shown = {n: p.detach().where(state.masks[n], 0.0).requires_grad_() for n, p in params.items()}
+        shown = {
+            n: p.detach().where(state.masks[n], 0.0).requires_grad_()
+            for n, p in params.items()
+        }
         value = loss(other, shown)
         grads = torch.autograd.grad(value, list(shown.values()))
         for (name, p), grad in zip(params.items(), grads, strict=True):
@@ -1006,12 +1232,18 @@ def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
         optimizer.step(closure)
         sparse.after_step(step)
         second.step(straight_through)
-        stepped = state._replace(params={name: p.detach().clone() for name, p in params.items()})
-        state = algorithm.update(stepped, {name: p.grad for name, p in params.items()}, step)
-        assert same(sparse.state.params, state.params) and same(sparse.masks, state.masks)
+        stepped = state._replace(
+            params={name: p.detach().clone() for name, p in params.items()}
+        )
+        state = algorithm.update(
+            stepped, {name: p.grad for name, p in params.items()}, step
+        )
+        assert same(sparse.state.params, state.params) and same(
+            sparse.masks, state.masks
+        )
 
 
-# ---- who else writes ------------------------------------------------------------------------------
+# ---- who else writes -----------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:before_step. somebody wrote to pruned entries")
@@ -1030,7 +1262,11 @@ def test_weights_that_somebody_wrote_are_taken_over_and_masked(name, when):
         write()
         assert all(
             (sparse.state.params[n][m.expand_as(p)] == p[m.expand_as(p)]).all()
-            for (n, p), m in zip(sorted(model.named_parameters()), sf.tree.leaves_of(sparse.masks), strict=True)
+            for (n, p), m in zip(
+                sorted(model.named_parameters()),
+                sf.tree.leaves_of(sparse.masks),
+                strict=True,
+            )
         )
     sparse.before_step()
     if when == "before the step":
@@ -1046,7 +1282,9 @@ def test_weights_that_somebody_wrote_are_taken_over_and_masked(name, when):
     state = sparse.state
     for path, weight in model.named_parameters():
         mask = state.masks[path].expand_as(weight)
-        assert torch.equal(weight[mask], weights[path][mask]) and torch.equal(weight, sf.effective(state)[path])
+        assert torch.equal(weight[mask], weights[path][mask]) and torch.equal(
+            weight, sf.effective(state)[path]
+        )
     train(sparse, model, optimizer, range(2, 5))
 
 
@@ -1056,8 +1294,12 @@ def test_entries_that_nobody_wrote_keep_their_hidden_values():
     mask = sparse.masks["0.weight"]
     with torch.no_grad():
         model[0].weight.mul_(2.0)
-    assert torch.equal(sparse.state.params["0.weight"], torch.where(mask, 2 * hidden, hidden))
-    model.load_state_dict({name: torch.full_like(p, 7.0) for name, p in model.named_parameters()})
+    assert torch.equal(
+        sparse.state.params["0.weight"], torch.where(mask, 2 * hidden, hidden)
+    )
+    model.load_state_dict(
+        {name: torch.full_like(p, 7.0) for name, p in model.named_parameters()}
+    )
     assert bool((sparse.state.params["0.weight"] == 7.0).all())
 
 
@@ -1068,7 +1310,10 @@ def test_weights_that_follow_from_latents_are_not_written():
     backward(model)
     with torch.no_grad():
         model[0].weight.mul_(2.0)
-    with pytest.raises(RuntimeError, match="before_step: somebody wrote to '0.weight', but its values follow from lat"):
+    with pytest.raises(
+        RuntimeError,
+        match="before_step: somebody wrote to '0.weight', but its values follow from lat",
+    ):
         sparse.before_step()
     model.load_state_dict(saved)
     train(sparse, model, optimizer, range(1, 3))
@@ -1100,7 +1345,9 @@ def test_check_finds_what_was_written_in_secret():
     sparse.check()
     model[0].weight.data.add_(1.0)
     with pytest.raises(
-        RuntimeError, match=r"check: 72 pruned entries of '0.weight' .* since after_step: call apply_masks\(\)"
+        RuntimeError,
+        match=r"check: 72 pruned entries of '0.weight' .* since after_step: call "
+        r"apply_masks\(\)",
     ):
         sparse.check()
     assert sf.masks.n_kept(sparse.in_module().masks) > sf.masks.n_kept(sparse.masks)
@@ -1113,7 +1360,9 @@ def test_masks_are_not_applied_between_the_two_calls():
     model, _, sparse = trio()
     backward(model)
     sparse.before_step()
-    with pytest.raises(RuntimeError, match="apply_masks: called between before_step and after_step"):
+    with pytest.raises(
+        RuntimeError, match="apply_masks: called between before_step and after_step"
+    ):
         sparse.apply_masks()
 
 
@@ -1159,9 +1408,11 @@ def test_what_was_replaced_is_named_and_a_detach_mends_it(name):
         optimizer.param_groups[0]["params"].clear()
 
     for change, text in {
-        other_layer: r"'0.bias', or a layer that holds it, was replaced since attach: call detach\(\), then attach",
+        other_layer: r"'0.bias', or a layer that holds it, was replaced since attach: call "
+        r"detach\(\), then attach",
         other_parameter: r"'0.weight', or a layer that holds it, was replaced",
-        other_dtype: r"'0.bias' was torch.float32 on cpu of shape \(12,\) when it was attached, and is torch.float64",
+        other_dtype: r"'0.bias' was torch.float32 on cpu of shape \(12,\) when it was "
+        r"attached, and is torch.float64",
         no_member: r"the optimizer of '.*' has it no more: call detach\(\), then attach again",
     }.items():
         model, optimizer, sparse = trio(name)
@@ -1184,12 +1435,18 @@ def test_another_optimizer_at_work_is_noticed():
     backward(model)
     sparse.before_step()
     other.step()
-    with pytest.raises(RuntimeError, match="after_step: '0.bias' moved without its optimizer: for another optimizer"):
+    with pytest.raises(
+        RuntimeError,
+        match="after_step: '0.bias' moved without its optimizer: for another optimizer",
+    ):
         sparse.after_step(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax"],
+)
 def test_no_pruned_weight_becomes_nan(kind, dtype):
     model = net().to(dtype)
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-2)
@@ -1204,10 +1461,14 @@ def test_no_pruned_weight_becomes_nan(kind, dtype):
         sparse.check()
 
 
-# ---- skip and reset -------------------------------------------------------------------------------
+# ---- skip and reset ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"skip": sf.at([2, 3])}, {"reset": sf.at([3])}], ids=["", "skip", "reset"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"skip": sf.at([2, 3])}, {"reset": sf.at([3])}],
+    ids=["", "skip", "reset"],
+)
 def test_skip_and_reset_are_those_of_with_optimizer(options):
     def loss(params):
         return cross_entropy(sf.modules.call(model, params, X), Y)
@@ -1221,7 +1482,10 @@ def test_skip_and_reset_are_those_of_with_optimizer(options):
         state = alone.update(state, torch.func.grad(loss)(sf.effective(state)), step)
         train(sparse, model, optimizer, [step])
         assert same(sparse.masks, state.masks)
-        assert all(torch.allclose(sparse.state.params[name], leaf, atol=1e-6) for name, leaf in state.params.items())
+        assert all(
+            torch.allclose(sparse.state.params[name], leaf, atol=1e-6)
+            for name, leaf in state.params.items()
+        )
 
 
 def test_snip_scores_weights_and_gradients_of_one_step():
@@ -1229,12 +1493,16 @@ def test_snip_scores_weights_and_gradients_of_one_step():
     snip = sf.one_shot(0.5, sf.scores.saliency)
     optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
     with pytest.raises(
-        ValueError, match=r"attach: saliency multiplies weights by gradients .* give skip=, the trigger"
+        ValueError,
+        match=r"attach: saliency multiplies weights by gradients .* give skip=, the "
+        r"trigger",
     ):
         sf.attach(snip, model, optimizer)
     sparse = sf.attach(snip, model, optimizer, skip=sf.at([0]))
     params = sf.modules.params_of(net())
-    grads = torch.func.grad(lambda p: cross_entropy(sf.modules.call(model, p, X), Y))(params)
+    grads = torch.func.grad(lambda p: cross_entropy(sf.modules.call(model, p, X), Y))(
+        params
+    )
     train(sparse, model, optimizer, range(1))
     assert same(sparse.masks, snip.update(snip.init(params), grads, 0).masks)
     assert torch.equal(model[0].bias, net()[0].bias)  # no optimizer has moved it
@@ -1252,10 +1520,12 @@ def test_a_step_that_is_left_out_moves_nothing_by_old_gradients():
         model.zero_grad()  # not the scores, which the model does not have
         sparse.after_step(step)
         assert same(before, sparse.state.scores) == (step == 1)
-        assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)) == (step == 1)
+        assert all(
+            torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)
+        ) == (step == 1)
 
 
-# ---- copies ---------------------------------------------------------------------------------------
+# ---- copies --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hooks", [False, True])
@@ -1297,7 +1567,9 @@ def test_a_copy_alone_has_parameters_of_its_own():
     alone = copy.deepcopy(sparse)
     backward(model)
     with pytest.raises(
-        RuntimeError, match="no parameter has a new gradient: .* a copy of a module has parameters of its own"
+        RuntimeError,
+        match="no parameter has a new gradient: .* a copy of a module has parameters of "
+        "its own",
     ):
         alone.before_step()
 
@@ -1311,7 +1583,10 @@ def test_masks_are_read_without_copies_and_their_changes_are_counted():
     assert sparse.masks["0.weight"] is sparse.masks["0.weight"]
 
 
-ONCE = "rigl(0.75) changes masks once in {}, at step 0: give it steps=50, the length of the run"
+ONCE = (
+    "rigl(0.75) changes masks once in {}, at step 0: give it steps=50, the length of "
+    "the run"
+)
 
 
 def test_masks_that_changed_once_are_told_in_the_summary_and_at_the_end():
@@ -1323,19 +1598,28 @@ def test_masks_that_changed_once_are_told_in_the_summary_and_at_the_end():
     assert sparse.changes == 1
     assert sparse.notes == [ONCE.format("the 50 steps so far")]
     for only in (None, "sparsified"):
-        assert str(sf.report.summary(sparse, only=only)).endswith(f"\nnote: {ONCE.format('the 50 steps so far')}")
-    with pytest.warns(UserWarning, match=f"^{re.escape('detach: ' + ONCE.format('50 steps'))}$"):
+        assert str(sf.report.summary(sparse, only=only)).endswith(
+            f"\nnote: {ONCE.format('the 50 steps so far')}"
+        )
+    with pytest.warns(
+        UserWarning, match=f"^{re.escape('detach: ' + ONCE.format('50 steps'))}$"
+    ):
         sparse.detach()
 
 
 def test_masks_that_changed_once_are_told_at_attach_where_the_length_is_given():
     model = net()
-    with pytest.warns(UserWarning, match=f"^{re.escape('attach: ' + ONCE.format('the run of 50 steps'))}$"):
+    with pytest.warns(
+        UserWarning,
+        match=f"^{re.escape('attach: ' + ONCE.format('the run of 50 steps'))}$",
+    ):
         sf.attach(sf.rigl(0.75), model, adam(model), steps=50)
 
 
 @pytest.mark.parametrize(
-    "algorithm", [sf.rigl(0.75, steps=3), rigl(), sf.rigl(0.75, when=sf.every(100)), sf.static(0.5)], ids=repr
+    "algorithm",
+    [sf.rigl(0.75, steps=3), rigl(), sf.rigl(0.75, when=sf.every(100)), sf.static(0.5)],
+    ids=repr,
 )
 def test_who_said_when_is_not_told(algorithm):
     model = net()
@@ -1351,6 +1635,8 @@ def test_the_summary_of_a_run_that_was_cut_says_what_is_left():
     optimizer = adam(model)
     sparse = sf.attach(sf.gmp(0.75, steps=100), model, optimizer)
     train(sparse, model, optimizer, range(3))
-    assert sf.report.summary(sparse).notes == ("gmp(0.75, steps=100) takes 100 steps, more than the 3 steps so far",)
+    assert sf.report.summary(sparse).notes == (
+        "gmp(0.75, steps=100) takes 100 steps, more than the 3 steps so far",
+    )
     train(sparse, model, optimizer, range(3, 100))
     assert sf.report.summary(sparse).notes == ()

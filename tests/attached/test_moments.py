@@ -10,7 +10,9 @@ from sparsefn.attached.records import Record
 
 def one(kind="SGD", shape=(2,), dtype=torch.float32, **options):
     weight = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
-    return Record("w", weight, getattr(torch.optim, kind)([weight], **{"lr": 0.1, **options}))
+    return Record(
+        "w", weight, getattr(torch.optim, kind)([weight], **{"lr": 0.1, **options})
+    )
 
 
 def test_only_moments_of_the_shape_are_cleared():
@@ -23,10 +25,26 @@ def test_only_moments_of_the_shape_are_cleared():
     }
     clear_moments(Record("w", weight, optimizer), torch.tensor([True, False]))
     state = optimizer.state[weight]
-    assert (state["step"].item(), state["average"].tolist(), state["row"].tolist()) == (3.0, [1.0, 0.0], [1.0])
+    assert (state["step"].item(), state["average"].tolist(), state["row"].tolist()) == (
+        3.0,
+        [1.0, 0.0],
+        [1.0],
+    )
 
 
-ENTRY_BY_ENTRY = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
+ENTRY_BY_ENTRY = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+]
 
 
 @pytest.mark.parametrize("name", ENTRY_BY_ENTRY)
@@ -61,7 +79,12 @@ def test_other_optimizers_are_not_trusted():
         ("Adam", {}, torch.float16, False),
         ("Adam", {"eps": 1e-4}, torch.float16, True),
         ("Adam", {"eps": 0.0}, torch.float32, False),
-        ("Adam", {"eps": 1e-40}, torch.float32, False),  # subnormal: some processors take it for zero
+        (
+            "Adam",
+            {"eps": 1e-40},
+            torch.float32,
+            False,
+        ),  # subnormal: some processors take it for zero
         ("Adam", {"lr": torch.tensor(0.1)}, torch.float32, True),
         ("SGD", {}, torch.float16, True),
         ("SGD", {"lr": math.inf}, torch.float32, False),
@@ -106,7 +129,12 @@ def test_moments_of_changed_leaves_alone_are_read():
     state = sf.static(0.5, init="magnitude").init({"w": torch.ones(2, 2)})
     clear_changed([record], sf.state.masked_view, state, state)
     assert record.optimizer.state[record.parameter]["exp_avg"].all()
-    clear_changed([record], sf.state.masked_view, state, state._replace(masks={"w": ~state.masks["w"]}))
+    clear_changed(
+        [record],
+        sf.state.masked_view,
+        state,
+        state._replace(masks={"w": ~state.masks["w"]}),
+    )
     assert not record.optimizer.state[record.parameter]["exp_avg"].any()
 
 

@@ -1,4 +1,6 @@
-"""Optimizers of torch and of elsewhere under `attach`: their moments are cleared, or they are refused by name."""
+"""Optimizers of torch and of elsewhere under `attach`: their moments are cleared, or
+they are refused by name.
+"""
 
 import copy
 from pathlib import Path
@@ -39,7 +41,9 @@ def rigl():
 
 
 def churns():
-    """Weights that are dropped grow again soon, where moments that were left would show."""
+    """Weights that are dropped grow again soon, where moments that were left would
+    show.
+    """
     return sf.set(0.5, when=sf.every(2), drop_fraction=0.5)
 
 
@@ -56,20 +60,29 @@ def train(model, optimizer, steps=7, algorithm=None, **options):
 
 
 def weights_of(model):
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return torch.cat(
+        [parameter.detach().reshape(-1) for parameter in model.parameters()]
+    )
 
 
 def plain_adamw():
     model = net()
-    train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), steps=12, algorithm=churns())
+    train(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        steps=12,
+        algorithm=churns(),
+    )
     return weights_of(model)
 
 
-# ---- stand-ins ----------------------------------------------------------------------------------
+# ---- stand-ins -----------------------------------------------------------------------
 
 
 class StandIn(Optimizer):
-    """SGD with momentum in a state that subclasses lay out: `begin(p)`, and `momentum(state)` as a tensor or back."""
+    """SGD with momentum in a state that subclasses lay out: `begin(p)`, and
+    `momentum(state)` as a tensor or back.
+    """
 
     def __init__(self, params, lr=0.1, **options):
         super().__init__(params, {"lr": lr, **options})
@@ -92,11 +105,17 @@ class StandIn(Optimizer):
 
 
 class Nested(StandIn):
-    """Momentum in lists, dicts and objects, as AggMo, SOAP and Shampoo with grafting have it."""
+    """Momentum in lists, dicts and objects, as AggMo, SOAP and Shampoo with grafting
+    have it.
+    """
 
     def begin(self, p):
         zeros = lambda: torch.zeros_like(p)  # noqa: E731
-        return {"by_rate": {"0.9": [zeros()]}, "graft": SimpleNamespace(m=zeros(), norm=2.0), "step": 0}
+        return {
+            "by_rate": {"0.9": [zeros()]},
+            "graft": SimpleNamespace(m=zeros(), norm=2.0),
+            "step": 0,
+        }
 
     def move(self, p, state, lr):
         for m in (state["by_rate"]["0.9"][0], state["graft"].m):
@@ -117,36 +136,57 @@ class Flat(StandIn):
 
 
 def dynamic_map(signed):
-    """The 256 numbers of 8-bit codes, as bitsandbytes has them: the code of zero is 127, or 0 without signs."""
+    """The 256 numbers of 8-bit codes, as bitsandbytes has them: the code of zero is
+    127, or 0 without signs.
+    """
     positive = [10.0 ** (i / 32 - 4) for i in range(128 if signed else 255)]
-    return torch.tensor(sorted([0.0, *positive, *(-x for x in positive[1:] if signed)])[-256:])
+    return torch.tensor(
+        sorted([0.0, *positive, *(-x for x in positive[1:] if signed)])[-256:]
+    )
 
 
 class EightBit(StandIn):
-    """As bitsandbytes: uint8 codes of the weight's shape, which stand for parts of the largest number of a block."""
+    """As bitsandbytes: uint8 codes of the weight's shape, which stand for parts of the
+    largest number of a block.
+    """
 
     def begin(self, p):
         blocks = (p.numel() + 15) // 16
         code = torch.zeros(p.shape, dtype=torch.uint8)
-        return {"state1": code, "qmap1": dynamic_map(True), "absmax1": torch.zeros(blocks), "step": 0}
+        return {
+            "state1": code,
+            "qmap1": dynamic_map(True),
+            "absmax1": torch.zeros(blocks),
+            "step": 0,
+        }
 
     def move(self, p, state, lr):
         scale = state["absmax1"].repeat_interleave(16)[: p.numel()].view_as(p)
         m = (state["qmap1"][state["state1"].long()] * scale).mul_(0.9).add_(p.grad)
         padded = torch.cat([m.reshape(-1), torch.zeros(-m.numel() % 16)]).view(-1, 16)
         largest = padded.abs().amax(1)
-        parts = (padded / largest.clamp(min=1e-12)[:, None]).reshape(-1)[: p.numel()].view_as(p)
-        state["state1"].copy_((parts[..., None] - state["qmap1"]).abs().argmin(-1).to(torch.uint8))
+        parts = (
+            (padded / largest.clamp(min=1e-12)[:, None])
+            .reshape(-1)[: p.numel()]
+            .view_as(p)
+        )
+        state["state1"].copy_(
+            (parts[..., None] - state["qmap1"]).abs().argmin(-1).to(torch.uint8)
+        )
         state["absmax1"].copy_(largest)
         p.sub_(lr * m)
 
 
 class Codes(torch.Tensor):
-    """As torchao's: a tensor in name, whose `codes` hold it, and which has no `masked_fill_`."""
+    """As torchao's: a tensor in name, whose `codes` hold it, and which has no
+    `masked_fill_`.
+    """
 
     @staticmethod
     def __new__(cls, codes, qmap, shape=None):
-        return torch.Tensor._make_wrapper_subclass(cls, codes.shape if shape is None else shape)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, codes.shape if shape is None else shape
+        )
 
     def __init__(self, codes, qmap, shape=None):
         self.codes = codes
@@ -158,7 +198,11 @@ class Codes(torch.Tensor):
         raise NotImplementedError(f"{function} of Codes")
 
     def numbers(self):
-        return self.codes.float() if not hasattr(self, "qmap") else self.qmap[self.codes.long()]
+        return (
+            self.codes.float()
+            if not hasattr(self, "qmap")
+            else self.qmap[self.codes.long()]
+        )
 
 
 class Subclassed(StandIn):
@@ -166,13 +210,19 @@ class Subclassed(StandIn):
 
     def begin(self, p):
         if self.param_groups[0]["eight_bit"]:
-            return {"m": Codes(torch.full(p.shape, 127, dtype=torch.uint8), dynamic_map(True))}
+            return {
+                "m": Codes(
+                    torch.full(p.shape, 127, dtype=torch.uint8), dynamic_map(True)
+                )
+            }
         return {"m": Codes(torch.zeros(p.shape, dtype=torch.float8_e4m3fn), None)}
 
     def move(self, p, state, lr):
         m = 0.9 * state["m"].numbers() + p.grad
         if hasattr(state["m"], "qmap"):
-            state["m"].codes.copy_((m[..., None] - state["m"].qmap).abs().argmin(-1).to(torch.uint8))
+            state["m"].codes.copy_(
+                (m[..., None] - state["m"].qmap).abs().argmin(-1).to(torch.uint8)
+            )
         else:
             state["m"].codes.copy_(m.to(torch.float8_e4m3fn))
         p.sub_(lr * m)
@@ -183,7 +233,10 @@ class Prodigy(StandIn):
 
     def begin(self, p):
         every = self.param_groups[0].get("slice_p", 1)
-        return {"p0": p.flatten()[::every].clone(), "s": torch.zeros_like(p.flatten()[::every])}
+        return {
+            "p0": p.flatten()[::every].clone(),
+            "s": torch.zeros_like(p.flatten()[::every]),
+        }
 
     def move(self, p, state, lr):
         state["s"].add_(p.grad.flatten()[:: self.param_groups[0].get("slice_p", 1)])
@@ -191,7 +244,9 @@ class Prodigy(StandIn):
 
 
 class SGDScheduleFree(StandIn):
-    """As schedule-free SGD: the parameter is y, the state z, and the weights to ship are x."""
+    """As schedule-free SGD: the parameter is y, the state z, and the weights to ship
+    are x.
+    """
 
     def begin(self, p):
         return {"z": p.clone(), "k": 0}
@@ -209,7 +264,9 @@ class SGDScheduleFree(StandIn):
 
 
 class Shampoo(StandIn):
-    """As Shampoo: factors of both sides of a matrix, which have a square weight's shape, and momentum."""
+    """As Shampoo: factors of both sides of a matrix, which have a square weight's
+    shape, and momentum.
+    """
 
     def begin(self, p):
         factors = {f"pre_cond_{i}": torch.eye(size) for i, size in enumerate(p.shape)}
@@ -228,7 +285,12 @@ class SOAP(StandIn):
 
     def begin(self, p):
         basis = [torch.linalg.qr(torch.randn(size, size)).Q for size in p.shape]
-        return {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "Q": basis, "GG": list(basis)}
+        return {
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+            "Q": basis,
+            "GG": list(basis),
+        }
 
     def move(self, p, state, lr):
         turned = p.grad
@@ -244,16 +306,23 @@ class Projected(StandIn):
 
     def begin(self, p):
         rank = min(self.param_groups[0]["rank"], *p.shape)
-        return {"projector": SimpleNamespace(ortho_matrix=torch.eye(p.shape[0])[:, :rank]), "exp_avg": None}
+        return {
+            "projector": SimpleNamespace(ortho_matrix=torch.eye(p.shape[0])[:, :rank]),
+            "exp_avg": None,
+        }
 
     def move(self, p, state, lr):
         basis = state["projector"].ortho_matrix
-        state["exp_avg"] = basis.T @ p.grad + (0 if state["exp_avg"] is None else 0.9 * state["exp_avg"])
+        state["exp_avg"] = basis.T @ p.grad + (
+            0 if state["exp_avg"] is None else 0.9 * state["exp_avg"]
+        )
         p.sub_(lr * basis @ state["exp_avg"])
 
 
 class Wrapper(Optimizer):
-    """As OSS and apex: an optimizer that has the groups, and another inside that steps."""
+    """As OSS and apex: an optimizer that has the groups, and another inside that
+    steps.
+    """
 
     def __init__(self, params, inner):
         super().__init__(params, {"lr": inner.param_groups[0]["lr"]})
@@ -263,20 +332,30 @@ class Wrapper(Optimizer):
         return self.optim.step(closure)
 
 
-# ---- what is right ------------------------------------------------------------------------------
+# ---- what is right -------------------------------------------------------------------
 
 
 def numbers_of(state, shape):
     """The numbers of a state that lie where the weight's entries do."""
-    return [t.numbers() if isinstance(t, Codes) else t.reshape(shape) for _, t in tensors_in(state)]
+    return [
+        t.numbers() if isinstance(t, Codes) else t.reshape(shape)
+        for _, t in tensors_in(state)
+    ]
 
 
 @pytest.mark.parametrize("make", [StandIn, Nested, Flat])
 def test_moments_are_cleared_wherever_they_are(make):
     model, plain = net(), net()
     sparse = train(model, make(model.parameters()), steps=12, algorithm=churns())
-    other = train(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), steps=12, algorithm=churns())
-    assert all(torch.equal(sparse.masks[name], other.masks[name]) for name in sparse.masks)
+    other = train(
+        plain,
+        torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9),
+        steps=12,
+        algorithm=churns(),
+    )
+    assert all(
+        torch.equal(sparse.masks[name], other.masks[name]) for name in sparse.masks
+    )
     assert torch.allclose(weights_of(model), weights_of(plain), atol=1e-6)
 
 
@@ -293,7 +372,9 @@ def test_each_moment_is_zero_where_weights_are_pruned_and_where_they_grew(make):
     sparse.after_step(2)
     after = sparse.masks["0.weight"]
     assert (after & ~before).any()
-    for moment in numbers_of(optimizer.state[model[0].weight], (12, 8)) if make is Flat else ():
+    for moment in (
+        numbers_of(optimizer.state[model[0].weight], (12, 8)) if make is Flat else ()
+    ):
         assert not moment[~(after & before)].any() and moment[after & before].any()
     if make is Nested:
         state = optimizer.state[model[0].weight]
@@ -342,8 +423,13 @@ def test_factors_of_square_weights_are_no_moments():
     sparse = train(model, optimizer)
     state, mask = optimizer.state[model[0].weight], sparse.masks["0.weight"]
     assert factors_in(optimizer) == {"pre_cond_"}
-    assert torch.linalg.eigvalsh(state["pre_cond_0"]).min() >= 1.0 - 1e-5  # the identity, and squares
-    assert torch.equal(state["pre_cond_1"], state["pre_cond_1"].T) and state["pre_cond_1"][~mask].any()
+    assert (
+        torch.linalg.eigvalsh(state["pre_cond_0"]).min() >= 1.0 - 1e-5
+    )  # the identity, and squares
+    assert (
+        torch.equal(state["pre_cond_1"], state["pre_cond_1"].T)
+        and state["pre_cond_1"][~mask].any()
+    )
     assert not state["momentum_buffer"][~mask].any()
 
 
@@ -360,11 +446,16 @@ def test_a_weight_that_grew_starts_where_it_is_for_prodigy():
     optimizer = Prodigy(model.parameters())
     sparse = train(model, optimizer, steps=5)  # masks changed in the last step
     state, mask = optimizer.state[model[0].weight], sparse.masks["0.weight"]
-    assert not state["p0"].view(12, 8)[~mask].any() and not state["s"].view(12, 8)[~mask].any()
+    assert (
+        not state["p0"].view(12, 8)[~mask].any()
+        and not state["s"].view(12, 8)[~mask].any()
+    )
     kept = mask & (state["s"].view(12, 8) != 0)
     assert (state["p0"].view(12, 8)[kept] != model[0].weight[kept]).any()
     grew = mask & (state["s"].view(12, 8) == 0)
-    assert grew.any() and torch.equal(state["p0"].view(12, 8)[grew], model[0].weight[grew])
+    assert grew.any() and torch.equal(
+        state["p0"].view(12, 8)[grew], model[0].weight[grew]
+    )
 
 
 def test_what_schedule_free_ships_is_as_sparse_as_what_it_trains():
@@ -372,24 +463,33 @@ def test_what_schedule_free_ships_is_as_sparse_as_what_it_trains():
     optimizer = SGDScheduleFree(model.parameters())
     sparse = train(model, optimizer, steps=9)
     optimizer.eval()
-    assert not model[0].weight[~sparse.masks["0.weight"]].any() and model[0].weight.any()
+    assert (
+        not model[0].weight[~sparse.masks["0.weight"]].any() and model[0].weight.any()
+    )
 
 
 def rewinds():
-    return sf.rewinding(sf.static(0.5, init="magnitude"), to=sf.never(), when=sf.at([4]))
+    return sf.rewinding(
+        sf.static(0.5, init="magnitude"), to=sf.never(), when=sf.at([4])
+    )
 
 
 class PureScheduleFree:
     """Schedule-free SGD as a pair of functions."""
 
     def init(self, params):
-        return {"z": {name: p.clone() for name, p in params.items()}, "k": torch.zeros(())}
+        return {
+            "z": {name: p.clone() for name, p in params.items()},
+            "k": torch.zeros(()),
+        }
 
     def update(self, grads, state, *, params, inplace):
         rate = 1 / (state["k"] + 1)
         updates, z = {}, {}
         for name, y in params.items():
-            new = y.lerp(state["z"][name], rate) + grads[name] * (0.1 * (0.9 * (1 - rate) - 1))
+            new = y.lerp(state["z"][name], rate) + grads[name] * (
+                0.1 * (0.9 * (1 - rate) - 1)
+            )
             updates[name] = new - y
             z[name] = state["z"][name] - 0.1 * grads[name]
         return updates, {"z": z, "k": state["k"] + 1}
@@ -398,7 +498,9 @@ class PureScheduleFree:
 def test_an_iterate_starts_where_a_kept_weight_is_set():
     model = net()
     optimizer = SGDScheduleFree(model.parameters())
-    sparse = train(model, optimizer, steps=5, algorithm=rewinds())  # back to the first weights in the last step
+    sparse = train(
+        model, optimizer, steps=5, algorithm=rewinds()
+    )  # back to the first weights in the last step
     weight, mask = model[0].weight, sparse.masks["0.weight"]
     assert weight[mask].any() and torch.equal(optimizer.state[weight]["z"], weight)
     optimizer.eval()
@@ -443,8 +545,15 @@ def test_lbfgs_forgets_a_history_of_weights_that_are_pruned():
         state = next(iter(optimizer.state.values()), {})
         lengths.append(len(state.get("old_dirs", ())))
         iterations.append(state.get("n_iter", 0))
-        mask = torch.cat([sparse.masks[name].expand(p.shape).reshape(-1) for name, p in model.named_parameters()])
-        assert all(not vector[~mask].any() for _, vector in tensors_in(state) if vector.ndim)
+        mask = torch.cat(
+            [
+                sparse.masks[name].expand(p.shape).reshape(-1)
+                for name, p in model.named_parameters()
+            ]
+        )
+        assert all(
+            not vector[~mask].any() for _, vector in tensors_in(state) if vector.ndim
+        )
     assert lengths[0] < lengths[1] and lengths[2] == 0
     assert iterations == [2, 4, 0, 2]
 
@@ -478,7 +587,9 @@ def test_lbfgs_forgets_the_history_of_dense_weights_before_its_first_step():
 @pytest.mark.parametrize("nested", [False, True])
 def test_moments_of_the_optimizer_inside_a_wrapper_are_cleared(nested):
     model = net()
-    optimizer = Wrapper(model.parameters(), torch.optim.AdamW(model.parameters(), lr=1e-2))
+    optimizer = Wrapper(
+        model.parameters(), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    )
     if nested:
         optimizer = Wrapper(model.parameters(), optimizer)
     train(model, optimizer, steps=12, algorithm=churns())
@@ -487,13 +598,17 @@ def test_moments_of_the_optimizer_inside_a_wrapper_are_cleared(nested):
 
 def test_a_wrapper_starts_again_with_the_optimizer_inside():
     model = net()
-    optimizer = Wrapper(model.parameters(), torch.optim.AdamW(model.parameters(), lr=1e-2))
+    optimizer = Wrapper(
+        model.parameters(), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    )
     train(model, optimizer, steps=3, reset=sf.at([2]))
     assert not optimizer.optim.state
 
 
 class Redirecting(Optimizer):
-    """As Lightning's wrapper: no step hooks of its own, and a closure that does nothing."""
+    """As Lightning's wrapper: no step hooks of its own, and a closure that does
+    nothing.
+    """
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -537,7 +652,10 @@ def scores_in_shards():
     algorithm = sf.supermask(0.5, mode="joint")
     model, plain = net(), net()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
-    with pytest.raises(ValueError, match="would not move new parameters, such as 'scores.0.weight'.*extra_group"):
+    with pytest.raises(
+        ValueError,
+        match="would not move new parameters, such as 'scores.0.weight'.*extra_group",
+    ):
         sf.attach(algorithm, model, optimizer)
     train(model, optimizer, algorithm=algorithm, extra_group={})
     train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), algorithm=algorithm)
@@ -548,8 +666,14 @@ def steps_in_hooks_of_ddp():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = net()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, overlap_with_ddp=True, lr=1e-2)
-    with pytest.raises(ValueError, match="attach: ZeroRedundancyOptimizer moves weights during backward, before masks"):
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, overlap_with_ddp=True, lr=1e-2
+    )
+    with pytest.raises(
+        ValueError,
+        match="attach: ZeroRedundancyOptimizer moves weights during backward, before "
+        "masks",
+    ):
         sf.attach(rigl(), model, optimizer)
 
 
@@ -558,7 +682,7 @@ def test_sharded_moments_are_those_of_one_process(tmp_path):
     on_ranks(2, two_ranks, tmp_path)
 
 
-# ---- a function of the user ---------------------------------------------------------------------
+# ---- a function of the user ----------------------------------------------------------
 
 
 def test_a_function_clears_instead():
@@ -593,11 +717,14 @@ def test_the_function_gets_the_entries_that_a_rule_would_clear():
 
 def test_a_function_that_is_none_is_refused():
     model = net()
-    with pytest.raises(TypeError, match=r"attach: expected clear to be a function of \(state, entries\), got str"):
+    with pytest.raises(
+        TypeError,
+        match=r"attach: expected clear to be a function of \(state, entries\), got str",
+    ):
         sf.attach(rigl(), model, StandIn(model.parameters()), clear="m")
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------
 
 
 class Tracked(StandIn):
@@ -605,7 +732,10 @@ class Tracked(StandIn):
         return {"m": torch.zeros_like(p), **self.param_groups[0]["also"](p)}
 
 
-MEND = r"; pass attach\(..., clear=f\), where f\(state, entries\) sets the moments in `state`"
+MEND = (
+    r"; pass attach\(..., clear=f\), where f\(state, entries\) sets the moments in "
+    r"`state`"
+)
 
 
 @pytest.mark.parametrize(
@@ -619,29 +749,57 @@ MEND = r"; pass attach\(..., clear=f\), where f\(state, entries\) sets the momen
             lambda p: {"on": torch.ones(p.shape, dtype=torch.bool)},
             "'on' holds torch.bool entries, whose zero is not kn",
         ),
-        (lambda p: {"low": torch.zeros(4, p.shape[-1])}, r"'low' has shape \(4, 8\) for a weight of shape \(12, 8\)"),
-        (lambda p: {"two": torch.zeros(2, *p.shape)}, r"'two' has shape \(2, 12, 8\) for a weight of shape \(12, 8\)"),
-        (lambda p: {"deep": [{"t": torch.zeros(p.shape[::-1])}]}, r"'deep.0.t' has shape \(8, 12\) for a weight of"),
-        (lambda p: {"all": torch.zeros(160)}, "'all' joins the entries of all parameters"),
-        (lambda p: {"projector": SimpleNamespace()}, "'m' lies beside the basis 'projector': its entries may be"),
-        (lambda p: {"c": Codes(torch.zeros(6), None, p.shape)}, "'c' is a Codes, which has no code of each entry"),
+        (
+            lambda p: {"low": torch.zeros(4, p.shape[-1])},
+            r"'low' has shape \(4, 8\) for a weight of shape \(12, 8\)",
+        ),
+        (
+            lambda p: {"two": torch.zeros(2, *p.shape)},
+            r"'two' has shape \(2, 12, 8\) for a weight of shape \(12, 8\)",
+        ),
+        (
+            lambda p: {"deep": [{"t": torch.zeros(p.shape[::-1])}]},
+            r"'deep.0.t' has shape \(8, 12\) for a weight of",
+        ),
+        (
+            lambda p: {"all": torch.zeros(160)},
+            "'all' joins the entries of all parameters",
+        ),
+        (
+            lambda p: {"projector": SimpleNamespace()},
+            "'m' lies beside the basis 'projector': its entries may be",
+        ),
+        (
+            lambda p: {"c": Codes(torch.zeros(6), None, p.shape)},
+            "'c' is a Codes, which has no code of each entry",
+        ),
     ],
 )
 def test_what_nobody_can_tell_is_refused_at_the_first_step(also, text):
     model = net()
     optimizer = Tracked(model.parameters(), also=also)
-    where = f"^attach: cannot clear the moments of pruned weights of '0.weight' in the state of Tracked: {text}"
+    where = (
+        "^attach: cannot clear the moments of pruned weights of '0.weight' in the "
+        f"state of Tracked: {text}"
+    )
     with pytest.raises(ValueError, match=f"{where}.*{MEND}"):
         train(model, optimizer)
 
 
 def test_it_is_refused_at_attach_where_the_optimizer_has_stepped():
     model = net()
-    optimizer = Tracked(model.parameters(), also=lambda p: {"n": torch.zeros(p.shape, dtype=torch.int64)})
+    optimizer = Tracked(
+        model.parameters(),
+        also=lambda p: {"n": torch.zeros(p.shape, dtype=torch.int64)},
+    )
     cross_entropy(model(X), Y).backward()
     optimizer.step()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="attach: cannot clear the moments of pruned weights of '0.weight'.*'n' holds"):
+    with pytest.raises(
+        ValueError,
+        match="attach: cannot clear the moments of pruned weights of '0.weight'.*'n' "
+        "holds",
+    ):
         sf.attach(rigl(), model, optimizer)
     assert sf.checkpoint.tree_equal(dict(model.state_dict()), dict(before))
     assert not optimizer._optimizer_step_pre_hooks
@@ -650,7 +808,10 @@ def test_it_is_refused_at_attach_where_the_optimizer_has_stepped():
 
 def test_after_a_refusal_detach_leaves_an_ordinary_module():
     model = net()
-    optimizer = Tracked(model.parameters(), also=lambda p: {"n": torch.zeros(p.shape, dtype=torch.int64)})
+    optimizer = Tracked(
+        model.parameters(),
+        also=lambda p: {"n": torch.zeros(p.shape, dtype=torch.int64)},
+    )
     sparse = sf.attach(rigl(), model, optimizer)
     cross_entropy(model(X), Y).backward()
     sparse.before_step()
@@ -664,18 +825,25 @@ def test_after_a_refusal_detach_leaves_an_ordinary_module():
 def test_moments_in_a_projection_are_refused(rank):
     model = net()
     optimizer = Projected([model[0].weight], rank=rank)
-    rest = torch.optim.SGD([p for p in model.parameters() if p is not model[0].weight], lr=0.1)
+    rest = torch.optim.SGD(
+        [p for p in model.parameters() if p is not model[0].weight], lr=0.1
+    )
     sparse = sf.attach(rigl(), model, [optimizer, rest])
     cross_entropy(model(X), Y).backward()
     sparse.before_step()
-    with pytest.raises(ValueError, match="'0.weight' in the state of Projected: 'exp_avg' lies beside the basis"):
+    with pytest.raises(
+        ValueError,
+        match="'0.weight' in the state of Projected: 'exp_avg' lies beside the basis",
+    ):
         optimizer.step()
 
 
 def test_a_part_of_the_first_weights_is_refused():
     model = net()
     with pytest.raises(
-        ValueError, match=r"in the state of Prodigy: 'p0' has shape \(9,\) for a weight of shape \(12, 8"
+        ValueError,
+        match=r"in the state of Prodigy: 'p0' has shape \(9,\) for a weight of shape "
+        r"\(12, 8",
     ):
         train(model, Prodigy(model.parameters(), slice_p=11))
 
@@ -685,7 +853,10 @@ def test_moments_of_blocks_are_refused():
         pass
 
     model = net()
-    with pytest.raises(ValueError, match="DistributedShampoo: it keeps moments of blocks of a weight; pass attach"):
+    with pytest.raises(
+        ValueError,
+        match="DistributedShampoo: it keeps moments of blocks of a weight; pass attach",
+    ):
         sf.attach(rigl(), model, DistributedShampoo(model.parameters()))
 
 
@@ -694,7 +865,10 @@ def test_copies_of_the_weights_are_refused():
     masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
     optimizer = Wrapper(model.parameters(), torch.optim.SGD(masters, lr=0.1))
     before = copy.deepcopy(model.state_dict())
-    text = "attach: Wrapper has a SGD inside, which moves copies of the weights .master weights, or on another device."
+    text = (
+        "attach: Wrapper has a SGD inside, which moves copies of the weights .master "
+        "weights, or on another device."
+    )
     with pytest.raises(ValueError, match=text):
         sf.attach(rigl(), model, optimizer)
     assert sf.checkpoint.tree_equal(dict(model.state_dict()), dict(before))
@@ -707,22 +881,33 @@ def test_steps_during_backward_are_refused():
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
     before = weights_of(model)
-    with pytest.raises(RuntimeError, match="An optimizer that steps during backward, in hooks of parameters, moves"):
+    with pytest.raises(
+        RuntimeError,
+        match="An optimizer that steps during backward, in hooks of parameters, moves",
+    ):
         cross_entropy(model(X), Y).backward()
     assert torch.equal(weights_of(model), before) and sparse.is_attached
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.interface` is deprecated")  # torch 2.11 raises it at itself
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.interface` is deprecated"
+)  # torch 2.11 raises it at itself
 def test_steps_during_backward_that_torch_makes_are_refused_at_attach():
-    from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
+    from torch.distributed.optim import (
+        _apply_optimizer_in_backward,
+        _get_in_backward_optimizers,
+    )
 
     model = net()
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-    with pytest.raises(ValueError, match="attach: SGD moves weights during backward, before masks see the gradients"):
+    with pytest.raises(
+        ValueError,
+        match="attach: SGD moves weights during backward, before masks see the gradients",
+    ):
         sf.attach(rigl(), model, _get_in_backward_optimizers(model))
 
 
-# ---- parts --------------------------------------------------------------------------------------
+# ---- parts ---------------------------------------------------------------------------
 
 
 def one(state, shape=(2, 3), optimizer=torch.optim.SGD):
@@ -739,7 +924,9 @@ def test_tensors_are_found_in_loops_of_objects():
 
 
 def test_statistics_of_several_entries_are_not_found():
-    record, optimizer = one({"step": torch.tensor(3.0), "row": torch.ones(2), "column": torch.ones(1, 3)})
+    record, optimizer = one(
+        {"step": torch.tensor(3.0), "row": torch.ones(2), "column": torch.ones(1, 3)}
+    )
     assert found_in(record, optimizer, optimizer.state[record.parameter]) == []
     check_known(optimizer, [record])
 

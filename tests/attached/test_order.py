@@ -31,7 +31,12 @@ def watching(keep=False):
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     notes = Notes()
-    return notes, weight, optimizer, watch(notes, [Record("w", weight, optimizer)], keep)
+    return (
+        notes,
+        weight,
+        optimizer,
+        watch(notes, [Record("w", weight, optimizer)], keep),
+    )
 
 
 def test_a_step_is_seen():
@@ -41,7 +46,10 @@ def test_a_step_is_seen():
     remove()
     optimizer.step()
     assert notes.seen == ["enter", "leave"] and not watched(weight)
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert (
+        not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+    )
 
 
 def test_a_closure_is_wrapped():
@@ -60,16 +68,24 @@ def test_what_watches_may_become_garbage(keep):
         optimizer.step()
         assert watched(weight)
         return
-    with pytest.raises(RuntimeError, match=r"step: what sf.attach returned .* is gone: keep it, or call detach\(\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"step: what sf.attach returned .* is gone: keep it, or call detach\(\)",
+    ):
         optimizer.step()
     assert not watched(weight)  # and its hooks are removed
     optimizer.step()
 
 
 def test_steps_only_rise():
-    assert later("after_step", 3, 2) == 3 and type(later("after_step", np.int64(3), 2)) is int
+    assert (
+        later("after_step", 3, 2) == 3
+        and type(later("after_step", np.int64(3), 2)) is int
+    )
     for wrong in (True, 3.0, None, torch.tensor(3)):
-        with pytest.raises(TypeError, match="after_step: expected step to be an int, got"):
+        with pytest.raises(
+            TypeError, match="after_step: expected step to be an int, got"
+        ):
             later("after_step", wrong, 2)
     with pytest.raises(ValueError, match="before_step: expected a step after 3, got 3"):
         later("before_step", 3, 3)
@@ -85,15 +101,26 @@ def test_steps_only_rise():
         (sf.rigl(0.9), 99, 103, r"every\(100\)"),
         (sf.rigl(0.9, steps=1000), 7, 11, r"every\(10, stop=750\)"),
         (sf.gmp(0.8, steps=20), 12, 16, r"every\(1, stop=15\)"),
-        (sf.phases([(0, sf.static(0.5)), (4, sf.one_shot(0.7, when=sf.at([5])))]), 4, 6, r"at\(\[5\]\)"),
+        (
+            sf.phases([(0, sf.static(0.5)), (4, sf.one_shot(0.7, when=sf.at([5])))]),
+            4,
+            6,
+            r"at\(\[5\]\)",
+        ),
         (sf.with_terms(sf.one_shot(0.5), sf.terms.l2(0.1)), -1, 3, r"at\(\[0\]\)"),
-        (sf.methods.imp(0.5, when=sf.every(10, start=9), to=sf.at([1])), 0, 2, r"at\(\[1\]\)"),
+        (
+            sf.methods.imp(0.5, when=sf.every(10, start=9), to=sf.at([1])),
+            0,
+            2,
+            r"at\(\[1\]\)",
+        ),
         (sf.supermask(0.5, when=sf.every(4)), 3, 7, r"every\(4\)"),
     ],
 )
 def test_a_trigger_that_is_left_out_is_named(algorithm, last, step, trigger):
     text = (
-        f"after_step: expected step {last + 1}, got {step}, which leaves out where {trigger} fires: count steps of the"
+        f"after_step: expected step {last + 1}, got {step}, which leaves out where "
+        f"{trigger} fires: count steps of the"
     )
     assert re.match(text, left_out(algorithm, last, step))
 
@@ -108,7 +135,11 @@ def test_a_trigger_that_is_left_out_is_named(algorithm, last, step, trigger):
         (sf.ste(0.5), 3, 7),  # it fires there, too
         (sf.rigl(0.9, when=sf.every(4)), 4, 8),
         (sf.rigl(0.9), 100, 104),
-        (sf.rigl(sf.schedules.cycling([0.5, 0.8], sf.every(5)), when=sf.at([20])), 3, 7),  # schedules count
+        (
+            sf.rigl(sf.schedules.cycling([0.5, 0.8], sf.every(5)), when=sf.at([20])),
+            3,
+            7,
+        ),  # schedules count
         (sf.rigl(0.9, when=lambda step: step == 5), 4, 6),  # nothing is known of it
         (sf.dense(), 4, 600),
     ],

@@ -19,7 +19,9 @@ def placed(algorithm):
 @torch.no_grad()
 def test_the_state_has_the_memory_of_the_module_where_that_says_all():
     weight, _, one = placed(sf.static(0.5, init="magnitude"))
-    assert one.state.params["w"].data_ptr() == weight.data_ptr() and weight.tolist() == [[0, 0, 3, 4]]
+    assert one.state.params[
+        "w"
+    ].data_ptr() == weight.data_ptr() and weight.tolist() == [[0, 0, 3, 4]]
     assert one.moved() is one.state
     weight.add_(1.0)
     assert one.moved().params["w"].tolist() == [[0, 0, 4, 5]]
@@ -30,12 +32,16 @@ def test_the_state_has_the_memory_of_the_module_where_that_says_all():
 @torch.no_grad()
 def test_the_state_has_the_pruned_weights_that_train():
     weight, _, one = placed(sf.ste(0.5))
-    assert weight.tolist() == [[0, 0, 3, 4]] and one.state.params["w"].tolist() == [[1, 2, 3, 4]]
+    assert weight.tolist() == [[0, 0, 3, 4]] and one.state.params["w"].tolist() == [
+        [1, 2, 3, 4]
+    ]
     one.show_trained()
     assert weight.tolist() == [[1, 2, 3, 4]]
     weight.add_(1.0)
     one.show(one.moved())
-    assert weight.tolist() == [[0, 0, 4, 5]] and one.state.params["w"].tolist() == [[2, 3, 4, 5]]
+    assert weight.tolist() == [[0, 0, 4, 5]] and one.state.params["w"].tolist() == [
+        [2, 3, 4, 5]
+    ]
 
 
 @torch.no_grad()
@@ -54,7 +60,9 @@ def test_an_optimizer_that_mixes_entries_sees_masked_weights_and_gradients():
 
     weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     optimizer = Own([weight], lr=1.0)
-    one = Placed(sf.static(0.5, init="magnitude"), {"w": Record("w", weight, optimizer)})
+    one = Placed(
+        sf.static(0.5, init="magnitude"), {"w": Record("w", weight, optimizer)}
+    )
     one.show(one.state)
     one.weights["w"].give(torch.zeros(1, 4))
     weight.grad.data.add_(1.0)
@@ -75,7 +83,9 @@ def test_written_values_of_hidden_weights_are_taken_without_a_version():
 
 @torch.no_grad()
 def test_a_view_that_reads_weights_reads_masked_ones():
-    decayed = sf.with_terms(sf.static(0.5, init="magnitude"), sf.terms.pruned_decay(0.5))
+    decayed = sf.with_terms(
+        sf.static(0.5, init="magnitude"), sf.terms.pruned_decay(0.5)
+    )
     weight, _, one = placed(decayed)
     weight.data.add_(1.0)
     assert one.begin_step() == () and weight.tolist() == [[0, 0, 4, 5]]
@@ -98,8 +108,14 @@ def test_weights_that_were_loaded_in_secret_are_not_those_before():
     assert one.unmasked()["w"].tolist() == [[7, 7, 7, 7]]
 
 
-@pytest.mark.parametrize("algorithm", [sf.static(0.5, init="magnitude"), sf.ste(0.5)], ids=["masked", "whole"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [sf.static(0.5, init="magnitude"), sf.ste(0.5)],
+    ids=["masked", "whole"],
+)
 def test_what_is_seen_is_what_the_view_says(algorithm):
     _, _, one = placed(algorithm)
     dense = {"w": torch.ones(1, 4)}
-    assert torch.equal(one.seen(dense, 0)[0], masked_view.grads(one.state, dense, 0)["w"])
+    assert torch.equal(
+        one.seen(dense, 0)[0], masked_view.grads(one.state, dense, 0)["w"]
+    )

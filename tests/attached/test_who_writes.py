@@ -12,7 +12,9 @@ from torch import nn
 import sparsefn as sf
 from tests.attached.test_attached import adam, backward, check_zeros, net, train
 
-WARNS = "somebody wrote to pruned entries of '0.weight' between the steps.*call apply_masks"
+WARNS = (
+    "somebody wrote to pruned entries of '0.weight' between the steps.*call apply_masks"
+)
 ALGORITHMS = {
     "static": lambda: sf.static(0.5),
     "rigl": lambda: sf.rigl(0.5, when=sf.every(3), steps=100),
@@ -22,14 +24,23 @@ ALGORITHMS = {
     "supermask": lambda: sf.supermask(0.5),
     "latents": lambda: sf.reparametrised(sf.reparam.power(2.0), sf.static(0.5)),
 }
-PLAIN, HIDDEN, FOLLOW = ("static", "rigl"), ("ste", "keep", "joint"), ("supermask", "latents")
-SGD, ADAM = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, {"lr": 0.01, "weight_decay": 0.1}
+PLAIN, HIDDEN, FOLLOW = (
+    ("static", "rigl"),
+    ("ste", "keep", "joint"),
+    ("supermask", "latents"),
+)
+SGD, ADAM = (
+    {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+    {"lr": 0.01, "weight_decay": 0.1},
+)
 OPTIMIZERS = {"SGD": SGD, "Adam": ADAM, "AdamW": ADAM, "Adafactor": {"lr": 0.01}}
 
 
 def trio(name="static", optimizer="SGD"):
     model = net()
-    optimizer = getattr(torch.optim, optimizer)(model.parameters(), **OPTIMIZERS[optimizer])
+    optimizer = getattr(torch.optim, optimizer)(
+        model.parameters(), **OPTIMIZERS[optimizer]
+    )
     sparse = sf.attach(ALGORITHMS[name](), model, optimizer)
     train(sparse, model, optimizer, [0])
     optimizer.zero_grad()
@@ -41,7 +52,7 @@ def dense():
     return {name: torch.randn_like(p) for name, p in net().named_parameters()}
 
 
-# ---- ways to write ----------------------------------------------------------------------------------
+# ---- ways to write -------------------------------------------------------------------
 
 
 def load(model):
@@ -76,7 +87,9 @@ def swapped(p, x):
 
 
 def vector(model):
-    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(dense().values()), model.parameters())
+    nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(dense().values()), model.parameters()
+    )
 
 
 def foreach(model):
@@ -142,7 +155,7 @@ def step(model, optimizer, sparse, number=1):
     train(sparse, model, optimizer, [number])
 
 
-# ---- the rows ---------------------------------------------------------------------------------------
+# ---- the rows ------------------------------------------------------------------------
 
 ROWS = {}
 
@@ -274,7 +287,12 @@ def test_weights_between_the_two_calls(how, optimizer, late):
         same.after_step(1)
     sparse.after_step(1)
     sparse.check()
-    assert_weights(model, masked(sparse) if late else {n: p.detach() for n, p in other.named_parameters()})
+    assert_weights(
+        model,
+        masked(sparse)
+        if late
+        else {n: p.detach() for n, p in other.named_parameters()},
+    )
     step(model, optimizer_, sparse, 2)
 
 
@@ -300,7 +318,9 @@ def test_weights_whose_pruned_entries_have_values(how, name):
 
 @pytest.mark.deep
 @row("weights that follow from latents or learned scores")
-@pytest.mark.parametrize("when", ["between the steps", "before the step", "after the step"])
+@pytest.mark.parametrize(
+    "when", ["between the steps", "before the step", "after the step"]
+)
 @pytest.mark.parametrize("name", FOLLOW)
 @ANY
 def test_weights_that_follow(how, name, when):
@@ -315,13 +335,25 @@ def test_weights_that_follow(how, name, when):
         for p, grad in zip(model.parameters(), grads, strict=True):
             p.grad = grad
 
-    what = "its mask follows from scores" if name == "supermask" else "its values follow from latents"
-    mend = r"which the write does not reach: call detach\(\), write, and attach again, or load the state_dict\(\) of"
+    what = (
+        "its mask follows from scores"
+        if name == "supermask"
+        else "its values follow from latents"
+    )
+    mend = (
+        r"which the write does not reach: call detach\(\), write, and attach again, or "
+        r"load the state_dict\(\) of"
+    )
     if when == "between the steps":
         write()
-        with pytest.raises(RuntimeError, match=f"before_step: somebody wrote to '0.weight', but {what}, {mend}"):
+        with pytest.raises(
+            RuntimeError,
+            match=f"before_step: somebody wrote to '0.weight', but {what}, {mend}",
+        ):
             sparse.before_step()
-        with pytest.raises(RuntimeError, match="apply_masks: somebody wrote to '0.weight'"):
+        with pytest.raises(
+            RuntimeError, match="apply_masks: somebody wrote to '0.weight'"
+        ):
             sparse.apply_masks()
         model.load_state_dict(found)
         sparse.before_step()
@@ -334,7 +366,10 @@ def test_weights_that_follow(how, name, when):
         optimizer.step()
         if when == "after the step":
             ALL[how](model)
-        with pytest.raises(RuntimeError, match=f"after_step: somebody wrote to '0.weight', but {what}, {mend}"):
+        with pytest.raises(
+            RuntimeError,
+            match=f"after_step: somebody wrote to '0.weight', but {what}, {mend}",
+        ):
             sparse.after_step(1)
 
 
@@ -345,7 +380,11 @@ def test_the_mend_of_weights_that_follow(name):
     shown = {n: p.detach().clone() for n, p in model.named_parameters()}
     SECRET["p.data.copy_"](model)
     sparse.detach()
-    assert all(torch.equal(p, shown[n]) for n, p in model.named_parameters() if n.endswith("weight"))
+    assert all(
+        torch.equal(p, shown[n])
+        for n, p in model.named_parameters()
+        if n.endswith("weight")
+    )
     load(model)
     again = sf.attach(ALGORITHMS[name](), model, optimizer)
     again.check()
@@ -359,7 +398,10 @@ def test_weights_before_load_state_dict(how, name):
     model, optimizer, sparse = trio(name)
     load(model)
     sparse.apply_masks()
-    saved, wanted = sparse.state_dict(), {n: p.detach().clone() for n, p in model.named_parameters()}
+    saved, wanted = (
+        sparse.state_dict(),
+        {n: p.detach().clone() for n, p in model.named_parameters()},
+    )
     other = net()
     again = sf.attach(ALGORITHMS[name](), other, adam(other))
     ALL[how](other)
@@ -384,7 +426,9 @@ def test_other_parameters(write):
     write(model)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    with pytest.raises(RuntimeError, match=r"before_step: .*call detach\(\), then attach again"):
+    with pytest.raises(
+        RuntimeError, match=r"before_step: .*call detach\(\), then attach again"
+    ):
         sparse.before_step()
 
 

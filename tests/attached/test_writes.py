@@ -31,14 +31,26 @@ def test_places_are_found_through_wrappers_and_containers():
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+            self.layers = torch.nn.ModuleList(
+                [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+            )
 
     model = torch.nn.DataParallel(Net())
-    links = links_of(model, reversed(owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]).values()))
+    links = links_of(
+        model,
+        reversed(
+            owned_parameters(
+                model, [torch.optim.SGD(model.parameters(), lr=0.1)]
+            ).values()
+        ),
+    )
     check_links(links)
     assert len(links) == 8  # module, layers, two layers, four parameters
     model.module.layers[1] = torch.nn.Linear(2, 2)
-    with pytest.raises(RuntimeError, match=r"before_step: 'layers.1.bias', or a layer that holds it, was replaced"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"before_step: 'layers.1.bias', or a layer that holds it, was replaced",
+    ):
         check_links(links)
 
 
@@ -51,17 +63,25 @@ def test_new_members_of_an_optimizer():
     (new,) = check_members([own], {id(layer.weight)})
     assert new is layer.bias
     own.optimizer.param_groups[0]["params"].pop(0)
-    with pytest.raises(RuntimeError, match="before_step: the optimizer of 'weight' has it no more: call detach"):
+    with pytest.raises(
+        RuntimeError,
+        match="before_step: the optimizer of 'weight' has it no more: call detach",
+    ):
         check_members([own])
 
 
-@pytest.mark.parametrize("made", [sf.static(0.5), sf.supermask(0.5), sf.partition([("*", sf.rigl(0.5))])])
+@pytest.mark.parametrize(
+    "made", [sf.static(0.5), sf.supermask(0.5), sf.partition([("*", sf.rigl(0.5))])]
+)
 def test_weights_that_would_have_been_masked(made):
-    model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)))
+    model = torch.nn.DataParallel(
+        torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+    )
     layer, norm = model.module
     assert left_dense(made, model, [norm.weight, layer.bias, torch.ones(2, 2)]) == ""
     assert left_dense(made, model, [layer.bias, layer.weight]) == (
-        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze it before, or call detach(), "
+        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze "
+        "it before, or call detach(), "
         "then attach again"
     )
 
@@ -70,18 +90,24 @@ def test_weights_that_where_does_not_choose():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     algorithm = sf.rigl(0.5, where="0.*")
     assert left_dense(algorithm, model, [model[1].weight]) == ""
-    assert "'0.weight' trains since attach" in left_dense(algorithm, model, [model[0].weight])
+    assert "'0.weight' trains since attach" in left_dense(
+        algorithm, model, [model[0].weight]
+    )
 
 
 def test_values_at_kept_entries_are_taken_over():
-    got = taken_over("state", state([1.0, 2.0, 0.0, 0.0]), [record([5.0, 6.0, 7.0, 8.0])]).params["w"]
+    got = taken_over(
+        "state", state([1.0, 2.0, 0.0, 0.0]), [record([5.0, 6.0, 7.0, 8.0])]
+    ).params["w"]
     assert got.tolist() == [5.0, 6.0, 0.0, 0.0]
 
 
 def test_of_hidden_leaves_what_differs_from_the_module_is_taken_over():
     nan = float("nan")
     old = state([1.0, nan, 3.0, 4.0])
-    got = taken_over("state", old, [record([1.0, nan, 0.0, 9.0], hidden=True)]).params["w"]
+    got = taken_over("state", old, [record([1.0, nan, 0.0, 9.0], hidden=True)]).params[
+        "w"
+    ]
     assert got[[0, 2, 3]].tolist() == [1.0, 3.0, 9.0] and got[1].isnan()
     assert old.params["w"][3] == 4.0
 
@@ -105,7 +131,9 @@ def test_weights_that_follow_are_not_written(follows, text):
 
 def test_a_parameter_of_another_kind_is_named():
     with pytest.raises(
-        RuntimeError, match=r"state: 'w' was torch.float32 on cpu of shape \(4,\) .* of shape \(2,\): call"
+        RuntimeError,
+        match=r"state: 'w' was torch.float32 on cpu of shape \(4,\) .* of shape \(2,\): "
+        r"call",
     ):
         taken_over("state", state([1.0, 2.0, 0.0, 0.0]), [record([1.0, 2.0])])
 
@@ -114,13 +142,20 @@ def test_weights_that_move_without_their_optimizer():
     own = record([1.0, 2.0])
     own.note()
     assert check_order([own], {"w": torch.ones(2)}) == (
-        "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "
-        "optimizer.step(), after the last backward; where a step is left out on purpose, all is well"
+        "after_step: no optimizer has stepped since before_step: where several batches "
+        "make a step, call both around "
+        "optimizer.step(), after the last backward; where a step is left out on "
+        "purpose, all is well"
     )
     with torch.no_grad():
         own.parameter.add_(1.0)
-    assert check_order([own], {"w": torch.tensor([1.0, torch.inf])}) == ""  # as a GradScaler leaves a step out
-    with pytest.raises(RuntimeError, match="after_step: 'w' moved without its optimizer: for another optimizer, call"):
+    assert (
+        check_order([own], {"w": torch.tensor([1.0, torch.inf])}) == ""
+    )  # as a GradScaler leaves a step out
+    with pytest.raises(
+        RuntimeError,
+        match="after_step: 'w' moved without its optimizer: for another optimizer, call",
+    ):
         check_order([own], {"w": torch.ones(2)})
 
 
@@ -130,7 +165,11 @@ def test_weights_that_move_without_their_optimizer():
         (state([1.0, 2.0, 3.0, 4.0]), {}, True),
         (state([1.0, 2.0, 0.0, 0.0]), {}, False),
         (state([1.0, 2.0, 3.0, 4.0], torch.tensor(True)), {}, False),
-        (state([1.0, 2.0, 0.0, 0.0])._replace(support={"w": torch.tensor(True)}), {}, True),
+        (
+            state([1.0, 2.0, 0.0, 0.0])._replace(support={"w": torch.tensor(True)}),
+            {},
+            True,
+        ),
         (state([1.0, 2.0, 0.0, 0.0]), {"follows": "latents"}, True),
     ],
 )

@@ -15,20 +15,36 @@ def net():
 
 
 def caught_in(model, parts, first=0, outputs=None, order=("0", "1", "2"), x=None):
-    weights, call = sf.modules.params_of(model), ((torch.ones(2, 3) if x is None else x,), {})
+    weights, call = (
+        sf.modules.params_of(model),
+        ((torch.ones(2, 3) if x is None else x,), {}),
+    )
     parts = {path: model.get_submodule(path) for path in parts}
-    return caught.catch(model, weights, parts, order, [FORM] * len(order), outputs or {}, first, call)
+    return caught.catch(
+        model, weights, parts, order, [FORM] * len(order), outputs or {}, first, call
+    )
 
 
 def test_a_part_gets_what_the_part_before_it_would_return():
-    (first, second, third), named = caught_in(net(), "012"), [kept.Slot(0, 0), kept.Slot(1, 0)]
+    (first, second, third), named = (
+        caught_in(net(), "012"),
+        [kept.Slot(0, 0), kept.Slot(1, 0)],
+    )
     assert torch.equal(first[0][0], torch.ones(2, 3))
-    assert [kept.stow(call, kept.in_memory).slots() for call in (second, third)] == [named[:1], named[1:]]
+    assert [kept.stow(call, kept.in_memory).slots() for call in (second, third)] == [
+        named[:1],
+        named[1:],
+    ]
 
 
 def test_what_is_known_is_returned_and_what_is_not_cannot_be_used():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
-    order, known = ("0", "2", "4"), {0: kept.stow(torch.zeros(2, 3) + 1, kept.in_memory)}
+    model = nn.Sequential(
+        nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)
+    )
+    order, known = (
+        ("0", "2", "4"),
+        {0: kept.stow(torch.zeros(2, 3) + 1, kept.in_memory)},
+    )
     assert len(caught_in(model, order, order=order)) == 1
     ((args, _),) = caught_in(model, order, 1, known, order)
     assert torch.equal(args[0], torch.ones(2, 3).tanh())
@@ -57,11 +73,15 @@ def test_a_marker_can_only_be_handed_on(use):
     marker = kept.marked(FORM, 4)
     with pytest.raises(kept.Touched) as error:
         use(marker)
-    assert error.value.slot == kept.Slot(4, 0) and not isinstance(error.value, Exception)
+    assert error.value.slot == kept.Slot(4, 0) and not isinstance(
+        error.value, Exception
+    )
 
 
 def test_parts_that_are_called_in_another_order():
-    with pytest.raises(kept.BrokenChainError, match="'0' is called where '1' was before"):
+    with pytest.raises(
+        kept.BrokenChainError, match="'0' is called where '1' was before"
+    ):
         caught_in(net(), "012", order=("1", "0", "2"))
     model = net()
     model.forward = lambda x: x
@@ -81,11 +101,16 @@ def test_nothing_is_left_whatever_happens():
     before = [dict(vars(part)) for part in model.modules()]
     caught_in(model, "012")
     assert not seen
-    with pytest.raises(ZeroDivisionError), caught.intercepted({"1": model[1]}, lambda *call: 1 / 0):
+    with (
+        pytest.raises(ZeroDivisionError),
+        caught.intercepted({"1": model[1]}, lambda *call: 1 / 0),
+    ):
         model[:2](torch.ones(1, 3))
     after = [dict(vars(part)) for part in model.modules()]
     for old, new in zip(before, after, strict=True):
-        assert old.keys() == new.keys() and all(new[name] is value for name, value in old.items())
+        assert old.keys() == new.keys() and all(
+            new[name] is value for name, value in old.items()
+        )
 
 
 def test_what_parts_return_is_recorded_and_what_hides_tensors_is_said():
@@ -94,7 +119,9 @@ def test_what_parts_return_is_recorded_and_what_hides_tensors_is_said():
             return super().forward(x), {"n": 3}
 
     pair = Pair(3, 3)
-    _, order, (form,), why = caught.recorded({"p": pair}, lambda: pair(torch.ones(1, 3)))
+    _, order, (form,), why = caught.recorded(
+        {"p": pair}, lambda: pair(torch.ones(1, 3))
+    )
     assert (order, form.leaves, why) == (["p"], (None, 3), "")
 
     class Odd(nn.Module):
@@ -103,4 +130,7 @@ def test_what_parts_return_is_recorded_and_what_hides_tensors_is_said():
 
     odd = Odd()
     assert caught.recorded({"o": odd}, lambda: odd(None))[3] == "'o' returns a set"
-    assert caught.recorded({"o": odd, "p": pair}, lambda: odd(torch.ones(1, 3)))[3] == "'p' is called by 'o'"
+    assert (
+        caught.recorded({"o": odd, "p": pair}, lambda: odd(torch.ones(1, 3)))[3]
+        == "'p' is called by 'o'"
+    )

@@ -1,4 +1,6 @@
-"""Layers that run one by one give what the whole model gives, for the models of transformers and others."""
+"""Layers that run one by one give what the whole model gives, for the models of
+transformers and others.
+"""
 
 from typing import ClassVar
 
@@ -9,7 +11,12 @@ from torch import nn
 
 import sparsefn as sf
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+}
 DECODER = {"vocab_size": 64, "num_key_value_heads": 2, "head_dim": 4, **SIZES}
 WORDS = torch.arange(40).reshape(4, 10)
 PAIR = {"input_ids": WORDS, "decoder_input_ids": WORDS[:, :6]}
@@ -23,12 +30,30 @@ def made(name, **sizes):
 
 
 def opt(layers=3):
-    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "num_attention_heads": 4}
-    return made("OPTForCausalLM", vocab_size=64, num_hidden_layers=layers, max_position_embeddings=16, **sizes)
+    sizes = {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "ffn_dim": 24,
+        "num_attention_heads": 4,
+    }
+    return made(
+        "OPTForCausalLM",
+        vocab_size=64,
+        num_hidden_layers=layers,
+        max_position_embeddings=16,
+        **sizes,
+    )
 
 
 def gpt2(layers=3):
-    return made("GPT2LMHeadModel", vocab_size=64, n_embd=16, n_layer=layers, n_head=4, n_positions=16)
+    return made(
+        "GPT2LMHeadModel",
+        vocab_size=64,
+        n_embd=16,
+        n_layer=layers,
+        n_head=4,
+        n_positions=16,
+    )
 
 
 def llama(layers=3):
@@ -37,7 +62,9 @@ def llama(layers=3):
 
 def t5():
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
-    return made("T5ForConditionalGeneration", vocab_size=64, decoder_start_token_id=0, **sizes)
+    return made(
+        "T5ForConditionalGeneration", vocab_size=64, decoder_start_token_id=0, **sizes
+    )
 
 
 def mixtral(**options):
@@ -60,7 +87,9 @@ def encoder():
 
 def mlp():
     layers = (nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8))
-    return nn.Sequential(*layers, nn.Linear(8, 8), layers[1], nn.Dropout(0.5), nn.Linear(8, 8)).eval()
+    return nn.Sequential(
+        *layers, nn.Linear(8, 8), layers[1], nn.Dropout(0.5), nn.Linear(8, 8)
+    ).eval()
 
 
 LLAMA = [f"model.layers.{i}.*" for i in range(3)]
@@ -92,10 +121,17 @@ def sparsegpt(stats):
     def solve(path, weight, mask, step):
         matrix, back = sf.calibration.as_matrix(weight, stats[path])
         matrices, grams = (
-            (matrix[None], stats[path]["gram"][None]) if matrix.ndim == 2 else (matrix, stats[path]["gram"])
+            (matrix[None], stats[path]["gram"][None])
+            if matrix.ndim == 2
+            else (matrix, stats[path]["gram"])
         )
-        done = [sf.solve.obs(w, h, keep=0.5, damp=0.1) for w, h in zip(matrices, grams, strict=True)]
-        return tuple(back(torch.stack(x).reshape(matrix.shape)) for x in zip(*done, strict=True))
+        done = [
+            sf.solve.obs(w, h, keep=0.5, damp=0.1)
+            for w, h in zip(matrices, grams, strict=True)
+        ]
+        return tuple(
+            back(torch.stack(x).reshape(matrix.shape)) for x in zip(*done, strict=True)
+        )
 
     return sf.rewrite(solve, when=sf.at([0]))
 
@@ -109,16 +145,29 @@ def slowly(model, blocks, prune, inputs, of, size, inputs_from="pruned"):
             batch = {name: x[i : i + size] for name, x in inputs.items()}
             weights = state if inputs_from == "pruned" else start
             new = sf.calibration.inputs(model, weights, **batch, paths=block, of=of)
-            stats = {path: {k: x + new[path][k] for k, x in s.items()} for path, s in stats.items()} if stats else new
+            stats = (
+                {
+                    path: {k: x + new[path][k] for k, x in s.items()}
+                    for path, s in stats.items()
+                }
+                if stats
+                else new
+            )
         algorithm = prune(stats)
         own = algorithm.init({path: sf.effective(state)[path] for path in stats})
-        own = algorithm.update(own, {path: torch.zeros_like(x) for path, x in own.params.items()}, 0)
-        state = state._replace(params=state.params | own.params, masks=state.masks | own.masks)
+        own = algorithm.update(
+            own, {path: torch.zeros_like(x) for path, x in own.params.items()}, 0
+        )
+        state = state._replace(
+            params=state.params | own.params, masks=state.masks | own.masks
+        )
     return state
 
 
 def written(model):
-    return [(part, dict(vars(part))) for part in model.modules()], {k: x.clone() for k, x in model.state_dict().items()}
+    return [(part, dict(vars(part))) for part in model.modules()], {
+        k: x.clone() for k, x in model.state_dict().items()
+    }
 
 
 def assert_unwritten(model, before):
@@ -143,23 +192,37 @@ def test_a_model_is_pruned_as_by_runs_of_the_whole(name, prune, of, inputs_from)
     model = make()
     before = written(model)
     options = {"of": of, "chunk_size": 3, "inputs_from": inputs_from}
-    *_, last = steps = list(sf.calibration.by_block(model, None, blocks, prune, inputs, **options))
-    assert [(done.block, done.why) for done in steps] == [(block, "") for block in blocks]
+    *_, last = steps = list(
+        sf.calibration.by_block(model, None, blocks, prune, inputs, **options)
+    )
+    assert [(done.block, done.why) for done in steps] == [
+        (block, "") for block in blocks
+    ]
     slow = slowly(model, blocks, prune, inputs, of, 3, inputs_from)
     assert sf.checkpoint.tree_equal(last.state, slow)
-    assert all((done.error is None) if inputs_from == "dense" else 0 < done.error < 1 for done in steps)
+    assert all(
+        (done.error is None) if inputs_from == "dense" else 0 < done.error < 1
+        for done in steps
+    )
     assert_unwritten(model, before)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("layers", [4, 16])
 @pytest.mark.parametrize(
-    ("make", "path"), [(llama, "model.layers"), (gpt2, "transformer.h"), (opt, "model.decoder.layers")]
+    ("make", "path"),
+    [(llama, "model.layers"), (gpt2, "transformer.h"), (opt, "model.decoder.layers")],
 )
 @pytest.mark.parametrize(("prune", "of"), [(wanda, "square"), (sparsegpt, "gram")])
 def test_deep_models_keep_every_bit(make, path, layers, prune, of):
-    model, blocks, inputs = make(layers), [f"{path}.{i}.*" for i in range(layers)], {"input_ids": WORDS}
-    state = sf.calibration.in_order(model, None, blocks, prune, inputs, of=of, chunk_size=2)
+    model, blocks, inputs = (
+        make(layers),
+        [f"{path}.{i}.*" for i in range(layers)],
+        {"input_ids": WORDS},
+    )
+    state = sf.calibration.in_order(
+        model, None, blocks, prune, inputs, of=of, chunk_size=2
+    )
     assert sf.checkpoint.tree_equal(state, slowly(model, blocks, prune, inputs, of, 2))
 
 
@@ -189,9 +252,19 @@ def halved(layers, x):
 
 @pytest.mark.parametrize("run", [skipping, halved])
 def test_what_the_model_does_between_its_layers_is_done(run):
-    model, x, blocks = Between(run), {"x": torch.randn(4, 6)}, [f"layers.{i}.*" for i in range(4)]
-    *_, last = steps = list(sf.calibration.by_block(model, None, blocks, wanda, x, of="square", chunk_size=2))
-    assert sf.checkpoint.tree_equal(last.state, slowly(model, blocks, wanda, x, "square", 2))
+    model, x, blocks = (
+        Between(run),
+        {"x": torch.randn(4, 6)},
+        [f"layers.{i}.*" for i in range(4)],
+    )
+    *_, last = steps = list(
+        sf.calibration.by_block(
+            model, None, blocks, wanda, x, of="square", chunk_size=2
+        )
+    )
+    assert sf.checkpoint.tree_equal(
+        last.state, slowly(model, blocks, wanda, x, "square", 2)
+    )
     assert not any(done.why for done in steps)
 
 
@@ -280,20 +353,32 @@ def writing():
     ("make", "why"),
     [
         (lambda: Between(deep), r"'layers\.0' is called 2 times"),
-        (lambda: Between(hidden), r"'layers\.0\.weight' gets other inputs where parts run one by one"),
+        (
+            lambda: Between(hidden),
+            r"'layers\.0\.weight' gets other inputs where parts run one by one",
+        ),
         (remembering, "gets other inputs where parts run one by one"),
         (adding, r"'layers\.0' by itself raises Touched"),
         (boxes, r"'layers\.0' returns a Box"),
         (writing, r"'layers\.0' writes into its inputs"),
     ],
 )
-def test_where_layers_do_not_follow_each_other_the_whole_model_runs_and_the_reason_is_said(make, why):
+def test_where_layers_do_not_follow_each_other_the_whole_model_runs_and_the_reason_is_said(
+    make, why
+):
     model, x = make(), {"x": torch.randn(4, 6)}
     blocks = [f"layers.{i}.*" for i in range(len(model.layers))]
-    steps = sf.calibration.by_block(model, None, blocks, wanda, x, of="square", chunk_size=2)
-    with pytest.warns(UserWarning, match=f"in_order: the whole model runs once for each block, as .*{why}"):
+    steps = sf.calibration.by_block(
+        model, None, blocks, wanda, x, of="square", chunk_size=2
+    )
+    with pytest.warns(
+        UserWarning,
+        match=f"in_order: the whole model runs once for each block, as .*{why}",
+    ):
         *_, last = steps = list(steps)
-    assert sf.checkpoint.tree_equal(last.state, slowly(model, blocks, wanda, x, "square", 2))
+    assert sf.checkpoint.tree_equal(
+        last.state, slowly(model, blocks, wanda, x, "square", 2)
+    )
     assert all(done.why and done.error is None for done in steps)
 
 
@@ -301,7 +386,9 @@ def test_many_operations_between_layers():
     model, x = Between(halved), {"x": torch.randn(4, 6)}
     model.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(8))
     blocks = [f"layers.{i}.*" for i in range(8)]
-    with pytest.warns(UserWarning, match=r"there are operations between parts, as after 'layers\.0'"):
+    with pytest.warns(
+        UserWarning, match=r"there are operations between parts, as after 'layers\.0'"
+    ):
         state = sf.calibration.in_order(model, None, blocks, wanda, x, of="square")
     assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, x, "square", 4))
 
@@ -336,9 +423,16 @@ def test_attributes_that_the_model_sets_on_a_layer_are_seen(run):
     model = Between(run)
     model.layers = nn.ModuleList(Told() for _ in range(3))
     x, blocks = torch.randn(4, 6), [f"layers.{i}.*" for i in range(3)]
-    with pytest.warns(UserWarning, match="as 'layers.[01]' gets its 'by' from elsewhere, and not as an argument"):
-        state = sf.calibration.in_order(model, None, blocks, wanda, {"x": x}, of="square", chunk_size=2)
-    assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, {"x": x}, "square", 2))
+    with pytest.warns(
+        UserWarning,
+        match="as 'layers.[01]' gets its 'by' from elsewhere, and not as an argument",
+    ):
+        state = sf.calibration.in_order(
+            model, None, blocks, wanda, {"x": x}, of="square", chunk_size=2
+        )
+    assert sf.checkpoint.tree_equal(
+        state, slowly(model, blocks, wanda, {"x": x}, "square", 2)
+    )
     assert all(layer.by is None for layer in model.layers)
 
 
@@ -362,10 +456,17 @@ def test_a_write_is_seen_whatever_it_writes():
             return x
 
     model, blocks = Scaling(), [f"layers.{i}.*" for i in range(3)]
-    call = {"x": torch.randn(4, 6), "by": torch.rand(4, 1).index_fill(0, torch.tensor([0]), 1.0)}
+    call = {
+        "x": torch.randn(4, 6),
+        "by": torch.rand(4, 1).index_fill(0, torch.tensor([0]), 1.0),
+    }
     with pytest.warns(UserWarning, match="as 'layers.0' writes into its inputs"):
-        state = sf.calibration.in_order(model, None, blocks, wanda, call, of="square", chunk_size=2)
-    assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, call, "square", 2))
+        state = sf.calibration.in_order(
+            model, None, blocks, wanda, call, of="square", chunk_size=2
+        )
+    assert sf.checkpoint.tree_equal(
+        state, slowly(model, blocks, wanda, call, "square", 2)
+    )
 
 
 class Sums(nn.Linear):
@@ -395,25 +496,43 @@ def test_a_layer_that_is_left_out_may_not_write_where_others_read(offload):
                 x = layer(x, total)
             return x
 
-    model, blocks, x = Summing(), [f"layers.{i}.*" for i in (0, 2, 3)], {"x": torch.randn(4, 512)}
+    model, blocks, x = (
+        Summing(),
+        [f"layers.{i}.*" for i in (0, 2, 3)],
+        {"x": torch.randn(4, 512)},
+    )
     with pytest.warns(UserWarning, match="as 'layers.1' writes into its inputs"):
-        state = sf.calibration.in_order(model, None, blocks, wanda, x, of="square", chunk_size=2, offload=offload)
+        state = sf.calibration.in_order(
+            model, None, blocks, wanda, x, of="square", chunk_size=2, offload=offload
+        )
     assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, x, "square", 2))
 
 
 def test_activations_in_place_run_one_by_one():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)) for _ in range(3)))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)) for _ in range(3))
+    )
     model.insert(1, nn.ReLU(inplace=True))
     blocks, x = ["0.*", "2.*", "3.*"], {"input": torch.randn(4, 6)}
-    *_, last = steps = list(sf.calibration.by_block(model, None, blocks, wanda, x, of="square", chunk_size=2))
+    *_, last = steps = list(
+        sf.calibration.by_block(
+            model, None, blocks, wanda, x, of="square", chunk_size=2
+        )
+    )
     assert not any(done.why for done in steps)
-    assert sf.checkpoint.tree_equal(last.state, slowly(model, blocks, wanda, x, "square", 2))
+    assert sf.checkpoint.tree_equal(
+        last.state, slowly(model, blocks, wanda, x, "square", 2)
+    )
 
 
 def test_experts_whose_weights_are_gathered_are_told():
     model = mixtral(num_experts_per_tok=3, experts_implementation="batched_mm")
     with pytest.warns(
-        UserWarning, match="no product was seen with 'model.layers.0.mlp.experts.gate_up_proj' .MixtralEx"
+        UserWarning,
+        match="no product was seen with 'model.layers.0.mlp.experts.gate_up_proj' "
+        ".MixtralEx",
     ):
-        state = sf.calibration.in_order(model, None, LLAMA[:1], wanda, {"input_ids": WORDS}, of="square")
+        state = sf.calibration.in_order(
+            model, None, LLAMA[:1], wanda, {"input_ids": WORDS}, of="square"
+        )
     assert not state.masks["model.layers.0.mlp.experts.gate_up_proj"].ndim

@@ -1,4 +1,6 @@
-"""Files of a model's folder: some tensors at a time, written so that nothing is lost."""
+"""Files of a model's folder: some tensors at a time, written so that nothing is
+lost.
+"""
 
 import json
 import os
@@ -10,9 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sparsefn.calibration.folders import read_json, read_tensors, some, stored_in, write_json, write_tensors
+from sparsefn.calibration.folders import (
+    read_json,
+    read_tensors,
+    some,
+    stored_in,
+    write_json,
+    write_tensors,
+)
 
-TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(True)}
+TENSORS = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b": torch.ones(3, dtype=torch.bfloat16),
+    "c": torch.tensor(True),
+}
 
 
 def folder_of(path, sharded=True):
@@ -23,8 +36,13 @@ def folder_of(path, sharded=True):
         return path
     placed = {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}
     for file in {*placed.values()}:
-        save_file({name: x for name, x in TENSORS.items() if placed[name] == file}, path / file)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+        save_file(
+            {name: x for name, x in TENSORS.items() if placed[name] == file},
+            path / file,
+        )
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": placed})
+    )
     return path
 
 
@@ -40,32 +58,55 @@ def test_tensors_are_listed_and_read_in_memory_of_their_own(tmp_path, sharded):
     found = dict(read_tensors(folder, {name: stored[name].file for name in ("a", "c")}))
     for file in {one.file for one in stored.values()}:
         (folder / file).write_bytes(b"\0" * 8)
-    assert found.keys() == {"a", "c"} and torch.equal(found["a"], TENSORS["a"]) and bool(found["c"])
+    assert (
+        found.keys() == {"a", "c"}
+        and torch.equal(found["a"], TENSORS["a"])
+        and bool(found["c"])
+    )
 
 
 def test_a_folder_that_is_no_model_is_told(tmp_path):
-    with pytest.raises(ValueError, match="expected the folder of a model, got '.*nowhere', which is no folder"):
+    with pytest.raises(
+        ValueError,
+        match="expected the folder of a model, got '.*nowhere', which is no folder",
+    ):
         stored_in(tmp_path / "nowhere")
     with pytest.raises(
-        ValueError, match=r"expected config.json and model.safetensors or .* in '.*', got nothing: write"
+        ValueError,
+        match=r"expected config.json and model.safetensors or .* in '.*', got nothing: "
+        r"write",
     ):
         stored_in(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_text("x")
-    with pytest.raises(ValueError, match=r"got 'config.json', 'pytorch_model.bin': write the folder with model.save_"):
+    with pytest.raises(
+        ValueError,
+        match=r"got 'config.json', 'pytorch_model.bin': write the folder with "
+        r"model.save_",
+    ):
         stored_in(tmp_path)
     folder = folder_of(tmp_path)
     (folder / "two.safetensors").write_bytes(b"torn")
-    with pytest.raises(ValueError, match=r"expected a safetensors file at '.*two.safetensors', but: .*header"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected a safetensors file at '.*two.safetensors', but: .*header",
+    ):
         stored_in(folder)
     (folder / "two.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"expected a safetensors file at '.*two.safetensors', but: No such file"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected a safetensors file at '.*two.safetensors', but: No such file",
+    ):
         stored_in(folder)
     save_file({"c": TENSORS["c"]}, folder / "two.safetensors")
-    with pytest.raises(ValueError, match=r"index.json names tensors that its files lack: 'b'"):
+    with pytest.raises(
+        ValueError, match=r"index.json names tensors that its files lack: 'b'"
+    ):
         stored_in(folder)
     (folder / "model.safetensors.index.json").write_text("[")
-    with pytest.raises(ValueError, match="expected a file of JSON at '.*', but: Expecting value"):
+    with pytest.raises(
+        ValueError, match="expected a file of JSON at '.*', but: Expecting value"
+    ):
         stored_in(folder)
 
 
@@ -84,7 +125,9 @@ def test_what_is_written_is_whole_or_as_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", replaced)
     assert torch.equal(load_file(file)["x"], torch.ones(3, 4))
     write_tensors(file, {"x": torch.zeros(2)})  # over what was left
-    assert torch.equal(load_file(file)["x"], torch.zeros(2)) and os.listdir(tmp_path) == ["a.safetensors"]
+    assert torch.equal(load_file(file)["x"], torch.zeros(2)) and os.listdir(
+        tmp_path
+    ) == ["a.safetensors"]
     write_json(tmp_path / "a.json", [1])
     assert read_json(tmp_path / "a.json") == [1]
 
@@ -116,10 +159,18 @@ def test_a_disk_without_room_loses_nothing(tmp_path):
     assert len(lines) == 2, done
     for line in lines:
         assert (
-            "could not be written" in line and "File too large" in line and "the same call goes on from there" in line
+            "could not be written" in line
+            and "File too large" in line
+            and "the same call goes on from there" in line
         )
-    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "before"
+    assert (
+        os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "before"
+    )
 
 
 def test_names_in_errors_are_few():
-    assert some([]) == "nothing" and some(["a"]) == "'a'" and some("abcdefg").endswith("'d' and 3 more")
+    assert (
+        some([]) == "nothing"
+        and some(["a"]) == "'a'"
+        and some("abcdefg").endswith("'d' and 3 more")
+    )

@@ -44,13 +44,19 @@ def test_objects_that_cannot_be_copied_or_hold_outputs_of_parts():
 
     for inside in (threading.Lock(), kept.marked(kept.form_of(torch.ones(1)), 0)):
         stowed = kept.stow([Box(inside)], kept.in_memory)
-        with pytest.raises(kept.BrokenChainError, match="gets a Box that cannot be copied or holds outputs of others"):
+        with pytest.raises(
+            kept.BrokenChainError,
+            match="gets a Box that cannot be copied or holds outputs of others",
+        ):
             kept.unstow(stowed)
 
 
 def test_forms_tell_outputs_apart():
     x = torch.ones(1)
-    forms = [kept.form_of(out) for out in (x, (x,), [x], (x, 1), (x, 2), (x, None), {"a": x}, (x, x))]
+    forms = [
+        kept.form_of(out)
+        for out in (x, (x,), [x], (x, 1), (x, 2), (x, None), {"a": x}, (x, x))
+    ]
     assert all(a != b for i, a in enumerate(forms) for b in forms[:i])
     assert kept.form_of((x, 1)) == kept.stow((torch.zeros(3), 1), kept.in_memory).form()
     with pytest.raises(kept.BrokenChainError, match="returns a object"):

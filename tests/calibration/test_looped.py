@@ -1,4 +1,6 @@
-"""Layers that a model runs several times: the statistics of all calls, pruned once, and told."""
+"""Layers that a model runs several times: the statistics of all calls, pruned once, and
+told.
+"""
 
 import json
 
@@ -25,10 +27,16 @@ class Looped(nn.Module):
 
     def __init__(self, times, each=False):
         super().__init__()
-        self.layers, self.times, self.each = nn.ModuleList(Layer() for _ in range(2)), times, each
+        self.layers, self.times, self.each = (
+            nn.ModuleList(Layer() for _ in range(2)),
+            times,
+            each,
+        )
 
     def forward(self, x):
-        order = [0] * self.times + [1] * self.times if self.each else [0, 1] * self.times
+        order = (
+            [0] * self.times + [1] * self.times if self.each else [0, 1] * self.times
+        )
         for number in order:
             x = self.layers[number](x)
         return x
@@ -58,7 +66,9 @@ MODELS = {
 def called_with(model, path, x):
     """The inputs of all calls of a layer, as rows."""
     found = []
-    handle = model.get_submodule(path).register_forward_pre_hook(lambda _, args: found.append(args[0].flatten(0, -2)))
+    handle = model.get_submodule(path).register_forward_pre_hook(
+        lambda _, args: found.append(args[0].flatten(0, -2))
+    )
     with torch.no_grad():
         model(x)
     handle.remove()
@@ -76,10 +86,17 @@ def test_statistics_are_of_all_calls_and_weights_are_pruned_once(name):
         return sf.methods.wanda(0.5, stats)
 
     steps = sf.calibration.by_block(model, None, blocks, prune, x)
-    text = r"as 'layers\.\d' is called 3 times: the statistics of its weights are the sums over all calls$"
+    text = (
+        r"as 'layers\.\d' is called 3 times: the statistics of its weights are the "
+        r"sums over all calls$"
+    )
     with pytest.warns(UserWarning, match=text) as caught:
         *_, last = steps = list(steps)
-    assert len(caught) == 1 and len(seen) == len(blocks) and all("3 times" in done.why for done in steps)
+    assert (
+        len(caught) == 1
+        and len(seen) == len(blocks)
+        and all("3 times" in done.why for done in steps)
+    )
     for stats, block, before in zip(seen, blocks, [None, *steps], strict=False):
         run = model if before is None else sf.modules.bake(model, before.state)
         for path, of in stats.items():
@@ -94,14 +111,25 @@ def test_statistics_are_of_all_calls_and_weights_are_pruned_once(name):
 
 def test_layers_that_run_once_are_not_told():
     sf.calibration.in_order(
-        Looped(1), None, ["layers.0.*"], lambda stats: sf.methods.wanda(0.5, stats), torch.ones(3, 6)
+        Looped(1),
+        None,
+        ["layers.0.*"],
+        lambda stats: sf.methods.wanda(0.5, stats),
+        torch.ones(3, 6),
     )
 
 
 def test_albert():
     torch.manual_seed(0)
-    sizes = {"embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-    config = transformers.AlbertConfig(vocab_size=32, num_hidden_layers=4, num_hidden_groups=1, **sizes)
+    sizes = {
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
+    config = transformers.AlbertConfig(
+        vocab_size=32, num_hidden_layers=4, num_hidden_groups=1, **sizes
+    )
     model = transformers.AlbertModel(config).eval()
     words = torch.randint(2, 32, (4, 6))
     counts = []
@@ -110,8 +138,12 @@ def test_albert():
         counts.extend(int(of["count"]) for of in stats.values())
         return sf.methods.wanda(0.5, stats)
 
-    with pytest.warns(UserWarning, match=r"albert_layer_groups\.0.* is called 4 times: the statistics"):
-        state = sf.calibration.in_order(model, None, ["encoder.albert_layer_groups.*"], prune, {"input_ids": words})
+    with pytest.warns(
+        UserWarning, match=r"albert_layer_groups\.0.* is called 4 times: the statistics"
+    ):
+        state = sf.calibration.in_order(
+            model, None, ["encoder.albert_layer_groups.*"], prune, {"input_ids": words}
+        )
     assert set(counts) == {4 * 24} and len(counts) == 6
     assert sf.masks.n_kept(state.masks) < sum(x.numel() for x in model.parameters())
 
@@ -119,8 +151,15 @@ def test_albert():
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Looped(2), r"layers that run one after the other, but 'layers\.0' is called 2 times:"),
-        (lambda: Shared(2), r"the leaves of a layer to be its own, but 'layers\.0\.up\.weight', 'layers\.1\.up\.w.*"),
+        (
+            lambda: Looped(2),
+            r"layers that run one after the other, but 'layers\.0' is called 2 times:",
+        ),
+        (
+            lambda: Shared(2),
+            r"the leaves of a layer to be its own, but 'layers\.0\.up\.weight', "
+            r"'layers\.1\.up\.w.*",
+        ),
     ],
 )
 def test_stream_sends_them_to_in_order(make, why, tmp_path):
@@ -130,5 +169,10 @@ def test_stream_sends_them_to_in_order(make, why, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({}))
     batches = [torch.randn(2, 3, 6) for _ in range(2)]
-    with pytest.raises(ValueError, match=f"stream: expected {why} prune the model in memory, with .*in_order"):
-        sf.calibration.stream(folder, lambda stats: sf.methods.wanda(0.5, stats), batches, out, make=make)
+    with pytest.raises(
+        ValueError,
+        match=f"stream: expected {why} prune the model in memory, with .*in_order",
+    ):
+        sf.calibration.stream(
+            folder, lambda stats: sf.methods.wanda(0.5, stats), batches, out, make=make
+        )

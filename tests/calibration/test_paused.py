@@ -15,7 +15,9 @@ class Skips(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Bilinear(4, 4, 4)])
+        self.layers = nn.ModuleList(
+            [nn.Linear(4, 4), nn.Linear(4, 4), nn.Bilinear(4, 4, 4)]
+        )
 
     def forward(self, x):
         first = self.layers[0](x)
@@ -25,7 +27,14 @@ class Skips(nn.Module):
 def paused(model, keep=kept.in_memory, always=()):
     order = [f"layers.{i}" for i in range(3)]
     parts = {path: model.get_submodule(path) for path in order}
-    chain = Chain(parts, {}, order, [kept.form_of(torch.ones(1))] * 3, frozenset(always), [0, 1, 2])
+    chain = Chain(
+        parts,
+        {},
+        order,
+        [kept.form_of(torch.ones(1))] * 3,
+        frozenset(always),
+        [0, 1, 2],
+    )
     return Paused(model, chain, ((torch.ones(2, 4),), {}), keep)
 
 
@@ -61,7 +70,9 @@ def test_other_outputs_than_before_are_an_error():
     model = Skips()
     run = paused(model)
     run.go_on(0, sf.modules.params_of(model))
-    with pytest.raises(kept.BrokenChainError, match=r"'layers\.0' does not always return the same"):
+    with pytest.raises(
+        kept.BrokenChainError, match=r"'layers\.0' does not always return the same"
+    ):
         run.done(0, kept.stow((torch.ones(2, 4),), kept.in_memory))
 
 

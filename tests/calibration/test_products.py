@@ -1,4 +1,6 @@
-"""The mode that sees products: which operations, which views of a leaf, and what it refuses."""
+"""The mode that sees products: which operations, which views of a leaf, and what it
+refuses.
+"""
 
 import pytest
 import torch
@@ -31,8 +33,12 @@ X, W = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.ones
 PRODUCTS = {
     "linear": lambda w: functional.linear(X, w),
     "linear, bias": lambda w: functional.linear(X, w, torch.ones(4)),
-    "linear, three axes": lambda w: functional.linear(X.reshape(2, 3, 3), w, torch.ones(4)),
-    "linear, not contiguous": lambda w: functional.linear(X.T.contiguous().T.reshape(2, 3, 3).transpose(0, 1), w),
+    "linear, three axes": lambda w: functional.linear(
+        X.reshape(2, 3, 3), w, torch.ones(4)
+    ),
+    "linear, not contiguous": lambda w: functional.linear(
+        X.T.contiguous().T.reshape(2, 3, 3).transpose(0, 1), w
+    ),
     "x @ w.T": lambda w: X @ w.T,
     "w @ x.T": lambda w: w @ X.T,
     "batches, x @ w.T": lambda w: torch.bmm(X.reshape(2, 3, 3), w.T.expand(2, 3, 4)),
@@ -95,19 +101,27 @@ def test_experts_in_one_leaf_have_statistics_each(turned):
 
 def test_rows_in_groups_times_a_matrix_each():
     x, ends = torch.randn(8, 16).bfloat16(), torch.tensor([3, 8], dtype=torch.int32)
-    stats = seen(torch.randn(2, 16, 8).bfloat16(), lambda w: functional.grouped_mm(x, w, offs=ends))
+    stats = seen(
+        torch.randn(2, 16, 8).bfloat16(),
+        lambda w: functional.grouped_mm(x, w, offs=ends),
+    )
     assert stats["count"].tolist() == [3, 5]
     check({key: value[1] for key, value in stats.items()}, x[3:])
 
 
 def test_a_leaf_that_is_used_twice_has_the_sums_of_both():
     y = torch.randn(2, 3)
-    stats = seen(W.clone(), lambda w: (functional.linear(X, w), functional.linear(y, w)))
+    stats = seen(
+        W.clone(), lambda w: (functional.linear(X, w), functional.linear(y, w))
+    )
     check(stats, torch.cat([X, y]))
 
 
 def test_the_same_input_of_two_leaves_is_summed_once_until_it_changes():
-    x, weights = torch.randn(6, 3), {"a": torch.ones(2, 3), "b": torch.ones(4, 3), "c": torch.ones(4, 3)}
+    x, weights = (
+        torch.randn(6, 3),
+        {"a": torch.ones(2, 3), "b": torch.ones(4, 3), "c": torch.ones(4, 3)},
+    )
     with torch.no_grad(), Watch(weights, gram=True) as watch:
         for name in "ab":
             functional.linear(x.reshape(2, 3, 3), weights[name])
@@ -125,14 +139,19 @@ def test_a_cast_of_the_whole_leaf_counts_and_one_that_computes_does_not():
     with torch.autocast("cpu", torch.bfloat16):
         check(seen(W.clone(), lambda w: functional.linear(X, w)), X.bfloat16())
     assert seen(W.clone(), lambda w: functional.linear(X, 2 * w)) is None
-    assert seen(W.clone(), lambda w: functional.linear(X.double(), w[:2].double())) is None
+    assert (
+        seen(W.clone(), lambda w: functional.linear(X.double(), w[:2].double())) is None
+    )
 
 
 def test_memory_that_a_cast_has_left_is_not_taken_for_the_leaf():
     def run(w):
         for _ in range(20):
             w.double()
-            functional.linear(torch.ones(1, 3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64))
+            functional.linear(
+                torch.ones(1, 3, dtype=torch.float64),
+                torch.ones(4, 3, dtype=torch.float64),
+            )
 
     assert seen(W.clone(), run) is None
 
@@ -150,19 +169,32 @@ def test_inference_mode_is_seen_through():
 
 
 def test_parts_of_the_inputs_are_refused():
-    whole = r"expected products with whole rows of 'w', of shape \(4, 3\), got one with a part of shape \(4, 2\)"
+    whole = (
+        r"expected products with whole rows of 'w', of shape \(4, 3\), got one with a "
+        r"part of shape \(4, 2\)"
+    )
     with pytest.raises(ValueError, match=whole):
         seen(W.clone(), lambda w: X[:, :2] @ w[:, :2].T)
     with pytest.raises(ValueError, match="whole rows"):
         seen(W.clone(), lambda w: X @ w[::2].T)
     with pytest.raises(ValueError, match="'w' is multiplied once along each axis"):
         seen(torch.eye(3), lambda w: (X @ w, X @ w.T))
-    with pytest.raises(ValueError, match="a convolution with the whole of 'w', got one with a part"):
-        seen(torch.ones(4, 2, 3), lambda w: functional.conv1d(torch.ones(1, 2, 5), w[:2]))
+    with pytest.raises(
+        ValueError, match="a convolution with the whole of 'w', got one with a part"
+    ):
+        seen(
+            torch.ones(4, 2, 3), lambda w: functional.conv1d(torch.ones(1, 2, 5), w[:2])
+        )
 
 
 def test_transposed_convolutions_are_not_seen():
-    assert seen(torch.ones(2, 4, 3), lambda w: functional.conv_transpose1d(torch.ones(1, 2, 5), w)) is None
+    assert (
+        seen(
+            torch.ones(2, 4, 3),
+            lambda w: functional.conv_transpose1d(torch.ones(1, 2, 5), w),
+        )
+        is None
+    )
 
 
 def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
@@ -170,8 +202,13 @@ def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
     with Watch({"w": weight}, True, tokens) as watch:
         _ = x @ weight.T
     stats, rows = watch.stats()["w"], x[tokens]
-    assert int(stats["count"]) == len(rows) and torch.allclose(stats["gram"], rows.T @ rows, rtol=1e-4, atol=1e-5)
-    with Watch({"w": weight}, True, tokens), pytest.raises(ValueError, match="of 'w' for all 20 tokens, got 8"):
+    assert int(stats["count"]) == len(rows) and torch.allclose(
+        stats["gram"], rows.T @ rows, rtol=1e-4, atol=1e-5
+    )
+    with (
+        Watch({"w": weight}, True, tokens),
+        pytest.raises(ValueError, match="of 'w' for all 20 tokens, got 8"),
+    ):
         _ = x[:, :2].flatten(0, 1) @ weight.T
     kernel = torch.randn(2, 3, 1)
     with (
@@ -180,9 +217,15 @@ def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
     ):
         torch.conv1d(x.mT, kernel)
     experts, ends = torch.randn(2, 16, 16), torch.tensor([8, 16], dtype=torch.int32)
-    with Watch({"e": experts}, True, torch.ones(16, dtype=torch.bool)) as watch, pytest.raises(ValueError) as error:
+    with (
+        Watch({"e": experts}, True, torch.ones(16, dtype=torch.bool)) as watch,
+        pytest.raises(ValueError) as error,
+    ):
         watch.grouped(torch.randn(16, 16), experts, ends)
-    assert "expected 'e' to get inputs in the order of tokens, but it sorts them" in str(error.value)
+    assert (
+        "expected 'e' to get inputs in the order of tokens, but it sorts them"
+        in str(error.value)
+    )
 
 
 def turned(x, weight):
@@ -201,7 +244,8 @@ def in_a_batch(x, weight):
 def test_inputs_in_another_order_than_the_tokens_are_refused(run):
     weight, x, tokens = torch.randn(2, 3), torch.randn(4, 5, 3), torch.rand(4, 5) < 0.5
     text = (
-        r"^inputs: expected inputs of 'w' in the order of the \(4, 5\) tokens, got \(5, 4\): give examples of one len"
+        r"^inputs: expected inputs of 'w' in the order of the \(4, 5\) tokens, got "
+        r"\(5, 4\): give examples of one len"
     )
     with Watch({"w": weight}, False, tokens), pytest.raises(ValueError, match=text):
         run(x, weight)
@@ -209,4 +253,6 @@ def test_inputs_in_another_order_than_the_tokens_are_refused(run):
         _ = x.view(4, 5, 3, 1).permute(0, 1, 3, 2).reshape(20, 3) @ weight.T
     with Watch({"w": weight}, False, tokens[:1]) as watch:  # one example has one order
         run(x[:1], weight)
-    assert torch.allclose(watch.stats()["w"]["square"], x[0][tokens[0]].double().square().sum(0))
+    assert torch.allclose(
+        watch.stats()["w"]["square"], x[0][tokens[0]].double().square().sum(0)
+    )

@@ -1,4 +1,6 @@
-"""Statistics added over processes, and weights of which each of them makes some rows."""
+"""Statistics added over processes, and weights of which each of them makes some
+rows.
+"""
 
 import pytest
 import torch
@@ -13,10 +15,20 @@ from sparsefn.solve import blocked
 
 
 def stats_of(rank):
-    gram = torch.tensor([[3.0, 1.0], [1.0, 2.0]]) * (rank + 1)  # one tensor of two leaves
+    gram = torch.tensor([[3.0, 1.0], [1.0, 2.0]]) * (
+        rank + 1
+    )  # one tensor of two leaves
     return {
-        "a": {"count": torch.tensor(2 + rank), "square": torch.tensor([1.0, rank]), "gram": gram},
-        "b": {"count": torch.tensor(2 + rank), "square": torch.tensor([1.0, rank]), "gram": gram},
+        "a": {
+            "count": torch.tensor(2 + rank),
+            "square": torch.tensor([1.0, rank]),
+            "gram": gram,
+        },
+        "b": {
+            "count": torch.tensor(2 + rank),
+            "square": torch.tensor([1.0, rank]),
+            "gram": gram,
+        },
     }
 
 
@@ -34,7 +46,9 @@ def cases():
 
     def prune(stats):
         seen.append(stats)
-        return sf.one_shot(0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced(), where="*")
+        return sf.one_shot(
+            0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced(), where="*"
+        )
 
     def sums_and_masks():
         algorithm = together(prune)(stats_of(rank))
@@ -43,25 +57,50 @@ def cases():
         (of,) = seen
         stats = of["a"]
         assert int(stats["count"]) == 9 and stats["square"].tolist() == [3, 3]
-        assert stats["gram"].tolist() == [[18, 6], [6, 12]] and of["b"]["gram"] is stats["gram"]
-        assert state.masks["a"].tolist() == [[False, True]] * 4 and state.masks["b"].tolist() == [[True, False]]
+        assert (
+            stats["gram"].tolist() == [[18, 6], [6, 12]]
+            and of["b"]["gram"] is stats["gram"]
+        )
+        assert state.masks["a"].tolist() == [[False, True]] * 4 and state.masks[
+            "b"
+        ].tolist() == [[True, False]]
         assert sf.effective(state)["a"].tolist() == [[0, 2]] * 4
 
     def solved_rows():
         def solver(stats):
             return sf.methods.sparsegpt(0.5, stats, where="*")
 
-        blocked.ENTRIES, wide = (16 * 8, 16 * 8), {"w": torch.randn(40, 8, generator=torch.Generator().manual_seed(0))}
-        parts = [torch.randn(30, 8, generator=torch.Generator().manual_seed(1 + i)) for i in range(3)]
-        every = [{"w": {"count": torch.tensor(30), "square": x.square().sum(0), "gram": x.T @ x}} for x in parts]
+        blocked.ENTRIES, wide = (
+            (16 * 8, 16 * 8),
+            {"w": torch.randn(40, 8, generator=torch.Generator().manual_seed(0))},
+        )
+        parts = [
+            torch.randn(30, 8, generator=torch.Generator().manual_seed(1 + i))
+            for i in range(3)
+        ]
+        every = [
+            {
+                "w": {
+                    "count": torch.tensor(30),
+                    "square": x.square().sum(0),
+                    "gram": x.T @ x,
+                }
+            }
+            for x in parts
+        ]
         algorithm = together(solver)(every[rank])
         shared = algorithm.update(algorithm.init(wide), wide, 0)
         algorithm = solver(added_stats(added_stats(every[0], every[1]), every[2]))
         alone = algorithm.update(algorithm.init(wide), wide, 0)
-        assert sf.checkpoint.tree_equal(shared, alone) and int(shared.masks["w"].sum()) == 160
+        assert (
+            sf.checkpoint.tree_equal(shared, alone)
+            and int(shared.masks["w"].sum()) == 160
+        )
 
     def sums_in_the_order_of_the_processes():
-        gram = torch.tensor([[2.0**24, 1.0, 1.0][rank]])  # 1 is less than half of a bit of the first
+        gram = torch.tensor(
+            [[2.0**24, 1.0, 1.0][rank]]
+        )  # 1 is less than half of a bit of the first
         total = []
         together(lambda stats: total.append(stats) or sf.dense())({"a": {"gram": gram}})
         assert total[0]["a"]["gram"].tolist() == [2.0**24] and gram.tolist() != [0.0]
@@ -73,7 +112,10 @@ def cases():
         ] == list(range(7))
 
     def an_error_on_one_is_one_on_all():
-        with pytest.raises((ValueError, RuntimeError), match="no data on the last"), agreement(everyone()):
+        with (
+            pytest.raises((ValueError, RuntimeError), match="no data on the last"),
+            agreement(everyone()),
+        ):
             if rank == 2:
                 raise ValueError("no data on the last")
             together(prune)(stats_of(rank))
@@ -84,12 +126,18 @@ def cases():
                 raise ValueError("no such pattern")
             return prune(stats)
 
-        with pytest.raises((ValueError, RuntimeError), match="no such pattern"), agreement(everyone()):
+        with (
+            pytest.raises((ValueError, RuntimeError), match="no such pattern"),
+            agreement(everyone()),
+        ):
             algorithm = together(fails)(stats_of(rank))
             algorithm.update(algorithm.init(params), params, 0)
 
     def no_algorithm():
-        told = pytest.raises((TypeError, RuntimeError), match="expected prune to give an Algorithm, got dict")
+        told = pytest.raises(
+            (TypeError, RuntimeError),
+            match="expected prune to give an Algorithm, got dict",
+        )
         with told, agreement(everyone()):
             algorithm = together(lambda stats: stats)(stats_of(rank))
             algorithm.update(algorithm.init(params), params, 0)
@@ -112,7 +160,10 @@ def cases():
                 r"in what prune made: a tensor of \(4, 2\), torch.float32 with",
             ),
         ):
-            with pytest.raises(ValueError, match=f"same calls with the same values on all processes, but {text}"):
+            with pytest.raises(
+                ValueError,
+                match=f"same calls with the same values on all processes, but {text}",
+            ):
                 algorithm = together(other)(stats_of(rank))
                 algorithm.update(algorithm.init(params), params, 0)
 
@@ -120,7 +171,10 @@ def cases():
         stats = stats_of(rank)
         if rank == 1:
             del stats["b"]
-        with pytest.raises(ValueError, match="data of the same leaves on all processes, but 1 and 0 differ at 'b'"):
+        with pytest.raises(
+            ValueError,
+            match="data of the same leaves on all processes, but 1 and 0 differ at 'b'",
+        ):
             together(prune)(stats)
 
     yield "sums and masks", sums_and_masks

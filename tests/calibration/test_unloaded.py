@@ -40,28 +40,47 @@ def leaves_of_folder(folder, make=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [tiny_lms.llama, tiny_lms.gemma, tiny_lms.gpt2, tiny_lms.opt, tiny_lms.t5])
+@pytest.mark.parametrize(
+    "make", [tiny_lms.llama, tiny_lms.gemma, tiny_lms.gpt2, tiny_lms.opt, tiny_lms.t5]
+)
 def test_it_is_the_model_that_from_pretrained_makes(tmp_path, make, dtype):
     folder = tiny_lms.folder_of(make, tmp_path / "model", dtype)
     whole = type(make()).from_pretrained(folder)
     random = torch.get_rng_state()
     model = unloaded(folder, None, torch.float32)
-    assert torch.equal(torch.get_rng_state(), random) and not torch_module._global_parameter_registration_hooks
-    assert type(model) is type(whole) and not model.training and all(p.is_meta for p in model.parameters())
+    assert (
+        torch.equal(torch.get_rng_state(), random)
+        and not torch_module._global_parameter_registration_hooks
+    )
+    assert (
+        type(model) is type(whole)
+        and not model.training
+        and all(p.is_meta for p in model.parameters())
+    )
     stored = stored_in(folder)
     values, _ = read_leaves(folder, stored, leaves_in(model, stored))
     expected, buffers = whole.state_dict(), dict(whole.named_buffers())
-    assert {*values} == {name for name, _ in whole.named_parameters()} | {name for name in expected if name in buffers}
-    assert all(torch.equal(x, expected[name]) and x.dtype == expected[name].dtype for name, x in values.items())
+    assert {*values} == {name for name, _ in whole.named_parameters()} | {
+        name for name in expected if name in buffers
+    }
+    assert all(
+        torch.equal(x, expected[name]) and x.dtype == expected[name].dtype
+        for name, x in values.items()
+    )
     own = dict(model.named_buffers())
     assert own.keys() == buffers.keys()
-    assert all(torch.equal(x, buffers[name]) and x.dtype == buffers[name].dtype for name, x in own.items())
+    assert all(
+        torch.equal(x, buffers[name]) and x.dtype == buffers[name].dtype
+        for name, x in own.items()
+    )
 
 
 def test_what_16_bits_are_too_few_for_stays_in_float32(tmp_path):
     folder = tiny_lms.folder_of(tiny_lms.t5, tmp_path / "t5", torch.float16)
     whole, stored = type(tiny_lms.t5()).from_pretrained(folder), stored_in(folder)
-    values, _ = read_leaves(folder, stored, leaves_in(unloaded(folder, None, torch.float32), stored))
+    values, _ = read_leaves(
+        folder, stored, leaves_in(unloaded(folder, None, torch.float32), stored)
+    )
     dtypes = {name: param.dtype for name, param in whole.named_parameters()}
     assert {name: x.dtype for name, x in values.items()} == dtypes
     assert [*dtypes.values()].count(torch.float32) == 4  # `wo` of each layer
@@ -78,7 +97,11 @@ def test_a_parameter_under_two_names_is_one(tmp_path):
             self.c.weight = weight
 
     model = unloaded(tmp_path, Tied, torch.float32)
-    assert [name for name, _ in model.named_parameters()] == ["a"] and model.a is model.c.weight and model.a.is_meta
+    assert (
+        [name for name, _ in model.named_parameters()] == ["a"]
+        and model.a is model.c.weight
+        and model.a.is_meta
+    )
     (leaf,) = leaves_in(model, {"b": StoredTensor("f", (2, 2), "F32")})
     assert leaf.names == ("a", "b", "c.weight") and leaf.stored == ("b",)
 
@@ -90,7 +113,10 @@ def test_another_thread_makes_its_models_as_ever(tmp_path):
         return nn.Linear(2, 2)
 
     others = []
-    assert unloaded(tmp_path, make, torch.float32).weight.is_meta and not others[0].weight.is_meta
+    assert (
+        unloaded(tmp_path, make, torch.float32).weight.is_meta
+        and not others[0].weight.is_meta
+    )
 
 
 def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
@@ -98,7 +124,10 @@ def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
-    assert next(unloaded(folder, None, torch.bfloat16).parameters()).dtype == torch.bfloat16
+    assert (
+        next(unloaded(folder, None, torch.bfloat16).parameters()).dtype
+        == torch.bfloat16
+    )
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     model, stored = unloaded(folder, None, torch.bfloat16), stored_in(folder)
     values, _ = read_leaves(folder, stored, leaves_in(model, stored))
@@ -106,14 +135,25 @@ def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
 
 
 def test_what_makes_no_model_is_told(folder):
-    with pytest.raises(TypeError, match=r"expected make\(\) to give a module, got NoneType"):
+    with pytest.raises(
+        TypeError, match=r"expected make\(\) to give a module, got NoneType"
+    ):
         unloaded(folder, lambda: None, torch.float32)
-    with torch.device("meta"), pytest.raises(ValueError, match="buffers in memory, but on meta are 'running_mean', "):
+    with (
+        torch.device("meta"),
+        pytest.raises(
+            ValueError, match="buffers in memory, but on meta are 'running_mean', "
+        ),
+    ):
         unloaded(folder, lambda: nn.BatchNorm1d(2), torch.float32)
     config = json.loads((folder / "config.json").read_text())
     for named in ("NoSuchModel", "__name__"):
-        (folder / "config.json").write_text(json.dumps(config | {"architectures": [named]}))
-        with pytest.raises(ValueError, match=f"name a class of transformers, got '{named}': pass make="):
+        (folder / "config.json").write_text(
+            json.dumps(config | {"architectures": [named]})
+        )
+        with pytest.raises(
+            ValueError, match=f"name a class of transformers, got '{named}': pass make="
+        ):
             unloaded(folder, None, torch.float32)
 
 
@@ -127,14 +167,20 @@ PACKED = {"quant_method": "compressed-tensors"}
         ({"load_in_4bit": True}, "quantization_config"),
         (PACKED | {"sparsity_config": {"format": "sparse-bitmask"}}, "sparse-bitmask"),
         (PACKED | {"format": "pack-quantized"}, "pack-quantized"),
-        (PACKED | {"format": "dense", "config_groups": {"group_0": {}}}, "compressed-tensors"),
+        (
+            PACKED | {"format": "dense", "config_groups": {"group_0": {}}},
+            "compressed-tensors",
+        ),
     ],
 )
 def test_weights_that_are_no_numbers_are_told(folder, said, how):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": said})
+    )
     text = (
-        f"has a quantization_config, by which they are stored as '{how}': load the model, dequantize or decompress it"
+        f"has a quantization_config, by which they are stored as '{how}': load the "
+        "model, dequantize or decompress it"
     )
     with pytest.raises(ValueError, match=text):
         unloaded(folder, None, torch.float32)
@@ -142,26 +188,42 @@ def test_weights_that_are_no_numbers_are_told(folder, said, how):
 
 def test_missing_and_unknown_tensors_are_told(folder):
     edited(folder, **{"model.norm.weight": None, "model.extra": torch.ones(1)})
-    with pytest.raises(ValueError, match="missing are 'model.norm.weight', and unknown 'model.extra': make= gives"):
+    with pytest.raises(
+        ValueError,
+        match="missing are 'model.norm.weight', and unknown 'model.extra': make= gives",
+    ):
         leaves_of_folder(folder)
     edited(folder, **{"model.norm.weight": torch.ones(3), "model.extra": None})
-    with pytest.raises(ValueError, match=r"expected a tensor of shape \(32,\) at 'model.norm.weight', got \(3,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected a tensor of shape \(32,\) at 'model.norm.weight', got \(3,\)",
+    ):
         leaves_of_folder(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
 def test_weights_of_8_bits_are_refused(folder, dtype):
     edited(folder, **{"model.norm.weight": torch.ones(32).to(dtype)})
-    with pytest.raises(ValueError, match="expected floats of 16 bits or more at 'model.norm.weight', got .*8.*: such"):
+    with pytest.raises(
+        ValueError,
+        match="expected floats of 16 bits or more at 'model.norm.weight', got .*8.*: "
+        "such",
+    ):
         leaves_of_folder(folder)
 
 
 def test_a_folder_of_the_base_serves_the_model_and_old_names_are_passed_over(folder):
-    tensors = {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+    tensors = {
+        name: x
+        for file in folder.glob("*.safetensors")
+        for name, x in load_file(file).items()
+    }
     old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     leaves = leaves_of_folder(edited(folder, **old), lambda: with_old(tiny_lms.llama()))
     assert len(leaves) == len(tensors)
-    base = dict.fromkeys(tensors) | {name.removeprefix("model."): x for name, x in tensors.items()}
+    base = dict.fromkeys(tensors) | {
+        name.removeprefix("model."): x for name, x in tensors.items()
+    }
     edited(folder, **base, **dict.fromkeys(old))
     assert {leaf.names[0]: leaf.stored[0] for leaf in leaves_of_folder(folder)} == {
         n: n.removeprefix("model.") for n in tensors
@@ -174,22 +236,34 @@ def with_old(model):
 
 
 def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
-    folder = tiny_lms.folder_of(tiny_lms.llama, tmp_path / "tied", tie_word_embeddings=True)
-    embedding = {n: x for f in folder.glob("*.safetensors") for n, x in load_file(f).items()}[
-        "model.embed_tokens.weight"
-    ]
+    folder = tiny_lms.folder_of(
+        tiny_lms.llama, tmp_path / "tied", tie_word_embeddings=True
+    )
+    embedding = {
+        n: x for f in folder.glob("*.safetensors") for n, x in load_file(f).items()
+    }["model.embed_tokens.weight"]
     edited(folder, **{"lm_head.weight": embedding.clone()})
     model, stored = unloaded(folder, None, torch.float32), stored_in(folder)
     leaf = next(leaf for leaf in leaves_in(model, stored) if len(leaf.names) > 1)
     assert leaf.names == leaf.stored == ("model.embed_tokens.weight", "lm_head.weight")
     values, before = read_leaves(folder, stored, [leaf])
-    assert torch.equal(values["model.embed_tokens.weight"], embedding) and len(values) == 1
+    assert (
+        torch.equal(values["model.embed_tokens.weight"], embedding) and len(values) == 1
+    )
     edited(folder, **{"lm_head.weight": embedding + 1})
     with pytest.raises(
-        ValueError, match="expected tied tensors to be equal, got others at 'model.embed_tokens.weight', 'lm_"
+        ValueError,
+        match="expected tied tensors to be equal, got others at "
+        "'model.embed_tokens.weight', 'lm_",
     ):
         read_leaves(folder, stored_in(folder), [leaf])
-    edited(folder, **{"lm_head.weight": None, "model.embed_tokens.weight": embedding * float("nan")})
+    edited(
+        folder,
+        **{
+            "lm_head.weight": None,
+            "model.embed_tokens.weight": embedding * float("nan"),
+        },
+    )
     leaf = leaf._replace(stored=leaf.stored[:1])
     assert read_leaves(folder, stored_in(folder), [leaf])[1] != before
 
@@ -200,8 +274,12 @@ def test_a_digest_sees_every_bit(folder):
     _, before = read_leaves(folder, stored, leaves)
     assert read_leaves(folder, stored, leaves[::-1])[1] == before
     edited(folder)
-    assert read_leaves(folder, stored_in(folder), leaves)[1] == before, "the files that tensors are in do not matter"
-    changed = read_leaves(folder, stored_in(folder), leaves)[0][leaves[1].names[0]].clone()
+    assert read_leaves(folder, stored_in(folder), leaves)[1] == before, (
+        "the files that tensors are in do not matter"
+    )
+    changed = read_leaves(folder, stored_in(folder), leaves)[0][
+        leaves[1].names[0]
+    ].clone()
     changed.view(torch.int32)[0] ^= 1
     edited(folder, **{leaves[1].stored[0]: changed})
     assert read_leaves(folder, stored_in(folder), leaves)[1] != before

@@ -17,7 +17,9 @@ class Fused(nn.Module):
     def __init__(self, turned=False):
         super().__init__()
         self.turned = turned
-        self.experts = nn.Parameter(torch.randn(3, 8, 4) if turned else torch.randn(3, 4, 8))
+        self.experts = nn.Parameter(
+            torch.randn(3, 8, 4) if turned else torch.randn(3, 4, 8)
+        )
 
     def forward(self, x):
         matrices = self.experts if self.turned else self.experts.mT
@@ -47,8 +49,12 @@ def methods(outputs, inputs):
     rows = sf.patterns.row_balanced(axis=outputs)
     return {
         "wanda": lambda stats: sf.methods.wanda(0.5, stats, pattern=rows),
-        "wanda, 2:4": lambda stats: sf.methods.wanda(None, stats, pattern=sf.patterns.nm(2, 4, axis=inputs)),
-        "sparsegpt": lambda stats: sf.methods.sparsegpt(None, stats, pattern=sf.patterns.nm(2, 4)),
+        "wanda, 2:4": lambda stats: sf.methods.wanda(
+            None, stats, pattern=sf.patterns.nm(2, 4, axis=inputs)
+        ),
+        "sparsegpt": lambda stats: sf.methods.sparsegpt(
+            None, stats, pattern=sf.patterns.nm(2, 4)
+        ),
     }
 
 
@@ -60,28 +66,42 @@ def test_an_expert_that_no_token_reached_is_refused_or_goes_by_size(name, turned
     outputs, inputs = ((0, 2), 1) if turned else ((0, 1), 2)
     make, params = methods(outputs, inputs)[name], sf.modules.params_of(model)
     stats = sf.calibration.inputs(model, None, x)
-    text = "'experts': no input .* reached it: give more data, leave the leaf out with where=, or prune it by size with"
+    text = (
+        "'experts': no input .* reached it: give more data, leave the leaf out with "
+        "where=, or prune it by size with"
+    )
     with pytest.raises(ValueError, match=text):
         masks(make(stats), params)
     before = {key: value.clone() for key, value in stats["experts"].items()}
     kept = masks(make(fill(stats)), params)["experts"]
-    assert all(torch.equal(value, before[key]) for key, value in stats["experts"].items())
+    assert all(
+        torch.equal(value, before[key]) for key, value in stats["experts"].items()
+    )
     weights = params["experts"].mT if turned else params["experts"]
     kept = kept.mT if turned else kept
     whole = name == "wanda"
     pattern = sf.patterns.row_balanced() if whole else sf.patterns.nm(2, 4)
-    assert torch.equal(kept[1], sf.topk_mask(weights[1].abs(), 4 if whole else None, pattern=pattern))
+    assert torch.equal(
+        kept[1], sf.topk_mask(weights[1].abs(), 4 if whole else None, pattern=pattern)
+    )
     # The others have the masks of an expert of their own.
     for number in (0, 2):
-        alone = sf.calibration.inputs(nn.Linear(8, 4), None, x * (1 + number / 2), paths="weight")
+        alone = sf.calibration.inputs(
+            nn.Linear(8, 4), None, x * (1 + number / 2), paths="weight"
+        )
         own = methods(0, 1)[name](alone)
-        assert torch.equal(kept[number], masks(own, {"weight": weights[number].contiguous()})["weight"])
+        assert torch.equal(
+            kept[number], masks(own, {"weight": weights[number].contiguous()})["weight"]
+        )
 
 
 def test_weights_of_an_unreached_expert_stay_what_they_are_under_sparsegpt():
     torch.manual_seed(0)
     model, x = Fused(), batch()
-    stats, params = fill(sf.calibration.inputs(model, None, x)), sf.modules.params_of(model)
+    stats, params = (
+        fill(sf.calibration.inputs(model, None, x)),
+        sf.modules.params_of(model),
+    )
     algorithm = sf.methods.sparsegpt(0.5, stats)
     state = algorithm.update(algorithm.init(params), params, 0)
     old, new, mask = params["experts"], state.params["experts"], state.masks["experts"]
@@ -93,17 +113,25 @@ def test_experts_in_a_list_are_left_dense_or_go_by_size():
     torch.manual_seed(0)
     model, x = Listed(), batch()
     missing = "experts.1.weight"
-    with pytest.raises(ValueError, match=f"wanda: no data for the leaf '{missing}': no input"):
-        sf.calibration.in_order(model, None, ["experts.*"], lambda stats: sf.methods.wanda(0.5, stats), x)
+    with pytest.raises(
+        ValueError, match=f"wanda: no data for the leaf '{missing}': no input"
+    ):
+        sf.calibration.in_order(
+            model, None, ["experts.*"], lambda stats: sf.methods.wanda(0.5, stats), x
+        )
 
     def reached(stats):
-        return sf.methods.wanda(0.5, stats, where=[path for path in stats if stats[path]["count"] > 1])
+        return sf.methods.wanda(
+            0.5, stats, where=[path for path in stats if stats[path]["count"] > 1]
+        )
 
     def by_size(stats):
         return sf.methods.wanda(0.5, fill(stats))
 
     dense = sf.calibration.in_order(model, None, ["experts.*"], reached, x).masks
-    sized = sf.calibration.in_order(model, None, ["experts.*"], by_size, x, chunk_size=8).masks
+    sized = sf.calibration.in_order(
+        model, None, ["experts.*"], by_size, x, chunk_size=8
+    ).masks
     weight = model.experts[1].weight.detach().abs()
     assert not dense[missing].ndim and torch.equal(
         sized[missing], sf.topk_mask(weight, 4, pattern=sf.patterns.row_balanced())
@@ -115,7 +143,9 @@ def test_experts_in_a_list_are_left_dense_or_go_by_size():
 def test_one_input_and_zeros_alone_are_as_none():
     x = batch(1)
     stats = fill(sf.calibration.inputs(nn.Linear(8, 2), None, x))["weight"]
-    assert int(stats["count"]) == 2 and torch.equal(stats["square"], torch.full((8,), 2.0).double())
+    assert int(stats["count"]) == 2 and torch.equal(
+        stats["square"], torch.full((8,), 2.0).double()
+    )
     assert torch.equal(stats["gram"], 2 * torch.eye(8))
     model = Fused()
     model.forward = lambda x: x @ model.experts[0].T + (0 * x) @ model.experts[1].T
@@ -124,17 +154,25 @@ def test_one_input_and_zeros_alone_are_as_none():
     size = found["experts"]["square"][0].mean() / 40  # of an entry of an input
     assert stats["count"].tolist() == [40, 2, 2]
     torch.testing.assert_close(stats["square"][1:], (2 * size).expand(2, 8))
-    torch.testing.assert_close(stats["gram"][2], (2 * size * torch.eye(8)).to(torch.float32))
+    torch.testing.assert_close(
+        stats["gram"][2], (2 * size * torch.eye(8)).to(torch.float32)
+    )
 
 
 def test_what_data_reached_and_its_order_stay():
     model, x = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2)), batch()
     stats = sf.calibration.inputs(model, None, x, of="square")
-    assert sf.checkpoint.tree_equal(fill(stats), stats) and list(fill(stats)) == list(stats)
+    assert sf.checkpoint.tree_equal(fill(stats), stats) and list(fill(stats)) == list(
+        stats
+    )
 
 
 def test_statistics_of_another_kind():
-    with pytest.raises(ValueError, match="fill_unreached: expected 'count' and 'square' in the statistics at 'e', got"):
+    with pytest.raises(
+        ValueError,
+        match="fill_unreached: expected 'count' and 'square' in the statistics at 'e', "
+        "got",
+    ):
         fill({"e": {"count": torch.tensor([1, 0]), "norm": torch.tensor([1.0, 0.0])}})
 
 
@@ -161,14 +199,21 @@ def test_layers_that_no_batch_reached_have_the_shapes_of_others(name):
     model, x = Either(), torch.randn(shape)
     stats = sf.calibration.inputs(model, None, x)
     used, unused = stats["used.weight"], stats["unused.weight"]
-    kinds = [{key: (value.shape, value.dtype) for key, value in of.items()} for of in (used, unused)]
+    kinds = [
+        {key: (value.shape, value.dtype) for key, value in of.items()}
+        for of in (used, unused)
+    ]
     assert kinds[0] == kinds[1] and not any(value.any() for value in unused.values())
     later = sf.calibration.inputs(model, None, x, other=True)
     both = optree.tree_map(torch.add, stats, later)
     assert sf.checkpoint.tree_equal(both["unused.weight"], later["unused.weight"])
     weights = sf.modules.params_of(model)
-    kept = masks(sf.one_shot(0.5, sf.scores.wanda(fill(stats)), where="*.weight"), weights)["unused.weight"]
-    assert torch.equal(kept, sf.topk_mask(weights["unused.weight"].abs(), kept.numel() // 2))
+    kept = masks(
+        sf.one_shot(0.5, sf.scores.wanda(fill(stats)), where="*.weight"), weights
+    )["unused.weight"]
+    assert torch.equal(
+        kept, sf.topk_mask(weights["unused.weight"].abs(), kept.numel() // 2)
+    )
 
 
 def test_attention_that_no_batch_reached_is_left_out():
@@ -182,6 +227,8 @@ def test_attention_that_no_batch_reached_is_left_out():
 
     stats = sf.calibration.inputs(Skipped(), None, batch())
     with pytest.raises(
-        ValueError, match=r"with a shape at 'attention\.in_proj_weight', but no batch reached its layer"
+        ValueError,
+        match=r"with a shape at 'attention\.in_proj_weight', but no batch reached its "
+        r"layer",
     ):
         fill(stats)

@@ -1,4 +1,6 @@
-"""Weights that are watched by themselves: what a watch of all operations sees (test_products.py has both)."""
+"""Weights that are watched by themselves: what a watch of all operations sees
+(test_products.py has both).
+"""
 
 import pytest
 import torch
@@ -16,11 +18,24 @@ def test_views_are_watched_and_what_is_computed_is_not():
     weight = torch.randn(4, 3)
     watch = Watch({"w": weight}, gram=False)
     one = under_watch(weight, watch)
-    for view in (one.T, one[1:], one.unsqueeze(0), one.detach(), *one.split(2), one.to(torch.float64), one.data):
+    for view in (
+        one.T,
+        one[1:],
+        one.unsqueeze(0),
+        one.detach(),
+        *one.split(2),
+        one.to(torch.float64),
+        one.data,
+    ):
         assert type(view) is Watched and view.watch is watch
     for other in (one + 1, one.clone(), one[:2].double(), one.sum(), one.new_zeros(2)):
         assert type(other) is torch.Tensor
-    assert one.shape == (4, 3) and one.ndim == 2 and one.dtype == torch.float32 and one.tolist() == weight.tolist()
+    assert (
+        one.shape == (4, 3)
+        and one.ndim == 2
+        and one.dtype == torch.float32
+        and one.tolist() == weight.tolist()
+    )
     assert unwatched({"a": [one, 1]})["a"][0] is weight
 
 
@@ -54,8 +69,12 @@ def test_what_a_module_returns_is_plain():
     layer, x = Layer(3, 2), torch.randn(5, 3)
     weights = {name: p.detach() for name, p in layer.named_parameters()}
     for narrow in (False, True):
-        stats, out = collector(layer, weights, {"weight": "weight"}, ["count", "square"], narrow)(((x,), {}), None)
-        assert {type(y) for y in out} == {torch.Tensor} and int(stats["weight"]["count"]) == 5
+        stats, out = collector(
+            layer, weights, {"weight": "weight"}, ["count", "square"], narrow
+        )(((x,), {}), None)
+        assert {type(y) for y in out} == {torch.Tensor} and int(
+            stats["weight"]["count"]
+        ) == 5
 
 
 class Mapped(nn.Linear):
@@ -78,7 +97,9 @@ class Typed(nn.Linear):
 def test_a_layer_that_would_not_be_seen_so_is_watched_as_a_whole(kind):
     model, x = nn.Sequential(*(kind(6, 6) for _ in range(3))), torch.randn(8, 6)
     state, blocks = sf.dense().init(sf.modules.params_of(model)), ["0.*", "1.*", "2.*"]
-    chain = chain_of(model, state, [["0.weight"], ["1.weight"], ["2.weight"]], ((x,), {}))
+    chain = chain_of(
+        model, state, [["0.weight"], ["1.weight"], ["2.weight"]], ((x,), {})
+    )
     assert chain.narrow == (kind is nn.Linear)
     plain = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
     plain.load_state_dict(model.state_dict())
@@ -87,6 +108,7 @@ def test_a_layer_that_would_not_be_seen_so_is_watched_as_a_whole(kind):
         return sf.one_shot(0.5, sf.scores.wanda(stats))
 
     done, expected = (
-        sf.calibration.in_order(one, None, blocks, prune, x, of="square", chunk_size=4) for one in (model, plain)
+        sf.calibration.in_order(one, None, blocks, prune, x, of="square", chunk_size=4)
+        for one in (model, plain)
     )
     assert sf.checkpoint.tree_equal(done.masks, expected.masks)

@@ -1,4 +1,6 @@
-"""Tiny language models of transformers, the folders that they write, and ways to prune them."""
+"""Tiny language models of transformers, the folders that they write, and ways to prune
+them.
+"""
 
 import os
 from contextlib import contextmanager
@@ -13,34 +15,64 @@ transformers.utils.logging.disable_progress_bar()
 WORDS = torch.randint(2, 64, (6, 10), generator=torch.Generator().manual_seed(1))
 BATCHES = [{"input_ids": words} for words in WORDS.split(2)]
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+SIZES = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+}
 
 
 def llama(layers=3, **other):
-    config = transformers.LlamaConfig(num_hidden_layers=layers, num_key_value_heads=2, **SIZES | other)
+    config = transformers.LlamaConfig(
+        num_hidden_layers=layers, num_key_value_heads=2, **SIZES | other
+    )
     return transformers.LlamaForCausalLM(config)
 
 
 def gemma(layers=3):
     kinds = ["sliding_attention", "full_attention", "sliding_attention"][:layers]
-    sizes = SIZES | {"head_dim": 8, "num_key_value_heads": 2, "sliding_window": 3, "layer_types": kinds}
-    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(num_hidden_layers=layers, **sizes))
+    sizes = SIZES | {
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": 3,
+        "layer_types": kinds,
+    }
+    return transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(num_hidden_layers=layers, **sizes)
+    )
 
 
 def gpt2(layers=3):
-    sizes = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {
+        "n_embd": 32,
+        "n_layer": layers,
+        "n_head": 4,
+        "n_positions": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, **sizes))
 
 
 def opt(layers=3):
-    sizes = {"num_hidden_layers": layers, "num_attention_heads": 4, "ffn_dim": 48, "max_position_embeddings": 16}
-    config = transformers.OPTConfig(vocab_size=64, hidden_size=32, word_embed_proj_dim=32, **sizes)
+    sizes = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "ffn_dim": 48,
+        "max_position_embeddings": 16,
+    }
+    config = transformers.OPTConfig(
+        vocab_size=64, hidden_size=32, word_embed_proj_dim=32, **sizes
+    )
     return transformers.OPTForCausalLM(config)
 
 
 def t5():
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=64, **sizes))
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=64, **sizes)
+    )
 
 
 def folder_of(make, path, dtype=torch.float32, **sizes):
@@ -55,12 +87,16 @@ def folder_of(make, path, dtype=torch.float32, **sizes):
 
 
 def wanda(stats, axis=0, sparsity=0.5):
-    return sf.methods.wanda(sparsity, stats, pattern=sf.patterns.row_balanced(axis), where=list(stats))
+    return sf.methods.wanda(
+        sparsity, stats, pattern=sf.patterns.row_balanced(axis), where=list(stats)
+    )
 
 
 def sparsegpt(stats, axis=0):
     pattern = sf.patterns.nm(2, 4, axis=1 - axis)
-    return sf.methods.sparsegpt(None, stats, pattern=pattern, block=16, where=list(stats))
+    return sf.methods.sparsegpt(
+        None, stats, pattern=pattern, block=16, where=list(stats)
+    )
 
 
 def files(folder):
@@ -69,25 +105,42 @@ def files(folder):
 
 
 def differing(folder, other):
-    """What differs between two folders, by file: the bytes, or which tensors, in how many entries and how far."""
+    """What differs between two folders, by file: the bytes, or which tensors, in how
+    many entries and how far.
+    """
     found, theirs = files(folder), files(other)
     told = dict.fromkeys(found.keys() ^ theirs.keys(), "is in one only")
-    for name in [name for name in found.keys() & theirs.keys() if found[name] != theirs[name]]:
+    for name in [
+        name for name in found.keys() & theirs.keys() if found[name] != theirs[name]
+    ]:
         told[name] = "other bytes"
         if name.endswith(".safetensors"):
-            pairs = [(key, x, load_file(other / name)[key]) for key, x in load_file(folder / name).items()]
-            told[name] = {k: (int((x != y).sum()), float((x - y).abs().max())) for k, x, y in pairs if not x.equal(y)}
+            pairs = [
+                (key, x, load_file(other / name)[key])
+                for key, x in load_file(folder / name).items()
+            ]
+            told[name] = {
+                k: (int((x != y).sum()), float((x - y).abs().max()))
+                for k, x, y in pairs
+                if not x.equal(y)
+            }
     return told
 
 
 def weights_in(folder):
     """All tensors of a folder, by name."""
-    return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+    return {
+        name: x
+        for file in folder.glob("*.safetensors")
+        for name, x in load_file(file).items()
+    }
 
 
 @contextmanager
 def ending_at(number, error=KeyboardInterrupt):
-    """While it is entered, the file of a number does not get its name, nor does any after it."""
+    """While it is entered, the file of a number does not get its name, nor does any
+    after it.
+    """
     replaced = os.replace
 
     def until(*args):

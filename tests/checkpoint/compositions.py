@@ -12,7 +12,9 @@ ALWAYS = sf.always()
 
 
 def rigl() -> sf.Algorithm:
-    return sf.rigl(0.5, when=ALWAYS, drop_fraction=0.5, grow=sf.scores.momentum(0.5), key=KEY)
+    return sf.rigl(
+        0.5, when=ALWAYS, drop_fraction=0.5, grow=sf.scores.momentum(0.5), key=KEY
+    )
 
 
 def chained() -> sf.Algorithm:
@@ -25,22 +27,40 @@ def optimized(algorithm: sf.Algorithm) -> sf.Algorithm:
 
 COMPOSITIONS: dict[str, Callable[[], sf.Algorithm]] = {
     "chain": chained,
-    "sequence": lambda: optimized(sf.sequence(sf.gmp(0.5, score=sf.scores.momentum(0.5), when=ALWAYS), rigl())),
+    "sequence": lambda: optimized(
+        sf.sequence(sf.gmp(0.5, score=sf.scores.momentum(0.5), when=ALWAYS), rigl())
+    ),
     "chain in a sequence": lambda: sf.sequence(chained(), rigl()),
-    "phases": lambda: sf.phases([(0, rigl()), (2, sf.set(0.5, when=ALWAYS, drop_fraction=0.5))]),
+    "phases": lambda: sf.phases(
+        [(0, rigl()), (2, sf.set(0.5, when=ALWAYS, drop_fraction=0.5))]
+    ),
     "partition": lambda: optimized(sf.partition([("a", chained()), ("*", rigl())])),
-    "optimizers in a partition": lambda: sf.partition([("a", optimized(rigl())), ("*", optimized(sf.static(0.5)))]),
+    "optimizers in a partition": lambda: sf.partition(
+        [("a", optimized(rigl())), ("*", optimized(sf.static(0.5)))]
+    ),
     "rewinding": lambda: sf.rewinding(chained(), to=sf.at([0]), when=sf.at([3])),
-    "reparametrised": lambda: optimized(sf.reparametrised(sf.reparam.power(2.0), chained())),
-    "supermasks in a partition": lambda: optimized(sf.partition([("a", sf.supermask(0.5)), ("*", rigl())])),
+    "reparametrised": lambda: optimized(
+        sf.reparametrised(sf.reparam.power(2.0), chained())
+    ),
+    "supermasks in a partition": lambda: optimized(
+        sf.partition([("a", sf.supermask(0.5)), ("*", rigl())])
+    ),
 }
 
 
-def run(algorithm: sf.Algorithm, state: State | None = None, begin: int = 0, end: int = 2) -> State:
+def run(
+    algorithm: sf.Algorithm, state: State | None = None, begin: int = 0, end: int = 2
+) -> State:
     """Some steps, from the first state or another one."""
-    tree = {name: torch.arange(16.0).reshape(4, 4).add(1).mul(k).cos() for name, k in (("a", 1.0), ("b", 2.0))}
+    tree = {
+        name: torch.arange(16.0).reshape(4, 4).add(1).mul(k).cos()
+        for name, k in (("a", 1.0), ("b", 2.0))
+    }
     state = algorithm.init(tree) if state is None else state
     for step in range(begin, end):
-        grads = {name: torch.sin(x * (step + 1) * 3) for name, x in sf.effective(state).items()}
+        grads = {
+            name: torch.sin(x * (step + 1) * 3)
+            for name, x in sf.effective(state).items()
+        }
         state = algorithm.update(state, grads, step)
     return state

@@ -1,4 +1,6 @@
-"""Checkpoints of compositions by release 0.2.0: `release_0_2.pt` has the states of `run` after 2 and 4 steps."""
+"""Checkpoints of compositions by release 0.2.0: `release_0_2.pt` has the states of
+`run` after 2 and 4 steps.
+"""
 
 from pathlib import Path
 
@@ -28,7 +30,9 @@ def test_checkpoints_of_today_are_taken_as_they_are(name):
     template = algorithm.init(run(sf.dense()).params)
     saved = sf.checkpoint.state_dict(state)
     assert not saved.keys() & {"scores.0.masks.a", "key.0", "scores.inner.0.masks.a"}
-    assert sf.checkpoint.tree_equal(sf.checkpoint.load_state_dict(template, saved), state)
+    assert sf.checkpoint.tree_equal(
+        sf.checkpoint.load_state_dict(template, saved), state
+    )
 
 
 def test_a_state_inside_a_tree_is_found():
@@ -40,6 +44,12 @@ def test_a_state_inside_a_tree_is_found():
 
 
 def test_what_is_missing_is_named_by_its_path_of_today():
-    old = {path: x for path, x in FILES["chain"]["saved"].items() if path != "scores.1.scores.grow.a"}
-    with pytest.raises(ValueError, match=r"missing are \['parts.1.scores.grow.a'\] and unexpected \[\]"):
+    old = {
+        path: x
+        for path, x in FILES["chain"]["saved"].items()
+        if path != "scores.1.scores.grow.a"
+    }
+    with pytest.raises(
+        ValueError, match=r"missing are \['parts.1.scores.grow.a'\] and unexpected \[\]"
+    ):
         sf.checkpoint.load_state_dict(run(COMPOSITIONS["chain"]()), old)

@@ -1,4 +1,6 @@
-"""Checkpoints: flat dicts of tensors that torch.save takes, and trees compared bit by bit."""
+"""Checkpoints: flat dicts of tensors that torch.save takes, and trees compared bit by
+bit.
+"""
 
 import io
 import re
@@ -18,7 +20,12 @@ from sparsefn.state import State
 
 def make_state(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    params = {"0": {"weight": torch.randn(3, 2, generator=generator), "bias": torch.randn(3, generator=generator)}}
+    params = {
+        "0": {
+            "weight": torch.randn(3, 2, generator=generator),
+            "bias": torch.randn(3, generator=generator),
+        }
+    }
     masks = {"0": {"weight": params["0"]["weight"] > 0, "bias": torch.tensor(True)}}
     optimizer = O.adam(0.1)
     _, opt = optimizer.update(params, optimizer.init(params), params=params)
@@ -66,9 +73,17 @@ def test_loading_what_is_there():
     for path, leaf in state_dict(loaded).items():
         source = state_dict(template) if path in own else saved
         assert torch.equal(leaf, source[path])
-        assert leaf.data_ptr() not in (source[path].data_ptr(), state_dict(template)[path].data_ptr())
-    with pytest.raises(ValueError, match=r"expected a tensor of shape \(3,\) at 'params.0.bias', got \(2,\)"):
-        load_state_dict(template, saved | {"params.0.bias": torch.ones(2)}, strict=False)
+        assert leaf.data_ptr() not in (
+            source[path].data_ptr(),
+            state_dict(template)[path].data_ptr(),
+        )
+    with pytest.raises(
+        ValueError,
+        match=r"expected a tensor of shape \(3,\) at 'params.0.bias', got \(2,\)",
+    ):
+        load_state_dict(
+            template, saved | {"params.0.bias": torch.ones(2)}, strict=False
+        )
 
 
 def test_round_trip_through_a_weights_only_file():
@@ -79,12 +94,17 @@ def test_round_trip_through_a_weights_only_file():
     assert type(loaded.opt) is O.AdamState
 
 
-@pytest.mark.parametrize("make", [lambda: O.sgd(0.05, 0.9, True, 0.1), lambda: O.adam(0.05), lambda: O.adamw(0.05)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: O.sgd(0.05, 0.9, True, 0.1), lambda: O.adam(0.05), lambda: O.adamw(0.05)],
+)
 def test_resume_equals_an_uninterrupted_run(make):
     def steps(params, opt, n):
         optimizer = make()
         for _ in range(n):
-            updates, opt = optimizer.update(optree.tree_map(torch.sin, params), opt, params=params)
+            updates, opt = optimizer.update(
+                optree.tree_map(torch.sin, params), opt, params=params
+            )
             params = optree.tree_map(torch.add, params, updates)
         return params, opt
 
@@ -92,7 +112,9 @@ def test_resume_equals_an_uninterrupted_run(make):
     want = steps(params, make().init(params), 7)
     half = steps(params, make().init(params), 3)
     template = (params, make().init(params))
-    assert tree_equal(steps(*load_state_dict(template, through_a_file(state_dict(half))), 4), want)
+    assert tree_equal(
+        steps(*load_state_dict(template, through_a_file(state_dict(half))), 4), want
+    )
 
 
 def test_a_member_of_a_stack_and_an_expanded_leaf_are_saved_at_their_own_size():
@@ -129,25 +151,40 @@ def test_what_is_saved_carries_no_graph():
 
 
 def test_state_dict_refuses():
-    with pytest.raises(TypeError, match="expected the state to hold tensors, got float at 'opt.0'"):
+    with pytest.raises(
+        TypeError, match="expected the state to hold tensors, got float at 'opt.0'"
+    ):
         state_dict({"opt": [1.0]})
-    with pytest.raises(ValueError, match=r"expected one leaf a path, but two leaves are at 'a.b'"):
+    with pytest.raises(
+        ValueError, match=r"expected one leaf a path, but two leaves are at 'a.b'"
+    ):
         state_dict({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}})
 
 
 def test_load_state_dict_refuses():
     template = {"w": torch.ones(2), "b": torch.ones(1)}
     with pytest.raises(
-        ValueError, match=r"expected the paths of the template, but missing are \['b'\] and unexpected \['c'\]"
+        ValueError,
+        match=r"expected the paths of the template, but missing are \['b'\] and "
+        r"unexpected \['c'\]",
     ):
         load_state_dict(template, {"w": torch.ones(2), "c": torch.ones(1)})
-    with pytest.raises(ValueError, match=r"expected a tensor of shape \(2,\) at 'w', got \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected a tensor of shape \(2,\) at 'w', got \(3,\)"
+    ):
         load_state_dict(template, {"w": torch.ones(3), "b": torch.ones(1)})
-    with pytest.raises(TypeError, match=r"expected a tensor of dtype torch.float32 at 'w', got torch.float64"):
+    with pytest.raises(
+        TypeError,
+        match=r"expected a tensor of dtype torch.float32 at 'w', got torch.float64",
+    ):
         load_state_dict(template, {"w": torch.ones(2).double(), "b": torch.ones(1)})
-    with pytest.raises(TypeError, match="expected the saved dict to hold tensors, got list at 'w'"):
+    with pytest.raises(
+        TypeError, match="expected the saved dict to hold tensors, got list at 'w'"
+    ):
         load_state_dict(template, {"w": [1.0, 1.0], "b": torch.ones(1)})
-    with pytest.raises(TypeError, match="expected the template to hold tensors, got int at 'w'"):
+    with pytest.raises(
+        TypeError, match="expected the template to hold tensors, got int at 'w'"
+    ):
         load_state_dict({"w": 1}, {"w": torch.ones(1)})
     with pytest.raises(TypeError, match="expected a dict of tensors by path, got list"):
         load_state_dict(template, [torch.ones(2)])
@@ -155,14 +192,23 @@ def test_load_state_dict_refuses():
 
 def test_tree_equal_compares_bits():
     nan = torch.tensor([float("nan"), 1.0])
-    other_nan = torch.tensor([0x7FC00001, 0x3F800000], dtype=torch.int32).view(torch.float32)
+    other_nan = torch.tensor([0x7FC00001, 0x3F800000], dtype=torch.int32).view(
+        torch.float32
+    )
     assert tree_equal(nan, nan.clone())
     assert other_nan[0].isnan()
     assert not tree_equal(nan, other_nan)
     assert not tree_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
 
 
-NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+NUMBERS = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, *NUMBERS])
@@ -198,15 +244,22 @@ def random_mask(*shape):
     return torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.3
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (3, 5), (2, 3, 4), (300, 7), (0,), (0, 3), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1,), (7,), (8,), (9,), (3, 5), (2, 3, 4), (300, 7), (0,), (0, 3), (1, 1, 1)],
+)
 def test_packed_masks_take_a_bit_an_element_and_come_back(shape):
     state = State({"w": torch.randn(shape)}, {"w": random_mask(*shape)})
     saved = state_dict(state, pack=True)
     assert list(saved) == list(state_dict(state))
     assert saved["masks.w"].dtype == torch.uint8
-    assert saved["masks.w"].shape == (1 + 8 * len(shape) + -(-state.masks["w"].numel() // 8),)
+    assert saved["masks.w"].shape == (
+        1 + 8 * len(shape) + -(-state.masks["w"].numel() // 8),
+    )
     assert torch.equal(saved["params.w"], state.params["w"])
-    template = State({"w": torch.zeros(shape)}, {"w": torch.ones(shape, dtype=torch.bool)})
+    template = State(
+        {"w": torch.zeros(shape)}, {"w": torch.ones(shape, dtype=torch.bool)}
+    )
     assert tree_equal(load_state_dict(template, through_a_file(saved)), state)
 
 
@@ -222,7 +275,9 @@ def test_dense_masks_and_everything_else_stay_as_they_are():
     saved, plain = state_dict(state, pack=True), state_dict(state)
     assert list(saved) == PATHS
     assert saved["masks.0.bias"].dtype == torch.bool and saved["masks.0.bias"].ndim == 0
-    assert {path for path in PATHS if not tree_equal(saved[path], plain[path])} == {"masks.0.weight"}
+    assert {path for path in PATHS if not tree_equal(saved[path], plain[path])} == {
+        "masks.0.weight"
+    }
     assert tree_equal(load_state_dict(make_state(seed=1), saved), state)
 
 
@@ -242,18 +297,27 @@ def test_packed_masks_take_part_in_what_strict_says():
     with pytest.raises(ValueError, match=r"missing are \['b'\] and unexpected \['c'\]"):
         load_state_dict(template, saved)
     loaded = load_state_dict(template, saved, strict=False)
-    assert torch.equal(loaded["a"], random_mask(3)) and torch.equal(loaded["b"], template["b"])
+    assert torch.equal(loaded["a"], random_mask(3)) and torch.equal(
+        loaded["b"], template["b"]
+    )
     assert loaded["b"].data_ptr() != template["b"].data_ptr()
 
 
-@pytest.mark.parametrize(("stored", "wanted"), [((3, 5), (4, 4)), ((15,), (3, 5)), ((64,), (0, 64)), ((16,), (15,))])
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [((3, 5), (4, 4)), ((15,), (3, 5)), ((64,), (0, 64)), ((16,), (15,))],
+)
 def test_a_packed_mask_of_another_shape_is_refused(stored, wanted):
     saved = state_dict({"m": torch.zeros(stored, dtype=torch.bool)}, pack=True)
-    text = re.escape(f"expected a mask of shape {wanted} at 'm', got a packed one of {stored}")
+    text = re.escape(
+        f"expected a mask of shape {wanted} at 'm', got a packed one of {stored}"
+    )
     with pytest.raises(ValueError, match=text):
         load_state_dict({"m": torch.zeros(wanted, dtype=torch.bool)}, saved)
     with pytest.raises(ValueError, match=text):
-        load_state_dict({"m": torch.zeros(wanted, dtype=torch.bool)}, saved, strict=False)
+        load_state_dict(
+            {"m": torch.zeros(wanted, dtype=torch.bool)}, saved, strict=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -270,13 +334,19 @@ def test_a_packed_mask_of_another_shape_is_refused(stored, wanted):
 )
 def test_other_uint8_tensors_are_no_masks(value):
     got = re.escape(f"got a uint8 tensor of shape {tuple(value.shape)}")
-    with pytest.raises(TypeError, match="expected a mask at 'm', bool or packed by state_dict.pack=True., " + got):
+    with pytest.raises(
+        TypeError,
+        match="expected a mask at 'm', bool or packed by state_dict.pack=True., " + got,
+    ):
         load_state_dict({"m": random_mask(3, 4)}, {"m": value})
 
 
 def test_packed_masks_fit_no_leaf_of_numbers():
     saved = state_dict({"m": random_mask(3, 4)}, pack=True)
-    with pytest.raises(TypeError, match=r"expected a tensor of dtype torch.int64 at 'm', got torch.uint8"):
+    with pytest.raises(
+        TypeError,
+        match=r"expected a tensor of dtype torch.int64 at 'm', got torch.uint8",
+    ):
         load_state_dict({"m": torch.zeros(19, dtype=torch.int64)}, saved)
     own = {"m": torch.arange(30, dtype=torch.uint8)}
     assert tree_equal(load_state_dict(own, state_dict(own, pack=True)), own)
@@ -293,20 +363,38 @@ def test_a_0d_false_is_no_mask_and_may_be_another_leaf():
     ):
         sd = {**state_dict(template), path: torch.tensor(False)}
         with pytest.raises(
-            ValueError, match=re.escape(f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False")
+            ValueError,
+            match=re.escape(
+                f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False"
+            ),
         ):
             load_state_dict(template, sd)
-    loaded = load_state_dict(member, {**state_dict(member), "scores.fresh": torch.tensor(False)})
+    loaded = load_state_dict(
+        member, {**state_dict(member), "scores.fresh": torch.tensor(False)}
+    )
     assert not loaded.scores["fresh"]
-    assert not load_state_dict({"masks": torch.tensor(True)}, {"masks": torch.tensor(False)})["masks"]
-    named = {"masks": State({"w": torch.ones(2)}, {"w": torch.tensor(True)}, scores={"masks": torch.tensor(True)})}
+    assert not load_state_dict(
+        {"masks": torch.tensor(True)}, {"masks": torch.tensor(False)}
+    )["masks"]
+    named = {
+        "masks": State(
+            {"w": torch.ones(2)},
+            {"w": torch.tensor(True)},
+            scores={"masks": torch.tensor(True)},
+        )
+    }
     sd = {**state_dict(named), "masks.scores.masks": torch.tensor(False)}
     assert not load_state_dict(named, sd)["masks"].scores["masks"]
 
 
 @pytest.mark.parametrize("stacks", [1, 2])
 def test_a_0d_false_in_a_stack_is_no_mask(stacks):
-    params = {"bias": torch.ones(2), "weight": torch.ones(2, 4), "scale": torch.tensor(1.0), "both": torch.ones(2, 2)}
+    params = {
+        "bias": torch.ones(2),
+        "weight": torch.ones(2, 4),
+        "scale": torch.tensor(1.0),
+        "both": torch.ones(2, 2),
+    }
     where = ["weight", "both"]
     plain = sf.static(0.5, where=where).init(params)
     trained = sf.static(0.5, where=where, pruned="train").init(params)
@@ -316,13 +404,21 @@ def test_a_0d_false_in_a_stack_is_no_mask(stacks):
         template = {"of": [state]}
         sd = state_dict(template)
         assert tree_equal(load_state_dict(template, sd), template)
-        dense = {"masks": ["bias", "scale"], "support": [*params] if state.support != () else []}
+        dense = {
+            "masks": ["bias", "scale"],
+            "support": [*params] if state.support != () else [],
+        }
         for field, leaves in dense.items():
             for leaf in leaves:
                 path = f"of.0.{field}.{leaf}"
                 hidden = sd[path].clone()
                 hidden.view(-1)[-1] = False
-                with pytest.raises(ValueError, match=re.escape(f"at {path!r}, got 0-d False in a stack of shape (2,")):
+                with pytest.raises(
+                    ValueError,
+                    match=re.escape(
+                        f"at {path!r}, got 0-d False in a stack of shape (2,"
+                    ),
+                ):
                     load_state_dict(template, {**sd, path: hidden})
         # A mask of full shape may prune a member whole.
         for leaf in where:
@@ -334,7 +430,10 @@ def test_a_0d_false_in_a_stack_is_no_mask(stacks):
 def test_a_packed_mask_with_damaged_bits_is_refused():
     saved = state_dict({"m": torch.ones(3, 4, dtype=torch.bool)}, pack=True)
     saved["m"][-1] |= 0x80
-    with pytest.raises(ValueError, match="the packed mask at 'm' to end in 4 zero bits: its bytes are dam"):
+    with pytest.raises(
+        ValueError,
+        match="the packed mask at 'm' to end in 4 zero bits: its bytes are dam",
+    ):
         load_state_dict({"m": torch.ones(3, 4, dtype=torch.bool)}, saved)
 
 
@@ -347,7 +446,9 @@ def quantised():
 STRANGE = {
     "a torch.sparse_coo": lambda: torch.ones(2).to_sparse(),
     "a quantised": quantised,
-    "a nested": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+    "a nested": lambda: torch.nested.nested_tensor(
+        [torch.ones(2)], layout=torch.jagged
+    ),
 }
 
 
@@ -361,7 +462,10 @@ def test_tensors_of_another_layout_are_refused_by_their_path(kind):
         ("a", lambda: tree_equal(strange, dense)),
         ("b", lambda: tree_equal(dense, strange)),
     ):
-        with pytest.raises(TypeError, match=f"expected {what} to hold dense tensors, got {kind} one at 'a.0'"):
+        with pytest.raises(
+            TypeError,
+            match=f"expected {what} to hold dense tensors, got {kind} one at 'a.0'",
+        ):
             run()
 
 
@@ -373,7 +477,10 @@ def test_the_meta_device_holds_no_values():
     with pytest.raises(ValueError, match=text.format("template")):
         load_state_dict(empty, dense)
     with pytest.raises(ValueError, match=text.format("saved dict")):
-        load_state_dict({"w": torch.ones(9) > 0}, {"w": torch.zeros(11, dtype=torch.uint8, device="meta")})
+        load_state_dict(
+            {"w": torch.ones(9) > 0},
+            {"w": torch.zeros(11, dtype=torch.uint8, device="meta")},
+        )
 
 
 def test_equality_of_lazy_views():
@@ -384,5 +491,9 @@ def test_equality_of_lazy_views():
     assert tree_equal(a.conj().imag, torch.tensor([-2.0, 4.0]))
     assert not tree_equal(a.conj().imag, a.imag)
     assert tree_equal(torch._neg_view(a), -a)
-    loaded = load_state_dict({"w": a, "i": a.imag}, state_dict({"w": a.conj(), "i": a.conj().imag}))
-    assert tree_equal(loaded, {"w": torch.tensor([1 - 2j, 3 + 4j]), "i": torch.tensor([-2.0, 4.0])})
+    loaded = load_state_dict(
+        {"w": a, "i": a.imag}, state_dict({"w": a.conj(), "i": a.conj().imag})
+    )
+    assert tree_equal(
+        loaded, {"w": torch.tensor([1 - 2j, 3 + 4j]), "i": torch.tensor([-2.0, 4.0])}
+    )

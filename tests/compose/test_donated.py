@@ -1,4 +1,6 @@
-"""Updates that write over their state: in place where they may, pure elsewhere, and bad input leaves it alone."""
+"""Updates that write over their state: in place where they may, pure elsewhere, and bad
+input leaves it alone.
+"""
 
 import gc
 import tracemalloc
@@ -13,7 +15,10 @@ from sparsefn.engine.leaves import lists
 
 def params_of(n=80):
     generator = torch.Generator().manual_seed(0)
-    return {"w": torch.randn(n, n, generator=generator), "b": torch.randn(n, generator=generator)}
+    return {
+        "w": torch.randn(n, n, generator=generator),
+        "b": torch.randn(n, generator=generator),
+    }
 
 
 def made(optimizer=None, **options):
@@ -21,11 +26,18 @@ def made(optimizer=None, **options):
     return sf.with_optimizer(inner, optimizer or sf.optimizers.adamw(1e-2))
 
 
-OPTIMIZERS = [sf.optimizers.sgd(0.1), sf.optimizers.sgd(0.1, 0.9), sf.optimizers.adam(1e-2), sf.optimizers.adamw(1e-2)]
+OPTIMIZERS = [
+    sf.optimizers.sgd(0.1),
+    sf.optimizers.sgd(0.1, 0.9),
+    sf.optimizers.adam(1e-2),
+    sf.optimizers.adamw(1e-2),
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("inner", [sf.dense(), sf.ste(0.5), sf.rigl(0.9, when=sf.never())], ids=repr)
+@pytest.mark.parametrize(
+    "inner", [sf.dense(), sf.ste(0.5), sf.rigl(0.9, when=sf.never())], ids=repr
+)
 def test_weights_and_moments_keep_their_memory(optimizer, inner):
     whole = sf.donated(sf.with_optimizer(inner, optimizer))
     state = whole.init(params_of())
@@ -47,7 +59,10 @@ def presets():
         "set": sf.set(0.9, when=sf.always(), key=key),
         "snfs": sf.snfs(0.9, when=sf.always()),
         "gmp": sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=4)),
-        "global": sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=4), distribution=sf.budgets.global_()),
+        "global": sf.gmp(
+            sf.schedules.polynomial(0.0, 0.9, begin=0, end=4),
+            distribution=sf.budgets.global_(),
+        ),
         "2:4": sf.one_shot(None, pattern=sf.patterns.nm(2, 4), when=sf.at([2])),
     }
 
@@ -57,7 +72,11 @@ def presets():
 def test_they_keep_it_where_masks_change_too(name, optimizer):
     whole = sf.donated(sf.with_optimizer(presets()[name], optimizer))
     state = whole.init(params_of())
-    places = {path: x.data_ptr() for path, x in sf.checkpoint.state_dict(state).items() if x.is_floating_point()}
+    places = {
+        path: x.data_ptr()
+        for path, x in sf.checkpoint.state_dict(state).items()
+        if x.is_floating_point()
+    }
     places = {path: at for path, at in places.items() if path.endswith("w")}
     changes = 0
     for step in range(4):
@@ -66,7 +85,9 @@ def test_they_keep_it_where_masks_change_too(name, optimizer):
         changes += not torch.equal(masks, state.masks["w"])
         now = sf.checkpoint.state_dict(state)
         assert {path: now[path].data_ptr() for path in places} == places
-    assert changes and len(places) == 2 + (not hasattr(state.opt, "momentum")) + (name == "snfs")
+    assert changes and len(places) == 2 + (not hasattr(state.opt, "momentum")) + (
+        name == "snfs"
+    )
 
 
 def test_weights_that_start_anew_are_new_tensors_and_so_are_those_that_others_read():
@@ -79,12 +100,20 @@ def test_weights_that_start_anew_are_new_tensors_and_so_are_those_that_others_re
         state, wanted = whole.init(params_of()), pure.init(params_of())
         for step in range(4):
             at = state.params["w"].data_ptr()
-            state, wanted = whole.update(state, params_of(), step), pure.update(wanted, params_of(), step)
-            assert sf.checkpoint.tree_equal(state, wanted) and state.params["w"].data_ptr() != at
+            state, wanted = (
+                whole.update(state, params_of(), step),
+                pure.update(wanted, params_of(), step),
+            )
+            assert (
+                sf.checkpoint.tree_equal(state, wanted)
+                and state.params["w"].data_ptr() != at
+            )
 
 
 def peak_of(update, *args):
-    """The most bytes that numpy's memory grows by; torch's own is not counted, and there is little of it."""
+    """The most bytes that numpy's memory grows by; torch's own is not counted, and
+    there is little of it.
+    """
     gc.collect()
     tracemalloc.start()
     try:
@@ -116,7 +145,9 @@ def test_bad_arguments_leave_the_state():
     whole = sf.donated(made())
     state = whole.init(params_of())
     before = optree.tree_map(torch.clone, state)
-    with pytest.raises(ValueError, match=r"expected grads of shape \(80,\) at 'b', got \(79,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected grads of shape \(80,\) at 'b', got \(79,\)"
+    ):
         whole.update(state, params_of(79), 0)
     with pytest.raises(TypeError):
         whole.update(state, params_of(), "0")
@@ -149,27 +180,43 @@ def test_code_that_reads_its_old_state_after_an_update_inside_is_told():
 
         def update(self, grads, state, *, params=None, inplace=False):
             updates, new = adam.update(grads, state, params=params, inplace=inplace)
-            return optree.tree_map(torch.add, updates, optree.tree_map(torch.sub, new.mu, state.mu)), new
+            return optree.tree_map(
+                torch.add, updates, optree.tree_map(torch.sub, new.mu, state.mu)
+            ), new
 
     inner = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1))
     twice = sf.Algorithm(
-        inner.init, lambda state, grads, step: inner.update(state, inner.update(state, grads, step).params, step)
+        inner.init,
+        lambda state, grads, step: inner.update(
+            state, inner.update(state, grads, step).params, step
+        ),
     )
     for pure in (made(ByDifferences()), twice):
         whole = sf.donated(pure)
         pure.update(pure.init(params_of()), params_of(), 1)
         state = whole.init(params_of())
-        with pytest.raises(ValueError, match="expected a tensor, got <given away: float32 of shape"):
+        with pytest.raises(
+            ValueError, match="expected a tensor, got <given away: float32 of shape"
+        ):
             whole.update(state, params_of(), 1)
 
 
 def test_a_tensor_that_cannot_be_taken_goes_with_others_that_can():
     whole, pure = sf.donated(made()), made()
     state, wanted = whole.init(params_of()), pure.init(params_of())
-    strided = state._replace(opt=state.opt._replace(mu=optree.tree_map(lambda x: torch.stack([x, x])[0], state.opt.mu)))
+    strided = state._replace(
+        opt=state.opt._replace(
+            mu=optree.tree_map(lambda x: torch.stack([x, x])[0], state.opt.mu)
+        )
+    )
     at = strided.params["w"].data_ptr()
-    state, wanted = whole.update(strided, params_of(), 1), pure.update(wanted, params_of(), 1)
-    assert sf.checkpoint.tree_equal(state, wanted) and state.params["w"].data_ptr() == at
+    state, wanted = (
+        whole.update(strided, params_of(), 1),
+        pure.update(wanted, params_of(), 1),
+    )
+    assert (
+        sf.checkpoint.tree_equal(state, wanted) and state.params["w"].data_ptr() == at
+    )
 
 
 def test_a_state_cannot_be_updated_twice():
@@ -195,7 +242,10 @@ def test_gradients_stay():
     state = whole.init(params_of())
     for step in range(4):
         state = whole.update(state, grads, step)
-    assert all(torch.equal(x, y) for x, y in zip(grads.values(), params_of().values(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(grads.values(), params_of().values(), strict=True)
+    )
 
 
 @pytest.mark.deep
@@ -210,7 +260,9 @@ def test_under_transforms_it_is_the_pure_update():
     compiled(state, params_of(), torch.tensor(1))
     assert state.params["w"].shape == (80, 80)
 
-    slopes = torch.func.grad(lambda grads: whole.update(state, grads, 1).params["w"].sum())(params_of())
+    slopes = torch.func.grad(
+        lambda grads: whole.update(state, grads, 1).params["w"].sum()
+    )(params_of())
     assert slopes["w"].shape == state.params["w"].shape == (80, 80)
 
 
@@ -229,7 +281,9 @@ def test_inside_another_algorithm_nothing_is_given_away():
 def test_attach_keeps_its_own_state():
     model = torch.nn.Linear(80, 80)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    sparse = sf.attach(sf.donated(sf.rigl(0.9, when=sf.every(1), init="magnitude")), model, optimizer)
+    sparse = sf.attach(
+        sf.donated(sf.rigl(0.9, when=sf.every(1), init="magnitude")), model, optimizer
+    )
     for step in range(3):
         model(torch.randn(2, 80)).square().sum().backward()
         sparse.before_step()
@@ -252,7 +306,9 @@ def test_only_algorithms():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS[1:])
 def test_a_state_may_come_from_an_algorithm_made_before(optimizer):
-    """As in a run that goes on in a new process, which has a state and calls no init."""
+    """As in a run that goes on in a new process, which has a state and calls no
+    init.
+    """
     state, grads = made(optimizer).init(params_of()), params_of()
     wanted = made(optimizer).update(state, grads, 1)
     new = sf.donated(made(optimizer)).update(state, grads, 1)

@@ -6,9 +6,15 @@ from sparsefn.compose.paired import check_paired
 
 PAIRED = {
     "saliency": sf.one_shot(0.5, sf.scores.saliency),
-    "movement": sf.gmp(0.5, score=sf.scores.absolute(sf.scores.mean(sf.scores.movement))),
-    "inside": sf.partition([("*", sf.chain(sf.static(0.5), sf.one_shot(0.5, score=sf.scores.saliency)))]),
-    "to drop": sf.drop_grow(0.5, drop=sf.scores.saliency, grow=sf.scores.gradient, steps=10),
+    "movement": sf.gmp(
+        0.5, score=sf.scores.absolute(sf.scores.mean(sf.scores.movement))
+    ),
+    "inside": sf.partition(
+        [("*", sf.chain(sf.static(0.5), sf.one_shot(0.5, score=sf.scores.saliency)))]
+    ),
+    "to drop": sf.drop_grow(
+        0.5, drop=sf.scores.saliency, grow=sf.scores.gradient, steps=10
+    ),
     "a method": sf.methods.snip(0.5),
     "a method of sums": sf.methods.snip(0.5, batches=2),
     "force": sf.methods.force(0.5),
@@ -20,7 +26,10 @@ ALONE = {
     "movement pruning": sf.methods.movement(0.5, steps=9),
     "own": sf.Algorithm(lambda params: sf.dense().init(params), sf.dense().update),
 }
-TEXT = "multiplies weights by gradients of the same step, and the optimizer's step would move the weights"
+TEXT = (
+    "multiplies weights by gradients of the same step, and the optimizer's step would "
+    "move the weights"
+)
 
 
 @pytest.mark.parametrize("name", PAIRED)
@@ -40,7 +49,9 @@ def test_with_optimizer_and_attach_ask_for_it():
     for call in (
         lambda: sf.with_optimizer(PAIRED["saliency"], sf.optimizers.sgd(0.1)),
         lambda: sf.attach(
-            PAIRED["saliency"], layer := torch.nn.Linear(2, 2), torch.optim.SGD(layer.parameters(), lr=0.1)
+            PAIRED["saliency"],
+            layer := torch.nn.Linear(2, 2),
+            torch.optim.SGD(layer.parameters(), lr=0.1),
         ),
     ):
         with pytest.raises(ValueError, match=TEXT):

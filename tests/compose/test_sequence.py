@@ -17,13 +17,15 @@ def kept(state, path="w"):
 
 
 def granet(when, fraction, level, **options):
-    prune = sf.gmp(level, when=when, init="dense", distribution=sf.budgets.global_(), **options)
+    prune = sf.gmp(
+        level, when=when, init="dense", distribution=sf.budgets.global_(), **options
+    )
     return sf.sequence(prune, sf.rigl("current", drop_fraction=fraction, when=when))
 
 
 def test_granet_prunes_and_regrows_in_one_update():
-    # Liu et al. 2021: the counts after the update are those after the pruning; a weight that was just
-    # pruned comes back, at 0, if its gradient is the largest.
+    # Liu et al. 2021: the counts after the update are those after the pruning; a weight
+    # that was just pruned comes back, at 0, if its gradient is the largest.
     algorithm = granet(sf.at([1]), 0.5, sf.schedules.piecewise({0: 0.0, 1: 0.5}))
     state = algorithm.init(row(8, 7, 6, 5, 4, 3, 2, 1))
     assert kept(state) == set(range(8))
@@ -33,8 +35,13 @@ def test_granet_prunes_and_regrows_in_one_update():
     state = algorithm.update(state, grads, 1)
     assert kept(state) == {0, 1, 6, 7}
     assert state.params["w"].tolist() == [[8.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
-    chained = sf.chain(sf.gmp(0.5, init="dense"), sf.rigl("current", drop_fraction=0.5, when=sf.always()))
-    assert kept(chained.update(chained.init(row(8, 7, 6, 5, 4, 3, 2, 1)), grads, 1)) == {0, 1, 2, 3}
+    chained = sf.chain(
+        sf.gmp(0.5, init="dense"),
+        sf.rigl("current", drop_fraction=0.5, when=sf.always()),
+    )
+    assert kept(
+        chained.update(chained.init(row(8, 7, 6, 5, 4, 3, 2, 1)), grads, 1)
+    ) == {0, 1, 2, 3}
 
 
 def test_granet_has_the_counts_of_its_cubic_in_every_leaf():
@@ -45,9 +52,13 @@ def test_granet_has_the_counts_of_its_cubic_in_every_leaf():
     algorithm = granet(sf.every(2), sf.schedules.cosine_decay(0.5, 8), level)
     state = algorithm.init(params)
     for step in range(9):
-        pruned = prune.update(state._replace(scores=(), key=sf.random.key(0)), params, step)
+        pruned = prune.update(
+            state._replace(scores=(), key=sf.random.key(0)), params, step
+        )
         state = algorithm.update(state, optree.tree_map(torch.cos, params), step)
-        assert [int(m.sum()) for m in state.masks.values()] == [int(m.sum()) for m in pruned.masks.values()]
+        assert [int(m.sum()) for m in state.masks.values()] == [
+            int(m.sum()) for m in pruned.masks.values()
+        ]
         if step % 2 == 0:
             assert sf.masks.n_kept(state.masks) == 200 - round(200 * level(step))
         if step == 4:
@@ -55,10 +66,14 @@ def test_granet_has_the_counts_of_its_cubic_in_every_leaf():
 
 
 def test_neuroregeneration_keeps_the_optimizer_in_step():
-    algorithm = sf.with_optimizer(granet(sf.every(2), 0.5, 0.5), sf.optimizers.sgd(0.1, momentum=0.9))
+    algorithm = sf.with_optimizer(
+        granet(sf.every(2), 0.5, 0.5), sf.optimizers.sgd(0.1, momentum=0.9)
+    )
     state = algorithm.init({"w": torch.randn(6, 6)})
     for step in range(6):
-        state = algorithm.update(state, {"w": torch.cos(5 * sf.effective(state)["w"])}, step)
+        state = algorithm.update(
+            state, {"w": torch.cos(5 * sf.effective(state)["w"])}, step
+        )
         off = ~state.masks["w"]
         assert not state.params["w"][off].any()
         assert not state.opt.momentum["w"][off].any()
@@ -76,17 +91,29 @@ def test_each_part_of_a_sequence_keeps_its_memory_and_key():
     assert state.parts[0].scores["score"]["w"].tolist() == [[0.5] * 4] * 4
     assert torch.equal(state.parts[1].key, sf.random.key(4))
     before = state.masks["w"]
-    assert torch.equal(algorithm.update(state, {"w": torch.ones(4, 4)}, 1).masks["w"], before)
+    assert torch.equal(
+        algorithm.update(state, {"w": torch.ones(4, 4)}, 1).masks["w"], before
+    )
     after = algorithm.update(state, {"w": torch.ones(4, 4)}, 2).masks["w"]
     assert int(after.sum()) == 8
     assert not torch.equal(after, before)
 
 
 def test_parts_of_a_sequence_may_sparsify_different_leaves():
-    algorithm = sf.sequence(sf.gmp(0.5, where="a"), sf.gmp(0.75, where=["a", "b"], regrow=True))
-    params = {"a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]), "b": torch.tensor([[1.0, 2.0, 3.0, 4.0]]), "c": torch.ones(2)}
+    algorithm = sf.sequence(
+        sf.gmp(0.5, where="a"), sf.gmp(0.75, where=["a", "b"], regrow=True)
+    )
+    params = {
+        "a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]),
+        "b": torch.tensor([[1.0, 2.0, 3.0, 4.0]]),
+        "c": torch.ones(2),
+    }
     state = algorithm.init(params)
-    assert (kept(state, "a"), kept(state, "b"), state.masks["c"].ndim) == ({0, 1}, {3}, 0)
+    assert (kept(state, "a"), kept(state, "b"), state.masks["c"].ndim) == (
+        {0, 1},
+        {3},
+        0,
+    )
     state = algorithm.update(state, params, 0)
     assert (kept(state, "a"), kept(state, "b")) == ({0}, {3})
 
@@ -96,7 +123,8 @@ def test_the_same_pruning_twice_is_once():
     twice, once = sf.sequence(sf.gmp(0.5), sf.gmp(0.5)), sf.gmp(0.5)
     assert sf.checkpoint.tree_equal(twice.init(params).masks, once.init(params).masks)
     assert sf.checkpoint.tree_equal(
-        twice.update(twice.init(params), params, 0).params, once.update(once.init(params), params, 0).params
+        twice.update(twice.init(params), params, 0).params,
+        once.update(once.init(params), params, 0).params,
     )
 
 
@@ -107,12 +135,18 @@ class TestInsideAChain:
         rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
         inside = sf.sequence(
             sf.gmp(0.875, init="dense"),
-            sf.rigl(0.75, pattern=sf.patterns.row_balanced(), drop_fraction=0.0, when=sf.always()),
+            sf.rigl(
+                0.75,
+                pattern=sf.patterns.row_balanced(),
+                drop_fraction=0.0,
+                when=sf.always(),
+            ),
         )
         algorithm = sf.chain(rows, inside)
         state = algorithm.update(algorithm.init({"w": w}), grads, 0)
         assert state.masks["w"].sum(1).tolist() == [0, 0, 3, 3]
-        # The best three by magnitude stay, the rest grows where the gradient is largest.
+        # The best three by magnitude stay, the rest grows where the gradient is
+        # largest.
         assert state.masks["w"][3].tolist() == [False, False, False, True, True, True]
         assert state.masks["w"][2].tolist() == [True, True, True, False, False, False]
         assert torch.equal(state.params["w"] != 0, torch.arange(24).reshape(4, 6) >= 21)
@@ -143,9 +177,19 @@ class TestInsideAChain:
             return (sf.topk_mask(weight.abs(), 8) | sf.topk_mask(grad.abs(), 3)).float()
 
         per_row = sf.scores.by_unit(salient, rows, lambda scores: scores.sum(-1))
-        refill = sf.rigl(0.75, pattern=sf.patterns.row_balanced(), drop_fraction=0.0, when=sf.always())
+        refill = sf.rigl(
+            0.75,
+            pattern=sf.patterns.row_balanced(),
+            drop_fraction=0.0,
+            when=sf.always(),
+        )
         algorithm = sf.chain(
-            sf.gmp(sf.counts.above(1.5, at_least=2), score=per_row, pattern=rows, regrow=True),
+            sf.gmp(
+                sf.counts.above(1.5, at_least=2),
+                score=per_row,
+                pattern=rows,
+                regrow=True,
+            ),
             sf.sequence(sf.gmp(0.8), refill),
         )
         w, g = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -156,10 +200,17 @@ class TestInsideAChain:
         states = [run(*pair) for pair in zip(w, g, strict=True)]
         for state in states:
             fans = state.masks["w"].sum(1)
-            assert int(fans.sum()) == 12 and int(fans[fans > 0].max() - fans[fans > 0].min()) <= 1
-        assert any(int((state.masks["w"].sum(1) == 0).sum()) for state in states)  # rows are gone
+            assert (
+                int(fans.sum()) == 12
+                and int(fans[fans > 0].max() - fans[fans > 0].min()) <= 1
+            )
+        assert any(
+            int((state.masks["w"].sum(1) == 0).sum()) for state in states
+        )  # rows are gone
         batched = torch.vmap(run)(w, g)
-        assert torch.equal(batched.masks["w"], torch.stack([state.masks["w"] for state in states]))
+        assert torch.equal(
+            batched.masks["w"], torch.stack([state.masks["w"] for state in states])
+        )
         update = torch.compile(algorithm.update, backend="aot_eager", fullgraph=True)
         compiled = update(algorithm.init({"w": w[0]}), {"w": g[0]}, 0)
         assert torch.equal(compiled.masks["w"], states[0].masks["w"])
@@ -167,7 +218,10 @@ class TestInsideAChain:
 
 def test_between_triggers_a_sequence_inside_a_chain_does_no_work():
     when = sf.every(2)
-    algorithm = sf.chain(sf.gmp(0.25, when=when), sf.sequence(sf.gmp(0.5, when=when), sf.rigl("current", when=when)))
+    algorithm = sf.chain(
+        sf.gmp(0.25, when=when),
+        sf.sequence(sf.gmp(0.5, when=when), sf.rigl("current", when=when)),
+    )
     state = algorithm.init({"w": torch.randn(4, 4)})
     state = algorithm.update(state, state.params, 0)
     with Operations() as work:

@@ -26,8 +26,20 @@ READ = {
     "BTOPK{2:8,1}(M)": (NM(2, 8, axis=1), 0.75, True),
     "BTOPK{1:1,0}(U)": (NM(1, 1, axis=0), 0.0, False),
 }
-CANONICAL = ["DENSE", "BERN", "BERN(M)", "TOPK{1.0}(U)", "TOPK{0.0}(M)", "TOPK{0.125}(U)"]
-CANONICAL += [f"BTOPK{{{k}:{m},{axis}}}({u})" for k, m in ((1, 1), (2, 4), (8, 8)) for axis in (-2, 0, 3) for u in "UM"]
+CANONICAL = [
+    "DENSE",
+    "BERN",
+    "BERN(M)",
+    "TOPK{1.0}(U)",
+    "TOPK{0.0}(M)",
+    "TOPK{0.125}(U)",
+]
+CANONICAL += [
+    f"BTOPK{{{k}:{m},{axis}}}({u})"
+    for k, m in ((1, 1), (2, 4), (8, 8))
+    for axis in (-2, 0, 3)
+    for u in "UM"
+]
 
 
 @pytest.mark.parametrize("text", READ)
@@ -42,14 +54,18 @@ def test_canonical_strings_come_back(text):
     assert sf.to_shorthand(sf.from_shorthand(text)) == text
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 1.0, 0.1, 1 / 3, 0.3, math.ulp(0.0), 1e-20, math.nextafter(1.0, 0.0)])
+@pytest.mark.parametrize(
+    "sparsity",
+    [0.0, 1.0, 0.1, 1 / 3, 0.3, math.ulp(0.0), 1e-20, math.nextafter(1.0, 0.0)],
+)
 def test_every_sparsity_survives(sparsity):
     spec = Shorthand(ELEMENTS, sparsity, True)
     assert sf.from_shorthand(sf.to_shorthand(spec)) == spec
 
 
 def test_no_count_moves_by_the_rounding_of_a_density():
-    # 0.1 * 5 and 0.1 * 15 are ties of round-half-even; (1.0 - 0.9) * 15 is below its own.
+    # 0.1 * 5 and 0.1 * 15 are ties of round-half-even; (1.0 - 0.9) * 15 is below its
+    # own.
     assert sf.budgets.n_kept(15, sf.from_shorthand("TOPK{0.9}(U)").sparsity) == 13
     assert sf.budgets.n_kept(15, 1.0 - 0.9) == 14
 
@@ -60,7 +76,11 @@ def test_patterns_that_say_everything():
 
 
 def test_the_named_ones():
-    names = {name: sf.to_shorthand(getattr(sf.shorthand, name)) for name in dir(sf.shorthand) if name.startswith("BTK")}
+    names = {
+        name: sf.to_shorthand(getattr(sf.shorthand, name))
+        for name in dir(sf.shorthand)
+        if name.startswith("BTK")
+    }
     assert names == {
         "BTK8_4_LD": "BTOPK{4:8,-1}(U)",
         "BTK8_4_FD": "BTOPK{4:8,1}(U)",
@@ -70,15 +90,28 @@ def test_the_named_ones():
 
 
 def test_a_changed_shorthand_prints_what_it_says():
-    assert sf.to_shorthand(sf.from_shorthand("DENSE")._replace(sparsity=0.5)) == "TOPK{0.5}(U)"
-    assert sf.to_shorthand(sf.from_shorthand("DENSE")._replace(mask_gradient=True)) == "TOPK{1.0}(M)"
-    assert sf.to_shorthand(sf.from_shorthand("BERN")._replace(mask_gradient=True)) == "BERN(M)"
+    assert (
+        sf.to_shorthand(sf.from_shorthand("DENSE")._replace(sparsity=0.5))
+        == "TOPK{0.5}(U)"
+    )
+    assert (
+        sf.to_shorthand(sf.from_shorthand("DENSE")._replace(mask_gradient=True))
+        == "TOPK{1.0}(M)"
+    )
+    assert (
+        sf.to_shorthand(sf.from_shorthand("BERN")._replace(mask_gradient=True))
+        == "BERN(M)"
+    )
 
 
-@pytest.mark.parametrize("text", ["DENSE", "TOPK{0.25}(M)", "BTOPK{1:4,-1}(M)", "BERN(M)"])
+@pytest.mark.parametrize(
+    "text", ["DENSE", "TOPK{0.25}(M)", "BTOPK{1:4,-1}(M)", "BERN(M)"]
+)
 def test_its_fields_are_arguments_of_supermask(text):
     spec = sf.from_shorthand(text)
-    state = sf.supermask(**spec._asdict(), init="magnitude").init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    state = sf.supermask(**spec._asdict(), init="magnitude").init(
+        {"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])}
+    )
     kept = {"DENSE": 4, "BERN(M)": 4}.get(text, 1)
     assert state.masks["w"].tolist() == [[i < kept for i in range(4)]]
 
@@ -122,24 +155,36 @@ def test_its_fields_are_arguments_of_supermask(text):
 def test_everything_else_is_refused_by_name(text):
     with pytest.raises(ValueError) as raised:
         sf.from_shorthand(text)
-    assert str(raised.value).startswith("expected a shorthand DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN")
+    assert str(raised.value).startswith(
+        "expected a shorthand DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN"
+    )
     assert str(raised.value).endswith(f"got {text!r}")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: sf.from_shorthand(0.5), TypeError, "expected a shorthand to be a string, got float"),
-        (lambda: sf.to_shorthand("DENSE"), TypeError, "expected a Shorthand or a pattern, got str"),
+        (
+            lambda: sf.from_shorthand(0.5),
+            TypeError,
+            "expected a shorthand to be a string, got float",
+        ),
+        (
+            lambda: sf.to_shorthand("DENSE"),
+            TypeError,
+            "expected a Shorthand or a pattern, got str",
+        ),
         (
             lambda: sf.to_shorthand(ELEMENTS),
             ValueError,
-            "expected a Shorthand or an nm pattern: unstructured() does not say how much is kept",
+            "expected a Shorthand or an nm pattern: unstructured() does not say how "
+            "much is kept",
         ),
         (
             lambda: sf.to_shorthand(Shorthand(sf.patterns.kernel(), 0.5, False)),
             ValueError,
-            "no shorthand for kernel(reduce='mean'): expected unstructured() or nm(n, m, axis)",
+            "no shorthand for kernel(reduce='mean'): expected unstructured() or nm(n, "
+            "m, axis)",
         ),
         (
             lambda: sf.to_shorthand(NM(0, 4)),

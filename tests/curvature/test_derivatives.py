@@ -1,4 +1,6 @@
-"""Per-example gradients and Hessian-vector products, against loops and full Hessians."""
+"""Per-example gradients and Hessian-vector products, against loops and full
+Hessians.
+"""
 
 import re
 
@@ -8,7 +10,12 @@ import torch
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.curvature.derivatives import arguments_at, batch_size, check_loss, unpacked
+from sparsefn.curvature.derivatives import (
+    arguments_at,
+    batch_size,
+    check_loss,
+    unpacked,
+)
 
 C = sf.curvature
 
@@ -25,7 +32,11 @@ def example(dtype=torch.float64):
     def leaf(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    params = {"head": (leaf(3, 4),), "body": {"weight": leaf(4, 2), "bias": leaf(4)}, "unused": leaf(2)}
+    params = {
+        "head": (leaf(3, 4),),
+        "body": {"weight": leaf(4, 2), "bias": leaf(4)},
+        "unused": leaf(2),
+    }
     return params, (leaf(5, 2), torch.tensor([0, 2, 1, 1, 0]))
 
 
@@ -36,7 +47,15 @@ def flat_loss(params, batch):
 
     def of_vector(vector):
         parts = vector.split(sizes)
-        return loss(rebuild([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]), *batch)
+        return loss(
+            rebuild(
+                [
+                    part.reshape(leaf.shape)
+                    for part, leaf in zip(parts, leaves, strict=True)
+                ]
+            ),
+            *batch,
+        )
 
     return of_vector, torch.cat([leaf.reshape(-1) for leaf in leaves])
 
@@ -52,9 +71,13 @@ def test_example_gradients_are_a_loop_over_examples():
     for i in range(5):
         of_vector, vector = flat_loss(params, (x[i : i + 1], y[i : i + 1]))
         expected = torch.autograd.functional.jacobian(of_vector, vector)
-        assert torch.allclose(flat(optree.tree_map(lambda g, i=i: g[i], found)), expected, atol=1e-14)
+        assert torch.allclose(
+            flat(optree.tree_map(lambda g, i=i: g[i], found)), expected, atol=1e-14
+        )
     whole = torch.func.grad(loss)(params, x, y)
-    assert torch.allclose(flat(optree.tree_map(lambda g: g.mean(0), found)), flat(whole), atol=1e-14)
+    assert torch.allclose(
+        flat(optree.tree_map(lambda g: g.mean(0), found)), flat(whole), atol=1e-14
+    )
     assert not found["unused"].any()
 
 
@@ -64,7 +87,10 @@ def test_a_batch_may_hold_trees():
 
     params = {"w": torch.tensor([1.0, 2.0])}
     batch = {"y": torch.tensor([0.0, 1.0]), "x": torch.tensor([[1.0, 0.0], [0.0, 1.0]])}
-    assert C.example_gradients(of_tree, params, [batch])["w"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    assert C.example_gradients(of_tree, params, [batch])["w"].tolist() == [
+        [2.0, 0.0],
+        [0.0, 2.0],
+    ]
 
 
 def test_hessian_vector_is_the_hessian_times_the_vector():
@@ -73,7 +99,10 @@ def test_hessian_vector_is_the_hessian_times_the_vector():
     hessian = torch.autograd.functional.hessian(of_vector, vector)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        direction = optree.tree_map(lambda p, g=generator: torch.randn(p.shape, generator=g, dtype=p.dtype), params)
+        direction = optree.tree_map(
+            lambda p, g=generator: torch.randn(p.shape, generator=g, dtype=p.dtype),
+            params,
+        )
         found = C.hessian_vector(loss, params, direction, batch)
         assert optree.tree_structure(found) == optree.tree_structure(params)
         assert torch.allclose(flat(found), hessian @ flat(direction), atol=1e-13)
@@ -85,7 +114,8 @@ def test_several_vectors_at_once_and_the_derivative_of_a_product():
     both = torch.vmap(lambda v: C.hessian_vector(loss, params, v, batch))(directions)
     for i, direction in enumerate((optree.tree_map(torch.ones_like, params), params)):
         assert torch.allclose(
-            flat(optree.tree_map(lambda x, i=i: x[i], both)), flat(C.hessian_vector(loss, params, direction, batch))
+            flat(optree.tree_map(lambda x, i=i: x[i], both)),
+            flat(C.hessian_vector(loss, params, direction, batch)),
         )
 
     def cubic(params):
@@ -98,7 +128,9 @@ def test_several_vectors_at_once_and_the_derivative_of_a_product():
 
 
 def test_a_module_is_taken_through_call_and_stays_as_it_is():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).eval()
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)
+    ).eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     x, y = torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 2])
 
@@ -112,11 +144,15 @@ def test_a_module_is_taken_through_call_and_stays_as_it_is():
         for name in params:
             assert torch.allclose(found[name][i], expected[name], atol=1e-6)
     C.hessian_vector(of_net, params, params, (x, y))
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(
+        torch.equal(before[name], value) for name, value in net.state_dict().items()
+    )
 
 
 def test_attention_has_second_derivatives_without_the_fused_kernel():
-    layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True, dropout=0.0, dtype=torch.float64).eval()
+    layer = nn.TransformerEncoderLayer(
+        4, 2, 4, batch_first=True, dropout=0.0, dtype=torch.float64
+    ).eval()
     params, x = sf.modules.params_of(layer), torch.randn(2, 3, 4, dtype=torch.float64)
 
     def of_layer(params):
@@ -128,13 +164,17 @@ def test_attention_has_second_derivatives_without_the_fused_kernel():
         return flat(torch.func.grad(of_layer)(moved))
 
     found = flat(C.hessian_vector(of_layer, params, params, ()))
-    assert torch.allclose(found, (along(1e-5) - along(-1e-5)) / 2e-5, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(
+        found, (along(1e-5) - along(-1e-5)) / 2e-5, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_random_numbers_in_the_loss_are_refused_under_vmap():
     with pytest.raises(RuntimeError, match="randomness"):
         C.example_gradients(
-            lambda p, x: nn.functional.dropout(p["w"] * x).sum(), {"w": torch.ones(1)}, (torch.ones(2),)
+            lambda p, x: nn.functional.dropout(p["w"] * x).sum(),
+            {"w": torch.ones(1)},
+            (torch.ones(2),),
         )
 
 
@@ -146,38 +186,76 @@ def test_random_numbers_in_the_loss_are_refused_under_vmap():
             ValueError,
             "equally many examples, got 2 at '0' and 3 at '1'",
         ),
-        ((torch.ones(2), {"y": torch.tensor(1.0)}), ValueError, "examples in the batch, got a 0-d tensor at '1.y'"),
-        ((torch.ones(2), 3.0), TypeError, "expected a batch of tensors, got float at '1'"),
-        ((torch.ones(0, 2),), ValueError, "expected a batch of at least one example, got none"),
+        (
+            (torch.ones(2), {"y": torch.tensor(1.0)}),
+            ValueError,
+            "examples in the batch, got a 0-d tensor at '1.y'",
+        ),
+        (
+            (torch.ones(2), 3.0),
+            TypeError,
+            "expected a batch of tensors, got float at '1'",
+        ),
+        (
+            (torch.ones(0, 2),),
+            ValueError,
+            "expected a batch of at least one example, got none",
+        ),
         ((), ValueError, "expected a batch of at least one example, got none"),
         (
             torch.ones(2),
             TypeError,
-            "expected batch to be a tuple of the loss's arguments after params, got Tensor; for one write (x,)",
+            "expected batch to be a tuple of the loss's arguments after params, got "
+            "Tensor; for one write (x,)",
         ),
     ],
     ids=["sizes", "0-d", "number", "empty", "no arguments", "bare"],
 )
 def test_bad_batches(batch, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        C.example_gradients(lambda params, *_: params["w"].sum(), {"w": torch.ones(1)}, batch)
+        C.example_gradients(
+            lambda params, *_: params["w"].sum(), {"w": torch.ones(1)}, batch
+        )
     with pytest.raises(error, match=re.escape(message)):
         batch_size(batch)
 
 
 def test_bad_losses_vectors_and_functions_of_the_step():
     params = {"w": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"expected the loss to be a 0-d tensor, got shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected the loss to be a 0-d tensor, got shape \(2,\)"
+    ):
         C.hessian_vector(lambda params: params["w"] ** 2, params, params, ())
-    with pytest.raises(ValueError, match=r"expected the loss to be a 0-d tensor, got float"):
+    with pytest.raises(
+        ValueError, match=r"expected the loss to be a 0-d tensor, got float"
+    ):
         C.example_gradients(lambda params, x: 1.0, params, (torch.ones(2),))
-    with pytest.raises(ValueError, match=r"expected vector of shape \(2,\) at 'w', got \(3,\)"):
-        C.hessian_vector(lambda params: params["w"].sum(), params, {"w": torch.ones(3)}, ())
-    with pytest.raises(TypeError, match=r"expected batch to be a tuple .*, got function; for one write \(x,\)"):
-        C.hessian_vector(lambda params: params["w"].sum(), params, params, lambda step: ())
-    with pytest.raises(TypeError, match=r"expected the function batch to give a tuple .*, got Tensor; for one write"):
+    with pytest.raises(
+        ValueError, match=r"expected vector of shape \(2,\) at 'w', got \(3,\)"
+    ):
+        C.hessian_vector(
+            lambda params: params["w"].sum(), params, {"w": torch.ones(3)}, ()
+        )
+    with pytest.raises(
+        TypeError,
+        match=r"expected batch to be a tuple .*, got function; for one write \(x,\)",
+    ):
+        C.hessian_vector(
+            lambda params: params["w"].sum(), params, params, lambda step: ()
+        )
+    with pytest.raises(
+        TypeError,
+        match=r"expected the function batch to give a tuple .*, got Tensor; for one "
+        r"write",
+    ):
         arguments_at(lambda step: torch.ones(step), 2)
-    with pytest.raises(TypeError, match=r"expected loss to be a function \(params, \*batch\) -> 0-d tensor, got dict"):
+    with pytest.raises(
+        TypeError,
+        match=r"expected loss to be a function \(params, \*batch\) -> 0-d tensor, got "
+        r"dict",
+    ):
         check_loss({}, ())
-    with pytest.raises(TypeError, match=r"expected floating-point params, got torch.int64 at 'w'"):
+    with pytest.raises(
+        TypeError, match=r"expected floating-point params, got torch.int64 at 'w'"
+    ):
         C.example_gradients(loss, {"w": torch.tensor([1])}, (torch.ones(1),))

@@ -1,4 +1,6 @@
-"""Fisher information, the diagonal of the Hessian and OBD, against brute force; and what all such scores share."""
+"""Fisher information, the diagonal of the Hessian and OBD, against brute force; and
+what all such scores share.
+"""
 
 import copy
 import itertools
@@ -7,7 +9,16 @@ import re
 import optree
 import pytest
 import torch
-from small_losses import C, X, Y, flat, hessian_and_gradient, loss, sparse_part, state_of
+from small_losses import (
+    C,
+    X,
+    Y,
+    flat,
+    hessian_and_gradient,
+    loss,
+    sparse_part,
+    state_of,
+)
 
 import sparsefn as sf
 
@@ -15,10 +26,15 @@ import sparsefn as sf
 @pytest.mark.parametrize("chunk_size", [None, 1, 4, 6, 100])
 def test_fisher_is_the_mean_of_squared_gradients_of_examples(chunk_size):
     state = state_of()
-    squares = [hessian_and_gradient(state, batch=(X[i : i + 1], Y[i : i + 1]))[1].square() for i in range(6)]
+    squares = [
+        hessian_and_gradient(state, batch=(X[i : i + 1], Y[i : i + 1]))[1].square()
+        for i in range(6)
+    ]
     found = C.fisher(loss, (X, Y), chunk_size)(state, (), 0)
     assert torch.allclose(sparse_part(found), torch.stack(squares).mean(0), rtol=1e-12)
-    assert not torch.allclose(sparse_part(found), hessian_and_gradient(state)[1].square(), rtol=0.1)
+    assert not torch.allclose(
+        sparse_part(found), hessian_and_gradient(state)[1].square(), rtol=0.1
+    )
     assert not found["bias"].any()  # not sparsified
 
 
@@ -35,7 +51,10 @@ def test_fisher_sees_pruned_positions_and_obd_weighs_them_by_their_weight():
 
 
 def test_obd_is_the_rise_of_a_loss_at_its_minimum():
-    best, curvature = torch.tensor([[1.0, -2.0, 0.5, 4.0]]), torch.tensor([[3.0, 1.0, 8.0, 0.25]])
+    best, curvature = (
+        torch.tensor([[1.0, -2.0, 0.5, 4.0]]),
+        torch.tensor([[3.0, 1.0, 8.0, 0.25]]),
+    )
 
     def quadratic(params):
         return (curvature * (params["w"] - best).square()).sum() / 2
@@ -50,16 +69,36 @@ def test_obd_is_the_rise_of_a_loss_at_its_minimum():
 def test_the_exact_diagonal_is_that_of_the_hessian(chunk_size):
     state = state_of()
     found = C.hessian_diagonal(loss, (X, Y), chunk_size=chunk_size)(state, (), 0)
-    assert torch.allclose(sparse_part(found), hessian_and_gradient(state)[0].diagonal(), atol=1e-13)
+    assert torch.allclose(
+        sparse_part(found), hessian_and_gradient(state)[0].diagonal(), atol=1e-13
+    )
     assert not found["bias"].any()  # not sparsified
 
 
 def test_one_sample_is_a_vector_of_signs_times_its_product():
-    matrix = torch.tensor([[2.0, 1.0, 0.5, 4.0], [1.0, -3.0, 8.0, 2.0], [0.5, 8.0, 1.0, 1.0], [4.0, 2.0, 1.0, 0.0]])
-    score = C.hessian_diagonal(lambda params: params["w"].reshape(-1) @ matrix @ params["w"].reshape(-1) / 2, (), 1)
-    state = sf.State({"w": torch.zeros(2, 2)}, {"w": torch.ones(2, 2) > 0}, key=sf.random.key(0))
-    possible = {tuple((v * (matrix @ v)).tolist()) for v in map(torch.tensor, itertools.product((-1.0, 1.0), repeat=4))}
-    seen = {tuple(score(state, (), step)["w"].reshape(-1).tolist()) for step in range(60)}
+    matrix = torch.tensor(
+        [
+            [2.0, 1.0, 0.5, 4.0],
+            [1.0, -3.0, 8.0, 2.0],
+            [0.5, 8.0, 1.0, 1.0],
+            [4.0, 2.0, 1.0, 0.0],
+        ]
+    )
+    score = C.hessian_diagonal(
+        lambda params: params["w"].reshape(-1) @ matrix @ params["w"].reshape(-1) / 2,
+        (),
+        1,
+    )
+    state = sf.State(
+        {"w": torch.zeros(2, 2)}, {"w": torch.ones(2, 2) > 0}, key=sf.random.key(0)
+    )
+    possible = {
+        tuple((v * (matrix @ v)).tolist())
+        for v in map(torch.tensor, itertools.product((-1.0, 1.0), repeat=4))
+    }
+    seen = {
+        tuple(score(state, (), step)["w"].reshape(-1).tolist()) for step in range(60)
+    }
     # A vector and its negative give the same: 8 outcomes, all of which come up.
     assert seen == possible and len(possible) == 8
     mean = torch.tensor(list(possible)).mean(0)
@@ -70,13 +109,17 @@ def test_the_estimate_tends_to_the_diagonal_and_is_drawn_from_key_path_step_alon
     state, score = state_of(), C.hessian_diagonal(loss, (X, Y), 1)
     wanted = sparse_part(C.hessian_diagonal(loss, (X, Y))(state, (), 0))
     keys = sf.random.split(sf.random.key(1), 2000)
-    draws = torch.vmap(lambda key: sparse_part(score(state._replace(key=key), (), 0)))(keys)
+    draws = torch.vmap(lambda key: sparse_part(score(state._replace(key=key), (), 0)))(
+        keys
+    )
     error = draws.std(0) / 2000**0.5
     assert ((draws.mean(0) - wanted).abs() <= 4 * error + 1e-12).all()
     assert error.max() < 0.1 * wanted.abs().max()
 
     several = C.hessian_diagonal(loss, (X, Y), 8)
-    spread = torch.vmap(lambda key: sparse_part(several(state._replace(key=key), (), 0)))(keys[:500]).std(0)
+    spread = torch.vmap(
+        lambda key: sparse_part(several(state._replace(key=key), (), 0))
+    )(keys[:500]).std(0)
     assert torch.allclose(spread, draws.std(0) / 8**0.5, rtol=0.2)
 
     one = C.hessian_diagonal(loss, (X, Y), 2)
@@ -92,9 +135,13 @@ def test_the_estimate_tends_to_the_diagonal_and_is_drawn_from_key_path_step_alon
 @pytest.mark.parametrize("name", ["fisher", "exact", "estimate", "grasp", "synflow"])
 def test_a_state_without_a_sparsified_leaf_scores_zero(name):
     state = state_of()
-    dense = state._replace(masks=optree.tree_map(lambda _: torch.tensor(True), state.masks))
+    dense = state._replace(
+        masks=optree.tree_map(lambda _: torch.tensor(True), state.masks)
+    )
     found = scores()[name](dense, (), 0)
-    assert {path: leaf.shape for path, leaf in found.items()} == {p: leaf.shape for p, leaf in state.params.items()}
+    assert {path: leaf.shape for path, leaf in found.items()} == {
+        p: leaf.shape for p, leaf in state.params.items()
+    }
     assert not flat(found).any()
 
 
@@ -105,7 +152,9 @@ def scores():
         "exact": C.hessian_diagonal(loss, (X, Y), chunk_size=8),
         "estimate": C.hessian_diagonal(loss, (X, Y), 2),
         "grasp": C.grasp(loss, (X, Y), temperature=2.0),
-        "synflow": C.synflow(lambda p, x: torch.relu(x @ p["a"].T + p["bias"]) @ p["b"].T, (2,)),
+        "synflow": C.synflow(
+            lambda p, x: torch.relu(x @ p["a"].T + p["bias"]) @ p["b"].T, (2,)
+        ),
     }
 
 
@@ -121,20 +170,32 @@ def test_an_ensemble_is_a_loop(name):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["obd", "exact", "estimate", "grasp", "synflow"])  # the Fisher is in obd
+@pytest.mark.parametrize(
+    "name", ["obd", "exact", "estimate", "grasp", "synflow"]
+)  # the Fisher is in obd
 def test_a_compiled_score_is_an_eager_one(name):
     score, state = scores()[name], state_of()
     compiled = torch.compile(score, backend="eager", fullgraph=True)
     for path, leaf in score(state, state.params, 3).items():
-        assert torch.allclose(compiled(state, state.params, torch.tensor(3))[path], leaf, rtol=1e-10, atol=1e-12)
+        assert torch.allclose(
+            compiled(state, state.params, torch.tensor(3))[path],
+            leaf,
+            rtol=1e-10,
+            atol=1e-12,
+        )
 
 
 @pytest.mark.deep
 def test_an_algorithm_with_such_a_score_compiles():
-    algorithm = sf.gmp(0.5, when=sf.every(2), score=C.grasp(loss, (X, Y)), where="[ab]", init="dense")
+    algorithm = sf.gmp(
+        0.5, when=sf.every(2), score=C.grasp(loss, (X, Y)), where="[ab]", init="dense"
+    )
     update = torch.compile(algorithm.update, backend="eager", fullgraph=True)
     state = algorithm.init(state_of().params)
-    eager, compiled = algorithm.update(state, state.params, 2), update(state, state.params, torch.tensor(2))
+    eager, compiled = (
+        algorithm.update(state, state.params, 2),
+        update(state, state.params, torch.tensor(2)),
+    )
     assert sf.checkpoint.tree_equal(eager.masks, compiled.masks)
     assert int(sparse_part(compiled.masks).sum()) == 10
 
@@ -153,7 +214,12 @@ def test_lower_precision_is_close_and_nothing_else_changes(name, dtype):
         assert found[path].is_floating_point() and not found[path].requires_grad
         assert found[path].dtype in (dtype, torch.float32, torch.float64)
         tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.15}[dtype]
-        assert torch.allclose(found[path].double(), leaf, rtol=tolerance, atol=tolerance * float(leaf.abs().max()))
+        assert torch.allclose(
+            found[path].double(),
+            leaf,
+            rtol=tolerance,
+            atol=tolerance * float(leaf.abs().max()),
+        )
     assert optree.tree_structure(found) == optree.tree_structure(state.params)
 
 
@@ -176,14 +242,22 @@ def test_a_fresh_batch_comes_for_the_step_and_only_when_it_is_needed():
         asked.append(int(step))
         return X[int(step) : int(step) + 2], Y[int(step) : int(step) + 2]
 
-    algorithm = sf.gmp(0.5, when=sf.every(2, start=2), score=C.fisher(loss, batch), where="[ab]", init="dense")
+    algorithm = sf.gmp(
+        0.5,
+        when=sf.every(2, start=2),
+        score=C.fisher(loss, batch),
+        where="[ab]",
+        init="dense",
+    )
     state = algorithm.init(state_of().params)
     assert asked == []
     for step in range(5):
         state = algorithm.update(state, state.params, step)
     assert asked == [2, 4]
     by_step = C.fisher(loss, batch)(state_of(), (), torch.tensor(3))
-    assert sf.checkpoint.tree_equal(by_step, C.fisher(loss, (X[3:5], Y[3:5]))(state_of(), (), 0))
+    assert sf.checkpoint.tree_equal(
+        by_step, C.fisher(loss, (X[3:5], Y[3:5]))(state_of(), (), 0)
+    )
 
 
 def test_scores_compose_with_memory_optimizers_and_patterns():
@@ -200,10 +274,14 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
     for step in range(4):
         grads = torch.func.grad(loss)(sf.effective(state), X, Y)
         state = trained.update(state, grads, step)
-        if step == 1:  # the weights have not moved: both batches are scored at the same ones
+        if (
+            step == 1
+        ):  # the weights have not moved: both batches are scored at the same ones
             dense = state_of(masked=False)
             found = [C.grasp(loss, batch)(dense, (), 0)["b"] for batch in batches]
-            best = sf.topk_mask((found[0] + found[1]) / 2, 2, pattern=sf.patterns.row_balanced())
+            best = sf.topk_mask(
+                (found[0] + found[1]) / 2, 2, pattern=sf.patterns.row_balanced()
+            )
             assert torch.equal(state.masks["b"], best)
             assert torch.equal(state.params["b"], torch.where(best, params["b"], 0.0))
     assert state.masks["b"].sum(1).tolist() == [2, 2, 2]
@@ -218,36 +296,76 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
             TypeError,
             "expected loss to be a function (params, *batch) -> 0-d tensor, got int",
         ),
-        (lambda: C.grasp(loss, X), TypeError, "arguments after params, got Tensor; for one write (x,)"),
-        (lambda: C.fisher(loss, (X, Y[:2])), ValueError, "examples, got 6 at '0' and 2 at '1'"),
-        (lambda: C.fisher(loss, (X, Y), 0), ValueError, "expected chunk_size >= 1, got 0"),
-        (lambda: C.fisher(loss, (X, Y), 2.0), TypeError, "expected chunk_size to be an int, got float"),
-        (lambda: C.hessian_diagonal(loss, (X, Y), True), TypeError, "expected samples to be an int, got bool"),
-        (lambda: C.hessian_diagonal(loss, (X, Y), 0), ValueError, "expected samples >= 1, got 0"),
-        (lambda: C.hessian_diagonal(loss, (X, Y), chunk_size=0), ValueError, "expected chunk_size >= 1, got 0"),
+        (
+            lambda: C.grasp(loss, X),
+            TypeError,
+            "arguments after params, got Tensor; for one write (x,)",
+        ),
+        (
+            lambda: C.fisher(loss, (X, Y[:2])),
+            ValueError,
+            "examples, got 6 at '0' and 2 at '1'",
+        ),
+        (
+            lambda: C.fisher(loss, (X, Y), 0),
+            ValueError,
+            "expected chunk_size >= 1, got 0",
+        ),
+        (
+            lambda: C.fisher(loss, (X, Y), 2.0),
+            TypeError,
+            "expected chunk_size to be an int, got float",
+        ),
+        (
+            lambda: C.hessian_diagonal(loss, (X, Y), True),
+            TypeError,
+            "expected samples to be an int, got bool",
+        ),
+        (
+            lambda: C.hessian_diagonal(loss, (X, Y), 0),
+            ValueError,
+            "expected samples >= 1, got 0",
+        ),
+        (
+            lambda: C.hessian_diagonal(loss, (X, Y), chunk_size=0),
+            ValueError,
+            "expected chunk_size >= 1, got 0",
+        ),
         (
             lambda: C.hessian_diagonal(loss, (X, Y), 2)(state_of(key=()), (), 0),
             ValueError,
-            "expected a PRNG key in the state for an estimate, got none; pass key=sf.random.key(seed)",
+            "expected a PRNG key in the state for an estimate, got none; pass "
+            "key=sf.random.key(seed)",
         ),
         (
             lambda: C.obd(sf.scores.ema(sf.scores.gradient, 0.5)),
             TypeError,
-            "expected diagonal to be a score function such as sf.curvature.fisher(loss, batch), got Accumulated",
+            "expected diagonal to be a score function such as "
+            "sf.curvature.fisher(loss, batch), got Accumulated",
         ),
         (
             lambda: C.obd(lambda state, grads, step: {"a": 1})(state_of(), (), 0),
             ValueError,
-            "expected the diagonal with the structure of params, but there is no leaf at 'b'",
+            "expected the diagonal with the structure of params, but there is no leaf "
+            "at 'b'",
         ),
-        (lambda: C.synflow(3, (2,)), TypeError, "expected a module or a function (params, x) -> tensor, got int"),
+        (
+            lambda: C.synflow(3, (2,)),
+            TypeError,
+            "expected a module or a function (params, x) -> tensor, got int",
+        ),
         (
             lambda: C.synflow(loss, 2),
             TypeError,
-            "expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got 2",
+            "expected input_shape to be positive ints without the batch axis, such as "
+            "(3, 32, 32), got 2",
         ),
         (lambda: C.synflow(loss, (2, 0)), TypeError, "such as (3, 32, 32), got (2, 0)"),
-        (lambda: C.synflow(loss, (True, 2)), TypeError, "such as (3, 32, 32), got (True, 2)"),
+        (
+            lambda: C.synflow(loss, (True, 2)),
+            TypeError,
+            "such as (3, 32, 32), got (True, 2)",
+        ),
         (
             lambda: C.synflow(lambda params, x: (x, x), (2,))(state_of(), (), 0),
             TypeError,

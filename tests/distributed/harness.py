@@ -1,4 +1,6 @@
-"""Many cases on gloo ranks: one start runs them all, and a failure names its case and rank."""
+"""Many cases on gloo ranks: one start runs them all, and a failure names its case and
+rank.
+"""
 
 import faulthandler
 import json
@@ -20,28 +22,49 @@ Cases = Iterable[tuple[str, Callable[[], object]]]
 
 COLLECTIVE = timedelta(seconds=60)  # how long one collective may take
 SHOWN = 4  # failures that are told in full
-# Ranks are forked from a process that has imported these, which takes five seconds, once.
-IMPORTED = ["torchopt", "sparsefn.distributed", "sparsefn.testing", "torch.distributed.checkpoint"]
-IMPORTED += ["torch.distributed.fsdp", "torch.distributed.tensor.debug", "torch.distributed.tensor.parallel"]
+# Ranks are forked from a process that has imported these, which takes five seconds,
+# once.
+IMPORTED = [
+    "torchopt",
+    "sparsefn.distributed",
+    "sparsefn.testing",
+    "torch.distributed.checkpoint",
+]
+IMPORTED += [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.debug",
+    "torch.distributed.tensor.parallel",
+]
 
 
-def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: float = 300) -> None:
-    """Run the cases that `cases(*args)` yields on all of so many processes, in the same order on each.
+def on_ranks(
+    count: int, cases: Callable[..., Cases], *args: object, seconds: float = 300
+) -> None:
+    """Run the cases that `cases(*args)` yields on all of so many processes, in the same
+    order on each.
 
-    A case fails by raising. If it fails on some ranks only, the ranks may be at different messages, and the run ends.
-    After `seconds` each rank prints where it is, and ends.
+    A case fails by raising. If it fails on some ranks only, the ranks may be at
+    different messages, and the run ends. After `seconds` each rank prints where it is,
+    and ends.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         rank_of = partial(context.Process, target=_run)
-        ranks = [rank_of(args=(rank, count, folder, seconds, cases, args)) for rank in range(count)]
+        ranks = [
+            rank_of(args=(rank, count, folder, seconds, cases, args))
+            for rank in range(count)
+        ]
         for process in ranks:
             process.start()
-        end = time.monotonic() + seconds + 60  # a rank takes seconds to start, more on a busy machine
+        end = (
+            time.monotonic() + seconds + 60
+        )  # a rank takes seconds to start, more on a busy machine
         while any(process.is_alive() for process in ranks) and time.monotonic() < end:
-            if any(process.exitcode for process in ranks):  # the others would wait for it
+            if any(
+                process.exitcode for process in ranks
+            ):  # the others would wait for it
                 end = min(end, time.monotonic() + 2)
             time.sleep(0.02)
         for process in ranks:
@@ -52,7 +75,14 @@ def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: fl
         _report(folder, [process.exitcode for process in ranks])
 
 
-def _run(rank: int, count: int, folder: Path, seconds: float, cases: Callable[..., Cases], args: tuple) -> None:
+def _run(
+    rank: int,
+    count: int,
+    folder: Path,
+    seconds: float,
+    cases: Callable[..., Cases],
+    args: tuple,
+) -> None:
     log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -60,8 +90,12 @@ def _run(rank: int, count: int, folder: Path, seconds: float, cases: Callable[..
     faulthandler.dump_traceback_later(seconds, exit=True)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=COLLECTIVE)
-    own = dist.new_group()  # a case that failed may have left messages in the groups it used
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=count, timeout=COLLECTIVE
+    )
+    own = (
+        dist.new_group()
+    )  # a case that failed may have left messages in the groups it used
     failures = {}
     for name, case in cases(*args):
         print(f"case {name}", flush=True)
@@ -74,11 +108,13 @@ def _run(rank: int, count: int, folder: Path, seconds: float, cases: Callable[..
         if 0 < int(failed) < count:
             break
     (folder / f"{rank}.json").write_text(json.dumps(failures), encoding="utf-8")
-    # No rank leaves before all are done, as closing a socket that holds unread bytes resets the connection of the peer.
+    # No rank leaves before all are done, as closing a socket that holds unread bytes
+    # resets the connection of the peer.
     store.set(f"done {rank}", "")
     store.wait([f"done {other}" for other in range(count)], COLLECTIVE)
-    # Not by the interpreter's end: gloo's threads outlive destroy_process_group where a mesh keeps a group alive, and
-    # one that then drops the last tensor of a message asks for the GIL of a dying interpreter, which aborts (SIGABRT).
+    # Not by the interpreter's end: gloo's threads outlive destroy_process_group where a
+    # mesh keeps a group alive, and one that then drops the last tensor of a message
+    # asks for the GIL of a dying interpreter, which aborts (SIGABRT).
     os._exit(0)
 
 
@@ -92,15 +128,27 @@ def _report(folder: Path, codes: list[int | None]) -> None:
                 said.setdefault(f"{name}:\n{text}", []).append(rank)
         if code or not outcome.exists():
             log = folder / f"{rank}.log"
-            text = log.read_text(encoding="utf-8", errors="replace")[-6000:] if log.exists() else "never started"
-            said.setdefault(f"ended with exit code {code}; the end of what it printed:\n{text}", []).append(rank)
-    texts = [f"rank {', '.join(map(str, ranks))}, {text}" for text, ranks in said.items()]
-    short = [" ".join([text.splitlines()[0], text.splitlines()[-1]])[:200] for text in texts[SHOWN:]]
+            text = (
+                log.read_text(encoding="utf-8", errors="replace")[-6000:]
+                if log.exists()
+                else "never started"
+            )
+            said.setdefault(
+                f"ended with exit code {code}; the end of what it printed:\n{text}", []
+            ).append(rank)
+    texts = [
+        f"rank {', '.join(map(str, ranks))}, {text}" for text, ranks in said.items()
+    ]
+    short = [
+        " ".join([text.splitlines()[0], text.splitlines()[-1]])[:200]
+        for text in texts[SHOWN:]
+    ]
     assert not texts, "\n".join(texts[:SHOWN] + short)
 
 
 def grid_of_four(*counted: str) -> tuple[int, str, str, str, dict[str, int]]:
-    """Of one process in two rows and two columns: its rank, the names of its row, column and of all, and counts.
+    """Of one process in two rows and two columns: its rank, the names of its row,
+    column and of all, and counts.
 
     The counts are those of the messages named, by name, from now on.
     """
@@ -110,10 +158,15 @@ def grid_of_four(*counted: str) -> tuple[int, str, str, str, dict[str, int]]:
     sent: dict[str, int] = {}
     for name in counted:
 
-        def counting(*args: object, name: str = name, send=getattr(dist, name), **options: object) -> object:
+        def counting(
+            *args: object, name: str = name, send=getattr(dist, name), **options: object
+        ) -> object:
             sent[name] = sent.get(name, 0) + 1
             return send(*args, **options)
 
         setattr(dist, name, counting)
-    names = [group.group_name for group in (rows[rank // 2], columns[rank % 2], dist.group.WORLD)]
+    names = [
+        group.group_name
+        for group in (rows[rank // 2], columns[rank % 2], dist.group.WORLD)
+    ]
     return rank, *names, sent

@@ -1,4 +1,6 @@
-"""The edges on two processes: commit and grads_of, save and load, check_replicas, attach."""
+"""The edges on two processes: commit and grads_of, save and load, check_replicas,
+attach.
+"""
 
 import re
 from functools import partial
@@ -21,7 +23,12 @@ STEPS = 8
 def net():
     """Some shards are uneven and, of the last layer, empty."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Sequential(nn.Linear(9, 8), nn.ReLU()), nn.Linear(8, 1))
+    return nn.Sequential(
+        nn.Linear(6, 9),
+        nn.ReLU(),
+        nn.Sequential(nn.Linear(9, 8), nn.ReLU()),
+        nn.Linear(8, 1),
+    )
 
 
 def sharded():
@@ -35,20 +42,33 @@ def sharded():
 def masks():
     """Masks for `static`: the same on all processes."""
     draws = torch.Generator().manual_seed(1)
-    return {n: torch.rand(p.shape, generator=draws) < 0.4 for n, p in net().named_parameters() if p.ndim > 1}
+    return {
+        n: torch.rand(p.shape, generator=draws) < 0.4
+        for n, p in net().named_parameters()
+        if p.ndim > 1
+    }
 
 
 def fixed(like):
     """An algorithm with these masks, laid out as the tensors of a dict."""
     found = masks()
-    return sf.from_masks({n: laid(found[n], p) if n in found else torch.tensor(True) for n, p in like.items()})
+    return sf.from_masks(
+        {
+            n: laid(found[n], p) if n in found else torch.tensor(True)
+            for n, p in like.items()
+        }
+    )
 
 
 KEY = sf.random.key(0)
 ALGORITHMS = {
     "fixed": fixed,
-    "rigl": lambda like: sf.rigl(0.6, drop_fraction=0.3, when=sf.every(2), distribution=sf.budgets.erk(), key=KEY),
-    "gmp": lambda like: sf.gmp(sf.schedules.polynomial(0.0, 0.8, 0, 6), distribution=sf.budgets.global_()),
+    "rigl": lambda like: sf.rigl(
+        0.6, drop_fraction=0.3, when=sf.every(2), distribution=sf.budgets.erk(), key=KEY
+    ),
+    "gmp": lambda like: sf.gmp(
+        sf.schedules.polynomial(0.0, 0.8, 0, 6), distribution=sf.budgets.global_()
+    ),
     "ste": lambda like: sf.ste(0.5),  # the module does not show all weights
     "supermask": lambda like: sf.supermask(0.5, key=KEY),  # scores join the optimizer
 }
@@ -57,14 +77,21 @@ ALGORITHMS = {
 def laid(x, like):
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    return distribute_tensor(x, like.device_mesh, like.placements) if isinstance(like, DTensor) else x
+    return (
+        distribute_tensor(x, like.device_mesh, like.placements)
+        if isinstance(like, DTensor)
+        else x
+    )
 
 
 def full(tree):
     """The whole of every tensor."""
     from torch.distributed.tensor import DTensor
 
-    return optree.tree_map(lambda x: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone(), tree)
+    return optree.tree_map(
+        lambda x: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone(),
+        tree,
+    )
 
 
 def backward(model, step, rank):
@@ -74,13 +101,16 @@ def backward(model, step, rank):
     (model(x).squeeze(1) - x.sum(1)).square().mean().backward()
 
 
-# ---- cases: each runs on both processes ----------------------------------------------------------
+# ---- cases: each runs on both processes ----------------------------------------------
 
 
 def a_loop_of_fsdp_is_that_of_one_process(rank, folder, name="rigl"):
     model = sharded()
     algorithm, alone = (
-        sf.with_optimizer(ALGORITHMS[name](sf.modules.params_of(m)), sf.optimizers.adamw(1e-2)) for m in (model, net())
+        sf.with_optimizer(
+            ALGORITHMS[name](sf.modules.params_of(m)), sf.optimizers.adamw(1e-2)
+        )
+        for m in (model, net())
     )
     state = algorithm.init(sf.modules.params_of(model))
     one = alone.init(sf.modules.params_of(net()))
@@ -90,30 +120,43 @@ def a_loop_of_fsdp_is_that_of_one_process(rank, folder, name="rigl"):
         backward(model, step, rank)
         grads = sf.distributed.grads_of(model, state)
         assert all(p.grad is None for p in model.parameters())
-        state, one = algorithm.update(state, grads, step), alone.update(one, full(grads), step)
+        state, one = (
+            algorithm.update(state, grads, step),
+            alone.update(one, full(grads), step),
+        )
         assert tree_equal(full(state), one), step
         with torch.no_grad():
             model(torch.ones(1, 6))  # leaves the parameters of the root gathered
     sf.distributed.commit(model, state)
     assert tree_equal(full(sf.modules.params_of(model)), sf.effective(one))
-    assert torch.equal(model(torch.ones(1, 6)), sf.modules.call(net(), one, torch.ones(1, 6)))
+    assert torch.equal(
+        model(torch.ones(1, 6)), sf.modules.call(net(), one, torch.ones(1, 6))
+    )
 
 
 def gradients_that_are_missing_are_zeros(rank, folder):
     model = sharded()
     state = sf.dense().init(sf.modules.params_of(model))
-    with pytest.raises(ValueError, match="grads_of: expected gradients, but no parameter has one"):
+    with pytest.raises(
+        ValueError, match="grads_of: expected gradients, but no parameter has one"
+    ):
         sf.distributed.grads_of(model, state)
     model.set_requires_gradient_sync(False)
     backward(model, 0, rank)
-    with pytest.raises(ValueError, match="when gradients are accumulated, after the backward.. that reduces"):
+    with pytest.raises(
+        ValueError,
+        match="when gradients are accumulated, after the backward.. that reduces",
+    ):
         sf.distributed.grads_of(model, state)
     model.set_requires_gradient_sync(True)
     backward(model, 1, rank)
     next(iter(model.parameters())).grad = None
     grads = sf.distributed.grads_of(model, state)
     assert not full(grads)["0.weight"].any() and full(grads)["2.0.weight"].any()
-    assert all(g.placements == p.placements for g, p in zip(grads.values(), model.parameters(), strict=True))
+    assert all(
+        g.placements == p.placements
+        for g, p in zip(grads.values(), model.parameters(), strict=True)
+    )
 
 
 def what_does_not_fit_is_refused(rank, folder):
@@ -125,33 +168,57 @@ def what_does_not_fit_is_refused(rank, folder):
     state = sf.dense().init(sf.modules.params_of(model))
     for other, words in (
         (lambda p: p.full_tensor() + 1, "got one that is plain"),
-        (lambda p: distribute_tensor(p.full_tensor(), init_device_mesh("cpu", (2,)), [Replicate()]), "[Replicate()]"),
+        (
+            lambda p: distribute_tensor(
+                p.full_tensor(), init_device_mesh("cpu", (2,)), [Replicate()]
+            ),
+            "[Replicate()]",
+        ),
     ):
-        odd = sf.dense().init({n: other(p) if n == "3.bias" else p + 1 for n, p in state.params.items()})
-        for name, fn in (("commit", sf.distributed.commit), ("grads_of", sf.distributed.grads_of)):
-            with pytest.raises(ValueError, match=f"{name}: expected params as the module's parameter, laid out") as e:
+        odd = sf.dense().init(
+            {n: other(p) if n == "3.bias" else p + 1 for n, p in state.params.items()}
+        )
+        for name, fn in (
+            ("commit", sf.distributed.commit),
+            ("grads_of", sf.distributed.grads_of),
+        ):
+            with pytest.raises(
+                ValueError,
+                match=f"{name}: expected params as the module's parameter, laid out",
+            ) as e:
                 fn(model, odd)
             assert words in str(e.value) and "at '3.bias'" in str(e.value)
     assert tree_equal(full(sf.modules.params_of(model)), before)
     for name, fn in (
         ("call", lambda: sf.modules.call(model, state, torch.ones(1, 6))),
-        ("call", lambda: sf.modules.call_with_buffers(model, state, {}, torch.ones(1, 6))),
         (
             "call",
-            lambda: sf.modules.value_and_grad(lambda p: sf.modules.call(model, p, torch.ones(1, 6)))(state.params),
+            lambda: sf.modules.call_with_buffers(model, state, {}, torch.ones(1, 6)),
+        ),
+        (
+            "call",
+            lambda: sf.modules.value_and_grad(
+                lambda p: sf.modules.call(model, p, torch.ones(1, 6))
+            )(state.params),
         ),
         ("bake", lambda: sf.modules.bake(model, state)),
     ):
         text = (
-            f"sf.modules.{name}: expected a module that is not sharded, but it is a FSDPSequential of fully_shard, "
-            "which cannot be copied and, after its first backward pass, ignores the weights that "
-            "torch.func.functional_call gives it: write them into it with sf.distributed.commit(model, state), run it "
-            "as it is, and take the gradients with sf.distributed.grads_of(model, state)"
+            f"sf.modules.{name}: expected a module that is not sharded, but it is a "
+            "FSDPSequential of fully_shard, "
+            "which cannot be copied and, after its first backward pass, ignores the "
+            "weights that "
+            "torch.func.functional_call gives it: write them into it with "
+            "sf.distributed.commit(model, state), run it "
+            "as it is, and take the gradients with sf.distributed.grads_of(model, "
+            "state)"
         )
         with pytest.raises(ValueError, match=re.escape(text)):
             fn()
     inner = nn.Sequential(sharded())
-    with pytest.raises(ValueError, match="but '0' in it is a FSDPSequential of fully_shard"):
+    with pytest.raises(
+        ValueError, match="but '0' in it is a FSDPSequential of fully_shard"
+    ):
         sf.modules.call(inner, sf.modules.params_of(inner), torch.ones(1, 6))
 
 
@@ -159,7 +226,9 @@ def a_module_of_ddp_has_the_same_loop(rank, folder):
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(net())
-    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.every(2), key=sf.random.key(0)), sf.optimizers.adam(1e-2))
+    algorithm = sf.with_optimizer(
+        sf.rigl(0.5, when=sf.every(2), key=sf.random.key(0)), sf.optimizers.adam(1e-2)
+    )
     state = algorithm.init(sf.modules.params_of(model))
     for step in range(4):
         sf.distributed.commit(model, state)
@@ -190,7 +259,9 @@ def tensor_parallelism_has_the_same_loop(rank, folder):
     parallelize_module(
         model[3],
         init_device_mesh("cpu", (2,)),
-        PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()),
+        PrepareModuleOutput(
+            output_layouts=Shard(1), desired_output_layouts=Replicate()
+        ),
     )
     algorithm = sf.with_optimizer(ALGORITHMS["rigl"](None), sf.optimizers.adam(1e-2))
     state = algorithm.init(sf.modules.params_of(model))
@@ -198,12 +269,20 @@ def tensor_parallelism_has_the_same_loop(rank, folder):
     kinds = set()
     for step in range(4):
         sf.distributed.commit(model, state)
-        x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(step))  # tensor parallel ranks share it
+        x = torch.randn(
+            3, 4, 6, generator=torch.Generator().manual_seed(step)
+        )  # tensor parallel ranks share it
         model(x).square().sin().sum().backward()
         kinds |= {str(p.grad.placements) for p in model.parameters()}
         grads = sf.distributed.grads_of(model, state)
-        assert all(g.placements == p.placements for g, p in zip(grads.values(), model.parameters(), strict=True))
-        state, one = algorithm.update(state, grads, step), algorithm.update(one, full(grads), step)
+        assert all(
+            g.placements == p.placements
+            for g, p in zip(grads.values(), model.parameters(), strict=True)
+        )
+        state, one = (
+            algorithm.update(state, grads, step),
+            algorithm.update(one, full(grads), step),
+        )
         assert tree_equal(full(state), one), step
     assert any("Partial" in kind for kind in kinds), kinds
 
@@ -222,9 +301,18 @@ def a_checkpoint_fits_any_layout(rank, folder):
     algorithm = sf.with_optimizer(sf.dense(), sf.optimizers.adam(0.1))
 
     def state(placement, add=0.0):
-        sharded = {n: distribute_tensor(p + add, mesh, [placement(p)]) for n, p in params.items()}
-        new = algorithm.update(algorithm.init(sharded), {n: p.sin() for n, p in sharded.items()}, 0)
-        flags = {n: distribute_tensor(p > 0, mesh, [placement(p)]) for n, p in params.items() if n != "row"}
+        sharded = {
+            n: distribute_tensor(p + add, mesh, [placement(p)])
+            for n, p in params.items()
+        }
+        new = algorithm.update(
+            algorithm.init(sharded), {n: p.sin() for n, p in sharded.items()}, 0
+        )
+        flags = {
+            n: distribute_tensor(p > 0, mesh, [placement(p)])
+            for n, p in params.items()
+            if n != "row"
+        }
         return new._replace(masks={**flags, "row": torch.tensor(True)})
 
     layouts = {
@@ -241,12 +329,24 @@ def a_checkpoint_fits_any_layout(rank, folder):
             found = sf.distributed.load(template, Path(folder) / saved)
             assert tree_equal(full(found), full(old))
             assert tree_equal(full(template), before), "the template is not changed"
-            rows = zip(optree.tree_leaves(found), optree.tree_leaves(template), strict=True)
-            assert all(getattr(a, "placements", None) == getattr(b, "placements", None) for a, b in rows)
-        assert tree_equal(sf.distributed.load(full(old), Path(folder) / saved), full(old)), "plain tensors"
-        torch.save(sf.checkpoint.state_dict(full(old)), Path(folder) / f"{saved}{rank}.pt")
+            rows = zip(
+                optree.tree_leaves(found), optree.tree_leaves(template), strict=True
+            )
+            assert all(
+                getattr(a, "placements", None) == getattr(b, "placements", None)
+                for a, b in rows
+            )
+        assert tree_equal(
+            sf.distributed.load(full(old), Path(folder) / saved), full(old)
+        ), "plain tensors"
+        torch.save(
+            sf.checkpoint.state_dict(full(old)), Path(folder) / f"{saved}{rank}.pt"
+        )
         with pytest.raises(
-            ValueError, match=re.escape("missing are ['extra'] and unexpected ['masks.row', 'masks.short'")
+            ValueError,
+            match=re.escape(
+                "missing are ['extra'] and unexpected ['masks.row', 'masks.short'"
+            ),
         ):
             sf.distributed.load({"extra": old.params["w"]}, Path(folder) / saved)
         with pytest.raises(ValueError, match="save: expected a new folder"):
@@ -261,19 +361,28 @@ def copies_that_differ_are_found(rank, folder):
 
     def tree(spoilt=""):
         def local(name, n):
-            return torch.arange(n, dtype=torch.float32) + (rank if name == spoilt else 0)
+            return torch.arange(n, dtype=torch.float32) + (
+                rank if name == spoilt else 0
+            )
 
         return {
-            "copied": DTensor.from_local(local("copied", 4), mesh, [Replicate()], run_check=False),
+            "copied": DTensor.from_local(
+                local("copied", 4), mesh, [Replicate()], run_check=False
+            ),
             "plain": {"flags": local("flags", 3) > 1, "0-d": local("0-d", 1)[0]},
-            "split": DTensor.from_local(local("split", 4), mesh, [Shard(0)], run_check=False),
+            "split": DTensor.from_local(
+                local("split", 4), mesh, [Shard(0)], run_check=False
+            ),
         }
 
     sf.distributed.check_replicas(tree())
-    sf.distributed.check_replicas(tree("split"))  # other processes hold other parts of it
+    sf.distributed.check_replicas(
+        tree("split")
+    )  # other processes hold other parts of it
     for path in ("copied", "plain.flags", "plain.0-d"):
         text = (
-            f"check_replicas: expected equal copies on all ranks, but at {path!r} ranks [0] and [1] have different "
+            f"check_replicas: expected equal copies on all ranks, but at {path!r} "
+            "ranks [0] and [1] have different "
             "ones: do all ranks see the same gradients, weights, keys and steps?"
         )
         with pytest.raises(ValueError, match=re.escape(text)):
@@ -281,9 +390,16 @@ def copies_that_differ_are_found(rank, folder):
     zero = torch.tensor(-0.0 if rank else 0.0)
     with pytest.raises(ValueError, match="at 'w'"):
         sf.distributed.check_replicas({"w": zero})
-    with pytest.raises(ValueError, match=re.escape(f"expected the same leaves on every rank, got ['{'ab'[rank]}'] on")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"expected the same leaves on every rank, got ['{'ab'[rank]}'] on"
+        ),
+    ):
         sf.distributed.check_replicas({"ab"[rank]: zero})
-    with pytest.raises(TypeError, match="expected the state to hold tensors, got int at 'w'"):
+    with pytest.raises(
+        TypeError, match="expected the state to hold tensors, got int at 'w'"
+    ):
         sf.distributed.check_replicas({"w": 3})
     sf.distributed.check_replicas({"w": torch.tensor(float("nan"))})
 
@@ -303,7 +419,10 @@ def attach_trains_as_in_one_process(rank, folder):
 
 def attach_trains_as_one(make, rank):
     model, one = sharded(), net()
-    optimizer, alone = (torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in (model, one))
+    optimizer, alone = (
+        torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1)
+        for m in (model, one)
+    )
     algorithm = make(dict(model.named_parameters()))
     with torch.no_grad():
         model(torch.ones(1, 6))  # leaves the parameters of the root gathered
@@ -320,11 +439,18 @@ def attach_trains_as_one(make, rank):
             opt.zero_grad()
             attached.after_step(step)
         assert tree_equal(full(sparse.state), other.state), step
-        assert tree_equal(full(sf.modules.params_of(model)), sf.modules.params_of(one)), step
-        moments, wanted = ([dict(opt.state[p]) for p in trained(opt)] for opt in (optimizer, alone))
+        assert tree_equal(
+            full(sf.modules.params_of(model)), sf.modules.params_of(one)
+        ), step
+        moments, wanted = (
+            [dict(opt.state[p]) for p in trained(opt)] for opt in (optimizer, alone)
+        )
         assert tree_equal(full(moments), wanted), step
         if step == 4:  # goes on from what it has saved
-            saved = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in sparse.state_dict().items()}
+            saved = {
+                k: v.clone() if isinstance(v, torch.Tensor) else v
+                for k, v in sparse.state_dict().items()
+            }
             model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
             sparse.load_state_dict(saved)
             assert tree_equal(full(sparse.state), other.state)
@@ -340,14 +466,22 @@ def a_step_that_rests_sends_nothing(rank, folder):
     from torch.distributed.tensor.debug import CommDebugMode
 
     model = sharded()
-    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.every(2), key=KEY), sf.optimizers.adam(1e-2))
+    algorithm = sf.with_optimizer(
+        sf.rigl(0.5, when=sf.every(2), key=KEY), sf.optimizers.adam(1e-2)
+    )
     state = algorithm.init(sf.modules.params_of(model))
     grads = sf.tree.copied(state.params)
     sent = []
     with pytest.MonkeyPatch.context() as patch, CommDebugMode() as seen:
         for name in ("all_reduce", GATHER, "all_to_all_single", "broadcast"):
             send = getattr(dist, name)
-            patch.setattr(dist, name, lambda *args, send=send, **kwargs: sent.append(send) or send(*args, **kwargs))
+            patch.setattr(
+                dist,
+                name,
+                lambda *args, send=send, **kwargs: (
+                    sent.append(send) or send(*args, **kwargs)
+                ),
+            )
         state = algorithm.update(state, grads, 1)
         sf.distributed.commit(model, state)
         assert not sent and not seen.get_total_counts()
@@ -376,6 +510,10 @@ def on_two(folder):
 
 def test_on_two_processes(tmp_path):
     on_ranks(2, on_two, tmp_path)
-    for layout in ("first", "last", "replicated"):  # one process, without a process group
+    for layout in (
+        "first",
+        "last",
+        "replicated",
+    ):  # one process, without a process group
         wanted = torch.load(tmp_path / f"{layout}0.pt")
         assert tree_equal(sf.distributed.load(wanted, tmp_path / layout), wanted)

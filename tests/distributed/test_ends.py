@@ -8,7 +8,8 @@ import pytest
 
 import sparsefn as sf
 
-# The last thing before the end is a message over the group of a mesh, which the mesh keeps alive.
+# The last thing before the end is a message over the group of a mesh, which the mesh
+# keeps alive.
 SCRIPT = """
 import sys, time
 import torch
@@ -39,10 +40,18 @@ def test_one_process_has_nothing_to_leave():
 @pytest.mark.deep
 def test_two_processes_end(tmp_path):
     command = [sys.executable, "-c", SCRIPT]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(tmp_path)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]

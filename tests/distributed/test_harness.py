@@ -32,9 +32,13 @@ def test_a_failure_names_its_case_and_rank():
     with pytest.raises(AssertionError) as caught:
         on_ranks(2, some_fail, "the word")
     text = str(caught.value)
-    assert "rank 0, both:" in text and "rank 1, both:" in text and "rank 1, one:" in text
+    assert (
+        "rank 0, both:" in text and "rank 1, both:" in text and "rank 1, one:" in text
+    )
     assert "AssertionError: the word of rank 1" in text
-    assert "sum" not in text and "rank 0, one:" not in text and "never reached" not in text
+    assert (
+        "sum" not in text and "rank 0, one:" not in text and "never reached" not in text
+    )
 
 
 def some_stop(how):
@@ -46,13 +50,17 @@ def some_stop(how):
 
 def test_a_rank_that_hangs_says_where():
     start = time.monotonic()
-    with pytest.raises(AssertionError, match=r"(?s)exit code 1; .*case at work\nTimeout.*test_harness"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)exit code 1; .*case at work\nTimeout.*test_harness"
+    ):
         on_ranks(2, some_stop, "hang", seconds=2)
     assert time.monotonic() - start < 100
 
 
 def test_a_rank_that_dies_ends_the_run():
     start = time.monotonic()
-    with pytest.raises(AssertionError, match=r"(?s)rank 1, ended with exit code 3; .*case broken"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)rank 1, ended with exit code 3; .*case broken"
+    ):
         on_ranks(2, some_stop, "die")
     assert time.monotonic() - start < 100

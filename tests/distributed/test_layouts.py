@@ -1,4 +1,6 @@
-"""Layouts in two dimensions, patterns whose units cross the borders of shards, and scores that are hard to rank."""
+"""Layouts in two dimensions, patterns whose units cross the borders of shards, and
+scores that are hard to rank.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +11,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import sparsefn as sf
 from sparsefn.engine.processes.shards import here
@@ -44,7 +50,8 @@ ALGORITHMS: dict[str, Callable[[], sf.Algorithm]] = {
     "snfs": lambda: sf.snfs(0.6, **SWAP),
 }
 
-# {name: (pattern, leaves that it fits)}; of the borders of shards of 37 x 24 and 3 x 8 only few fit a pattern.
+# {name: (pattern, leaves that it fits)}; of the borders of shards of 37 x 24 and 3 x 8
+# only few fit a pattern.
 PATTERNS: dict[str, tuple[P.Pattern, str]] = {
     "block 16 x 8": (P.block((16, 8)), "[abd].weight"),
     "block 3 x 5 l2": (P.block((3, 5), reduce="l2"), "*.weight"),
@@ -61,19 +68,31 @@ PATTERNS: dict[str, tuple[P.Pattern, str]] = {
     "one dimension": (P.unstructured(), "*"),
 }
 FIXED = {"2:4", "1:4 of rows", "nearly_diagonal"}  # the pattern says the count
-GROUPS = {"row_balanced", "in_groups", "out_groups"}  # a leaf has several groups, which no global budget takes
+GROUPS = {
+    "row_balanced",
+    "in_groups",
+    "out_groups",
+}  # a leaf has several groups, which no global budget takes
 
 
-def with_pattern(make: Any, name: str, sparsity: float = 0.5, **options: Any) -> sf.Algorithm:
+def with_pattern(
+    make: Any, name: str, sparsity: float = 0.5, **options: Any
+) -> sf.Algorithm:
     pattern, where = PATTERNS[name]
-    return make(None if name in FIXED else sparsity, pattern=pattern, where=where, **options)
+    return make(
+        None if name in FIXED else sparsity, pattern=pattern, where=where, **options
+    )
 
 
 def fsdp_and_tp() -> dict[str, torch.Tensor]:
-    """Parameters that tensor parallelism has cut along rows or columns, and FSDP2 again along rows."""
+    """Parameters that tensor parallelism has cut along rows or columns, and FSDP2 again
+    along rows.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(nn.Linear(24, 37), nn.ReLU(), nn.Linear(37, 32))
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parallelize_module(
+        model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     fully_shard(model, mesh=mesh["dp"])
     return {path: parameter.detach() for path, parameter in model.named_parameters()}
 
@@ -98,7 +117,11 @@ def on_four_ranks() -> Cases:
         if name in FIXED | GROUPS:
             del makes["gmp global"]
         for algorithm, make in makes.items():
-            on = places if algorithm == "one_shot" else {layout: places[layout] for layout in ("S1", "S0,S1", "S0,S0")}
+            on = (
+                places
+                if algorithm == "one_shot"
+                else {layout: places[layout] for layout in ("S1", "S0,S1", "S0,S0")}
+            )
             yield from compared(f"{algorithm}, {name}", make, params, grads, on)
 
 
@@ -107,10 +130,16 @@ def on_two_ranks() -> Cases:
     for kind in KINDS:
         params, grads = values(SHAPES, kind), values(SHAPES, kind, seed=1)
         for name in ("adam rigl", "adam rigl global", "adam gmp global", "snfs"):
-            yield from compared(f"{name}, {kind}", ALGORITHMS[name], params, grads, places)
+            yield from compared(
+                f"{name}, {kind}", ALGORITHMS[name], params, grads, places
+            )
         params, grads = values(LARGE, kind), values(LARGE, kind, seed=1)
-        for name in ("adam rigl", "adam gmp global") if kind == "ties" else ("adam gmp global",):
-            yield from compared(f"large {name}, {kind}", ALGORITHMS[name], params, grads, places)
+        for name in (
+            ("adam rigl", "adam gmp global") if kind == "ties" else ("adam gmp global",)
+        ):
+            yield from compared(
+                f"large {name}, {kind}", ALGORITHMS[name], params, grads, places
+            )
         yield from counted(kind, (37, 24), places)
         yield from counted(kind, (371, 256), places)
 

@@ -1,4 +1,6 @@
-"""What processes say to each other, what each of them holds, what they refuse, and how they fail together."""
+"""What processes say to each other, what each of them holds, what they refuse, and how
+they fail together.
+"""
 
 import importlib
 import sys
@@ -15,7 +17,14 @@ import optree
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _redistribute, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Shard,
+    _dispatch,
+    _redistribute,
+    distribute_tensor,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
@@ -35,26 +44,41 @@ ALGORITHMS: dict[str, Callable[[], sf.Algorithm]] = {
     "gmp": lambda: sf.gmp(0.5),
     "gmp global": lambda: sf.gmp(0.5, distribution=sf.budgets.global_()),
     "snfs": lambda: sf.snfs(0.5, **SWAP),
-    "adam rigl": lambda: sf.with_optimizer(sf.rigl(0.5, **SWAP), sf.optimizers.adam(1e-2)),
-    "block": lambda: sf.one_shot(0.5, pattern=sf.patterns.block((4, 4)), when=sf.always()),
+    "adam rigl": lambda: sf.with_optimizer(
+        sf.rigl(0.5, **SWAP), sf.optimizers.adam(1e-2)
+    ),
+    "block": lambda: sf.one_shot(
+        0.5, pattern=sf.patterns.block((4, 4)), when=sf.always()
+    ),
 }
 
 
-# ---- sizes ----------------------------------------------------------------------------------------
+# ---- sizes ---------------------------------------------------------------------------
 
 
 class Sizes(TorchDispatchMode):
-    """The entries of the largest tensor that is made in this process; of a DTensor its part here counts."""
+    """The entries of the largest tensor that is made in this process; of a DTensor its
+    part here counts.
+    """
 
     largest, by = 0, ""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for x in optree.tree_leaves(out):
             part = getattr(x, "_local_tensor", x)
-            # DTensors work out shapes on tensors without values, and messages are bytes.
-            if isinstance(part, torch.Tensor) and not part.is_meta and part.dtype != torch.uint8:
-                self.largest, self.by = max((self.largest, self.by), (part.numel(), f"{func} of {part.device}"))
+            # DTensors work out shapes on tensors without values, and messages are
+            # bytes.
+            if (
+                isinstance(part, torch.Tensor)
+                and not part.is_meta
+                and part.dtype != torch.uint8
+            ):
+                self.largest, self.by = max(
+                    (self.largest, self.by), (part.numel(), f"{func} of {part.device}")
+                )
         return out
 
 
@@ -64,15 +88,23 @@ def no_more_than(entries: int) -> Iterator[None]:
     # Not by tracemalloc: it crashes a process in which gloo's threads take the GIL.
     with Sizes() as sizes:
         yield
-    assert sizes.largest <= entries, f"a tensor of {sizes.largest} entries is made by {sizes.by}, of {entries} allowed"
+    assert sizes.largest <= entries, (
+        f"a tensor of {sizes.largest} entries is made by {sizes.by}, of {entries} "
+        "allowed"
+    )
 
 
 def check_draws(lay: Layout, shape: tuple[int, ...]) -> None:
-    """A shard's draws are those of the whole there, and nothing larger than a shard is made."""
+    """A shard's draws are those of the whole there, and nothing larger than a shard is
+    made.
+    """
     leaf = lay({"w": torch.zeros(shape)})["w"]
     assert isinstance(leaf, DTensor)
     local = leaf.to_local().numel()
-    draws = {sf.random.uniform_like: sf.random.uniform, sf.random.normal_like: sf.random.normal}
+    draws = {
+        sf.random.uniform_like: sf.random.uniform,
+        sf.random.normal_like: sf.random.normal,
+    }
     for draw, whole in draws.items():
         for dtype in (torch.float32, torch.bfloat16):
             with no_more_than(max(local, 2)):  # a key has two numbers
@@ -82,7 +114,9 @@ def check_draws(lay: Layout, shape: tuple[int, ...]) -> None:
 
 
 def check_sizes(make: Callable[[], sf.Algorithm], lay: Layout) -> None:
-    """No tensor of a run is as large as a leaf: none is larger than all shards of this process."""
+    """No tensor of a run is as large as a leaf: none is larger than all shards of this
+    process.
+    """
     shapes = {"a.weight": (300, 400), "b.weight": (40, 100)}
     params, grads = lay(values(shapes)), lay(values(shapes, seed=1))
     algorithm = make()
@@ -92,18 +126,31 @@ def check_sizes(make: Callable[[], sf.Algorithm], lay: Layout) -> None:
     assert sf.masks.n_kept(state.masks)
 
 
-# ---- messages -------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------
 
 MANY = 50  # leaves at most
 SENDS = [
-    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
-    *("all_to_all", "all_to_all_single", "broadcast", "reduce_scatter", "reduce_scatter_tensor"),
+    *(
+        "all_reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_gather_single",
+    ),
+    *(
+        "all_to_all",
+        "all_to_all_single",
+        "broadcast",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+    ),
 ]
 
 
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """How many collectives run, and the bytes that this process gets; a gather of a leaf is an error.
+    """How many collectives run, and the bytes that this process gets; a gather of a
+    leaf is an error.
 
     `whole`, which is for counts, redistributes a DTensor of one number a leaf.
     """
@@ -119,7 +166,9 @@ def counted() -> Iterator[dict[str, int]]:
 
     def small(move: Callable[..., Any]) -> Callable[..., Any]:
         def count(local: torch.Tensor, *args: Any, **options: Any) -> Any:
-            assert local.numel() <= MANY, "a leaf is gathered or redistributed in an update"
+            assert local.numel() <= MANY, (
+                "a leaf is gathered or redistributed in an update"
+            )
             seen["collectives"] += 1
             seen["bytes"] += local.numel() * local.element_size()
             return move(local, *args, **options)
@@ -127,10 +176,15 @@ def counted() -> Iterator[dict[str, int]]:
         return count
 
     names = [name for name in SENDS if hasattr(dist, name)]
-    patches = [mock.patch.object(dist, name, wrapped(getattr(dist, name), name)) for name in names]
+    patches = [
+        mock.patch.object(dist, name, wrapped(getattr(dist, name), name))
+        for name in names
+    ]
     for module in (_redistribute, _dispatch):
         move = module.redistribute_local_tensor
-        patches.append(mock.patch.object(module, "redistribute_local_tensor", small(move)))
+        patches.append(
+            mock.patch.object(module, "redistribute_local_tensor", small(move))
+        )
     for patch in patches:
         patch.start()
     try:
@@ -140,7 +194,9 @@ def counted() -> Iterator[dict[str, int]]:
             patch.stop()
 
 
-def messages(make: Callable[[], sf.Algorithm], lay: Layout, leaves: int) -> dict[str, int]:
+def messages(
+    make: Callable[[], sf.Algorithm], lay: Layout, leaves: int
+) -> dict[str, int]:
     shapes = {f"{i}.weight": (24, 20) for i in range(leaves)}
     params, grads = lay(values(shapes)), lay(values(shapes, seed=1))
     algorithm = make()
@@ -169,7 +225,9 @@ def check_share(make: Callable[[], sf.Algorithm], lay: Layout, most: float) -> N
 
 
 def check_gathers() -> None:
-    """What leaves share out their regrowth by takes one exchange, and no DTensor is made whole for it."""
+    """What leaves share out their regrowth by takes one exchange, and no DTensor is
+    made whole for it.
+    """
     lay, whole, seen = layouts(2)["S0"], DTensor.full_tensor, []
 
     def counting(x: DTensor) -> torch.Tensor:
@@ -197,16 +255,29 @@ def check_simulation() -> None:
         simulated = importlib.import_module("sharded")
     for kind in ("normal", "ties"):
         weights = values({"w": (300, 200)}, kind)["w"]
-        x, k = layouts(2)["S0"]({"w": weights})["w"], round(simulated.KEPT * weights.numel())
+        x, k = (
+            layouts(2)["S0"]({"w": weights})["w"],
+            round(simulated.KEPT * weights.numel()),
+        )
         with counted() as seen:
-            (mask,) = winners([Entry(here(x).reshape(1, -1), absolute=True, extent=extent_of(x))], [k])
+            (mask,) = winners(
+                [Entry(here(x).reshape(1, -1), absolute=True, extent=extent_of(x))], [k]
+            )
         net = simulated.net_of(weights.reshape(-1).numpy(), 1, joint=True)
-        found = simulated.measured(kind, net, 2, joint=True)  # which compares its mask with the one of one process
-        assert torch.equal(full(sharded_like(mask.reshape(here(x).shape), x)), sf.topk_mask(weights.abs(), k))
-        assert (found.collectives, found.kib) == (seen["collectives"], seen["bytes"] / 1024)
+        found = simulated.measured(
+            kind, net, 2, joint=True
+        )  # which compares its mask with the one of one process
+        assert torch.equal(
+            full(sharded_like(mask.reshape(here(x).shape), x)),
+            sf.topk_mask(weights.abs(), k),
+        )
+        assert (found.collectives, found.kib) == (
+            seen["collectives"],
+            seen["bytes"] / 1024,
+        )
 
 
-# ---- refusals -------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------
 
 
 def refused(x: torch.Tensor, text: str) -> None:
@@ -219,22 +290,40 @@ def check_refusals() -> None:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     own = torch.ones(3, 4)
-    refused(DTensor.from_local(own, mesh(2), [Partial()]), r"shards or replicas, got .*Partial.*")
-    strided = DTensor.from_local(own, mesh(2), [_StridedShard(0, split_factor=2)], run_check=False)
-    refused(strided, "strided shards only together with the shards that they are strided by")
+    refused(
+        DTensor.from_local(own, mesh(2), [Partial()]),
+        r"shards or replicas, got .*Partial.*",
+    )
+    strided = DTensor.from_local(
+        own, mesh(2), [_StridedShard(0, split_factor=2)], run_check=False
+    )
+    refused(
+        strided, "strided shards only together with the shards that they are strided by"
+    )
     uneven = torch.ones(2 + dist.get_rank(), 4)
-    torn = DTensor.from_local(uneven, mesh(2), [Shard(0)], run_check=False, shape=(5, 4), stride=(4, 1))
+    torn = DTensor.from_local(
+        uneven, mesh(2), [Shard(0)], run_check=False, shape=(5, 4), stride=(4, 1)
+    )
     refused(torn, "cut as torch.chunk cuts")
 
 
 def check_partial_grads() -> None:
-    """Gradients as torch.func gives them, with placements of their own, are laid out as the params."""
+    """Gradients as torch.func gives them, with placements of their own, are laid out as
+    the params.
+    """
     params = layouts(2)["S0"](values(SHAPES))
-    grads = {path: DTensor.from_local(torch.ones(p.shape), mesh(2), [Partial()]) for path, p in params.items()}
+    grads = {
+        path: DTensor.from_local(torch.ones(p.shape), mesh(2), [Partial()])
+        for path, p in params.items()
+    }
     algorithm = sf.rigl(0.5, **SWAP)
     state = algorithm.update(algorithm.init(params), grads, 0)
     alone = sf.rigl(0.5, **SWAP)
-    want = alone.update(alone.init(values(SHAPES)), {path: torch.full(p.shape, 2.0) for path, p in params.items()}, 0)
+    want = alone.update(
+        alone.init(values(SHAPES)),
+        {path: torch.full(p.shape, 2.0) for path, p in params.items()},
+        0,
+    )
     assert sf.checkpoint.tree_equal(full(state), want)
 
 
@@ -251,7 +340,7 @@ def check_packed() -> None:
         sf.checkpoint.state_dict(state, pack=True)
 
 
-# ---- errors ---------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------
 
 
 def fails(make: Callable[..., sf.Algorithm], lay: Layout, where: str) -> None:
@@ -265,9 +354,15 @@ def fails(make: Callable[..., sf.Algorithm], lay: Layout, where: str) -> None:
     params, grads = lay(values(SHAPES)), lay(values(SHAPES, seed=1))
     algorithm = make(score)
     start = time.monotonic()
-    with pytest.raises(ZeroDivisionError if dist.get_rank() else RuntimeError) as caught:
+    with pytest.raises(
+        ZeroDivisionError if dist.get_rank() else RuntimeError
+    ) as caught:
         algorithm.update(algorithm.init(params), grads, 0)
-    assert str(caught.value) == "of rank 1" if dist.get_rank() else "another process failed" in str(caught.value)
+    assert (
+        str(caught.value) == "of rank 1"
+        if dist.get_rank()
+        else "another process failed" in str(caught.value)
+    )
     assert time.monotonic() - start < 20
     sane = sf.rigl(0.5, **SWAP)
     state = sane.update(sane.init(params), grads, 0)
@@ -285,7 +380,7 @@ FAILING: dict[str, Callable[[Any], sf.Algorithm]] = {
 }  # fmt: skip
 
 
-# ---- the cases ------------------------------------------------------------------------------------
+# ---- the cases -----------------------------------------------------------------------
 
 
 def cases() -> Cases:
@@ -295,10 +390,19 @@ def cases() -> Cases:
             yield f"draws of {shape} on {layout}", partial(check_draws, lay, shape)
     for name, make in ALGORITHMS.items():
         for layout in ("S0", "S1"):
-            yield f"sizes of {name} on {layout}", partial(check_sizes, make, places[layout])
-            yield f"messages of {name} on {layout}", partial(check_messages, make, places[layout])
+            yield (
+                f"sizes of {name} on {layout}",
+                partial(check_sizes, make, places[layout]),
+            )
+            yield (
+                f"messages of {name} on {layout}",
+                partial(check_messages, make, places[layout]),
+            )
             most = 0.02 if name == "gmp global" else 0.25
-            yield f"share of {name} on {layout}", partial(check_share, make, places[layout], most)
+            yield (
+                f"share of {name} on {layout}",
+                partial(check_share, make, places[layout], most),
+            )
     yield "gathers", check_gathers
     yield "simulated processes", check_simulation
     yield "refused tensors", check_refusals
@@ -314,7 +418,9 @@ def test_messages_on_two_ranks() -> None:
 
 
 def alone() -> Cases:
-    """On one rank, as tracemalloc crashes a process in which gloo's threads take the GIL."""
+    """On one rank, as tracemalloc crashes a process in which gloo's threads take the
+    GIL.
+    """
 
     def peak(params: Any) -> float:
         algorithm = sf.static(0.5, init="bernoulli", key=KEY)

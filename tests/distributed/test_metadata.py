@@ -1,4 +1,6 @@
-"""The file `.metadata`: what an honest one holds, and that a hostile one runs nothing."""
+"""The file `.metadata`: what an honest one holds, and that a hostile one runs
+nothing.
+"""
 
 import os
 import pickle
@@ -15,7 +17,10 @@ import sparsefn as sf
 from sparsefn.distributed.metadata import read_metadata
 from tests.distributed.harness import on_ranks
 
-PARAMS = {"w": torch.arange(12.0).reshape(4, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
+PARAMS = {
+    "w": torch.arange(12.0).reshape(4, 3),
+    "b": torch.ones(3, dtype=torch.bfloat16),
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,12 @@ def test_it_is_what_torch_reads(saved):
     found, want = read_metadata(saved), torchs(saved)
     assert found.state_dict_metadata == want.state_dict_metadata
     places = {
-        index: (info.relative_path, info.offset, info.length, info.transform_descriptors or ())
+        index: (
+            info.relative_path,
+            info.offset,
+            info.length,
+            info.transform_descriptors or (),
+        )
         for index, info in want.storage_data.items()
     }
     assert found.storage_data == places
@@ -56,7 +66,7 @@ def test_a_path_object_in_it_does_no_harm(own):
     assert torch.equal(sf.distributed.load(PARAMS, own)["w"], PARAMS["w"])
 
 
-# ---- hostile ones --------------------------------------------------------------------------------
+# ---- hostile ones --------------------------------------------------------------------
 
 
 class Calls:
@@ -91,7 +101,10 @@ def spoilt(folder, mark):
     yield "builtins.eval", pickle.dumps(Calls(eval, f"open({mark!r}, 'w')"))
     yield "builtins.getattr", pickle.dumps(Calls(getattr, "text", "upper"))
     yield "torch.load", b"ctorch\nload\n(V/\ntR."
-    yield "torch.serialization.os.system", b"\x80\x04\x8c\x13torch.serialization\x8c\x09os.system\x93\x8c\x01x\x85R."
+    yield (
+        "torch.serialization.os.system",
+        b"\x80\x04\x8c\x13torch.serialization\x8c\x09os.system\x93\x8c\x01x\x85R.",
+    )
     for name in ("Metadata.__init__.__globals__", "os", "Metadata.__subclasses__"):
         module = "torch.distributed.checkpoint.metadata"
         text = f"\x80\x04\x8c{chr(len(module))}{module}\x8c{chr(len(name))}{name}\x93."
@@ -102,7 +115,10 @@ def test_a_hostile_file_runs_nothing_and_says_what_it_names(own, tmp_path):
     mark = tmp_path / "mark"
     for name, content in [*spoilt(own, str(mark))]:
         (own / ".metadata").write_bytes(content)
-        with pytest.raises(ValueError, match=re.escape(f"but its file .metadata names {name}, which no such")):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(f"but its file .metadata names {name}, which no such"),
+        ):
             sf.distributed.load(PARAMS, own)
         assert not mark.exists()
     os.system(f"touch {mark}")
@@ -126,15 +142,23 @@ DAMAGED = {
     "another object": (lambda m: pickle.dumps({"w": 1}), "holds {'w': 1}"),
     "a number for a tensor": (lambda m: m.state_dict_metadata.update(w=3), "holds 3"),
     "a path that leads elsewhere": (
-        lambda m: [setattr(info, "relative_path", "../other/x") for info in m.storage_data.values()],
+        lambda m: [
+            setattr(info, "relative_path", "../other/x")
+            for info in m.storage_data.values()
+        ],
         "holds ../other/x",
     ),
     "no storage": (lambda m: setattr(m, "storage_data", None), "holds None"),
     "a part outside": (
-        lambda m: setattr(m.state_dict_metadata["w"].chunks[0], "offsets", torch.Size((2, 0))),
+        lambda m: setattr(
+            m.state_dict_metadata["w"].chunks[0], "offsets", torch.Size((2, 0))
+        ),
         "holds {'offsets': (2, 0), 'sizes': (4, 3)}",
     ),
-    "no parts": (lambda m: m.state_dict_metadata["w"].chunks.clear(), "is not whole: ValueError: its parts hold 0 of"),
+    "no parts": (
+        lambda m: m.state_dict_metadata["w"].chunks.clear(),
+        "is not whole: ValueError: its parts hold 0 of",
+    ),
     "a negative place": (
         lambda m: [setattr(info, "offset", -1) for info in m.storage_data.values()],
         "holds {'relative_path': '__0_0.distcp', 'offset': -1",
@@ -143,7 +167,10 @@ DAMAGED = {
         lambda m: setattr(m.state_dict_metadata["w"], "size", (4.0, 3)),
         "which no such checkpoint does",
     ),
-    "no dtype": (lambda m: setattr(m.state_dict_metadata["w"].properties, "dtype", "float32"), "which no such"),
+    "no dtype": (
+        lambda m: setattr(m.state_dict_metadata["w"].properties, "dtype", "float32"),
+        "which no such",
+    ),
 }
 
 
@@ -152,8 +179,13 @@ def test_damaged_files(name, own):
     change, text = DAMAGED[name]
     held = torchs(own)
     made = change(held)
-    (own / ".metadata").write_bytes(made if isinstance(made, bytes) else pickle.dumps(held))
-    words = f"expected a checkpoint of sf.distributed.save in {str(own)!r}, but its file .metadata "
+    (own / ".metadata").write_bytes(
+        made if isinstance(made, bytes) else pickle.dumps(held)
+    )
+    words = (
+        f"expected a checkpoint of sf.distributed.save in {str(own)!r}, but its file "
+        ".metadata "
+    )
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
         sf.distributed.load(PARAMS, own)
     assert text in str(caught.value)
@@ -167,13 +199,16 @@ def test_tensors_are_read_without_code(own, tmp_path):
     for info in held.storage_data.values():
         info.offset, info.length = 0, (own / "__0_0.distcp").stat().st_size
     write(own, held)
-    words = f"expected files of tensors in {str(own)!r} that can be read, but rank 0 got UnpicklingError: Weights only"
+    words = (
+        f"expected files of tensors in {str(own)!r} that can be read, but rank 0 got "
+        "UnpicklingError: Weights only"
+    )
     with pytest.raises(ValueError, match=re.escape(words)):
         sf.distributed.load(PARAMS, own)
     assert not mark.exists()
 
 
-# ---- on processes --------------------------------------------------------------------------------
+# ---- on processes --------------------------------------------------------------------
 
 
 def on_two(folder):
@@ -187,7 +222,9 @@ def on_two(folder):
     def honest():
         sf.distributed.save(tree, Path(folder) / "saved")
         found = sf.distributed.load(zeros, Path(folder) / "saved")
-        assert all(torch.equal(found[path].full_tensor(), x) for path, x in PARAMS.items())
+        assert all(
+            torch.equal(found[path].full_tensor(), x) for path, x in PARAMS.items()
+        )
         assert all(found[path].placements == x.placements for path, x in tree.items())
 
     def hostile():
@@ -199,10 +236,16 @@ def on_two(folder):
         assert not (Path(folder) / "mark").exists()
 
     def one_sided():
-        kind, text = (FileNotFoundError, "") if dist.get_rank() else (RuntimeError, "failed: rank 1, FileNotFoundError")
+        kind, text = (
+            (FileNotFoundError, "")
+            if dist.get_rank()
+            else (RuntimeError, "failed: rank 1, FileNotFoundError")
+        )
         sf.distributed.save(tree, Path(folder) / "again")
         with pytest.raises(kind, match=text):
-            sf.distributed.load(zeros, Path(folder) / ("nowhere" if dist.get_rank() else "again"))
+            sf.distributed.load(
+                zeros, Path(folder) / ("nowhere" if dist.get_rank() else "again")
+            )
 
     yield "an honest folder", honest
     yield "a hostile one", hostile

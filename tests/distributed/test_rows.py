@@ -1,4 +1,6 @@
-"""Rows of weights that processes deal out: the bits of one process, and errors where processes do otherwise."""
+"""Rows of weights that processes deal out: the bits of one process, and errors where
+processes do otherwise.
+"""
 
 import contextlib
 from unittest import mock
@@ -27,21 +29,37 @@ def layer(rows, columns=300):
 def solves(rows):
     """Solvers of a layer with so many rows, and algorithms."""
     w, h = layer(rows)
-    stats = {"w": {"count": torch.tensor(600), "square": h.diagonal().double(), "gram": h}}
-    stats["conv1d"] = stats["w"] | {"square": stats["w"]["square"][:, None]}  # its weight is (inputs, outputs)
+    stats = {
+        "w": {"count": torch.tensor(600), "square": h.diagonal().double(), "gram": h}
+    }
+    stats["conv1d"] = stats["w"] | {
+        "square": stats["w"]["square"][:, None]
+    }  # its weight is (inputs, outputs)
     balanced, kept = patterns.row_balanced(), w.abs() > 0.5
     narrow, square = w[:, :12].contiguous(), h[:12, :12].contiguous()
     yield "obs, a share", lambda: sf.solve.obs(w, h, keep=0.5)
     yield "obs, bfloat16", lambda: sf.solve.obs(w.bfloat16(), h, keep=0.5, block=60)
     yield "obs, 2:4", lambda: sf.solve.obs(w, h, pattern=patterns.nm(2, 4))
     yield "obs, rows", lambda: sf.solve.obs(w, h, pattern=balanced, keep=100, block=300)
-    yield "obs, boxes", lambda: sf.solve.obs(w, h, pattern=patterns.block((2, 2)), keep=30, block=300)
-    yield "obs, columns", lambda: sf.solve.obs(w, h, pattern=patterns.row_balanced(1), keep=1)
+    yield (
+        "obs, boxes",
+        lambda: sf.solve.obs(w, h, pattern=patterns.block((2, 2)), keep=30, block=300),
+    )
+    yield (
+        "obs, columns",
+        lambda: sf.solve.obs(w, h, pattern=patterns.row_balanced(1), keep=1),
+    )
     yield "obs, a mask", lambda: sf.solve.obs(w, h, mask=kept)
     yield "refit", lambda: (sf.solve.refit(narrow, square, kept[:, :12]),)
-    yield "refit, few masks", lambda: (sf.solve.refit(narrow, square, kept[:1, :12].expand(rows, 12)),)
+    yield (
+        "refit, few masks",
+        lambda: (sf.solve.refit(narrow, square, kept[:1, :12].expand(rows, 12)),),
+    )
     yield "obs_exact", lambda: sf.solve.obs_exact(narrow, square, 2 * rows)
-    yield "obs_exact, 2:4", lambda: sf.solve.obs_exact(narrow, square, None, patterns.nm(2, 4))
+    yield (
+        "obs_exact, 2:4",
+        lambda: sf.solve.obs_exact(narrow, square, None, patterns.nm(2, 4)),
+    )
 
     def algorithm(made, w=w, path="w"):
         def run():
@@ -54,20 +72,41 @@ def solves(rows):
     methods = sf.methods
     yield "magnitude", algorithm(sf.one_shot(0.5, pattern=balanced))
     yield "magnitude of a whole leaf", algorithm(sf.one_shot(0.5))
-    yield "magnitude of pairs of rows", algorithm(sf.one_shot(0.5, pattern=patterns.channel(0)))
+    yield (
+        "magnitude of pairs of rows",
+        algorithm(sf.one_shot(0.5, pattern=patterns.channel(0))),
+    )
     yield "wanda", algorithm(methods.wanda(0.5, stats, pattern=balanced))
     yield "wanda, 2:4", algorithm(methods.wanda(None, stats, pattern=patterns.nm(2, 4)))
     outputs = patterns.row_balanced(1)
-    yield "wanda of a Conv1D", algorithm(methods.wanda(0.5, stats, pattern=outputs), w.T.contiguous(), "conv1d")
+    yield (
+        "wanda of a Conv1D",
+        algorithm(
+            methods.wanda(0.5, stats, pattern=outputs), w.T.contiguous(), "conv1d"
+        ),
+    )
     both = patterns.nm(2, 4, axis=0)
-    yield "wanda of a Conv1D, 2:4", algorithm(methods.wanda(None, stats, pattern=both), w.T.contiguous(), "conv1d")
+    yield (
+        "wanda of a Conv1D, 2:4",
+        algorithm(methods.wanda(None, stats, pattern=both), w.T.contiguous(), "conv1d"),
+    )
     yield "ria", algorithm(methods.ria(0.5, stats))
     yield "sparsegpt", algorithm(methods.sparsegpt(0.5, stats))
     yield (
         "sparsegpt of a Conv1D, 2:4",
-        algorithm(methods.sparsegpt(None, stats, pattern=patterns.nm(2, 4)), w.T.contiguous(), "conv1d"),
+        algorithm(
+            methods.sparsegpt(None, stats, pattern=patterns.nm(2, 4)),
+            w.T.contiguous(),
+            "conv1d",
+        ),
     )
-    few = {"w": {"count": torch.tensor(9), "square": square.diagonal().double(), "gram": square}}
+    few = {
+        "w": {
+            "count": torch.tensor(9),
+            "square": square.diagonal().double(),
+            "gram": square,
+        }
+    }
     yield "obs_exact, an algorithm", algorithm(methods.obs(0.5, few, damp=0.1), narrow)
 
 
@@ -78,7 +117,10 @@ def cases():
         alone = solve()
         with by_rows():
             shared = solve()
-        return all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(alone, shared, strict=True))
+        return all(
+            x.dtype == y.dtype and torch.equal(x, y)
+            for x, y in zip(alone, shared, strict=True)
+        )
 
     def one(solve):
         assert has_the_bits_of_one_process(solve)
@@ -104,7 +146,9 @@ def cases():
             if name in ("obs, 2:4", "obs, a share", "obs_exact", "wanda"):
                 with contextlib.ExitStack() as stack:
                     for module in (blocked, greedy, dealt):
-                        stack.enter_context(mock.patch.object(module, "own", off_by_one))
+                        stack.enter_context(
+                            mock.patch.object(module, "own", off_by_one)
+                        )
                     assert not has_the_bits_of_one_process(solve), name
 
     yield "off by one", rows_off_by_one_are_noticed

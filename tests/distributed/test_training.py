@@ -1,4 +1,6 @@
-"""Loops of FSDP2 beside one process that gets the same gradients, and checkpoints that other ranks read."""
+"""Loops of FSDP2 beside one process that gets the same gradients, and checkpoints that
+other ranks read.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -10,12 +12,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import sparsefn as sf
 from sparsefn.testing.harness import assert_same
 from tests.distributed.harness import Cases, on_ranks
-from tests.distributed.sharded import SHAPES, Layout, assert_parts, full, held, layouts, mesh, values
+from tests.distributed.sharded import (
+    SHAPES,
+    Layout,
+    assert_parts,
+    full,
+    held,
+    layouts,
+    mesh,
+    values,
+)
 
 KEY = sf.random.key(3)
 EVERY: dict[str, Any] = {"drop_fraction": 0.3, "when": sf.every(2), "key": KEY}
@@ -34,13 +49,19 @@ def adam(algorithm: sf.Algorithm) -> sf.Algorithm:
     return sf.with_optimizer(algorithm, sf.optimizers.adam(1e-2))
 
 
-# ---- a loop ---------------------------------------------------------------------------------------
+# ---- a loop --------------------------------------------------------------------------
 
 
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(24, 36), nn.ReLU(), nn.Linear(36, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 8)
+        nn.Linear(24, 36),
+        nn.ReLU(),
+        nn.Linear(36, 40),
+        nn.ReLU(),
+        nn.Linear(40, 40),
+        nn.ReLU(),
+        nn.Linear(40, 8),
     )
 
 
@@ -60,17 +81,25 @@ def hsdp(model: nn.Module) -> None:
 
 
 def with_tensor_parallelism(model: nn.Module) -> None:
-    parallelize_module(model, mesh(2, 2)["inner"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parallelize_module(
+        model, mesh(2, 2)["inner"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     fully_shard(model, mesh=mesh(2, 2)["outer"])
 
 
 def batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * step + part)
-    return torch.randn(16, 24, generator=generator), torch.randint(0, 8, (16,), generator=generator)
+    return torch.randn(16, 24, generator=generator), torch.randint(
+        0, 8, (16,), generator=generator
+    )
 
 
-def same_loop(shard: Callable[[nn.Module], None], make: Callable[[], sf.Algorithm]) -> None:
-    """Eight steps; the masks and weights are those of one process that gets the gathered gradients."""
+def same_loop(
+    shard: Callable[[nn.Module], None], make: Callable[[], sf.Algorithm]
+) -> None:
+    """Eight steps; the masks and weights are those of one process that gets the
+    gathered gradients.
+    """
     model = net()
     shard(model)
     algorithm, alone = adam(make()), adam(make())
@@ -89,12 +118,14 @@ def same_loop(shard: Callable[[nn.Module], None], make: Callable[[], sf.Algorith
     sf.distributed.check_replicas(state)
 
 
-# ---- checkpoints ----------------------------------------------------------------------------------
+# ---- checkpoints ---------------------------------------------------------------------
 
 STEPS = 3
 
 
-def later(algorithm: sf.Algorithm, state: sf.State, start: int, lay: Layout) -> sf.State:
+def later(
+    algorithm: sf.Algorithm, state: sf.State, start: int, lay: Layout
+) -> sf.State:
     for step in range(start, start + STEPS):
         state = algorithm.update(state, lay(values(SHAPES, seed=step)), step)
     return state
@@ -123,14 +154,20 @@ def save(folder: Path, name: str, lay: Layout) -> None:
 
 
 def resume(folder: Path, name: str, lay: Layout, start: int = STEPS) -> None:
-    """Load, check that the template stays as it was, run three more steps, and compare with a run that never ended."""
+    """Load, check that the template stays as it was, run three more steps, and compare
+    with a run that never ended.
+    """
     algorithm = made(name)
     template = algorithm.init(lay(values(SHAPES, seed=9)))
     before = sf.tree.copied(held(template))
     state = sf.distributed.load(template, folder)
     assert_same("the template", before, held(template))
     assert_parts("the loaded state", wanted(name, start), state)
-    assert_parts("three steps on", wanted(name, start + STEPS), later(algorithm, state, start, lay))
+    assert_parts(
+        "three steps on",
+        wanted(name, start + STEPS),
+        later(algorithm, state, start, lay),
+    )
 
 
 FOUR = ("S0", "S1", "R", "HSDP", "S0,S1", "S0,S0", "S1,R")
@@ -140,13 +177,23 @@ SAVED = {"rigl erk": FOUR, "gmp global": ("S0", "HSDP")}  # on four processes
 def on_four(folder: Path) -> Cases:
     for name, make in ALGORITHMS.items():
         yield f"{name}, layer by layer", partial(same_loop, layer_by_layer, make)
-    for name, shard in (("rigl erk", whole), ("rigl erk", with_tensor_parallelism), ("gmp global", hsdp)):
+    for name, shard in (
+        ("rigl erk", whole),
+        ("rigl erk", with_tensor_parallelism),
+        ("gmp global", hsdp),
+    ):
         yield f"{name}, {shard.__name__}", partial(same_loop, shard, ALGORITHMS[name])
     places = layouts(4)
     for name, saved in SAVED.items():
         for layout in saved:
-            yield f"save {name} on {layout}", partial(save, folder / f"{name} {layout}", name, places[layout])
-        yield f"from plain, {name}", partial(resume, folder / f"{name} plain", name, places["S0,S1"])
+            yield (
+                f"save {name} on {layout}",
+                partial(save, folder / f"{name} {layout}", name, places[layout]),
+            )
+        yield (
+            f"from plain, {name}",
+            partial(resume, folder / f"{name} plain", name, places["S0,S1"]),
+        )
 
 
 def on_two(folder: Path) -> Cases:
@@ -154,7 +201,10 @@ def on_two(folder: Path) -> Cases:
     for name, saved in SAVED.items():
         for i, before in enumerate(saved):
             layout = ("S0", "S1", "R")[i % 3]
-            yield f"{name} {before} to {layout}", partial(resume, folder / f"{name} {before}", name, places[layout])
+            yield (
+                f"{name} {before} to {layout}",
+                partial(resume, folder / f"{name} {before}", name, places[layout]),
+            )
 
 
 def test_loops_and_checkpoints(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Weights into a module and gradients out of it, in one process; test_edges.py has several."""
+"""Weights into a module and gradients out of it, in one process; test_edges.py has
+several.
+"""
 
 import re
 
@@ -12,7 +14,11 @@ import sparsefn as sf
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.head, self.unused = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(3, 3)
+        self.inner, self.head, self.unused = (
+            nn.Linear(4, 6),
+            nn.Linear(6, 2),
+            nn.Linear(3, 3),
+        )
 
     def forward(self, x):
         return self.head(self.inner(x).relu())
@@ -27,7 +33,9 @@ def made():
 def test_the_loop_is_that_of_call_and_value_and_grad():
     net, state = made()
     x = torch.randn(5, 4)
-    loss = sf.modules.value_and_grad(lambda params: sf.modules.call(net, params, x).square().sum())
+    loss = sf.modules.value_and_grad(
+        lambda params: sf.modules.call(net, params, x).square().sum()
+    )
     value, wanted = loss(sf.effective(state))
     sf.distributed.commit(net, state)
     assert sf.checkpoint.tree_equal(sf.modules.params_of(net), sf.effective(state))
@@ -68,9 +76,14 @@ def test_names_are_those_without_wrappers_and_tied_weights_are_written_once():
 def test_parameters_that_the_state_lacks_stay():
     net, _ = made()
     net.unused.requires_grad_(False)
-    part = sf.dense().init({name: p + 1 for name, p in sf.modules.params_of(net, trainable=True).items()})
+    part = sf.dense().init(
+        {name: p + 1 for name, p in sf.modules.params_of(net, trainable=True).items()}
+    )
     kept = net.unused.weight.clone()
-    with pytest.raises(ValueError, match=re.escape("missing are ['unused.weight', 'unused.bias'] and unknown []")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape("missing are ['unused.weight', 'unused.bias'] and unknown []"),
+    ):
         sf.distributed.commit(net, part)
     sf.distributed.commit(net, part, partial=True)
     assert torch.equal(net.inner.bias, part.params["inner.bias"])
@@ -83,7 +96,13 @@ def test_gradients_of_embeddings_may_be_sparse():
     words = nn.Embedding(5, 2, sparse=True)
     state = sf.dense().init(sf.modules.params_of(words))
     words(torch.tensor([1, 1])).sum().backward()
-    assert sf.distributed.grads_of(words, state)["weight"].sum(1).tolist() == [0, 4, 0, 0, 0]
+    assert sf.distributed.grads_of(words, state)["weight"].sum(1).tolist() == [
+        0,
+        4,
+        0,
+        0,
+        0,
+    ]
 
 
 REFUSED = {
@@ -100,42 +119,56 @@ REFUSED = {
     "an unknown name": (
         lambda net, state: sf.distributed.commit(net.inner, state),
         ValueError,
-        "expected the parameters of the Linear, but missing are ['weight', 'bias'] and unknown ['head.bias', ",
+        "expected the parameters of the Linear, but missing are ['weight', 'bias'] "
+        "and unknown ['head.bias', ",
     ),
     "another shape": (
-        lambda net, state: sf.distributed.commit(net.inner, sf.dense().init({"weight": X[:3], "bias": X[0, :1]})),
+        lambda net, state: sf.distributed.commit(
+            net.inner, sf.dense().init({"weight": X[:3], "bias": X[0, :1]})
+        ),
         ValueError,
         "expected parameters of shape (6, 4) at 'weight', got (3, 4)",
     ),
     "another dtype": (
-        lambda net, state: sf.distributed.commit(net.inner, sf.dense().init({"weight": X.double(), "bias": X[:, 0]})),
+        lambda net, state: sf.distributed.commit(
+            net.inner, sf.dense().init({"weight": X.double(), "bias": X[:, 0]})
+        ),
         TypeError,
         "commit: expected params of dtype torch.float32 at 'weight', got torch.float64",
     ),
     "gradients for params": (
         lambda net, state: sf.distributed.grads_of(net, state.params),
         TypeError,
-        "grads_of: expected a State second, as algorithm.init(params) gives it, got dict",
+        "grads_of: expected a State second, as algorithm.init(params) gives it, got "
+        "dict",
     ),
     "gradients of unknown params": (
-        lambda net, state: sf.distributed.grads_of(net.inner, sf.dense().init({"weight": X, "other": X})),
+        lambda net, state: sf.distributed.grads_of(
+            net.inner, sf.dense().init({"weight": X, "other": X})
+        ),
         ValueError,
         "grads_of: expected params of the Linear, but unknown are ['other']",
     ),
     "gradients of another shape": (
-        lambda net, state: sf.distributed.grads_of(net.inner, sf.dense().init({"weight": X[:3]})),
+        lambda net, state: sf.distributed.grads_of(
+            net.inner, sf.dense().init({"weight": X[:3]})
+        ),
         ValueError,
         "expected params of shape (6, 4) at 'weight', got (3, 4)",
     ),
     "gradients of another dtype": (
-        lambda net, state: sf.distributed.grads_of(net.inner, sf.dense().init({"weight": X.double()})),
+        lambda net, state: sf.distributed.grads_of(
+            net.inner, sf.dense().init({"weight": X.double()})
+        ),
         TypeError,
-        "grads_of: expected params of dtype torch.float32 at 'weight', got torch.float64",
+        "grads_of: expected params of dtype torch.float32 at 'weight', got "
+        "torch.float64",
     ),
     "no gradients": (
         lambda net, state: sf.distributed.grads_of(net, state),
         ValueError,
-        "grads_of: expected gradients, but no parameter has one: call it after backward(), and when gradients are "
+        "grads_of: expected gradients, but no parameter has one: call it after "
+        "backward(), and when gradients are "
         "accumulated, after the backward() that reduces them over the processes",
     ),
 }

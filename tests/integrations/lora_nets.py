@@ -13,7 +13,11 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.up, self.down = nn.Conv2d(3, 6, 3, padding=1, dilation=1), nn.Linear(96, 20), nn.Linear(20, 12)
+        self.conv, self.up, self.down = (
+            nn.Conv2d(3, 6, 3, padding=1, dilation=1),
+            nn.Linear(96, 20),
+            nn.Linear(20, 12),
+        )
         self.head = nn.Linear(12, 5)
 
     def forward(self, x, **kwargs):
@@ -46,15 +50,21 @@ def llama():
 
 
 def config(**options):
-    return peft.LoraConfig(**{"r": 3, "lora_alpha": 6, "target_modules": NAMES, **options})
+    return peft.LoraConfig(
+        **{"r": 3, "lora_alpha": 6, "target_modules": NAMES, **options}
+    )
 
 
 def wrapped(base=None, **options):
-    return sf.integrations.peft.keep_zeros(peft.get_peft_model(pruned() if base is None else base, config(**options)))
+    return sf.integrations.peft.keep_zeros(
+        peft.get_peft_model(pruned() if base is None else base, config(**options))
+    )
 
 
 def train(model, steps=4):
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=0.05
+    )
     model.train()
     for _ in range(steps):
         nn.functional.cross_entropy(model(X), torch.arange(8) % 5).backward()

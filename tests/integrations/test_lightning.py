@@ -1,4 +1,6 @@
-"""A fit of Lightning with the callback: steps, checkpoints, and what is done twice or in another order."""
+"""A fit of Lightning with the callback: steps, checkpoints, and what is done twice or
+in another order.
+"""
 
 import copy
 import logging
@@ -70,7 +72,9 @@ def fitted(algorithm=ALGORITHM, epochs=4, checkpoint=None, **options):
 
 
 def pruned(module, state):
-    return not any(module.get_parameter(n)[~m].any() for n, m in state.masks.items() if m.ndim)
+    return not any(
+        module.get_parameter(n)[~m].any() for n, m in state.masks.items() if m.ndim
+    )
 
 
 def final(module, callback):
@@ -93,12 +97,16 @@ def test_a_fit_is_a_loop_with_attach():
                 optimizer.zero_grad()
                 sparse.after_step(step)
                 step += 1
-    assert sf.checkpoint.tree_equal(final(module, callback)["state"].masks, sparse.state.masks)
+    assert sf.checkpoint.tree_equal(
+        final(module, callback)["state"].masks, sparse.state.masks
+    )
     torch.testing.assert_close(dict(module.state_dict()), dict(plain.state_dict()))
     assert pruned(module, sparse.state)
 
 
-@pytest.mark.parametrize("algorithm", [ALGORITHM, sf.reparametrised(sf.reparam.low_rank(2, dropout=0.5))])
+@pytest.mark.parametrize(
+    "algorithm", [ALGORITHM, sf.reparametrised(sf.reparam.low_rank(2, dropout=0.5))]
+)
 def test_a_fit_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path, algorithm):
     _, module, callback = fitted(algorithm)
     half, _, _ = fitted(algorithm, 2)
@@ -124,20 +132,28 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     run.fit(module, loader())
     assert run.global_step == 4 * STEPS and callback._done == 4 * STEPS
     state = callback.sparse.state
-    assert not sf.checkpoint.tree_equal(state.masks, masks) and sf.masks.n_kept(state.masks) == 48 + 24
+    assert (
+        not sf.checkpoint.tree_equal(state.masks, masks)
+        and sf.masks.n_kept(state.masks) == 48 + 24
+    )
     assert pruned(module, state)
 
 
 def test_a_new_run_needs_a_callback_of_its_own():
     _, module, callback = fitted(epochs=1)
-    with pytest.raises(ValueError, match="the run begins after 0 steps, and the masks are those after 3: a new run"):
+    with pytest.raises(
+        ValueError,
+        match="the run begins after 0 steps, and the masks are those after 3: a new run",
+    ):
         trainer(callback).fit(module, loader())
 
 
 def test_another_module_is_no_second_fit():
     run = fitted(epochs=1)[0]
     run.fit_loop.max_epochs = 2
-    with pytest.raises(ValueError, match="prunes weights that are not zero in the model"):
+    with pytest.raises(
+        ValueError, match="prunes weights that are not zero in the model"
+    ):
         run.fit(Module(), loader())
 
 
@@ -145,22 +161,36 @@ def test_a_checkpoint_of_a_run_without_the_callback_is_refused(tmp_path):
     dense = trainer(lightning.Callback(), 1)
     dense.fit(Module(), loader())
     dense.save_checkpoint(tmp_path / "dense.ckpt")
-    with pytest.raises(ValueError, match="the run begins after 3 steps, and the masks are those after 0: .*ckpt_path"):
+    with pytest.raises(
+        ValueError,
+        match="the run begins after 3 steps, and the masks are those after 0: "
+        ".*ckpt_path",
+    ):
         fitted(checkpoint=tmp_path / "dense.ckpt")
 
 
 def test_checkpoints_of_model_checkpoint_have_the_masks_of_their_weights(tmp_path):
-    save = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    save = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, every_n_train_steps=2, save_top_k=-1
+    )
     module, callback = Module(), SparsityCallback(ALGORITHM)
-    trainer(callback, 2, callbacks=[save, callback], enable_checkpointing=True).fit(module, loader())
+    trainer(callback, 2, callbacks=[save, callback], enable_checkpointing=True).fit(
+        module, loader()
+    )
     files = sorted(tmp_path.glob("*.ckpt"))
     assert len(files) == 3
     for file in files:
         saved = torch.load(file)
-        (state,) = (value for name, value in saved["callbacks"].items() if "SparsityCallback" in name)
+        (state,) = (
+            value
+            for name, value in saved["callbacks"].items()
+            if "SparsityCallback" in name
+        )
         assert state["sparse"]["step"] == saved["global_step"] - 1
         for name in ("up.weight", "down.weight"):
-            assert not saved["state_dict"][name][~state["sparse"]["tensors"][f"masks.{name}"]].any()
+            assert not saved["state_dict"][name][
+                ~state["sparse"]["tensors"][f"masks.{name}"]
+            ].any()
 
 
 class Validated(Module):
@@ -176,7 +206,9 @@ def test_validation_before_training_sees_the_zeros():
     assert callback.sparse is None and set(module.seen) == {192}
     module.seen.clear()
     run.fit(module, loader(), loader())
-    assert module.seen[:2] == [48, 48] and max(module.seen) == 48  # two batches before training
+    assert (
+        module.seen[:2] == [48, 48] and max(module.seen) == 48
+    )  # two batches before training
 
 
 def test_the_algorithm_may_be_a_function_of_the_steps():
@@ -234,7 +266,9 @@ def test_several_steps_of_a_batch_are_several_steps_of_the_algorithm(name):
     run = trainer(callback, 2, accumulate_grad_batches=1, gradient_clip_val=None)
     run.fit(module, loader())
     assert run.global_step == callback._done == 18
-    assert sf.checkpoint.tree_equal(final(module, callback), looped(LOOPS[name], lambda index: 2 - index % 2))
+    assert sf.checkpoint.tree_equal(
+        final(module, callback), looped(LOOPS[name], lambda index: 2 - index % 2)
+    )
 
 
 class Skipping(Module):
@@ -244,39 +278,60 @@ class Skipping(Module):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_batches_that_are_skipped_are_no_steps(name, tmp_path):
-    expected, checkpoint = looped(LOOPS[name], lambda index: int(index not in (1, 5))), None
+    expected, checkpoint = (
+        looped(LOOPS[name], lambda index: int(index not in (1, 5))),
+        None,
+    )
     for epochs in (1, 2):  # the first ends with a batch that is skipped
         module, callback = Skipping(), SparsityCallback(LOOPS[name])
-        run = trainer(callback, epochs, accumulate_grad_batches=1, gradient_clip_val=None)
+        run = trainer(
+            callback, epochs, accumulate_grad_batches=1, gradient_clip_val=None
+        )
         run.fit(module, loader(), ckpt_path=checkpoint)
         run.save_checkpoint(checkpoint := tmp_path / "half.ckpt")
     assert sf.checkpoint.tree_equal(final(module, callback), expected)
     run.fit_loop.max_epochs = 3
     run.fit(module, loader())
-    assert run.global_step == callback._done == 18 and callback.sparse.state_dict()["step"] == 11
+    assert (
+        run.global_step == callback._done == 18
+        and callback.sparse.state_dict()["step"] == 11
+    )
 
 
 def test_skipped_batches_among_those_that_are_accumulated():
     class Last(Module):
         def training_step(self, batch, index):
-            return None if index in (1, 2, 4, 5) else super().training_step(batch, index)
+            return (
+                None if index in (1, 2, 4, 5) else super().training_step(batch, index)
+            )
 
     module, callback = Last(), SparsityCallback(ALGORITHM)
     run = trainer(callback, 2)
     run.fit(module, loader())
-    assert run.global_step == callback._done == 6 and callback.sparse.state_dict()["step"] == 3
+    assert (
+        run.global_step == callback._done == 6
+        and callback.sparse.state_dict()["step"] == 3
+    )
     assert pruned(module, callback.sparse.state)
 
 
 @pytest.mark.parametrize("kind", [Module, Manual])
 def test_a_step_that_a_grad_scaler_leaves_out_is_counted_and_changes_no_mask(kind):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # the first gradients overflow
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0**40
+    )  # the first gradients overflow
     plugin = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     seen = []
 
     class Seen(kind):
         def on_train_batch_end(self, *args):
-            seen.append((callback.sparse.changes, self.trainer.global_step, pruned(self, callback.sparse.state)))
+            seen.append(
+                (
+                    callback.sparse.changes,
+                    self.trainer.global_step,
+                    pruned(self, callback.sparse.state),
+                )
+            )
 
     module, callback = Seen(), SparsityCallback(LOOPS["gmp"])
     options = {} if kind is Module else {"gradient_clip_val": None}
@@ -299,7 +354,9 @@ def test_a_checkpoint_of_before_the_count_is_read(tmp_path):
 
 class Two(Module):
     def configure_optimizers(self):
-        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.up, self.down)]
+        return [
+            torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.up, self.down)
+        ]
 
     def training_step(self, batch, index):
         for optimizer in self.optimizers():
@@ -313,27 +370,47 @@ def test_the_parts_of_a_module_with_several_optimizers_are_attached_each():
     class Parts(lightning.Callback):
         def on_fit_start(self, trainer, module):
             parts = zip((module.up, module.down), trainer.optimizers, strict=True)
-            self.sparse = [sf.attach(ALGORITHM, part, optimizer, hooks=True) for part, optimizer in parts]
+            self.sparse = [
+                sf.attach(ALGORITHM, part, optimizer, hooks=True)
+                for part, optimizer in parts
+            ]
 
     module, callback = Two(), Parts()
     module.automatic_optimization = False
-    trainer(callback, 1, accumulate_grad_batches=1, gradient_clip_val=None).fit(module, loader())
+    trainer(callback, 1, accumulate_grad_batches=1, gradient_clip_val=None).fit(
+        module, loader()
+    )
     for sparse, part in zip(callback.sparse, (module.up, module.down), strict=True):
-        assert sparse.state_dict()["step"] == 5 and sparse.changes == 3 and pruned(part, sparse.state)
+        assert (
+            sparse.state_dict()["step"] == 5
+            and sparse.changes == 3
+            and pruned(part, sparse.state)
+        )
 
 
 def test_several_optimizers_are_refused():
     module = Two()
     module.automatic_optimization = False
-    with pytest.raises(ValueError, match="expected one optimizer, got 2: in on_fit_start of a callback .* hooks=True"):
-        trainer(SparsityCallback(ALGORITHM), accumulate_grad_batches=1, gradient_clip_val=None).fit(module, loader())
+    with pytest.raises(
+        ValueError,
+        match="expected one optimizer, got 2: in on_fit_start of a callback .* "
+        "hooks=True",
+    ):
+        trainer(
+            SparsityCallback(ALGORITHM),
+            accumulate_grad_batches=1,
+            gradient_clip_val=None,
+        ).fit(module, loader())
 
 
 def test_it_is_copied_with_its_module_and_says_what_it_needs(monkeypatch):
     callback = SparsityCallback(ALGORITHM)
     assert callback.state_dict() == {} and copy.deepcopy(callback).sparse is None
     monkeypatch.setattr(sf.integrations.lightning, "Callback", object)
-    with pytest.raises(ModuleNotFoundError, match="SparsityCallback needs lightning: pip install lightning"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match="SparsityCallback needs lightning: pip install lightning",
+    ):
         SparsityCallback(ALGORITHM)
 
 
@@ -344,20 +421,30 @@ def test_an_average_in_the_module_after_fit_is_told_and_made_sparse():
         def validation_step(self, batch, index):
             self.training_step(batch, index)
 
-    module, callback, average = Validated(), SparsityCallback(ALGORITHM), EMAWeightAveraging(decay=0.9)
+    module, callback, average = (
+        Validated(),
+        SparsityCallback(ALGORITHM),
+        EMAWeightAveraging(decay=0.9),
+    )
     with pytest.warns(
-        UserWarning, match=r"SparsityCallback: after fit, check: .*sf.modules.mask_average\(module, call"
+        UserWarning,
+        match=r"SparsityCallback: after fit, check: .*sf.modules.mask_average\(module, "
+        r"call",
     ):
         trainer(callback, callbacks=[average, callback]).fit(module, loader(), loader())
     assert not pruned(module, callback.sparse.state)
     mine, dropped = sf.modules.mask_average(module, callback.sparse.masks)
-    theirs, same = sf.modules.mask_average(average._average_model, callback.sparse.masks)
+    theirs, same = sf.modules.mask_average(
+        average._average_model, callback.sparse.masks
+    )
     assert type(mine) is Validated
     assert dropped == same
     assert dropped.all.weights > 0
     for final in (mine, theirs, theirs.module):
         callback.sparse.check(final)
-    assert sf.checkpoint.tree_equal(dict(mine.state_dict()), dict(theirs.module.state_dict()))
+    assert sf.checkpoint.tree_equal(
+        dict(mine.state_dict()), dict(theirs.module.state_dict())
+    )
 
 
 def test_a_fit_without_an_average_says_nothing_at_its_end(recwarn):

@@ -1,4 +1,6 @@
-"""A run of Trainer with the callback: steps, checkpoints, the best one, and what is done twice or in another order."""
+"""A run of Trainer with the callback: steps, checkpoints, the best one, and what is
+done twice or in another order.
+"""
 
 import shutil
 
@@ -47,16 +49,25 @@ def trainer(folder, callback, model=None, steps=8, **options):
             **options,
         },
     )
-    return transformers.Trainer(model, args, train_dataset=DATA, eval_dataset=DATA, callbacks=[callback])
+    return transformers.Trainer(
+        model, args, train_dataset=DATA, eval_dataset=DATA, callbacks=[callback]
+    )
 
 
 def final(run, callback):
     """The weights and masks at the end of a run."""
-    return {"weights": {n: p.detach().clone() for n, p in run.model.named_parameters()}, "state": callback.sparse.state}
+    return {
+        "weights": {n: p.detach().clone() for n, p in run.model.named_parameters()},
+        "state": callback.sparse.state,
+    }
 
 
 def zeros_are_those_of_the_masks(model, state):
-    return all(torch.equal(model.get_parameter(n) == 0, ~m) for n, m in state.masks.items() if m.ndim)
+    return all(
+        torch.equal(model.get_parameter(n) == 0, ~m)
+        for n, m in state.masks.items()
+        if m.ndim
+    )
 
 
 def test_a_run_is_that_of_attach_and_leaves_an_ordinary_model(tmp_path):
@@ -72,7 +83,9 @@ def test_a_run_is_that_of_attach_and_leaves_an_ordinary_model(tmp_path):
     hooked.train()
     assert sf.checkpoint.tree_equal(sparse.state, state)
     optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
-    sf.attach(sf.static(None, init="from_zeros"), run.model, optimizer).detach()  # no other one is in its way
+    sf.attach(
+        sf.static(None, init="from_zeros"), run.model, optimizer
+    ).detach()  # no other one is in its way
 
 
 def test_the_algorithm_may_be_a_function_of_the_steps(tmp_path):
@@ -110,7 +123,9 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path, copied):
     assert sf.checkpoint.tree_equal(final(again, other), expected)
 
 
-@pytest.mark.parametrize("algorithm", [ALGORITHM, sf.reparametrised(sf.reparam.low_rank(2, dropout=0.5))])
+@pytest.mark.parametrize(
+    "algorithm", [ALGORITHM, sf.reparametrised(sf.reparam.low_rank(2, dropout=0.5))]
+)
 def test_a_run_that_was_broken_off_goes_on_in_the_same_process(tmp_path, algorithm):
     class Stop(transformers.TrainerCallback):
         def __init__(self):
@@ -126,11 +141,16 @@ def test_a_run_that_was_broken_off_goes_on_in_the_same_process(tmp_path, algorit
     run.add_callback(stop)
     with pytest.raises(KeyboardInterrupt):
         run.train()
-    with pytest.raises(RuntimeError, match="it has made 5 steps, and this run begins anew: train with resume_from"):
+    with pytest.raises(
+        RuntimeError,
+        match="it has made 5 steps, and this run begins anew: train with resume_from",
+    ):
         run.train()
     run.train(resume_from_checkpoint=True)
     whole = SparsityCallback(algorithm)
-    straight = trainer(tmp_path / "straight", whole, save_strategy="steps", save_steps=3)
+    straight = trainer(
+        tmp_path / "straight", whole, save_strategy="steps", save_steps=3
+    )
     straight.train()
     assert sf.checkpoint.tree_equal(final(run, callback), final(straight, whole))
 
@@ -161,16 +181,24 @@ def test_the_best_model_ends_with_its_own_masks(tmp_path):
     run.train()
     assert run.state.best_global_step == 2
     best = torch.load(tmp_path / "checkpoint-2" / "sparse.pt")["tensors"]
-    assert torch.equal(best["masks.up.weight"], callback.sparse.state.masks["up.weight"])
+    assert torch.equal(
+        best["masks.up.weight"], callback.sparse.state.masks["up.weight"]
+    )
     last = torch.load(tmp_path / "checkpoint-8" / "sparse.pt")["tensors"]
     assert not torch.equal(best["masks.up.weight"], last["masks.up.weight"])
-    assert run.model.up.weight.count_nonzero() >= 40 and not run.model.up.weight[~best["masks.up.weight"]].any()
+    assert (
+        run.model.up.weight.count_nonzero() >= 40
+        and not run.model.up.weight[~best["masks.up.weight"]].any()
+    )
 
 
 def test_a_second_run_that_begins_anew_is_refused(tmp_path):
     run = trainer(tmp_path, SparsityCallback(ALGORITHM), steps=3)
     run.train()
-    with pytest.raises(RuntimeError, match="it has made 3 steps, and this run begins anew.*make another callback"):
+    with pytest.raises(
+        RuntimeError,
+        match="it has made 3 steps, and this run begins anew.*make another callback",
+    ):
         run.train()
     kept = SparsityCallback(sf.static(None, init="from_zeros"))
     zeros = run.model.up.weight == 0
@@ -181,7 +209,14 @@ def test_a_second_run_that_begins_anew_is_refused(tmp_path):
 
 def test_evaluation_before_and_at_the_start(tmp_path):
     callback = SparsityCallback(ALGORITHM)
-    run = trainer(tmp_path, callback, steps=2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
+    run = trainer(
+        tmp_path,
+        callback,
+        steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_on_start=True,
+    )
     run.evaluate()
     assert callback.sparse is None and run.model.up.weight.all()
     seen = []
@@ -196,19 +231,40 @@ def test_evaluation_before_and_at_the_start(tmp_path):
 
 
 def test_checkpoints_without_the_file_or_of_other_weights_are_refused(tmp_path):
-    run = trainer(tmp_path, SparsityCallback(ALGORITHM), steps=4, save_strategy="steps", save_steps=2)
+    run = trainer(
+        tmp_path,
+        SparsityCallback(ALGORITHM),
+        steps=4,
+        save_strategy="steps",
+        save_steps=2,
+    )
     run.train()
     folder = tmp_path / "checkpoint-2"
     shutil.copytree(folder, tmp_path / "other" / "checkpoint-2")
-    shutil.copy(tmp_path / "checkpoint-4" / "sparse.pt", tmp_path / "other" / "checkpoint-2")
-    with pytest.raises(ValueError, match="expected masks of step 1, got those of step 3"):
-        trainer(tmp_path / "other", SparsityCallback(ALGORITHM)).train(resume_from_checkpoint=True)
+    shutil.copy(
+        tmp_path / "checkpoint-4" / "sparse.pt", tmp_path / "other" / "checkpoint-2"
+    )
+    with pytest.raises(
+        ValueError, match="expected masks of step 1, got those of step 3"
+    ):
+        trainer(tmp_path / "other", SparsityCallback(ALGORITHM)).train(
+            resume_from_checkpoint=True
+        )
     (folder / "sparse.pt").unlink()
-    with pytest.raises(ValueError, match=r"expected .*checkpoint-2.sparse.pt, as the checkpoint of a run with .* got"):
-        trainer(tmp_path, SparsityCallback(ALGORITHM)).train(resume_from_checkpoint=str(folder))
+    with pytest.raises(
+        ValueError,
+        match=r"expected .*checkpoint-2.sparse.pt, as the checkpoint of a run with .* "
+        r"got",
+    ):
+        trainer(tmp_path, SparsityCallback(ALGORITHM)).train(
+            resume_from_checkpoint=str(folder)
+        )
 
 
 def test_it_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(sf.integrations.transformers, "TrainerCallback", object)
-    with pytest.raises(ModuleNotFoundError, match="SparsityCallback needs transformers: pip install transformers"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match="SparsityCallback needs transformers: pip install transformers",
+    ):
         SparsityCallback(ALGORITHM)

@@ -1,4 +1,6 @@
-"""Masks for activations: recorded and live torch.ao, transforms, a functional model, errors."""
+"""Masks for activations: recorded and live torch.ao, transforms, a functional model,
+errors.
+"""
 
 import functools
 import warnings
@@ -43,17 +45,29 @@ def test_recorded_output():
     assert torch.equal(state.mask, case.outputs["mask"] != 0)
 
 
-# ---- live ---------------------------------------------------------------------------------------
+# ---- live ----------------------------------------------------------------------------
 
-AGGREGATES = {"sum": torch.add, "max": lambda old, x: torch.maximum(old, x.abs()), "last": lambda old, x: x}
-REDUCTIONS = {"mean": over_batch, "all": lambda total: total, "peak": lambda total: total.amax((0, 1), keepdim=True)}
+AGGREGATES = {
+    "sum": torch.add,
+    "max": lambda old, x: torch.maximum(old, x.abs()),
+    "last": lambda old, x: x,
+}
+REDUCTIONS = {
+    "mean": over_batch,
+    "all": lambda total: total,
+    "peak": lambda total: total.amax((0, 1), keepdim=True),
+}
 
 
 def theirs(rounds, aggregate, reduce, features, axis, threshold):
-    """Masks after every round, and the activation that goes through at the end, from torch.ao.pruning."""
+    """Masks after every round, and the activation that goes through at the end, from
+    torch.ao.pruning.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao announces its own end
-        from torch.ao.pruning._experimental.activation_sparsifier.activation_sparsifier import ActivationSparsifier
+        from torch.ao.pruning._experimental.activation_sparsifier.activation_sparsifier import (
+            ActivationSparsifier,
+        )
 
     model = nn.Sequential(nn.Identity())
     peer = ActivationSparsifier(model)
@@ -74,7 +88,9 @@ def theirs(rounds, aggregate, reduce, features, axis, threshold):
         mask = peer.get_mask(name="0")
         masks.append(mask.clone() if features is None else [m.clone() for m in mask])
     peer.squash_mask()
-    return masks, model(rounds[-1][-1].clone())  # cloned: with features it writes into the caller's input
+    return masks, model(
+        rounds[-1][-1].clone()
+    )  # cloned: with features it writes into the caller's input
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -87,13 +103,20 @@ def theirs(rounds, aggregate, reduce, features, axis, threshold):
     st.sampled_from([0.0, 0.2, 0.7, 5.0]),
     st.data(),
 )
-def test_the_same_masks_and_activations_as_torch_ao(seed, shape, counts, aggregate, reduce, threshold, data):
+def test_the_same_masks_and_activations_as_torch_ao(
+    seed, shape, counts, aggregate, reduce, threshold, data
+):
     make = torch.Generator().manual_seed(seed)
-    rounds = [[torch.randn(shape, generator=make, dtype=torch.float64) for _ in range(n)] for n in counts]
+    rounds = [
+        [torch.randn(shape, generator=make, dtype=torch.float64) for _ in range(n)]
+        for n in counts
+    ]
     axis = data.draw(st.sampled_from([None, 0, 1, 2, -1]))
     features = None
     if axis is not None:
-        features = data.draw(st.lists(st.integers(0, shape[axis] - 1), min_size=1, unique=True))
+        features = data.draw(
+            st.lists(st.integers(0, shape[axis] - 1), min_size=1, unique=True)
+        )
     act = activation_sparsifier(
         AGGREGATES[aggregate],
         REDUCTIONS[reduce],
@@ -112,14 +135,16 @@ def test_the_same_masks_and_activations_as_torch_ao(seed, shape, counts, aggrega
     assert torch.equal(act.apply(state, rounds[-1][-1]), out)
 
 
-# ---- what each function does --------------------------------------------------------------------
+# ---- what each function does ---------------------------------------------------------
 
 
 def test_the_first_mask_keeps_everything_and_has_its_final_shape():
     state = SUM.init(X)
     assert torch.equal(state.mask, torch.ones(6, dtype=torch.bool))
     assert torch.equal(SUM.apply(state, X), X)
-    assert [leaf.shape for leaf in state] == [leaf.shape for leaf in watched(SUM, BATCHES)]
+    assert [leaf.shape for leaf in state] == [
+        leaf.shape for leaf in watched(SUM, BATCHES)
+    ]
 
 
 def test_update_without_an_observation_keeps_the_mask():
@@ -148,14 +173,21 @@ def test_nothing_given_is_changed():
 
 
 def test_apply_selects():
-    state = ActivationState(torch.tensor([True, False, False, False]), (), torch.tensor(0))
+    state = ActivationState(
+        torch.tensor([True, False, False, False]), (), torch.tensor(0)
+    )
     x = torch.tensor([-0.0, -1.0, float("nan"), float("inf")])
     out = SUM.apply(state, x)
     assert out.tolist() == [0.0] * 4
     assert torch.signbit(out).tolist() == [True, False, False, False]
-    act = activation_sparsifier(torch.add, over_batch, large, features=[1, 2, 3], axis=0)
+    act = activation_sparsifier(
+        torch.add, over_batch, large, features=[1, 2, 3], axis=0
+    )
     state = ActivationState((torch.tensor(False),) * 3, (), torch.tensor(0))
-    assert torch.equal(torch.signbit(act.apply(state, x)), torch.signbit(out)) and not act.apply(state, x).any()
+    assert (
+        torch.equal(torch.signbit(act.apply(state, x)), torch.signbit(out))
+        and not act.apply(state, x).any()
+    )
 
 
 def test_features_have_masks_of_their_own_and_the_rest_passes():
@@ -167,36 +199,56 @@ def test_features_have_masks_of_their_own_and_the_rest_passes():
 
 def test_batches_of_several_sizes():
     act = activation_sparsifier(
-        lambda total, x: total + x.sum(0), lambda total: total, large, start=lambda x: torch.zeros_like(x[0])
+        lambda total, x: total + x.sum(0),
+        lambda total: total,
+        large,
+        start=lambda x: torch.zeros_like(x[0]),
     )
     whole = watched(act, [torch.cat(BATCHES)])
-    parts = watched(act, [BATCHES[0], BATCHES[1][:1], torch.cat([BATCHES[1][1:], BATCHES[2]])])
+    parts = watched(
+        act, [BATCHES[0], BATCHES[1][:1], torch.cat([BATCHES[1][1:], BATCHES[2]])]
+    )
     assert torch.equal(whole.mask, parts.mask)
 
 
 def test_a_running_minimum_starts_where_it_should():
     # From zeros, as the original starts, a minimum of positive numbers is 0 for good.
     act = activation_sparsifier(
-        torch.minimum, lambda low: low, lambda low: low > 1.0, start=lambda x: torch.full_like(x, float("inf"))
+        torch.minimum,
+        lambda low: low,
+        lambda low: low > 1.0,
+        start=lambda x: torch.full_like(x, float("inf")),
     )
     state = watched(act, [torch.tensor([3.0, 2.0]), torch.tensor([2.0, 0.5])])
     assert state.mask.tolist() == [True, False]
 
 
 def test_sums_in_another_precision():
-    act = activation_sparsifier(torch.add, over_batch, large, start=lambda x: torch.zeros_like(x, dtype=torch.float32))
+    act = activation_sparsifier(
+        torch.add,
+        over_batch,
+        large,
+        start=lambda x: torch.zeros_like(x, dtype=torch.float32),
+    )
     state = watched(act, [x.bfloat16() for x in BATCHES])
     assert state.aggregate.dtype == torch.float32
     assert act.apply(state, X.bfloat16()).dtype == torch.bfloat16
 
 
-# ---- transforms ---------------------------------------------------------------------------------
+# ---- transforms ----------------------------------------------------------------------
 
-VARIANTS = {"whole": SUM, "features": activation_sparsifier(torch.add, over_batch, large, features=[0, 4], axis=1)}
+VARIANTS = {
+    "whole": SUM,
+    "features": activation_sparsifier(
+        torch.add, over_batch, large, features=[0, 4], axis=1
+    ),
+}
 
 
 def run(act, batches, observe):
-    """Three observations, of which some may be left out, an update and an activation."""
+    """Three observations, of which some may be left out, an update and an
+    activation.
+    """
     state = act.init(batches[0])
     for x in batches[:observe]:
         state = act.observe(state, x)
@@ -219,7 +271,9 @@ def test_vmap_is_the_loop(act, observe):
 @pytest.mark.parametrize("act", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("observe", [0, 3])
 def test_compiled_is_eager(act, observe):
-    compiled = torch.compile(lambda xs: run(act, xs, observe), backend="eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda xs: run(act, xs, observe), backend="eager", fullgraph=True
+    )
     assert sf.checkpoint.tree_equal(compiled(BATCHES), run(act, BATCHES, observe))
 
 
@@ -244,15 +298,19 @@ def test_what_is_observed_is_detached():
     assert SUM.apply(state, x).requires_grad
 
 
-# ---- in a functional model ----------------------------------------------------------------------
+# ---- in a functional model -----------------------------------------------------------
 
 
 def test_named_activations_in_a_functional_model():
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+    )
     params = sf.modules.params_of(model)
     acts = {
         "hidden": activation_sparsifier(torch.add, over_batch, lambda mean: mean > 0.2),
-        "last": activation_sparsifier(torch.add, over_batch, lambda mean: sf.topk_mask(mean, 3)),
+        "last": activation_sparsifier(
+            torch.add, over_batch, lambda mean: sf.topk_mask(mean, 3)
+        ),
     }
 
     def forward(params, states, x):
@@ -276,14 +334,18 @@ def test_named_activations_in_a_functional_model():
     torch.testing.assert_close(dense, model(X).detach())
     for x in BATCHES:
         grads, seen = torch.func.grad(loss, has_aux=True)(params, states, x)
-        states = {name: act.observe(states[name], seen[name]) for name, act in acts.items()}
+        states = {
+            name: act.observe(states[name], seen[name]) for name, act in acts.items()
+        }
     states = {name: act.update(states[name]) for name, act in acts.items()}
 
     out, seen = forward(params, states, X)
     assert int(states["last"].mask.sum()) == 3
     assert not torch.equal(out, dense)
     grads, _ = torch.func.grad(loss, has_aux=True)(params, states, X)
-    assert not grads["4.weight"][:, ~states["last"].mask].any()  # columns of what never arrives
+    assert not grads["4.weight"][
+        :, ~states["last"].mask
+    ].any()  # columns of what never arrives
 
     # Squashed: the masks alone, which is what a checkpoint of the finished model needs.
     masks = {name: state.mask for name, state in states.items()}
@@ -297,7 +359,9 @@ def test_an_activation_of_a_module_as_it_is():
     act = activation_sparsifier(torch.add, over_batch, lambda mean: mean > 0)
     state = watched(act, [first(x) for x in BATCHES])
     h = first(X)
-    assert torch.equal(second(act.apply(state, h)), second(torch.where(state.mask, h, 0.0)))
+    assert torch.equal(
+        second(act.apply(state, h)), second(torch.where(state.mask, h, 0.0))
+    )
 
 
 def test_a_state_is_saved_and_loaded():
@@ -305,10 +369,12 @@ def test_a_state_is_saved_and_loaded():
     state = act.observe(watched(act, BATCHES), X)
     saved = sf.checkpoint.state_dict(state)
     assert list(saved) == ["mask.0", "mask.1", "aggregate.0", "aggregate.1", "seen"]
-    assert sf.checkpoint.tree_equal(sf.checkpoint.load_state_dict(act.init(X), saved), state)
+    assert sf.checkpoint.tree_equal(
+        sf.checkpoint.load_state_dict(act.init(X), saved), state
+    )
 
 
-# ---- errors -------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------
 
 
 def make(aggregate=torch.add, reduce=over_batch, mask=large, **kwargs):
@@ -320,31 +386,87 @@ def make(aggregate=torch.add, reduce=over_batch, mask=large, **kwargs):
     [
         (lambda: make(features=[0]), ValueError, "features needs axis, got axis=None"),
         (lambda: make(axis=1), ValueError, "axis needs features, got features=None"),
-        (lambda: make(features=[], axis=1), ValueError, "expected one feature or more, each once, got []"),
-        (lambda: make(features=[1, 1], axis=1), ValueError, "expected one feature or more, each once, got [1, 1]"),
-        (lambda: make(features=[0, -1], axis=1), ValueError, "expected features >= 0, got -1"),
-        (lambda: make(features=[0.0], axis=1), TypeError, "expected features to be ints, got 0.0"),
-        (lambda: make(features=[True], axis=1), TypeError, "expected features to be ints, got True"),
-        (lambda: make(features=[5, 6], axis=1).init(X), ValueError, "expected features below 6 along axis 1, got 6"),
+        (
+            lambda: make(features=[], axis=1),
+            ValueError,
+            "expected one feature or more, each once, got []",
+        ),
+        (
+            lambda: make(features=[1, 1], axis=1),
+            ValueError,
+            "expected one feature or more, each once, got [1, 1]",
+        ),
+        (
+            lambda: make(features=[0, -1], axis=1),
+            ValueError,
+            "expected features >= 0, got -1",
+        ),
+        (
+            lambda: make(features=[0.0], axis=1),
+            TypeError,
+            "expected features to be ints, got 0.0",
+        ),
+        (
+            lambda: make(features=[True], axis=1),
+            TypeError,
+            "expected features to be ints, got True",
+        ),
+        (
+            lambda: make(features=[5, 6], axis=1).init(X),
+            ValueError,
+            "expected features below 6 along axis 1, got 6",
+        ),
         (
             lambda: make(features=[0], axis=2).init(X),
             ValueError,
             "expected an activation with axis 2, got shape (4, 6)",
         ),
-        (lambda: make(aggregate=None), TypeError, "expected aggregate to be a function, got NoneType"),
-        (lambda: make(reduce="mean"), TypeError, "expected reduce to be a function, got str"),
-        (lambda: make(mask=0.5), TypeError, "expected mask to be a function, got float"),
+        (
+            lambda: make(aggregate=None),
+            TypeError,
+            "expected aggregate to be a function, got NoneType",
+        ),
+        (
+            lambda: make(reduce="mean"),
+            TypeError,
+            "expected reduce to be a function, got str",
+        ),
+        (
+            lambda: make(mask=0.5),
+            TypeError,
+            "expected mask to be a function, got float",
+        ),
         (lambda: make(start=0), TypeError, "expected start to be a function, got int"),
-        (lambda: make(start=lambda x: 0).init(X), TypeError, "expected the start to be a tensor, got int"),
+        (
+            lambda: make(start=lambda x: 0).init(X),
+            TypeError,
+            "expected the start to be a tensor, got int",
+        ),
         (
             lambda: make(mask=lambda mean: mean.sign()).init(X),
             TypeError,
             "expected mask to give bools, got torch.float32",
         ),
-        (lambda: make(mask=lambda mean: True).init(X), TypeError, "expected the mask to be a tensor, got bool"),
-        (lambda: SUM.init([1.0]), TypeError, "expected an activation to be a tensor, got list"),
-        (lambda: SUM.observe(SUM.init(X), (X,)), TypeError, "expected an activation to be a tensor, got tuple"),
-        (lambda: SUM.observe(SUM.init(X), X[:2]), ValueError, "expected the start of shape (4, 6), got (2, 6)"),
+        (
+            lambda: make(mask=lambda mean: True).init(X),
+            TypeError,
+            "expected the mask to be a tensor, got bool",
+        ),
+        (
+            lambda: SUM.init([1.0]),
+            TypeError,
+            "expected an activation to be a tensor, got list",
+        ),
+        (
+            lambda: SUM.observe(SUM.init(X), (X,)),
+            TypeError,
+            "expected an activation to be a tensor, got tuple",
+        ),
+        (
+            lambda: SUM.observe(SUM.init(X), X[:2]),
+            ValueError,
+            "expected the start of shape (4, 6), got (2, 6)",
+        ),
         (
             lambda: SUM.observe(SUM.init(X), X.double()),
             TypeError,
@@ -358,12 +480,14 @@ def make(aggregate=torch.add, reduce=over_batch, mask=large, **kwargs):
         (
             lambda: SUM.apply(watched(SUM, BATCHES), torch.ones(4, 5)),
             ValueError,
-            "expected an activation that a mask of shape (6,) broadcasts to, got shape (4, 5)",
+            "expected an activation that a mask of shape (6,) broadcasts to, got "
+            "shape (4, 5)",
         ),
         (
             lambda: SUM.apply(watched(SUM, BATCHES), torch.tensor(1.0)),
             ValueError,
-            "expected an activation that a mask of shape (6,) broadcasts to, got shape ()",
+            "expected an activation that a mask of shape (6,) broadcasts to, got "
+            "shape ()",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""`gate` and `sparsify`: the value of a selection, and exactly the gradients of each mode."""
+"""`gate` and `sparsify`: the value of a selection, and exactly the gradients of each
+mode.
+"""
 
 import itertools
 
@@ -14,7 +16,9 @@ ALL = list(itertools.product(("ste", "supermask", "joint"), (False, True)))
 
 
 def pulled(mode, gated, x=X, s=S, dy=DY):
-    y, pull = torch.func.vjp(lambda x, s: sf.sparsify(x, s, 12, mode=mode, mask_gradient=gated), x, s)
+    y, pull = torch.func.vjp(
+        lambda x, s: sf.sparsify(x, s, 12, mode=mode, mask_gradient=gated), x, s
+    )
     return y, *pull(dy)
 
 
@@ -32,7 +36,11 @@ def test_the_table_of_gradients(mode, gated):
 def test_autograd_agrees_with_func(mode, gated):
     x, s = X.clone().requires_grad_(), S.clone().requires_grad_()
     got = torch.autograd.grad(
-        sf.sparsify(x, s, 12, mode=mode, mask_gradient=gated), (x, s), DY, materialize_grads=True, allow_unused=True
+        sf.sparsify(x, s, 12, mode=mode, mask_gradient=gated),
+        (x, s),
+        DY,
+        materialize_grads=True,
+        allow_unused=True,
     )
     for a, b in zip(got, pulled(mode, gated)[1:], strict=True):
         assert torch.equal(a, b)
@@ -60,24 +68,35 @@ def test_vmap_equals_the_loop(mode, gated):
 def test_a_compiled_gradient_is_the_eager_one(mode):
     # A custom autograd Function would be ignored here, without an error.
     def slopes(x, s):
-        return torch.func.grad(lambda s: (sf.sparsify(x, s, 12, mode=mode) * DY).sum())(s)
+        return torch.func.grad(lambda s: (sf.sparsify(x, s, 12, mode=mode) * DY).sum())(
+            s
+        )
 
-    assert torch.equal(torch.compile(slopes, backend="eager", fullgraph=True)(X, S), DY * X)
+    assert torch.equal(
+        torch.compile(slopes, backend="eager", fullgraph=True)(X, S), DY * X
+    )
 
 
 def test_forward_mode_agrees_with_reverse_mode():
-    _, tangent = torch.func.jvp(lambda s: sf.sparsify(X, s, 12, mode="supermask"), (S,), (DY,))
+    _, tangent = torch.func.jvp(
+        lambda s: sf.sparsify(X, s, 12, mode="supermask"), (S,), (DY,)
+    )
     assert torch.equal(tangent, DY * X)
 
 
 def test_an_activation_inside_a_loss():
-    # Magnitude scores of the activation itself: the score's gradient reaches it in mode "joint".
+    # Magnitude scores of the activation itself: the score's gradient reaches it in mode
+    # "joint".
     def loss(x, mode):
-        return (sf.sparsify(x, x.abs(), None, pattern=sf.patterns.nm(2, 4), mode=mode) * DY).sum()
+        return (
+            sf.sparsify(x, x.abs(), None, pattern=sf.patterns.nm(2, 4), mode=mode) * DY
+        ).sum()
 
     mask = sf.topk_mask(X.abs(), None, pattern=sf.patterns.nm(2, 4))
     assert torch.equal(torch.func.grad(loss)(X, "ste"), DY * mask)
-    torch.testing.assert_close(torch.func.grad(loss)(X, "joint"), DY * mask + DY * X.abs())
+    torch.testing.assert_close(
+        torch.func.grad(loss)(X, "joint"), DY * mask + DY * X.abs()
+    )
     rows = torch.vmap(lambda row: sf.sparsify(row, row, 3))(X)
     assert torch.equal(rows, sf.sparsify(X, X, 3, pattern=sf.patterns.row_balanced()))
 
@@ -85,7 +104,10 @@ def test_an_activation_inside_a_loss():
 @pytest.mark.parametrize("mode", ["ste", "supermask", "joint"])
 def test_what_is_not_finite_stays_where_it_is(mode):
     inf, nan = float("inf"), float("nan")
-    x, s = torch.tensor([nan, inf, -0.0, 2.0, -3.0]), torch.tensor([0.0, 0.1, 0.2, inf, -inf])
+    x, s = (
+        torch.tensor([nan, inf, -0.0, 2.0, -3.0]),
+        torch.tensor([0.0, 0.1, 0.2, inf, -inf]),
+    )
     y = sf.sparsify(x, s, 2, mode=mode)
     assert y.tolist() == [0.0, 0.0, 0.0, 2.0, 0.0]
     assert not torch.signbit(y[[0, 1, 4]]).any()
@@ -104,7 +126,9 @@ def test_the_result_has_the_dtype_of_x_and_each_gradient_its_own(dtype):
 
 def test_a_drawn_mask_goes_through_a_gate():
     mask = sf.bernoulli_mask(torch.sigmoid(S), sf.random.key(0))
-    ds = torch.func.grad(lambda s: (sf.gate(X, torch.sigmoid(s), mask, mode="supermask") * DY).sum())(S)
+    ds = torch.func.grad(
+        lambda s: (sf.gate(X, torch.sigmoid(s), mask, mode="supermask") * DY).sum()
+    )(S)
     torch.testing.assert_close(ds, DY * X * torch.sigmoid(S) * (1 - torch.sigmoid(S)))
 
 
@@ -116,10 +140,26 @@ def test_a_drawn_mask_goes_through_a_gate():
             ValueError,
             "expected mode to be 'supermask', 'joint' or 'ste', got 'STE'",
         ),
-        (lambda: sf.sparsify(X, S[0], 2), ValueError, "expected scores of shape (4, 8), got (8,)"),
-        (lambda: sf.gate(X, S, MASK[0]), ValueError, "expected mask of shape (4, 8), got (8,)"),
-        (lambda: sf.gate(X, S, MASK.float()), TypeError, "expected a bool mask, got torch.float32"),
-        (lambda: sf.sparsify(X, S, 33), ValueError, "expected 0 <= n_keep <= 32, got 33"),
+        (
+            lambda: sf.sparsify(X, S[0], 2),
+            ValueError,
+            "expected scores of shape (4, 8), got (8,)",
+        ),
+        (
+            lambda: sf.gate(X, S, MASK[0]),
+            ValueError,
+            "expected mask of shape (4, 8), got (8,)",
+        ),
+        (
+            lambda: sf.gate(X, S, MASK.float()),
+            TypeError,
+            "expected a bool mask, got torch.float32",
+        ),
+        (
+            lambda: sf.sparsify(X, S, 33),
+            ValueError,
+            "expected 0 <= n_keep <= 32, got 33",
+        ),
     ],
 )
 def test_errors(call, error, text):

@@ -11,12 +11,20 @@ import sparsefn as sf
 
 def draw(*shape, seed=0):
     make = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=make) * torch.rand(1, shape[1], *(1 for _ in shape[2:]), generator=make).exp()
+    return (
+        torch.randn(*shape, generator=make)
+        * torch.rand(1, shape[1], *(1 for _ in shape[2:]), generator=make).exp()
+    )
 
 
 def kept(weight, n, m, axis=1):
     size = weight.abs()
-    return size[sf.topk_mask(size, None, pattern=sf.patterns.nm(n, m, axis))].double().sum().item()
+    return (
+        size[sf.topk_mask(size, None, pattern=sf.patterns.nm(n, m, axis))]
+        .double()
+        .sum()
+        .item()
+    )
 
 
 @pytest.mark.deep(but=["2-4"])
@@ -24,7 +32,10 @@ def kept(weight, n, m, axis=1):
 def test_more_is_kept_and_no_pair_of_groups_gains(n, m):
     weight = draw(12, 8 * m)
     found = sf.permutation.channels(weight, n, m)
-    assert sorted(found.order.tolist()) == list(range(8 * m)) and found.order.dtype == torch.int64
+    assert (
+        sorted(found.order.tolist()) == list(range(8 * m))
+        and found.order.dtype == torch.int64
+    )
     moved = weight[:, found.order]
     assert found.before == kept(weight, n, m) < found.after == kept(moved, n, m)
     for i, j in itertools.combinations(range(8 * m), 2):
@@ -46,7 +57,9 @@ def test_two_groups_of_four_are_shared_out_as_well_as_can_be():
 @pytest.mark.deep
 def test_escapes_and_rounds():
     weight = draw(16, 48)
-    one, more, other = (sf.permutation.channels(weight, 2, 4, escapes=n) for n in (0, 12, 12))
+    one, more, other = (
+        sf.permutation.channels(weight, 2, 4, escapes=n) for n in (0, 12, 12)
+    )
     assert more.after >= one.after and torch.equal(more.order, other.order)
     key = sf.random.key(5)
     assert sf.permutation.channels(weight, 2, 4, escapes=12, key=key).after >= one.after
@@ -60,11 +73,15 @@ def test_it_is_the_same_for_threads_layouts_scales_and_kernels():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads % 2 + 1)
-        again = sf.permutation.channels(weight.transpose(0, 2).contiguous().transpose(0, 2), 2, 4)
+        again = sf.permutation.channels(
+            weight.transpose(0, 2).contiguous().transpose(0, 2), 2, 4
+        )
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(again.order, found.order)
-    assert torch.equal(sf.permutation.channels(weight * 2.0**-40, 2, 4).order, found.order)
+    assert torch.equal(
+        sf.permutation.channels(weight * 2.0**-40, 2, 4).order, found.order
+    )
     last = sf.permutation.channels(weight.movedim(1, 2), 2, 4, axis=-1)
     assert sorted(last.order.tolist()) == list(range(24)) and last.after > last.before
     flat = weight.movedim(1, 2).reshape(-1, 24)
@@ -84,23 +101,34 @@ def test_a_permuted_network_has_the_same_outputs():
     torch.testing.assert_close(second(torch.relu(first(x))), expected)
 
 
-@pytest.mark.parametrize("weight", [torch.zeros(3, 8), torch.ones(3, 4), torch.ones(0, 8)])
+@pytest.mark.parametrize(
+    "weight", [torch.zeros(3, 8), torch.ones(3, 4), torch.ones(0, 8)]
+)
 def test_where_nothing_can_gain_the_order_stays(weight):
     found = sf.permutation.channels(weight, 2, 4, escapes=1)
-    assert found.order.tolist() == list(range(weight.shape[1])) and found.before == found.after
+    assert (
+        found.order.tolist() == list(range(weight.shape[1]))
+        and found.before == found.after
+    )
     assert sf.permutation.channels(weight, 4, 4).order.tolist() == found.order.tolist()
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sf.permutation.channels(torch.ones(2, 6), 2, 4), "expected axis 1 divisible by 4, got shape (2, 6)"),
+        (
+            lambda: sf.permutation.channels(torch.ones(2, 6), 2, 4),
+            "expected axis 1 divisible by 4, got shape (2, 6)",
+        ),
         (
             lambda: sf.permutation.channels(torch.tensor([[1.0, float("nan")]]), 1, 2),
             "permutation.channels: expected finite weights, got NaN or inf",
         ),
         (lambda: sf.permutation.channels(torch.ones(2, 4), 2, 4, rounds=0), "rounds"),
-        (lambda: sf.permutation.channels(torch.ones(2, 4), 2, 4, escapes=-1), "escapes"),
+        (
+            lambda: sf.permutation.channels(torch.ones(2, 4), 2, 4, escapes=-1),
+            "escapes",
+        ),
     ],
 )
 def test_bad_arguments(call, said):

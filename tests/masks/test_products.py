@@ -31,7 +31,9 @@ def test_values_and_gradients(leading, biased):
 
 def test_with_one_weight_twice_it_is_a_linear_layer():
     x, w, bias = draws((5, 4), (3, 4), (3,))
-    ours = grad(lambda x, w, b: sf.linear_pair(x, w, w, b).square().sum(), (0, 1, 2))(x, w, bias)
+    ours = grad(lambda x, w, b: sf.linear_pair(x, w, w, b).square().sum(), (0, 1, 2))(
+        x, w, bias
+    )
     theirs = grad(lambda x, w, b: linear(x, w, b).square().sum(), (0, 1, 2))(x, w, bias)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
@@ -53,28 +55,46 @@ def test_under_vmap_autograd_and_compiled_code():
     for leaf, slope in zip([leaves[0], leaves[1], leaves[3]], each[0], strict=True):
         assert torch.equal(leaf.grad, slope)
     # torch ignores custom functions in compiled gradients of torch.func.
-    compiled = torch.compile(slopes, fullgraph=True, backend="aot_eager")(x[0], fwd[0], bwd[0], bias[0])
+    compiled = torch.compile(slopes, fullgraph=True, backend="aot_eager")(
+        x[0], fwd[0], bwd[0], bias[0]
+    )
     for ours, eager in zip(compiled, each[0], strict=True):
         torch.testing.assert_close(ours, eager)
 
 
 def test_a_training_step_with_both_products_sparse():
     x, weight = draws((8, 4), (8, 4))
-    along = {name: sf.patterns.nm(2, 4, axis) for name, axis in (("inputs", 1), ("outputs", 0))}
+    along = {
+        name: sf.patterns.nm(2, 4, axis)
+        for name, axis in (("inputs", 1), ("outputs", 0))
+    }
 
     def through(w):
-        masks = {name: sf.topk_mask(w.abs(), None, pattern=pattern) for name, pattern in along.items()}
-        kept = {name: torch.where(mask, w, 0.0).detach() for name, mask in masks.items()}
-        return sf.linear_pair(x, sf.straight_through(kept["inputs"], w), kept["outputs"]).square().sum()
+        masks = {
+            name: sf.topk_mask(w.abs(), None, pattern=pattern)
+            for name, pattern in along.items()
+        }
+        kept = {
+            name: torch.where(mask, w, 0.0).detach() for name, mask in masks.items()
+        }
+        return (
+            sf.linear_pair(x, sf.straight_through(kept["inputs"], w), kept["outputs"])
+            .square()
+            .sum()
+        )
 
     slope = grad(through)(weight)
-    kept = torch.where(sf.topk_mask(weight.abs(), None, pattern=along["inputs"]), weight, 0.0)
+    kept = torch.where(
+        sf.topk_mask(weight.abs(), None, pattern=along["inputs"]), weight, 0.0
+    )
     torch.testing.assert_close(slope, 2 * linear(x, kept).T @ x)
 
 
 def test_weights_of_two_shapes_are_an_error():
     x, fwd, bwd = draws((5, 4), (3, 4), (4, 3))
     with pytest.raises(
-        ValueError, match=r"linear_pair: expected two weights of one shape .* got \(3, 4\) and \(4, 3\)"
+        ValueError,
+        match=r"linear_pair: expected two weights of one shape .* got \(3, 4\) and \(4, "
+        r"3\)",
     ):
         sf.linear_pair(x, fwd, bwd)

@@ -15,7 +15,18 @@ def rows_of(pattern, x, *reduce):
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-KINDS = ["continuous", "ties", "zeros", "equal", "nan", "inf", "subnormal", "sorted", "reversed", "signed zeros"]
+KINDS = [
+    "continuous",
+    "ties",
+    "zeros",
+    "equal",
+    "nan",
+    "inf",
+    "subnormal",
+    "sorted",
+    "reversed",
+    "signed zeros",
+]
 
 
 def make(kind, n, dtype, seed=0):
@@ -33,7 +44,11 @@ def make(kind, n, dtype, seed=0):
         x = torch.where(torch.rand(n, generator=g) < 0.3, math.inf, x)
         x = torch.where(torch.rand(n, generator=g) < 0.3, -math.inf, x)
     elif kind == "subnormal":
-        x = torch.randint(-3, 4, (n,), generator=g).double() * torch.finfo(dtype).smallest_normal / 4
+        x = (
+            torch.randint(-3, 4, (n,), generator=g).double()
+            * torch.finfo(dtype).smallest_normal
+            / 4
+        )
     elif kind in ("sorted", "reversed"):
         x = x.sort(descending=kind == "reversed").values
     elif kind == "signed zeros":
@@ -43,7 +58,14 @@ def make(kind, n, dtype, seed=0):
 
 def order(values, indices):
     """Indices from best to worst: score, NaN last, then lower index."""
-    return sorted(indices, key=lambda i: (math.isnan(values[i]), -values[i] if not math.isnan(values[i]) else 0, i))
+    return sorted(
+        indices,
+        key=lambda i: (
+            math.isnan(values[i]),
+            -values[i] if not math.isnan(values[i]) else 0,
+            i,
+        ),
+    )
 
 
 def as_mask(winners, n):
@@ -61,7 +83,9 @@ def test_topk_is_the_oracle_for_every_count(n, kind, dtype):
         want = as_mask(best[:k], n)
         assert torch.equal(sf.topk_mask(x, k), want)
         assert torch.equal(sf.topk_mask(x, torch.tensor(k)), want)
-        assert torch.equal(torch.func.vmap(lambda c: sf.topk_mask(x, c))(torch.tensor([k]))[0], want)
+        assert torch.equal(
+            torch.func.vmap(lambda c: sf.topk_mask(x, c))(torch.tensor([k]))[0], want
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,14 +99,22 @@ def test_drop_and_grow_are_the_oracle_for_every_count(n, kind):
     free = [i for i in gone if not exclude[i]]
     for k in range(len(kept) + 1):
         best = order(x.tolist(), kept)
-        assert torch.equal(sf.drop_lowest(x, mask, k), as_mask(best[: len(kept) - k], n))
-        assert torch.equal(sf.drop_lowest(x, mask, torch.tensor(k)), as_mask(best[: len(kept) - k], n))
+        assert torch.equal(
+            sf.drop_lowest(x, mask, k), as_mask(best[: len(kept) - k], n)
+        )
+        assert torch.equal(
+            sf.drop_lowest(x, mask, torch.tensor(k)), as_mask(best[: len(kept) - k], n)
+        )
     for k in range(len(gone) + 1):
-        assert torch.equal(sf.grow_highest(x, mask, k), mask | as_mask(order(x.tolist(), gone)[:k], n))
+        assert torch.equal(
+            sf.grow_highest(x, mask, k), mask | as_mask(order(x.tolist(), gone)[:k], n)
+        )
     for k in range(len(free) + 1):
         want = mask | as_mask(order(x.tolist(), free)[:k], n)
         assert torch.equal(sf.grow_highest(x, mask, k, exclude=exclude), want)
-        assert torch.equal(sf.grow_highest(x, mask, torch.tensor(k), exclude=exclude), want)
+        assert torch.equal(
+            sf.grow_highest(x, mask, torch.tensor(k), exclude=exclude), want
+        )
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 0)])
@@ -95,7 +127,9 @@ def test_empty_and_tiny_tensors(shape):
         assert int(sf.grow_highest(x, torch.zeros_like(mask), k).sum()) == k
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float64, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.float64, torch.bfloat16)], ids=str
+)
 @pytest.mark.parametrize("kind", ["continuous", "ties", "nan", "zeros"])
 def test_global_topk_is_one_competition_in_leaf_order(kind, dtypes):
     tree = {
@@ -108,7 +142,9 @@ def test_global_topk_is_one_competition_in_leaf_order(kind, dtypes):
         got = torch.cat([masks["a"], masks["b"][0].flatten(), masks["b"][1]])
         assert torch.equal(got, as_mask(order(flat, range(16))[:k], 16))
         again = sf.topk_masks(tree, torch.tensor(k))
-        assert torch.equal(again["a"], masks["a"]) and torch.equal(again["b"][0], masks["b"][0])
+        assert torch.equal(again["a"], masks["a"]) and torch.equal(
+            again["b"][0], masks["b"][0]
+        )
 
 
 def test_global_topk_of_an_empty_tree():
@@ -117,11 +153,17 @@ def test_global_topk_of_an_empty_tree():
 
 def test_counts_of_each_group():
     scores = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-    mask = sf.topk_mask(scores, torch.tensor([1, 3]), pattern=sf.patterns.row_balanced())
+    mask = sf.topk_mask(
+        scores, torch.tensor([1, 3]), pattern=sf.patterns.row_balanced()
+    )
     assert mask.tolist() == [[True, False, False, False], [False, True, True, True]]
-    fewer = sf.drop_lowest(scores, mask, torch.tensor([0, 2]), pattern=sf.patterns.row_balanced())
+    fewer = sf.drop_lowest(
+        scores, mask, torch.tensor([0, 2]), pattern=sf.patterns.row_balanced()
+    )
     assert fewer.sum(1).tolist() == [1, 1]
-    more = sf.grow_highest(scores, fewer, torch.tensor([3, 0]), pattern=sf.patterns.row_balanced())
+    more = sf.grow_highest(
+        scores, fewer, torch.tensor([3, 0]), pattern=sf.patterns.row_balanced()
+    )
     assert more.sum(1).tolist() == [4, 1]
 
 
@@ -132,12 +174,19 @@ def test_tensor_counts_are_clamped():
         assert sf.topk_mask(x, torch.tensor(big)).all()
         assert not sf.drop_lowest(x, mask, torch.tensor(big)).any()
         assert sf.grow_highest(x, mask, torch.tensor(big)).all()
-        assert sf.grow_highest(x, mask, torch.tensor(big), exclude=barred).tolist() == [True, False, True]
-        hidden = torch.func.vmap(lambda k: sf.grow_highest(x, mask, k, exclude=barred))(torch.tensor([big]))
+        assert sf.grow_highest(x, mask, torch.tensor(big), exclude=barred).tolist() == [
+            True,
+            False,
+            True,
+        ]
+        hidden = torch.func.vmap(lambda k: sf.grow_highest(x, mask, k, exclude=barred))(
+            torch.tensor([big])
+        )
         assert hidden.tolist() == [[True, False, True]]
     assert not sf.topk_mask(x, torch.tensor(-2)).any()
     assert torch.equal(
-        torch.func.vmap(lambda k: sf.topk_mask(x, k))(torch.tensor([-2, 9])).sum(1), torch.tensor([0, 3])
+        torch.func.vmap(lambda k: sf.topk_mask(x, k))(torch.tensor([-2, 9])).sum(1),
+        torch.tensor([0, 3]),
     )
 
 
@@ -152,7 +201,10 @@ UNITS = [
 @pytest.mark.parametrize("pattern", UNITS, ids=repr)
 def test_units_are_dropped_and_grown_whole(pattern):
     scores = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
-    ids = from_rows(units_of(pattern, (5, 6)), torch.arange(rows_of(pattern, scores).numel()).reshape(1, -1))
+    ids = from_rows(
+        units_of(pattern, (5, 6)),
+        torch.arange(rows_of(pattern, scores).numel()).reshape(1, -1),
+    )
     units = int(ids.max()) + 1
     value = rows_of(pattern, scores)[0].tolist()
     for k in range(units + 1):
@@ -161,7 +213,9 @@ def test_units_are_dropped_and_grown_whole(pattern):
         assert torch.equal(mask, torch.isin(ids, torch.tensor(won, dtype=ids.dtype)))
         for j in range(k + 1):
             dropped = sf.drop_lowest(scores, mask, j, pattern=pattern)
-            assert torch.equal(dropped, torch.isin(ids, torch.tensor(won[: k - j], dtype=ids.dtype)))
+            assert torch.equal(
+                dropped, torch.isin(ids, torch.tensor(won[: k - j], dtype=ids.dtype))
+            )
     # A unit with one kept element is active; dropping clears it, growing passes it by.
     one = torch.zeros(5, 6, dtype=torch.bool)
     one[0, 0] = True
@@ -179,7 +233,9 @@ def test_nm_fixes_its_count():
     columns = sf.topk_mask(scores, None, pattern=sf.patterns.nm(1, 2, axis=0))
     assert columns.tolist() == [[False, True, True, True], [True, False, False, False]]
     for n, m in itertools.product(range(3), [2]):
-        assert int(sf.topk_mask(scores, None, pattern=sf.patterns.nm(n, m)).sum()) == n * 4
+        assert (
+            int(sf.topk_mask(scores, None, pattern=sf.patterns.nm(n, m)).sum()) == n * 4
+        )
 
 
 def test_threshold_mask():
@@ -206,19 +262,30 @@ def test_straight_through_under_transforms():
     want = torch.tensor([1.0, 2.0, 3.0])
     assert torch.equal(sf.straight_through(x > 0.4, x), torch.tensor([0.0, 1.0, 1.0]))
     assert torch.equal(torch.func.grad(loss)(x), want)
-    assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x.expand(2, 3)), want.expand(2, 3))
-    assert torch.equal(torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")(x), want)
+    assert torch.equal(
+        torch.func.vmap(torch.func.grad(loss))(x.expand(2, 3)), want.expand(2, 3)
+    )
+    assert torch.equal(
+        torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")(x),
+        want,
+    )
     assert torch.equal(torch.func.jvp(loss, (x,), (torch.ones(3),))[1], want.sum())
 
 
 def test_selection_has_the_same_bits_under_every_transform():
     scores = make("nan", 48, torch.float32).reshape(3, 16)
     counts = torch.tensor([0, 5, 16])
-    want = torch.stack([sf.topk_mask(s, int(k)) for s, k in zip(scores, counts, strict=True)])
+    want = torch.stack(
+        [sf.topk_mask(s, int(k)) for s, k in zip(scores, counts, strict=True)]
+    )
     assert torch.equal(torch.func.vmap(sf.topk_mask)(scores, counts), want)
-    compiled = torch.compile(torch.func.vmap(sf.topk_mask), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        torch.func.vmap(sf.topk_mask), fullgraph=True, backend="aot_eager"
+    )
     assert torch.equal(compiled(scores, counts), want)
-    nested = torch.func.vmap(torch.func.vmap(sf.topk_mask, in_dims=(None, 0)), in_dims=(0, None))(scores, counts)
+    nested = torch.func.vmap(
+        torch.func.vmap(sf.topk_mask, in_dims=(None, 0)), in_dims=(0, None)
+    )(scores, counts)
     assert torch.equal(nested.diagonal(dim1=0, dim2=1).T, want)
 
 
@@ -226,8 +293,13 @@ def test_int_counts_where_vmap_hides_the_masks():
     scores = make("ties", 24, torch.float32).reshape(3, 8)
     masks = make("continuous", 24, torch.float32).reshape(3, 8) > 0
     for call in (sf.drop_lowest, sf.grow_highest):
-        want = torch.stack([call(x, mask, 1) for x, mask in zip(scores, masks, strict=True)])
-        assert torch.equal(torch.func.vmap(lambda x, mask, call=call: call(x, mask, 1))(scores, masks), want)
+        want = torch.stack(
+            [call(x, mask, 1) for x, mask in zip(scores, masks, strict=True)]
+        )
+        assert torch.equal(
+            torch.func.vmap(lambda x, mask, call=call: call(x, mask, 1))(scores, masks),
+            want,
+        )
 
 
 @pytest.mark.parametrize("call", [sf.topk_mask, lambda x, k: sf.topk_masks([x], k)])
@@ -246,21 +318,37 @@ def test_counts_are_checked():
     with pytest.raises(ValueError, match="expected 0 <= n_grow <= 0, got 1"):
         sf.grow_highest(x, mask, 1, exclude=~mask)
     for bad in (True, 1.0, "1", None):
-        with pytest.raises(TypeError, match="expected n_keep to be an int or an integer tensor, got"):
+        with pytest.raises(
+            TypeError, match="expected n_keep to be an int or an integer tensor, got"
+        ):
             sf.topk_mask(x, bad)
-    with pytest.raises(TypeError, match="expected n_keep of an integer dtype, got torch.float32"):
+    with pytest.raises(
+        TypeError, match="expected n_keep of an integer dtype, got torch.float32"
+    ):
         sf.topk_mask(x, torch.tensor(1.0))
-    with pytest.raises(ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"
+    ):
         sf.topk_mask(x, torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match=r"nm\(1, 3, axis=-1\) fixes n_keep at 1, got 2"):
+    with pytest.raises(
+        ValueError, match=r"nm\(1, 3, axis=-1\) fixes n_keep at 1, got 2"
+    ):
         sf.topk_mask(x, 2, pattern=sf.patterns.nm(1, 3))
-    with pytest.raises(TypeError, match="expected n_keep of an integer dtype, got torch.float32"):
+    with pytest.raises(
+        TypeError, match="expected n_keep of an integer dtype, got torch.float32"
+    ):
         sf.topk_mask(x, torch.tensor(1.0), pattern=sf.patterns.nm(1, 3))
-    with pytest.raises(ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"
+    ):
         sf.topk_mask(x, torch.tensor([1, 1]), pattern=sf.patterns.nm(1, 3))
-    with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
+    with pytest.raises(
+        TypeError, match="expected floating-point scores, got torch.int64"
+    ):
         sf.topk_mask(torch.ones(3, dtype=torch.int64), 1)
-    with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"
+    ):
         sf.drop_lowest(x, mask[:2], 1)
 
 
@@ -269,20 +357,33 @@ def test_counts_are_checked():
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("kind", ["continuous", "ties", "nan"])
 def test_groups_along_any_axis(kind, axis, m):
-    x = make(kind, 64 * 128 * 3, torch.float32).reshape(64, 128, 3).movedim(2, 0 if axis == -1 else 2).contiguous()
+    x = (
+        make(kind, 64 * 128 * 3, torch.float32)
+        .reshape(64, 128, 3)
+        .movedim(2, 0 if axis == -1 else 2)
+        .contiguous()
+    )
     pattern = sf.patterns.nm(m // 2, m, axis=axis)
     rows = rows_of(pattern, x)
-    want = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.tolist()])
+    want = torch.stack(
+        [as_mask(order(row, range(m))[: m // 2], m) for row in rows.tolist()]
+    )
     want = from_rows(units_of(pattern, tuple(x.shape)), want)
     assert torch.equal(sf.topk_mask(x, None, pattern=pattern), want)
     tensor = sf.patterns.nm(torch.tensor(m // 2), m, axis=axis)
     assert torch.equal(sf.topk_mask(x, None, pattern=tensor), want)
     state = sf.gmp(None, pattern=pattern, pruned="keep").init({"w": x})
-    magnitude = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()])
-    assert torch.equal(state.masks["w"], from_rows(units_of(pattern, tuple(x.shape)), magnitude))
+    magnitude = torch.stack(
+        [as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()]
+    )
+    assert torch.equal(
+        state.masks["w"], from_rows(units_of(pattern, tuple(x.shape)), magnitude)
+    )
 
 
-@pytest.mark.parametrize("pattern", [sf.patterns.out_groups(2), sf.patterns.in_groups(2)])
+@pytest.mark.parametrize(
+    "pattern", [sf.patterns.out_groups(2), sf.patterns.in_groups(2)]
+)
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
 def test_one_count_a_group_of_an_empty_tensor(pattern, shape):
     for count in (torch.tensor([1, 1]), torch.tensor(1), 0):
@@ -294,20 +395,36 @@ def test_what_a_pattern_fixes_is_taken_where_the_count_is_a_tensor():
     for pattern in (sf.patterns.nm(2, 4), sf.patterns.nearly_diagonal(3)):
         want = sf.topk_mask(x, None, pattern=pattern)
         for count in (2, 0, 99):
-            assert torch.equal(sf.topk_mask(x, torch.tensor(count), pattern=pattern), want)
+            assert torch.equal(
+                sf.topk_mask(x, torch.tensor(count), pattern=pattern), want
+            )
     counts = torch.tensor([1, 2])
-    many = torch.vmap(lambda n: sf.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(counts)
+    many = torch.vmap(lambda n: sf.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(
+        counts
+    )
     assert torch.equal(many[0], many[1])
 
 
 def test_selection_on_meta_knows_shapes_of_any_size():
     for shape in ((2**30,), (2**20, 2**22)):
         x = torch.empty(shape, device="meta")
-        masks = [sf.topk_mask(x, 5), sf.topk_mask(x, torch.tensor(5)), sf.topk_masks({"a": x, "b": x}, 5)["b"]]
+        masks = [
+            sf.topk_mask(x, 5),
+            sf.topk_mask(x, torch.tensor(5)),
+            sf.topk_masks({"a": x, "b": x}, 5)["b"],
+        ]
         masks += [sf.drop_lowest(x, x > 0, 5), sf.grow_highest(x, x > 0, 5)]
         if len(shape) == 2:
-            patterns = (sf.patterns.nm(2, 4), None), (sf.patterns.row_balanced(), 3), (sf.patterns.channel(0), 3)
-            masks += [sf.topk_mask(x, count, pattern=pattern) for pattern, count in patterns]
+            patterns = (
+                (sf.patterns.nm(2, 4), None),
+                (sf.patterns.row_balanced(), 3),
+                (sf.patterns.channel(0), 3),
+            )
+            masks += [
+                sf.topk_mask(x, count, pattern=pattern) for pattern, count in patterns
+            ]
         wanted = {(torch.Size(shape), torch.bool, "meta")}
-        full = {(mask.shape, mask.dtype, mask.device.type) for mask in masks if mask.ndim}
+        full = {
+            (mask.shape, mask.dtype, mask.device.type) for mask in masks if mask.ndim
+        }
         assert full == wanted

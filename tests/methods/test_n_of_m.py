@@ -39,7 +39,9 @@ def test_groups_of_a_convolution_lie_along_its_inputs():
 
 
 def test_masks_of_sr_ste_follow_the_weights_and_pruned_ones_decay():
-    algorithm = sf.with_optimizer(methods.sr_ste(1, 2, decay=0.5), sf.optimizers.sgd(1.0))
+    algorithm = sf.with_optimizer(
+        methods.sr_ste(1, 2, decay=0.5), sf.optimizers.sgd(1.0)
+    )
     state = algorithm.init({"w": torch.tensor([[1.0, 0.8]])})
     state = algorithm.update(state, {"w": torch.tensor([[0.0, -1.0]])}, 0)
     torch.testing.assert_close(state.params["w"], torch.tensor([[1.0, 1.4]]))
@@ -52,8 +54,12 @@ def test_asp_keeps_more_than_any_other_mask(n, m):
     algorithm = methods.asp(n, m)
     state = algorithm.update(algorithm.init({"w": weight}), {"w": weight}, 0)
     groups = weight.abs().reshape(-1, m)
-    every = torch.stack([groups[:, list(kept)].sum(1) for kept in itertools.combinations(range(m), n)])
-    torch.testing.assert_close(state.params["w"].abs().reshape(-1, m).sum(1), every.max(0).values)
+    every = torch.stack(
+        [groups[:, list(kept)].sum(1) for kept in itertools.combinations(range(m), n)]
+    )
+    torch.testing.assert_close(
+        state.params["w"].abs().reshape(-1, m).sum(1), every.max(0).values
+    )
     trained = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1))
     after = trained.init(state.params)
     for step in range(3):
@@ -64,8 +70,13 @@ def test_asp_keeps_more_than_any_other_mask(n, m):
 
 @pytest.mark.parametrize("make", [methods.sr_ste, methods.asp])
 def test_bad_arguments_of_n_m(make):
-    with pytest.raises(ValueError, match=re.escape("nm: expected n <= m, got n=5, m=4")):
+    with pytest.raises(
+        ValueError, match=re.escape("nm: expected n <= m, got n=5, m=4")
+    ):
         make(5, 4)
-    text = "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (2, 3, 3, 3) at 'conv'"
+    text = (
+        "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (2, 3, 3, 3) at "
+        "'conv'"
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
         make().init({"conv": torch.ones(2, 3, 3, 3)})

@@ -1,4 +1,6 @@
-"""Values and gradients: trees, aux, what is refused, and the gradient where autograd records nothing."""
+"""Values and gradients: trees, aux, what is refused, and the gradient where autograd
+records nothing.
+"""
 
 import optree
 import pytest
@@ -10,7 +12,10 @@ from sparsefn.modules.gradients import value_and_grad
 
 
 def test_value_and_grad_of_trees_aux_and_unused_params():
-    params = (torch.tensor([2.0, 3.0]), {"b": [torch.tensor(5.0)], "a": torch.ones(2, 2)})
+    params = (
+        torch.tensor([2.0, 3.0]),
+        {"b": [torch.tensor(5.0)], "a": torch.ones(2, 2)},
+    )
 
     def loss(params, x, *, scale):
         value = scale * (params[0] * x).sum() * params[1]["b"][0]
@@ -19,7 +24,10 @@ def test_value_and_grad_of_trees_aux_and_unused_params():
     f = value_and_grad(loss, has_aux=True)
     x = torch.tensor([1.0, 1.0])
     transformed = torch.vmap(lambda x: f(params, x, scale=2.0))(x[None])
-    for (value, aux), grads in (f(params, x, scale=2.0), optree.tree_map(lambda leaf: leaf[0], transformed)):
+    for (value, aux), grads in (
+        f(params, x, scale=2.0),
+        optree.tree_map(lambda leaf: leaf[0], transformed),
+    ):
         assert value.item() == 50.0
         assert aux["out"].tolist() == [4.0, 6.0]
         assert not aux["out"].requires_grad
@@ -36,12 +44,17 @@ def test_value_and_grad_of_a_constant_of_no_params_and_without_grad_mode():
     assert grads["w"].tolist() == [0.0, 0.0]
     assert value_and_grad(lambda params, x: x.sum())({}, torch.ones(2))[1] == {}
     with torch.no_grad():
-        assert value_and_grad(lambda w: (w * w).sum())(torch.tensor([3.0]))[1].item() == 6.0
+        assert (
+            value_and_grad(lambda w: (w * w).sum())(torch.tensor([3.0]))[1].item()
+            == 6.0
+        )
 
 
 def test_value_and_grad_touches_no_grad_and_keeps_no_graph():
     outside, param = torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(2))
-    value, grads = value_and_grad(lambda params: (params["w"] * outside).sum())({"w": param})
+    value, grads = value_and_grad(lambda params: (params["w"] * outside).sum())(
+        {"w": param}
+    )
     assert outside.grad is None
     assert param.grad is None
     assert not value.requires_grad
@@ -56,16 +69,28 @@ def test_gradients_of_gradients_through_torch_func():
 
 def test_value_and_grad_refuses():
     square = value_and_grad(lambda params: params["w"] ** 2)
-    with pytest.raises(ValueError, match=r"expected the loss to be a 0-d tensor, got shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"expected the loss to be a 0-d tensor, got shape \(2,\)"
+    ):
         square({"w": torch.ones(2)})
-    with pytest.raises(ValueError, match="expected the loss to be a 0-d tensor, got float"):
+    with pytest.raises(
+        ValueError, match="expected the loss to be a 0-d tensor, got float"
+    ):
         value_and_grad(lambda params: 1.0)({"w": torch.ones(2)})
-    with pytest.raises(TypeError, match=r"expected floating-point params, got torch.int64 at 'n'"):
+    with pytest.raises(
+        TypeError, match=r"expected floating-point params, got torch.int64 at 'n'"
+    ):
         square({"w": torch.ones(2), "n": torch.tensor(1)})
-    with pytest.raises(TypeError, match="expected floating-point params, got float at 'n'"):
+    with pytest.raises(
+        TypeError, match="expected floating-point params, got float at 'n'"
+    ):
         square({"w": torch.ones(2), "n": 1.0})
-    with pytest.raises(TypeError, match=r"expected the loss to return \(value, aux\), got Tensor"):
-        value_and_grad(lambda params: params["w"].sum(), has_aux=True)({"w": torch.ones(2)})
+    with pytest.raises(
+        TypeError, match=r"expected the loss to return \(value, aux\), got Tensor"
+    ):
+        value_and_grad(lambda params: params["w"].sum(), has_aux=True)(
+            {"w": torch.ones(2)}
+        )
 
 
 def inference_copy(x):
@@ -88,8 +113,15 @@ MODES = {
 def test_the_gradient_is_true_in_inference_mode_and_of_tensors_made_there(
     mode, params_made_there, data_made_there, has_aux
 ):
-    params, x = {"w": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)}, torch.tensor([3.0, 4.0])
-    params = {"w": inference_copy(params["w"]), "unused": params["unused"]} if params_made_there else params
+    params, x = (
+        {"w": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)},
+        torch.tensor([3.0, 4.0]),
+    )
+    params = (
+        {"w": inference_copy(params["w"]), "unused": params["unused"]}
+        if params_made_there
+        else params
+    )
     x = inference_copy(x) if data_made_there else x
 
     def loss(params, x):
@@ -111,13 +143,17 @@ def test_the_gradient_is_true_in_inference_mode_and_of_tensors_made_there(
 
 def test_of_tensors_made_in_inference_mode_no_graph_is_kept_either():
     outside, w = torch.ones(2, requires_grad=True), inference_copy(torch.ones(2))
-    value, grads = value_and_grad(lambda params: (params["w"] * outside).sum())({"w": w})
+    value, grads = value_and_grad(lambda params: (params["w"] * outside).sum())(
+        {"w": w}
+    )
     assert not value.requires_grad
     assert not grads["w"].requires_grad
     assert outside.grad is None
     with torch.inference_mode():
         assert value_and_grad(lambda params, x: x.sum())({}, torch.ones(2))[1] == {}
-        assert value_and_grad(lambda params: torch.tensor(3.0))({"w": w})[1]["w"].tolist() == [0.0, 0.0]
+        assert value_and_grad(lambda params: torch.tensor(3.0))({"w": w})[1][
+            "w"
+        ].tolist() == [0.0, 0.0]
 
 
 def test_a_model_in_inference_mode_has_the_gradient_that_it_has_outside():
@@ -130,6 +166,8 @@ def test_a_model_in_inference_mode_has_the_gradient_that_it_has_outside():
 
     (want, left), wanted = value_and_grad(loss, has_aux=True)(M.params_of(net), x)
     with torch.inference_mode():
-        (value, buffers), grads = value_and_grad(loss, has_aux=True)(M.params_of(net), x.clone())
+        (value, buffers), grads = value_and_grad(loss, has_aux=True)(
+            M.params_of(net), x.clone()
+        )
     torch.testing.assert_close((value, buffers, grads), (want, left, wanted))
     assert wanted["0.weight"].any()

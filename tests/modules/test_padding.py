@@ -34,15 +34,23 @@ def test_runs_at_the_ends_are_padding(ids, count):
     told = padding_in(model(pad_token_id=0), [torch.tensor(ids)])
     total = len(ids) * 4
     assert told == (
-        f"{count} of {total} ids, at the ends of rows, are 0, the pad_token_id of the model" if count else ""
+        f"{count} of {total} ids, at the ends of rows, are 0, the pad_token_id of the "
+        "model"
+        if count
+        else ""
     )
 
 
 def test_without_a_pad_token_people_pad_with_the_end_of_a_text():
     padded = [torch.tensor([[5, 2, 2, 2]]), torch.tensor([[5, 6, 3, 3]])]
-    assert padding_in(model(pad_token_id=None, eos_token_id=2), padded).startswith("3 of 8 ids")
+    assert padding_in(model(pad_token_id=None, eos_token_id=2), padded).startswith(
+        "3 of 8 ids"
+    )
     several = padding_in(model(pad_token_id=None, eos_token_id=[2, 3]), padded)
-    assert several == "5 of 8 ids, at the ends of rows, are 2 or 3, the eos_token_id of the model"
+    assert (
+        several
+        == "5 of 8 ids, at the ends of rows, are 2 or 3, the eos_token_id of the model"
+    )
     assert padding_in(model(pad_token_id=0, eos_token_id=2), padded) == ""
 
 
@@ -55,7 +63,19 @@ def test_the_text_part_of_a_config_and_the_module_in_wrappers():
 
 def test_a_model_that_does_not_say_and_other_inputs_are_not_told():
     padded = torch.tensor([[5, 6, 0, 0]])
-    for other in (torch.nn.Embedding(9, 2), len, model(), model(pad_token_id=None, eos_token_id=None)):
+    for other in (
+        torch.nn.Embedding(9, 2),
+        len,
+        model(),
+        model(pad_token_id=None, eos_token_id=None),
+    ):
         assert padding_in(other, [padded]) == ""
-    for ids in (padded[0], padded.float(), padded.bool(), padded.to("meta"), [[5, 0, 0]], TEXT[:, :0]):
+    for ids in (
+        padded[0],
+        padded.float(),
+        padded.bool(),
+        padded.to("meta"),
+        [[5, 0, 0]],
+        TEXT[:, :0],
+    ):
         assert padding_in(model(pad_token_id=0), [ids]) == ""

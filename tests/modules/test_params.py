@@ -1,4 +1,6 @@
-"""Modules: read and never written; weights in and out; gradients with and without a transform."""
+"""Modules: read and never written; weights in and out; gradients with and without a
+transform.
+"""
 
 import copy
 import pickle
@@ -51,11 +53,15 @@ class Counting(nn.Module):
 
 
 def convnet():
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+    )
 
 
 def encoder():
-    return nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoderLayer(
+        4, 2, dim_feedforward=8, dropout=0.0, batch_first=True
+    )
 
 
 MODELS = {
@@ -81,7 +87,9 @@ def half_masked(module, seed=0):
     generator = torch.Generator().manual_seed(seed)
     params = M.params_of(module)
     masks = {
-        path: torch.rand(p.shape, generator=generator) < 0.5 if p.ndim >= 2 else torch.tensor(True)
+        path: torch.rand(p.shape, generator=generator) < 0.5
+        if p.ndim >= 2
+        else torch.tensor(True)
         for path, p in params.items()
     }
     return State(params, masks)
@@ -111,7 +119,10 @@ def test_params_and_buffers_are_detached_copies_in_the_modules_order(name):
     params, buffers = M.params_of(module), M.buffers_of(module)
     assert list(params) == [name for name, _ in module.named_parameters()]
     assert list(buffers) == [name for name, _ in module.named_buffers()]
-    for tensors, own in ((params, dict(module.named_parameters())), (buffers, dict(module.named_buffers()))):
+    for tensors, own in (
+        (params, dict(module.named_parameters())),
+        (buffers, dict(module.named_buffers())),
+    ):
         for path, tensor in tensors.items():
             assert type(tensor) is torch.Tensor
             assert not tensor.requires_grad
@@ -120,7 +131,11 @@ def test_params_and_buffers_are_detached_copies_in_the_modules_order(name):
 
 
 def test_tied_weights_appear_once():
-    assert list(M.params_of(TiedLM())) == ["embedding.weight", "body.weight", "body.bias"]
+    assert list(M.params_of(TiedLM())) == [
+        "embedding.weight",
+        "body.weight",
+        "body.bias",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:the forward changed buffers:UserWarning")
@@ -137,7 +152,8 @@ def test_call_runs_on_effective_weights_and_bake_gives_the_same(name, train):
         assert_untouched(module, before)
         baked = M.bake(module, state)
         assert_untouched(module, before)
-        # Close, as torch.matmul folds its arguments one way or another by their requires_grad.
+        # Close, as torch.matmul folds its arguments one way or another by their
+        # requires_grad.
         torch.testing.assert_close(baked(x), out)
         torch.testing.assert_close(copy.deepcopy(module)(x), dense)
     for path, param in baked.named_parameters():
@@ -164,7 +180,10 @@ def test_bake_keeps_ties_flags_and_independence():
 def test_params_may_be_any_tree_with_the_modules_names():
     module, x = build("mlp")
     params = M.params_of(module)
-    nested = {part: {kind: params[f"{part}.{kind}"] for kind in ("bias", "weight")} for part in ("2", "0")}
+    nested = {
+        part: {kind: params[f"{part}.{kind}"] for kind in ("bias", "weight")}
+        for part in ("2", "0")
+    }
     assert torch.equal(M.call(module, nested, x), M.call(module, params, x))
 
 
@@ -173,17 +192,26 @@ def test_names_and_shapes_are_checked():
     params = M.params_of(module)
     renamed = {**params, "0.wieght": params["0.weight"]}
     del renamed["0.weight"]
-    text = r"expected the parameters of the Sequential, but missing are \['0.weight'\] and unknown \['0.wieght'\]$"
+    text = (
+        r"expected the parameters of the Sequential, but missing are \['0.weight'\] "
+        r"and unknown \['0.wieght'\]$"
+    )
     for broken in (lambda: M.call(module, renamed, x), lambda: M.bake(module, renamed)):
         with pytest.raises(ValueError, match=text):
             broken()
     with pytest.raises(ValueError, match=r"missing are \['2.bias'\] and unknown \[\]"):
         M.call(module, {path: p for path, p in params.items() if path != "2.bias"}, x)
-    with pytest.raises(ValueError, match=r"expected parameters of shape \(4,\) at '0.bias', got \(2, 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected parameters of shape \(4,\) at '0.bias', got \(2, 4\)",
+    ):
         M.call(module, {**params, "0.bias": params["0.bias"].expand(2, 4)}, x)
     tied, tokens = build("tied")
     both = {**M.params_of(tied), "head.weight": tied.head.weight}
-    with pytest.raises(ValueError, match=r"unknown \['head.weight'\]; 'head.weight' is tied to 'embedding.weight'"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown \['head.weight'\]; 'head.weight' is tied to 'embedding.weight'",
+    ):
         M.call(tied, both, tokens)
     norm, image = build("convnet")
     buffers = M.buffers_of(norm)
@@ -191,10 +219,22 @@ def test_names_and_shapes_are_checked():
         lambda given: M.call(norm, M.params_of(norm), image, buffers=given),
         lambda given: M.call_with_buffers(norm, M.params_of(norm), given, image),
     ):
-        text = r"expected the buffers of the Sequential, but missing are \['1.running_var'\] and unknown \['mean'\]"
+        text = (
+            r"expected the buffers of the Sequential, but missing are "
+            r"\['1.running_var'\] and unknown \['mean'\]"
+        )
         with pytest.raises(ValueError, match=text):
-            broken({"1.running_mean": torch.zeros(3), "1.num_batches_tracked": torch.tensor(0), "mean": torch.ones(3)})
-        with pytest.raises(ValueError, match=r"expected buffers of shape \(3,\) at '1.running_var', got \(2, 3\)"):
+            broken(
+                {
+                    "1.running_mean": torch.zeros(3),
+                    "1.num_batches_tracked": torch.tensor(0),
+                    "mean": torch.ones(3),
+                }
+            )
+        with pytest.raises(
+            ValueError,
+            match=r"expected buffers of shape \(3,\) at '1.running_var', got \(2, 3\)",
+        ):
             broken({**buffers, "1.running_var": torch.ones(2, 3)})
 
 
@@ -217,7 +257,11 @@ def test_an_exception_in_the_forward_leaves_the_module_untouched():
 
 def test_call_with_buffers_returns_what_the_module_itself_would_hold():
     module, x = build("convnet")
-    params, buffers, before = M.params_of(module), M.buffers_of(module), snapshot(module)
+    params, buffers, before = (
+        M.params_of(module),
+        M.buffers_of(module),
+        snapshot(module),
+    )
     kept = {path: b.clone() for path, b in buffers.items()}
     out, new = M.call_with_buffers(module, params, buffers, x)
     _, newer = M.call_with_buffers(module, params, new, x)
@@ -237,7 +281,9 @@ def test_call_reads_the_buffers_given_and_drops_what_the_forward_leaves():
     params = M.params_of(module)
     other = {**M.buffers_of(module), "1.running_mean": torch.full((3,), 5.0)}
     with torch.no_grad():
-        assert not torch.equal(M.call(module, params, x, buffers=other), M.call(module, params, x))
+        assert not torch.equal(
+            M.call(module, params, x, buffers=other), M.call(module, params, x)
+        )
         twin = copy.deepcopy(module)
         twin[1].running_mean.fill_(5.0)
         assert torch.equal(M.call(module, params, x, buffers=other), twin(x))
@@ -253,7 +299,10 @@ def test_buffers_that_the_forward_assigns_anew():
     out, new = M.call_with_buffers(module, M.params_of(module), M.buffers_of(module), x)
     assert new["calls"].item() == 1
     assert new["last"].tolist() == [2.0, 3.0]
-    with pytest.warns(UserWarning, match="the forward changed buffers, 'calls', 'last', and sf.modules.call drops"):
+    with pytest.warns(
+        UserWarning,
+        match="the forward changed buffers, 'calls', 'last', and sf.modules.call drops",
+    ):
         assert torch.equal(M.call(module, M.params_of(module), x), out)
     assert_untouched(module, before)
 
@@ -271,27 +320,42 @@ def test_batchnorm_in_train_mode_under_grad_vmap_and_compile():
     def step(params, buffers, x):
         return torch.func.grad(loss, has_aux=True)(params, buffers, x)
 
-    members = [optree.tree_map(lambda p, i=i: p + 0.1 * i, M.params_of(module)) for i in range(3)]
+    members = [
+        optree.tree_map(lambda p, i=i: p + 0.1 * i, M.params_of(module))
+        for i in range(3)
+    ]
     buffers = M.buffers_of(module)
     loop = [step(params, buffers, x) for params in members]
-    batched = torch.vmap(step, in_dims=(0, 0, None))(ensemble.stack(members), ensemble.stack([buffers] * 3), x)
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(members[0], buffers, x)
+    batched = torch.vmap(step, in_dims=(0, 0, None))(
+        ensemble.stack(members), ensemble.stack([buffers] * 3), x
+    )
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(
+        members[0], buffers, x
+    )
     for got, want in ((ensemble.member(batched, 1), loop[1]), (compiled, loop[0])):
         for a, b in zip(optree.tree_leaves(got), optree.tree_leaves(want), strict=True):
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    outs = torch.vmap(lambda params, buffers: M.call(module, params, x, buffers=buffers))(
-        ensemble.stack(members), ensemble.stack([buffers] * 3)
-    )
+    outs = torch.vmap(
+        lambda params, buffers: M.call(module, params, x, buffers=buffers)
+    )(ensemble.stack(members), ensemble.stack([buffers] * 3))
     torch.testing.assert_close(outs[2], M.call(module, members[2], x))
-    # A plain call drops the buffers, also where autograd and grad would refuse to write them.
-    gradient = torch.func.grad(lambda params: M.call(module, params, x).square().mean())(members[0])
+    # A plain call drops the buffers, also where autograd and grad would refuse to write
+    # them.
+    gradient = torch.func.grad(
+        lambda params: M.call(module, params, x).square().mean()
+    )(members[0])
     assert tree_equal(gradient, loop[0][0])
     assert_untouched(module, before)
 
 
 def mean_square(module):
-    return lambda params, x: M.call_with_buffers(module, params, M.buffers_of(module), x)[0].float().square().mean()
+    return lambda params, x: (
+        M.call_with_buffers(module, params, M.buffers_of(module), x)[0]
+        .float()
+        .square()
+        .mean()
+    )
 
 
 @everywhere
@@ -300,26 +364,36 @@ def test_value_and_grad_is_the_same_with_and_without_a_transform(name):
     state, before = half_masked(module), snapshot(module)
     f = M.value_and_grad(mean_square(module))
     value, grads = f(effective(state), x)
-    want_grads, want = torch.func.grad_and_value(mean_square(module))(effective(state), x)
+    want_grads, want = torch.func.grad_and_value(mean_square(module))(
+        effective(state), x
+    )
     assert torch.equal(value, want)
     for path, grad in grads.items():
         torch.testing.assert_close(grad, want_grads[path], rtol=1e-6, atol=1e-7)
     assert not value.requires_grad
     assert not any(grad.requires_grad for grad in grads.values())
     assert optree.tree_structure(grads) == optree.tree_structure(state.params)
-    off = [path for path, mask in state.masks.items() if mask.ndim and grads[path][~mask].count_nonzero()]
+    off = [
+        path
+        for path, mask in state.masks.items()
+        if mask.ndim and grads[path][~mask].count_nonzero()
+    ]
     assert off, "the gradient at the effective weights is dense"
     assert_untouched(module, before)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own attention under vmap
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning"
+)  # torch's own attention under vmap
 @pytest.mark.parametrize("name", ["mlp", "encoder", "tied"])
 def test_value_and_grad_under_vmap_over_members(name):
     module, x = build(name)
     before = snapshot(module)
     f = M.value_and_grad(mean_square(module))
     states = [half_masked(module, seed) for seed in range(3)]
-    values, grads = torch.vmap(lambda state: f(effective(state), x))(ensemble.stack(states))
+    values, grads = torch.vmap(lambda state: f(effective(state), x))(
+        ensemble.stack(states)
+    )
     for i, state in enumerate(states):
         value, grad = f(effective(state), x)
         torch.testing.assert_close(values[i], value)
@@ -334,7 +408,9 @@ def test_value_and_grad_under_compile(name):
     module, x = build(name)
     state, before = half_masked(module), snapshot(module)
     f = M.value_and_grad(mean_square(module))
-    value, grads = torch.compile(lambda state, x: f(effective(state), x), fullgraph=True, backend="aot_eager")(state, x)
+    value, grads = torch.compile(
+        lambda state, x: f(effective(state), x), fullgraph=True, backend="aot_eager"
+    )(state, x)
     want, want_grads = f(effective(state), x)
     torch.testing.assert_close(value, want)
     for path in want_grads:

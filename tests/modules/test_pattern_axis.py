@@ -45,25 +45,50 @@ def test_runs_lie_along_the_input_channels(name):
     ndim = layer.get_parameter(param).ndim
     for axis in range(ndim):
         for same in (axis, axis - ndim):  # a negative axis is the same axis
-            assert sf.modules.check_pattern_axis(net, f"body.0.{param}", nm(2, 4, axis=same)) == (axis in inputs)
-            assert sf.modules.check_pattern_axis(layer, param, nm(2, 4, axis=same)) == (axis in inputs)
+            assert sf.modules.check_pattern_axis(
+                net, f"body.0.{param}", nm(2, 4, axis=same)
+            ) == (axis in inputs)
+            assert sf.modules.check_pattern_axis(layer, param, nm(2, 4, axis=same)) == (
+                axis in inputs
+            )
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_axes_of_inputs_and_outputs(name):
     layer, param, inputs = LAYERS[name]
     net = nn.ModuleDict({"body": nn.Sequential(layer)})
-    assert sf.modules.pattern_axis(net, f"body.0.{param}") == sf.modules.pattern_axis(layer, param) == max(inputs)
+    assert (
+        sf.modules.pattern_axis(net, f"body.0.{param}")
+        == sf.modules.pattern_axis(layer, param)
+        == max(inputs)
+    )
     outputs = 1 if inputs == {0} else 0
-    assert sf.modules.channel_axis(net, f"body.0.{param}") == sf.modules.channel_axis(layer, param) == outputs
+    assert (
+        sf.modules.channel_axis(net, f"body.0.{param}")
+        == sf.modules.channel_axis(layer, param)
+        == outputs
+    )
 
 
 def test_channels_are_the_outputs():
-    for layer, x in ((nn.ConvTranspose2d(2, 3, 2), torch.ones(1, 2, 4, 4)), (nn.Linear(2, 3), torch.ones(1, 4, 4, 2))):
+    for layer, x in (
+        (nn.ConvTranspose2d(2, 3, 2), torch.ones(1, 2, 4, 4)),
+        (nn.Linear(2, 3), torch.ones(1, 4, 4, 2)),
+    ):
         axis = sf.modules.channel_axis(layer, "weight")
-        state = sf.static(1 / 3, pattern=sf.patterns.channel(axis)).init(sf.modules.params_of(layer))
-        out = sf.modules.call(layer, state, x).movedim(-1 if isinstance(layer, nn.Linear) else 1, 0)
-        assert sum(bool((channel == bias).all()) for channel, bias in zip(out, layer.bias, strict=True)) == 1
+        state = sf.static(1 / 3, pattern=sf.patterns.channel(axis)).init(
+            sf.modules.params_of(layer)
+        )
+        out = sf.modules.call(layer, state, x).movedim(
+            -1 if isinstance(layer, nn.Linear) else 1, 0
+        )
+        assert (
+            sum(
+                bool((channel == bias).all())
+                for channel, bias in zip(out, layer.bias, strict=True)
+            )
+            == 1
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -79,13 +104,19 @@ def test_no_product_sums_over_what_a_weight_is_computed_from():
         net = nn.Sequential(make(nn.ConvTranspose1d(4, 8, 3)))
         for name in names:
             assert sf.modules.check_pattern_axis(net, f"0.{name}", nm(2, 4, axis=0))
-            with pytest.raises(ValueError, match="expected the weight of a layer that multiplies with it, got '0.*'"):
+            with pytest.raises(
+                ValueError,
+                match="expected the weight of a layer that multiplies with it, got '0.*'",
+            ):
                 sf.modules.pattern_axis(net, f"0.{name}")
 
 
 def test_blocks():
     layer = nn.Linear(16, 8)
-    found = [sf.modules.check_pattern_axis(layer, "weight", block(shape)) for shape in ((1, 4), (4, 1), (4, 4), (1, 1))]
+    found = [
+        sf.modules.check_pattern_axis(layer, "weight", block(shape))
+        for shape in ((1, 4), (4, 1), (4, 4), (1, 1))
+    ]
     assert found == [True, False, True, True]
 
 
@@ -93,7 +124,9 @@ def test_blocks():
 def test_weights_that_no_product_sums_over_pass(name):
     layer, param = FREE[name]
     for axis_of in (sf.modules.pattern_axis, sf.modules.channel_axis):
-        text = f"^expected the weight of a layer that multiplies with it, got '{param}'$"
+        text = (
+            f"^expected the weight of a layer that multiplies with it, got '{param}'$"
+        )
         with pytest.raises(ValueError, match=text):
             axis_of(layer, param)
     for axis in range(layer.get_parameter(param).ndim):
@@ -133,7 +166,11 @@ def test_tied_weights_are_found_by_both_names():
 @pytest.mark.parametrize(
     ("path", "pattern", "text"),
     [
-        ("0", nm(2, 4), "expected the path of a parameter, got '0'; they are '0.weight', '0.bias'"),
+        (
+            "0",
+            nm(2, 4),
+            "expected the path of a parameter, got '0'; they are '0.weight', '0.bias'",
+        ),
         (
             "0.weight",
             nm(2, 3),
@@ -153,21 +190,42 @@ class GatedExperts(nn.Module):
     def __init__(self, is_transposed):
         super().__init__()
         self.is_transposed = is_transposed
-        self.up, self.up_bias = nn.Parameter(torch.zeros(2, 8, 16)), nn.Parameter(torch.zeros(2, 16))
+        self.up, self.up_bias = (
+            nn.Parameter(torch.zeros(2, 8, 16)),
+            nn.Parameter(torch.zeros(2, 16)),
+        )
 
 
 @pytest.mark.parametrize(("turned", "inputs", "outputs"), [(False, 2, 1), (True, 1, 2)])
 def test_experts_in_one_leaf_sum_over_the_axis_that_they_say(turned, inputs, outputs):
     module = GatedExperts(turned)
-    assert sf.modules.pattern_axis(module, "up") == inputs and sf.modules.channel_axis(module, "up") == outputs
-    assert [sf.modules.check_pattern_axis(module, "up", nm(2, 4, axis=a)) for a in (inputs, outputs)] == [True, False]
-    with pytest.raises(ValueError, match="expected the weight of a layer that multiplies with it, got 'up_bias'"):
+    assert (
+        sf.modules.pattern_axis(module, "up") == inputs
+        and sf.modules.channel_axis(module, "up") == outputs
+    )
+    assert [
+        sf.modules.check_pattern_axis(module, "up", nm(2, 4, axis=a))
+        for a in (inputs, outputs)
+    ] == [True, False]
+    with pytest.raises(
+        ValueError,
+        match="expected the weight of a layer that multiplies with it, got 'up_bias'",
+    ):
         sf.modules.pattern_axis(module, "up_bias")
 
 
 def test_experts_of_gpt_oss():
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = transformers.GptOssConfig(vocab_size=64, num_local_experts=2, num_key_value_heads=2, head_dim=8, **sizes)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    config = transformers.GptOssConfig(
+        vocab_size=64, num_local_experts=2, num_key_value_heads=2, head_dim=8, **sizes
+    )
     module = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts(config)
-    assert [sf.modules.pattern_axis(module, name) for name in ("gate_up_proj", "down_proj")] == [1, 1]
+    assert [
+        sf.modules.pattern_axis(module, name) for name in ("gate_up_proj", "down_proj")
+    ] == [1, 1]

@@ -1,4 +1,6 @@
-"""Sparse linear layers: the outputs of the masked model, from what the masks keep alone."""
+"""Sparse linear layers: the outputs of the masked model, from what the masks keep
+alone.
+"""
 
 import copy
 import math
@@ -20,13 +22,24 @@ to_sparse = sf.modules.to_sparse
 
 def close(got, expected):
     tolerance = 1e-5 if expected.dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(
+        got, expected, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
 
 
-def single(out_features=32, in_features=64, sparsity=0.75, bias=True, dtype=torch.float32, pattern=None):
+def single(
+    out_features=32,
+    in_features=64,
+    sparsity=0.75,
+    bias=True,
+    dtype=torch.float32,
+    pattern=None,
+):
     layer = nn.Linear(in_features, out_features, bias=bias, dtype=dtype)
     pattern = {} if pattern is None else {"pattern": pattern}
-    return layer, sf.static(sparsity, where="weight", **pattern).init(sf.modules.params_of(layer))
+    return layer, sf.static(sparsity, where="weight", **pattern).init(
+        sf.modules.params_of(layer)
+    )
 
 
 def blocks(size, sparsity=0.75, **kwargs):
@@ -60,7 +73,9 @@ def test_layers_without_inputs_or_outputs(layout, outputs, inputs, batch):
 @pytest.mark.parametrize(("layout", "blocksize"), LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (2, 3), (2, 0, 3), (2, 1, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1,), (5,), (2, 3), (2, 0, 3), (2, 1, 2, 2)], ids=str
+)
 def test_outputs_are_those_of_the_masked_model(layout, blocksize, dtype, bias, shape):
     layer, state = blocks(8, bias=bias, dtype=dtype)
     x = torch.randn(*shape, 64, dtype=dtype)
@@ -75,7 +90,11 @@ def test_outputs_are_those_of_the_masked_model(layout, blocksize, dtype, bias, s
 def test_inputs_may_be_strided(layout, blocksize):
     layer, state = single()
     fast = to_sparse(layer, state, layout, blocksize=blocksize)
-    for x in (torch.randn(64, 5).t(), torch.randn(5, 128)[:, ::2], torch.randn(1, 64).expand(5, 64)):
+    for x in (
+        torch.randn(64, 5).t(),
+        torch.randn(5, 128)[:, ::2],
+        torch.randn(1, 64).expand(5, 64),
+    ):
         close(fast(x), sf.modules.call(layer, state, x))
 
 
@@ -111,7 +130,9 @@ def test_nan_and_inf_count_on_the_mask_alone(layout, blocksize, value):
 
 def test_only_what_is_kept_is_stored():
     layer, state = blocks(8)
-    assert repr(to_sparse(layer, state, "csr")).endswith("bias=True, csr, 512 of 2048 stored)")
+    assert repr(to_sparse(layer, state, "csr")).endswith(
+        "bias=True, csr, 512 of 2048 stored)"
+    )
     fast = to_sparse(layer, state, "bsr")
     assert repr(fast).endswith("bias=True, bsr8, 512 of 2048 stored)")
     assert fast.values.shape == (8, 8, 8)
@@ -123,7 +144,9 @@ def test_only_what_is_kept_is_stored():
 def test_the_dense_weight_can_be_read():
     layer, state = blocks(4)
     for layout in ("csr", "bsr"):
-        assert torch.equal(to_sparse(layer, state, layout).weight, sf.effective(state)["weight"])
+        assert torch.equal(
+            to_sparse(layer, state, layout).weight, sf.effective(state)["weight"]
+        )
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 32])
@@ -136,7 +159,9 @@ def test_bsr_is_csr_where_no_block_fits():
     layer, state = single()
     assert layouts(to_sparse(layer, state, "bsr")) == {"": "csr"}
     odd, state = single(30, 64)
-    assert layouts(to_sparse(odd, state, "bsr", blocksize=4)) == {"": "csr"}  # 4 divides 64 alone
+    assert layouts(to_sparse(odd, state, "bsr", blocksize=4)) == {
+        "": "csr"
+    }  # 4 divides 64 alone
     assert layouts(to_sparse(odd, state, "bsr", blocksize=2)) == {"": "bsr2"}
     wide, state = single(64, 30)
     assert layouts(to_sparse(wide, state, "bsr", blocksize=4)) == {"": "csr"}
@@ -169,7 +194,9 @@ AUTO = [
 
 
 @pytest.mark.parametrize(("rows", "columns", "sparsity", "size", "expected"), AUTO)
-def test_auto_is_sparse_where_that_was_measured_to_be_faster(rows, columns, sparsity, size, expected):
+def test_auto_is_sparse_where_that_was_measured_to_be_faster(
+    rows, columns, sparsity, size, expected
+):
     pattern = None if size is None else sf.patterns.block((size, size))
     layer, state = single(rows, columns, sparsity, pattern=pattern)
     fast = to_sparse(layer, state)
@@ -183,7 +210,10 @@ def test_auto_is_dense_on_other_devices():
         layer = nn.Linear(1024, 1024)
         state = sf.State(
             sf.modules.params_of(layer),
-            {"weight": torch.zeros(1024, 1024, dtype=torch.bool), "bias": torch.tensor(True)},
+            {
+                "weight": torch.zeros(1024, 1024, dtype=torch.bool),
+                "bias": torch.tensor(True),
+            },
         )
     assert type(to_sparse(layer, state)) is nn.Linear
 
@@ -191,7 +221,11 @@ def test_auto_is_dense_on_other_devices():
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.mid, self.head = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8, bias=False)
+        self.embed, self.mid, self.head = (
+            nn.Embedding(8, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 8, bias=False),
+        )
         self.head.weight = self.embed.weight
 
     def forward(self, x):
@@ -208,7 +242,9 @@ def test_what_cannot_be_replaced_stays_dense_and_masked():
     hooked.register_forward_hook(lambda module, args, out: out + 1)
     pre.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     patched.forward = torch.tanh
-    net = nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), hooked, pre, patched, Own(8, 8), nn.Linear(8, 3))
+    net = nn.Sequential(
+        nn.Conv1d(2, 2, 3, padding=1), hooked, pre, patched, Own(8, 8), nn.Linear(8, 3)
+    )
     state = sf.static(0.5, where="*weight").init(sf.modules.params_of(net))
     fast, x = to_sparse(net, state, "csr"), torch.randn(4, 2, 8)
     assert layouts(fast) == {"5": "csr"}
@@ -217,7 +253,9 @@ def test_what_cannot_be_replaced_stays_dense_and_masked():
 
 def test_tied_weights_stay_dense():
     net, x = Tied(), torch.arange(8)
-    state = sf.static(0.5, where=["embed.weight", "mid.weight"]).init(sf.modules.params_of(net))
+    state = sf.static(0.5, where=["embed.weight", "mid.weight"]).init(
+        sf.modules.params_of(net)
+    )
     fast = to_sparse(net, state, "csr")
     assert layouts(fast) == {"mid": "csr"}
     assert fast.head.weight is fast.embed.weight
@@ -232,12 +270,20 @@ def test_tied_weights_stay_dense():
 def test_attention_stays_dense_and_a_decoder_is_sparse(grad):
     net = nn.ModuleDict(
         {
-            "encoder": nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
-            "decoder": nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            "encoder": nn.TransformerEncoderLayer(
+                8, 2, 16, dropout=0.0, batch_first=True
+            ),
+            "decoder": nn.TransformerDecoderLayer(
+                8, 2, 16, dropout=0.0, batch_first=True
+            ),
         }
     ).eval()
     state = sf.static(0.5, where="*weight").init(sf.modules.params_of(net))
-    fast, baked, x = to_sparse(net, state, "csr"), sf.modules.bake(net, state), torch.randn(2, 3, 8)
+    fast, baked, x = (
+        to_sparse(net, state, "csr"),
+        sf.modules.bake(net, state),
+        torch.randn(2, 3, 8),
+    )
     assert layouts(fast) == {"decoder.linear1": "csr", "decoder.linear2": "csr"}
     with torch.set_grad_enabled(grad):
         close(fast["encoder"](x), baked["encoder"](x))
@@ -268,7 +314,9 @@ def test_the_module_and_the_state_are_not_changed():
     fast = to_sparse(net, state, "csr")
     for buffer in [*fast.buffers(), *fast.parameters()]:
         buffer.zero_()
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in net.state_dict().items()
+    )
     assert sf.checkpoint.tree_equal(state, old)
     assert all(param.requires_grad for param in net.parameters())
     assert type(net[0]) is nn.Linear
@@ -283,7 +331,10 @@ def test_copies_checkpoints_and_dtypes(layout):
     expected = fast(x)
     assert torch.equal(copy.deepcopy(fast)(x), expected)
     assert torch.equal(pickle.loads(pickle.dumps(fast))(x), expected)
-    zeros = sf.State({"0": {name: value * 2 for name, value in state.params["0"].items()}}, state.masks)
+    zeros = sf.State(
+        {"0": {name: value * 2 for name, value in state.params["0"].items()}},
+        state.masks,
+    )
     other = to_sparse(net, zeros, layout)
     assert not torch.equal(other(x), expected)
     other.load_state_dict(fast.state_dict())
@@ -309,7 +360,9 @@ def test_inference_mode_and_compile(layout):
 def test_gradients_for_the_input_are_right_or_an_error():
     layer, state = blocks(8)
     x = torch.randn(3, 64, requires_grad=True)
-    (expected,) = torch.autograd.grad(sf.modules.call(layer, state, x).square().sum(), x)
+    (expected,) = torch.autograd.grad(
+        sf.modules.call(layer, state, x).square().sum(), x
+    )
     (got,) = torch.autograd.grad(to_sparse(layer, state, "csr")(x).square().sum(), x)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="not implemented"):
@@ -343,17 +396,27 @@ assert pickle.load(open("fast.pickle", "rb"))(torch.ones(2, 8)).shape == (2, 8)
 @pytest.mark.deep
 def test_a_fresh_process_hears_nothing_of_torchs_beta(tmp_path):
     # torch warns once in a process, so that only a fresh one shows it.
-    env = {**os.environ, "PYTHONPATH": str(Path(sf.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(sf.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
     for code in (MAKE, LOAD):
         command = [sys.executable, "-W", "error:Sparse:UserWarning", "-c", code]
-        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        ran = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True
+        )
         assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_smaller_module_first():
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
     params = sf.modules.params_of(net)
-    rows = sf.static(0.5, where="0.weight", pattern=sf.patterns.channel(0)).init(params).masks
+    rows = (
+        sf.static(0.5, where="0.weight", pattern=sf.patterns.channel(0))
+        .init(params)
+        .masks
+    )
     single = sf.static(0.5, where=["0.weight", "2.weight"]).init(params).masks
     state = sf.State(params, {name: rows[name] & single[name] for name in params})
     small = sf.shrink(net, state, torch.randn(3, 16))
@@ -366,11 +429,31 @@ def test_a_smaller_module_first():
 
 LINEAR, STATE = single(8, 8)
 BAD = [
-    (lambda: to_sparse(LINEAR, STATE, "coo"), ValueError, "'auto', 'csr', 'bsr', 'semi', 'dense', got 'coo'"),
-    (lambda: to_sparse(LINEAR, STATE, torch.sparse_csr), ValueError, "'dense', got torch.sparse_csr"),
-    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=0), ValueError, "expected blocksize >= 1, got 0"),
-    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=True), TypeError, "expected blocksize to be an int, got bool"),
-    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=(4, 4)), TypeError, "to be an int, got tuple"),
+    (
+        lambda: to_sparse(LINEAR, STATE, "coo"),
+        ValueError,
+        "'auto', 'csr', 'bsr', 'semi', 'dense', got 'coo'",
+    ),
+    (
+        lambda: to_sparse(LINEAR, STATE, torch.sparse_csr),
+        ValueError,
+        "'dense', got torch.sparse_csr",
+    ),
+    (
+        lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=0),
+        ValueError,
+        "expected blocksize >= 1, got 0",
+    ),
+    (
+        lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=True),
+        TypeError,
+        "expected blocksize to be an int, got bool",
+    ),
+    (
+        lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=(4, 4)),
+        TypeError,
+        "to be an int, got tuple",
+    ),
     (
         lambda: to_sparse(LINEAR, STATE, "csr", blocksize=4),
         ValueError,
@@ -381,7 +464,11 @@ BAD = [
         TypeError,
         "expected a State, got dict; without masks use sf.modules.bake",
     ),
-    (lambda: to_sparse(nn.Linear(8, 9), STATE, "csr"), ValueError, "expected parameters of shape (9, 8) at 'weight'"),
+    (
+        lambda: to_sparse(nn.Linear(8, 9), STATE, "csr"),
+        ValueError,
+        "expected parameters of shape (9, 8) at 'weight'",
+    ),
 ]
 
 

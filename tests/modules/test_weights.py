@@ -28,13 +28,21 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn = nn.ModuleDict({"c_attn": Conv1D(3 * width, width), "c_proj": Conv1D(width, width)})
-        self.mlp = nn.ModuleDict({"c_fc": Conv1D(4 * width, width), "c_proj": Conv1D(width, 4 * width)})
+        self.attn = nn.ModuleDict(
+            {"c_attn": Conv1D(3 * width, width), "c_proj": Conv1D(width, width)}
+        )
+        self.mlp = nn.ModuleDict(
+            {"c_fc": Conv1D(4 * width, width), "c_proj": Conv1D(width, 4 * width)}
+        )
 
     def forward(self, x):
         q, k, v = self.attn["c_attn"](self.ln_1(x)).chunk(3, -1)
-        x = x + self.attn["c_proj"](nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-        return x + self.mlp["c_proj"](nn.functional.gelu(self.mlp["c_fc"](self.ln_2(x))))
+        x = x + self.attn["c_proj"](
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        )
+        return x + self.mlp["c_proj"](
+            nn.functional.gelu(self.mlp["c_fc"](self.ln_2(x)))
+        )
 
 
 class GPT2(nn.Module):
@@ -54,7 +62,9 @@ class GPT2(nn.Module):
         self.lm_head.weight = self.transformer["wte"].weight
 
     def forward(self, tokens):
-        x = self.transformer["wte"](tokens) + self.transformer["wpe"](torch.arange(tokens.shape[-1]))
+        x = self.transformer["wte"](tokens) + self.transformer["wpe"](
+            torch.arange(tokens.shape[-1])
+        )
         for block in self.transformer["h"]:
             x = block(x)
         return self.lm_head(self.transformer["ln_f"](x))
@@ -76,15 +86,27 @@ LAYERS = {
     "conv": (nn.Conv2d(2, 3, 3), ["weight"]),
     "transposed": (nn.ConvTranspose1d(2, 3, 3), ["weight"]),
     "conv1d of transformers": (Conv1D(2, 3), ["weight"]),
-    "lstm": (nn.LSTM(2, 3, proj_size=2), ["weight_ih_l0", "weight_hh_l0", "weight_hr_l0"]),
+    "lstm": (
+        nn.LSTM(2, 3, proj_size=2),
+        ["weight_ih_l0", "weight_hh_l0", "weight_hr_l0"],
+    ),
     "cell": (nn.GRUCell(2, 3), ["weight_ih", "weight_hh"]),
-    "attention": (nn.MultiheadAttention(4, 2, add_bias_kv=True), ["in_proj_weight", "out_proj.weight"]),
+    "attention": (
+        nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        ["in_proj_weight", "out_proj.weight"],
+    ),
     "projections": (
         nn.MultiheadAttention(4, 2, kdim=3, vdim=5),
         ["q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"],
     ),
-    "norms": (nn.Sequential(nn.LayerNorm((4, 4)), nn.BatchNorm1d(4), nn.Linear(2, 3)), ["2.weight"]),
-    "embeddings": (nn.Sequential(nn.Embedding(4, 4), nn.EmbeddingBag(4, 4), nn.Linear(2, 3)), ["2.weight"]),
+    "norms": (
+        nn.Sequential(nn.LayerNorm((4, 4)), nn.BatchNorm1d(4), nn.Linear(2, 3)),
+        ["2.weight"],
+    ),
+    "embeddings": (
+        nn.Sequential(nn.Embedding(4, 4), nn.EmbeddingBag(4, 4), nn.Linear(2, 3)),
+        ["2.weight"],
+    ),
 }
 
 
@@ -92,17 +114,21 @@ LAYERS = {
 def test_weights_are_chosen_by_the_type_of_the_layer(name):
     module, weights = LAYERS[name]
     assert chosen(module) == weights
-    assert chosen(nn.ModuleDict({"bias": module})) == [f"bias.{path}" for path in weights]  # names do not matter
+    assert chosen(nn.ModuleDict({"bias": module})) == [
+        f"bias.{path}" for path in weights
+    ]  # names do not matter
 
 
 COMPUTED = {
     "weight norm": (
         lambda: parametrizations.weight_norm(nn.Linear(2, 3)),
-        "torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('0'), 'weight')",
+        "torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('0'), "
+        "'weight')",
     ),
     "spectral norm": (
         lambda: parametrizations.spectral_norm(nn.Linear(2, 3)),
-        "torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('0'), 'weight')",
+        "torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('0'), "
+        "'weight')",
     ),
     "old weight norm": (
         lambda: weight_norm(nn.Conv2d(2, 3, 3)),
@@ -120,11 +146,14 @@ COMPUTED = {
 def test_weights_that_are_computed_are_named(name):
     make, call = COMPUTED[name]
     text = (
-        "'0.weight' is computed, so it stays dense: to sparsify it make it a parameter, before the optimizer is made, "
+        "'0.weight' is computed, so it stays dense: to sparsify it make it a "
+        "parameter, before the optimizer is made, "
         f"with {call}"
     )
     with pytest.raises(
-        ValueError, match=f"^weights_of: no .* layer has a weight that is no embedding: {re.escape(text)}$"
+        ValueError,
+        match="^weights_of: no .* layer has a weight that is no embedding: "
+        f"{re.escape(text)}$",
     ):
         M.weights_of(nn.Sequential(make()))
     net = nn.Sequential(make(), nn.Linear(2, 2))
@@ -136,13 +165,31 @@ def test_weights_that_are_computed_are_named(name):
 
 
 def test_types_and_skip():
-    net = nn.ModuleDict({"conv": nn.Conv2d(2, 3, 3), "body": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3))})
+    net = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(2, 3, 3),
+            "body": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3)),
+        }
+    )
     everything = ["conv.weight", "body.0.weight", "body.1.weight"]
     assert chosen(net) == everything
-    assert chosen(net, nn.Linear) == chosen(net, types=(nn.Linear, nn.Conv1d)) == everything[1:]
+    assert (
+        chosen(net, nn.Linear)
+        == chosen(net, types=(nn.Linear, nn.Conv1d))
+        == everything[1:]
+    )
     assert chosen(net, [nn.Conv2d]) == everything[:1]
-    assert chosen(net, skip="body") == chosen(net, skip=["body.*"]) == chosen(net, skip=["b*y"]) == everything[:1]
-    assert chosen(net, skip=["body.0"]) == chosen(net, skip=("*.0.weight",)) == ["conv.weight", "body.1.weight"]
+    assert (
+        chosen(net, skip="body")
+        == chosen(net, skip=["body.*"])
+        == chosen(net, skip=["b*y"])
+        == everything[:1]
+    )
+    assert (
+        chosen(net, skip=["body.0"])
+        == chosen(net, skip=("*.0.weight",))
+        == ["conv.weight", "body.1.weight"]
+    )
     assert chosen(net, skip=["*.1", "conv.weight"]) == ["body.0.weight"]
     assert chosen(net, skip=["*.bias"]) == everything  # it is there, and dense anyway
 
@@ -151,7 +198,10 @@ def test_layers_of_a_class_of_ones_own():
     class Mine(nn.Module):
         def __init__(self):
             super().__init__()
-            self.matrix, self.bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(1, 2))
+            self.matrix, self.bias = (
+                nn.Parameter(torch.ones(2, 2)),
+                nn.Parameter(torch.ones(1, 2)),
+            )
             self.table = nn.Embedding(3, 3)
 
     net = nn.Sequential(Mine(), nn.Linear(2, 2))
@@ -161,7 +211,12 @@ def test_layers_of_a_class_of_ones_own():
 
 def test_ties():
     net = nn.ModuleDict(
-        {"head": nn.Linear(4, 7), "wte": nn.Embedding(7, 4), "a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}
+        {
+            "head": nn.Linear(4, 7),
+            "wte": nn.Embedding(7, 4),
+            "a": nn.Linear(4, 4),
+            "b": nn.Linear(4, 4),
+        }
     )
     net["head"].weight, net["b"].weight = net["wte"].weight, net["a"].weight
     assert chosen(net) == ["a.weight"]
@@ -176,21 +231,35 @@ def test_what_matches_nothing_is_refused():
     layers = "there are ['Embedding', 'LayerNorm', 'Linear', 'Sequential']"
     with pytest.raises(ValueError) as raised:
         M.weights_of(net, types=(nn.Conv2d, nn.Embedding))
-    assert str(raised.value) == f"weights_of: no Conv2d, Embedding layer has a weight that is no embedding; {layers}"
-    with pytest.raises(ValueError, match="no linear, convolution and recurrent layer has a weight"):
+    assert (
+        str(raised.value)
+        == "weights_of: no Conv2d, Embedding layer has a weight that is no "
+        f"embedding; {layers}"
+    )
+    with pytest.raises(
+        ValueError, match="no linear, convolution and recurrent layer has a weight"
+    ):
         M.weights_of(nn.LayerNorm(3))
     text = (
-        "skip: no path matches 'lm_head'; the paths are '0', '0.weight', '1', '1.weight', '1.bias', '2', '2.weight', "
+        "skip: no path matches 'lm_head'; the paths are '0', '0.weight', '1', "
+        "'1.weight', '1.bias', '2', '2.weight', "
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         M.weights_of(net, skip=["lm_head"])
-    with pytest.raises(TypeError, match="^expected skip to be a glob or a sequence of globs, got int$"):
+    with pytest.raises(
+        TypeError, match="^expected skip to be a glob or a sequence of globs, got int$"
+    ):
         M.weights_of(net, skip=3)
     with pytest.raises(TypeError, match="^expected skip to hold globs, got int$"):
         M.weights_of(net, skip=[3])
-    with pytest.raises(TypeError, match="^expected types to be classes of layers, .*, got 'Linear'$"):
+    with pytest.raises(
+        TypeError, match="^expected types to be classes of layers, .*, got 'Linear'$"
+    ):
         M.weights_of(net, types=["Linear"])
-    with pytest.raises(TypeError, match=r"^expected a module first, as in call\(module, state, x\), got dict$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^expected a module first, as in call\(module, state, x\), got dict$",
+    ):
         M.weights_of({})
 
 
@@ -210,16 +279,22 @@ def test_the_where_reads_names_alone_and_works_under_vmap_and_compile():
 def test_a_small_gpt2():
     net, generator = GPT2(), torch.Generator().manual_seed(0)
     assert chosen(net) == chosen(net, skip="lm_head") == CONV1DS
-    assert [path for path, p in M.params_of(net).items() if sf.default_where(path, p)] == CONV1DS
+    assert [
+        path for path, p in M.params_of(net).items() if sf.default_where(path, p)
+    ] == CONV1DS
     tokens = torch.arange(16)[None] * torch.tensor([[1], [2], [3], [4]]) % 11
     start = torch.randint(11, (4, 1), generator=generator)
     tokens = (tokens + start) % 11
 
     def loss(params):
         logits = M.call(net, params, tokens[:, :-1])
-        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten()
+        )
 
-    rigl = sf.rigl(0.75, where=M.weights_of(net), when=sf.every(5), key=sf.random.key(0))
+    rigl = sf.rigl(
+        0.75, where=M.weights_of(net), when=sf.every(5), key=sf.random.key(0)
+    )
     algorithm = sf.with_optimizer(rigl, sf.optimizers.adam(0.02))
     state = first = algorithm.init(M.params_of(net))
     losses = []
@@ -230,7 +305,9 @@ def test_a_small_gpt2():
     assert losses[-1] < 0.3 * losses[0]
     for path, mask in state.masks.items():
         assert int(mask.sum()) == (mask.numel() // 4 if path in CONV1DS else 1)
-    assert any(not torch.equal(first.masks[path], state.masks[path]) for path in CONV1DS)
+    assert any(
+        not torch.equal(first.masks[path], state.masks[path]) for path in CONV1DS
+    )
     baked = M.bake(net, state)
     assert baked.lm_head.weight is baked.transformer["wte"].weight
     with torch.no_grad():
@@ -241,12 +318,18 @@ def test_each_layout_of_a_small_gpt2_gets_its_axis():
     net = GPT2()
     net.lm_head = nn.Linear(8, 11, bias=False)  # a head of its own
     where, params = M.weights_of(net), M.params_of(net)
-    axes = {path: M.pattern_axis(net, path) for path, leaf in params.items() if where(path, leaf)}
+    axes = {
+        path: M.pattern_axis(net, path)
+        for path, leaf in params.items()
+        if where(path, leaf)
+    }
     assert axes == {**dict.fromkeys(CONV1DS, 0), "lm_head.weight": 1}
     parts = []
     for axis in sorted({*axes.values()}):
         paths = [path for path in axes if axes[path] == axis]
-        parts.append((paths, sf.ste(None, pattern=sf.patterns.nm(2, 4, axis=axis), where=paths)))
+        parts.append(
+            (paths, sf.ste(None, pattern=sf.patterns.nm(2, 4, axis=axis), where=paths))
+        )
     masks = sf.partition(parts).init(params).masks
     for path, axis in axes.items():
         assert M.check_pattern_axis(net, path, sf.patterns.nm(2, 4, axis=axis))

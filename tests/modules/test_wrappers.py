@@ -1,4 +1,6 @@
-"""Wrapped modules have the names of the bare one, and data parallelism is refused where gradients are taken."""
+"""Wrapped modules have the names of the bare one, and data parallelism is refused where
+gradients are taken.
+"""
 
 import copy
 import re
@@ -6,7 +8,9 @@ import re
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
 from torch.nn.utils import prune
 
 import sparsefn as sf
@@ -74,7 +78,9 @@ def test_names_values_and_draws_are_those_of_the_bare_module(name, group):
     assert tree_equal(M.buffers_of(wrapped), M.buffers_of(net))
     assert list(M.params_of(wrapped)) == list(M.params_of(net))
     state = sf.static(0.5, key=sf.random.key(3)).init(M.params_of(wrapped))
-    assert tree_equal(state, sf.static(0.5, key=sf.random.key(3)).init(M.params_of(net)))
+    assert tree_equal(
+        state, sf.static(0.5, key=sf.random.key(3)).init(M.params_of(net))
+    )
 
 
 @pytest.mark.deep(but=["checkpointed*", "ddp", "dp*"])
@@ -90,11 +96,21 @@ def test_bake_to_sparse_and_from_pruned_map_the_names_back(name, group):
         assert type(baked) is type(wrapped)
         assert tree_equal(M.params_of(baked), sf.effective(state))
         assert tree_equal(M.params_of(wrapped), M.params_of(net))
-        if name not in PARALLEL and name not in HELD:  # DistributedDataParallel wants a gradient to reduce
+        if (
+            name not in PARALLEL and name not in HELD
+        ):  # DistributedDataParallel wants a gradient to reduce
             sparse = M.to_sparse(wrapped, state, "csr", buffers=buffers)
-            assert sum(isinstance(part, sf.modules.sparse_linear.SparseLinear) for part in sparse.modules()) == 2
+            assert (
+                sum(
+                    isinstance(part, sf.modules.sparse_linear.SparseLinear)
+                    for part in sparse.modules()
+                )
+                == 2
+            )
             torch.testing.assert_close(sparse(x), want)
-    inner = wrapped.get_submodule(own_tensors(wrapped, "parameters")["1.weight"][0].rpartition(".")[0])
+    inner = wrapped.get_submodule(
+        own_tensors(wrapped, "parameters")["1.weight"][0].rpartition(".")[0]
+    )
     prune.l1_unstructured(inner, "weight", amount=5)
     for checkpoint in (None, wrapped.state_dict()):
         params, masks = M.from_pruned(wrapped, checkpoint)
@@ -112,7 +128,9 @@ def test_axes_and_weights_are_found_by_the_bare_names(name, group):
     assert not M.check_pattern_axis(wrapped, "0.0.weight", nm(2, 4, axis=0))
     assert M.pattern_axis(wrapped, "1.weight") == 1
     where = M.weights_of(wrapped, skip=["0.*"])
-    assert [path for path, leaf in M.params_of(wrapped).items() if where(path, leaf)] == ["1.weight"]
+    assert [
+        path for path, leaf in M.params_of(wrapped).items() if where(path, leaf)
+    ] == ["1.weight"]
 
 
 @pytest.mark.deep(but=["checkpointed*"])
@@ -123,13 +141,19 @@ def test_call_runs_what_torch_compile_and_checkpointing_wrap(name):
     with torch.no_grad():
         torch.testing.assert_close(M.call(wrapped, state, x), M.call(net, state, x))
         wanted = M.call_with_buffers(net.train(), state, buffers, x)
-        torch.testing.assert_close(M.call_with_buffers(wrapped.train(), state, buffers, x), wanted)
+        torch.testing.assert_close(
+            M.call_with_buffers(wrapped.train(), state, buffers, x), wanted
+        )
         net.eval(), wrapped.eval()
     if "check" in name or name == "both":
         return
     for model in (wrapped, net):
-        grads = M.value_and_grad(lambda params, model=model: M.call(model, params, x).square().sum())(state.params)
-        wanted = torch.func.grad(lambda params: M.call(net, params, x).square().sum())(state.params)
+        grads = M.value_and_grad(
+            lambda params, model=model: M.call(model, params, x).square().sum()
+        )(state.params)
+        wanted = torch.func.grad(lambda params: M.call(net, params, x).square().sum())(
+            state.params
+        )
         torch.testing.assert_close(grads[1], wanted)
 
 
@@ -139,13 +163,17 @@ def test_call_refuses_data_parallelism(name, group):
     kind = {"dp": "DataParallel", "ddp": "DistributedDataParallel"}[name.split()[0]]
     place = "'0' in it" if "inside" in name else "it"
     text = (
-        "expected a module without data parallelism, as gradients would not be reduced over its copies, but "
+        "expected a module without data parallelism, as gradients would not be reduced "
+        "over its copies, but "
         f"{place} is a {kind}: to train it use sf.distributed.commit(model, state) and "
-        "sf.distributed.grads_of(model, state), and to run it without gradients pass its `.module`"
+        "sf.distributed.grads_of(model, state), and to run it without gradients pass "
+        "its `.module`"
     )
     for broken in (
         lambda: M.call(wrapped, M.params_of(net), torch.ones(2, 4)),
-        lambda: M.call_with_buffers(wrapped, M.params_of(net), M.buffers_of(net), torch.ones(2, 4)),
+        lambda: M.call_with_buffers(
+            wrapped, M.params_of(net), M.buffers_of(net), torch.ones(2, 4)
+        ),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
             broken()
@@ -153,7 +181,9 @@ def test_call_refuses_data_parallelism(name, group):
 
 def test_a_child_that_is_called_like_a_wrappers_is_no_wrapper():
     net = nn.Module()
-    net.module, net._orig_mod, net._checkpoint_wrapped_module = (nn.Linear(1, 1, bias=False) for _ in range(3))
+    net.module, net._orig_mod, net._checkpoint_wrapped_module = (
+        nn.Linear(1, 1, bias=False) for _ in range(3)
+    )
     net.my_module = nn.ModuleDict({"module": nn.Linear(1, 1, bias=False)})
     names = [name for name, _ in net.named_parameters()]
     assert names == [
@@ -164,12 +194,17 @@ def test_a_child_that_is_called_like_a_wrappers_is_no_wrapper():
     ]
     assert list(M.params_of(net)) == names
     assert list(M.params_of(nn.DataParallel(net))) == names
-    twice = nn.DataParallel(nn.ModuleDict({"module": nn.DataParallel(nn.Linear(1, 1, bias=False))}))
+    twice = nn.DataParallel(
+        nn.ModuleDict({"module": nn.DataParallel(nn.Linear(1, 1, bias=False))})
+    )
     assert list(M.params_of(twice)) == ["module.weight"]
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match=r"^expected a module first, as in call\(module, state, x\), got dict$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^expected a module first, as in call\(module, state, x\), got dict$",
+    ):
         M.params_of({})
 
 
@@ -190,7 +225,8 @@ def test_names_with_a_wrapper_in_them_are_told_with_the_mend(child):
         for name, p in net.named_parameters()
     }
     told = (
-        f"; leave out '{child}.', which a wrapper adds: sf.modules.params_of(module) and .{child}.named_parameters() do"
+        f"; leave out '{child}.', which a wrapper adds: sf.modules.params_of(module) "
+        f"and .{child}.named_parameters() do"
     )
     x = torch.ones(2, 4)
     for module, params in ((wrapped, added), (net, added), (inner, deep), (net, deep)):
@@ -207,14 +243,20 @@ def test_names_with_a_wrapper_in_them_are_told_with_the_mend(child):
 
 def test_a_module_that_keeps_its_own_prefix_is_told_with_the_mend():
     average = torch.optim.swa_utils.AveragedModel(bare())
-    with pytest.raises(ValueError, match=r"unknown \[.*\]; pass .module of the module, which has these names$"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown \[.*\]; pass .module of the module, which has these names$",
+    ):
         M.call(average, M.params_of(bare()), torch.ones(2, 4))
     M.call(average.module, M.params_of(bare()), torch.ones(2, 4))
 
 
 def test_other_unknown_names_and_sequences():
     net = bare()
-    with pytest.raises(ValueError, match="a sequence has no names: write dict\\(module.named_parameters\\(\\)\\)$"):
+    with pytest.raises(
+        ValueError,
+        match="a sequence has no names: write dict\\(module.named_parameters\\(\\)\\)$",
+    ):
         M.call(net, [p.detach() for p in net.parameters()], torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"unknown \['wieght'\]$"):
         M.call(nn.Linear(1, 1, bias=False), {"wieght": torch.ones(1, 1)}, torch.ones(1))

@@ -1,4 +1,6 @@
-"""Clipping by the global norm: torch's factor, over what masks keep, in bits that depend on nothing else."""
+"""Clipping by the global norm: torch's factor, over what masks keep, in bits that
+depend on nothing else.
+"""
 
 import math
 
@@ -18,15 +20,22 @@ GRADS = {
     "w": torch.randn(300, 70, generator=DRAW),
     "z": torch.zeros(0, 3),
 }
-MASKS = {path: torch.rand(g.shape, generator=DRAW) < 0.3 if g.ndim else torch.tensor(True) for path, g in GRADS.items()}
+MASKS = {
+    path: torch.rand(g.shape, generator=DRAW) < 0.3 if g.ndim else torch.tensor(True)
+    for path, g in GRADS.items()
+}
 
 
 def clipped_by_torch(grads, max_norm, norm_of):
     """torch's clip_grad_norm_, the norm of one tree applied to another."""
-    params = [torch.nn.Parameter(torch.zeros_like(g)) for g in optree.tree_leaves(grads)]
+    params = [
+        torch.nn.Parameter(torch.zeros_like(g)) for g in optree.tree_leaves(grads)
+    ]
     for param, g in zip(params, optree.tree_leaves(grads), strict=True):
         param.grad = g.clone()
-    norm = torch.nn.utils.get_total_norm([g for g in optree.tree_leaves(norm_of) if g.numel()])
+    norm = torch.nn.utils.get_total_norm(
+        [g for g in optree.tree_leaves(norm_of) if g.numel()]
+    )
     torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
     return [param.grad for param in params]
 
@@ -37,7 +46,9 @@ def test_the_factor_is_torchs(max_norm, scale, masked):
     grads = optree.tree_map(lambda g: g * scale, GRADS)
     masks = MASKS if masked else None
     got = sf.clip_norm(grads, max_norm, masks)
-    want = clipped_by_torch(grads, max_norm, sf.apply_masks(grads, MASKS) if masked else grads)
+    want = clipped_by_torch(
+        grads, max_norm, sf.apply_masks(grads, MASKS) if masked else grads
+    )
     for g, w in zip(optree.tree_leaves(got), want, strict=True):
         torch.testing.assert_close(g, w, rtol=2e-6, atol=0)
 
@@ -51,7 +62,10 @@ def test_pruned_entries_do_not_count_and_are_scaled_alike():
     assert sf.clip_norm(grads, 1.0, masks)["w"][[0, 3]].isfinite().all()
     # A leaf that is not sparsified counts whole.
     torch.testing.assert_close(
-        sf.clip_norm({"b": torch.tensor([3.0, 4.0])}, 1.0, {"b": torch.tensor(True)})["b"], torch.tensor([0.6, 0.8])
+        sf.clip_norm({"b": torch.tensor([3.0, 4.0])}, 1.0, {"b": torch.tensor(True)})[
+            "b"
+        ],
+        torch.tensor([0.6, 0.8]),
     )
 
 
@@ -61,27 +75,39 @@ def test_growth_is_the_same_with_and_without_clipping():
     state = algorithm.init(params)
     grads = {"w": torch.linspace(-9, 9, 64).reshape(8, 8)}
     clipped = sf.clip_norm(grads, 0.5, state.masks)
-    assert tree_equal(algorithm.update(state, clipped, 0).masks, algorithm.update(state, grads, 0).masks)
+    assert tree_equal(
+        algorithm.update(state, clipped, 0).masks,
+        algorithm.update(state, grads, 0).masks,
+    )
 
 
 def test_short_gradients_keep_their_bits_and_are_copies():
     got = sf.clip_norm(GRADS, 1e6)
     assert tree_equal(got, GRADS)
     memory = {leaf.data_ptr() for leaf in optree.tree_leaves(GRADS) if leaf.numel()}
-    assert memory.isdisjoint(leaf.data_ptr() for leaf in optree.tree_leaves(got) if leaf.numel())
+    assert memory.isdisjoint(
+        leaf.data_ptr() for leaf in optree.tree_leaves(got) if leaf.numel()
+    )
     assert sf.clip_norm({}, 1.0) == {}
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+)
 def test_vmap_compile_threads_and_layout_give_the_bits_of_eager(dtype):
     torch._dynamo.reset()
-    members = [optree.tree_map(lambda g, i=i: (g * (i + 1.1)).to(dtype), GRADS) for i in range(3)]
+    members = [
+        optree.tree_map(lambda g, i=i: (g * (i + 1.1)).to(dtype), GRADS)
+        for i in range(3)
+    ]
     loop = [sf.clip_norm(member, 0.7, MASKS) for member in members]
     assert all(leaf.dtype == dtype for leaf in optree.tree_leaves(loop))
     want = optree.tree_map(lambda *leaves: torch.stack(leaves), *loop)
     stacked = optree.tree_map(lambda *leaves: torch.stack(leaves), *members)
-    assert tree_equal(torch.vmap(lambda grads: sf.clip_norm(grads, 0.7, MASKS))(stacked), want)
+    assert tree_equal(
+        torch.vmap(lambda grads: sf.clip_norm(grads, 0.7, MASKS))(stacked), want
+    )
     compiled = torch.compile(sf.clip_norm, fullgraph=True, backend="eager")
     assert tree_equal(compiled(members[0], 0.7, MASKS), loop[0])
     turned = {**members[0], "w": members[0]["w"].T.contiguous().T}
@@ -98,7 +124,9 @@ def test_a_tensor_for_max_norm_may_be_batched():
     limits = torch.tensor([0.1, 1.0, 1e3])
     loop = [sf.clip_norm(GRADS, limit.item()) for limit in limits]
     want = optree.tree_map(lambda *leaves: torch.stack(leaves), *loop)
-    assert tree_equal(torch.vmap(lambda limit: sf.clip_norm(GRADS, limit))(limits), want)
+    assert tree_equal(
+        torch.vmap(lambda limit: sf.clip_norm(GRADS, limit))(limits), want
+    )
 
 
 def test_norms_that_are_not_finite():
@@ -108,15 +136,25 @@ def test_norms_that_are_not_finite():
 
 
 def test_the_norm_is_a_constant_in_derivatives():
-    slope = torch.func.grad(lambda g: sf.clip_norm({"w": g}, 1.0)["w"].sum())(torch.tensor([30.0, 40.0]))
+    slope = torch.func.grad(lambda g: sf.clip_norm({"w": g}, 1.0)["w"].sum())(
+        torch.tensor([30.0, 40.0])
+    )
     torch.testing.assert_close(slope, torch.tensor([0.02, 0.02]))
 
 
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: sf.clip_norm(GRADS, 0.0), ValueError, "expected max_norm > 0, got 0.0"),
-        (lambda: sf.clip_norm(GRADS, math.inf), ValueError, "expected max_norm to be finite, got inf"),
+        (
+            lambda: sf.clip_norm(GRADS, 0.0),
+            ValueError,
+            "expected max_norm > 0, got 0.0",
+        ),
+        (
+            lambda: sf.clip_norm(GRADS, math.inf),
+            ValueError,
+            "expected max_norm to be finite, got inf",
+        ),
         (
             lambda: sf.clip_norm(GRADS, "1"),
             TypeError,
@@ -127,7 +165,11 @@ def test_the_norm_is_a_constant_in_derivatives():
             TypeError,
             "expected floating-point grads, got torch.int64 at 'a.w'",
         ),
-        (lambda: sf.clip_norm({"w": 3.0}, 1.0), TypeError, "expected floating-point grads, got float at 'w'"),
+        (
+            lambda: sf.clip_norm({"w": 3.0}, 1.0),
+            TypeError,
+            "expected floating-point grads, got float at 'w'",
+        ),
         (
             lambda: sf.clip_norm(GRADS, 1.0, {**MASKS, "b": torch.tensor([True])}),
             ValueError,

@@ -15,18 +15,31 @@ def test_a_band_is_what_lies_near_the_diagonal(nearliness, shape):
     if nearliness > 0 and nearliness // 2 >= min(shape):
         return  # refused, as tested above
     want = torch.tensor(
-        [[nearliness > 0 and abs(r - c) <= nearliness // 2 for c in range(shape[1])] for r in range(shape[0])]
+        [
+            [nearliness > 0 and abs(r - c) <= nearliness // 2 for c in range(shape[1])]
+            for r in range(shape[0])
+        ]
     )
     scores = torch.full(shape, float("nan"))
     n = int(want.sum())
-    for mask in (sf.topk_mask(scores, None, pattern=pattern), sf.topk_mask(-scores, n, pattern=pattern)):
+    for mask in (
+        sf.topk_mask(scores, None, pattern=pattern),
+        sf.topk_mask(-scores, n, pattern=pattern),
+    ):
         assert torch.equal(mask, want)
-    with pytest.raises(ValueError, match=rf"nearly_diagonal\({nearliness}\) fixes n_keep at {n}, got {n + 1}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"nearly_diagonal\({nearliness}\) fixes n_keep at {n}, got {n + 1}",
+    ):
         sf.topk_mask(scores, n + 1, pattern=pattern)
-    assert sf.grow_highest(scores, torch.zeros_like(want), n, pattern=pattern).equal(want)
+    assert sf.grow_highest(scores, torch.zeros_like(want), n, pattern=pattern).equal(
+        want
+    )
     with pytest.raises(ValueError, match=rf"expected 0 <= n_grow <= {n}, got {n + 1}"):
         sf.grow_highest(scores, torch.zeros_like(want), n + 1, pattern=pattern)
-    assert sf.drop_lowest(scores, torch.ones_like(want), want.numel() - n, pattern=pattern).equal(want)
+    assert sf.drop_lowest(
+        scores, torch.ones_like(want), want.numel() - n, pattern=pattern
+    ).equal(want)
 
 
 def test_a_band_loses_its_worst_and_grows_it_back():

@@ -59,7 +59,10 @@ def active_of(pattern, mask):
 
 
 def test_over_boxes_of_an_empty_tensor():
-    assert over_boxes(torch.ones(0, 3), (2, 2), lambda unit: unit.sum(-1)).shape == (0, 2)
+    assert over_boxes(torch.ones(0, 3), (2, 2), lambda unit: unit.sum(-1)).shape == (
+        0,
+        2,
+    )
 
 
 @pytest.fixture(params=[1, 2], ids=lambda n: f"threads={n}")
@@ -70,14 +73,21 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("shape", "box"), [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((3,), (2,)), ((2, 3, 5), (2, 2, 2))])
+@pytest.mark.parametrize(
+    ("shape", "box"),
+    [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((3,), (2,)), ((2, 3, 5), (2, 2, 2))],
+)
 def test_a_number_for_each_element_of_partial_boxes_too(shape, box):
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     assert torch.equal(over_boxes(x, box, lambda boxes: boxes), x)
     sizes = over_boxes(x, box, lambda boxes: torch.full_like(boxes, boxes.shape[-1]))
-    grid = over_boxes(x, box, lambda boxes: torch.full(boxes.shape[:1], float(boxes.shape[-1])))
+    grid = over_boxes(
+        x, box, lambda boxes: torch.full(boxes.shape[:1], float(boxes.shape[-1]))
+    )
     assert sizes.shape == shape
-    for place in torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist():
+    for place in (
+        torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist()
+    ):
         unit = tuple(i // b for i, b in zip(place, box, strict=True))
         assert sizes[tuple(place)] == grid[unit]
 
@@ -85,7 +95,9 @@ def test_a_number_for_each_element_of_partial_boxes_too(shape, box):
 @pytest.mark.deep(but=["threads=1-*0*-plain"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("shape", "box"), GRIDS, ids=str)
-def test_some_boxes_at_a_time_give_the_bits_of_all_at_once(shape, box, layout, threads, monkeypatch):
+def test_some_boxes_at_a_time_give_the_bits_of_all_at_once(
+    shape, box, layout, threads, monkeypatch
+):
     x = LAYOUTS[layout](torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     for name, fn in REDUCTIONS.items():
         for size in (1, 37, 400):
@@ -95,9 +107,13 @@ def test_some_boxes_at_a_time_give_the_bits_of_all_at_once(shape, box, layout, t
             assert torch.equal(got, over_boxes(x, box, fn)), (name, size)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max", "min", "l2"])
-def test_large_tensors_are_pooled_like_each_box_by_itself(dtype, reduce, threads, monkeypatch):
+def test_large_tensors_are_pooled_like_each_box_by_itself(
+    dtype, reduce, threads, monkeypatch
+):
     x = torch.randn(37, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, 0], x[5, 5], x[9, 9], x[20] = float("nan"), float("inf"), -0.0, 1e-42
     pattern = P.block((4, 8), reduce)
@@ -105,12 +121,18 @@ def test_large_tensors_are_pooled_like_each_box_by_itself(dtype, reduce, threads
     rows = rows_of(pattern, x)
     wide = x.float() if dtype.itemsize == 2 else x
     want = plainly(wide, (4, 8), pattern.reduce).reshape(1, -1)
-    assert rows.dtype == want.dtype and torch.equal(rows.nan_to_num(nan=123.0), want.nan_to_num(nan=123.0))
+    assert rows.dtype == want.dtype and torch.equal(
+        rows.nan_to_num(nan=123.0), want.nan_to_num(nan=123.0)
+    )
     batched = torch.func.vmap(lambda x: rows_of(pattern, x))(torch.stack([x, -x]))[0]
     assert torch.equal(batched.nan_to_num(nan=123.0), rows.nan_to_num(nan=123.0))
 
 
-@pytest.mark.parametrize("pattern", [P.block((4, 8), zeros=3), P.block((4, 8)), P.channel(1), P.kernel()], ids=str)
+@pytest.mark.parametrize(
+    "pattern",
+    [P.block((4, 8), zeros=3), P.block((4, 8)), P.channel(1), P.kernel()],
+    ids=str,
+)
 def test_large_masks_are_the_same_in_parts(pattern, threads, monkeypatch):
     shape = (9, 20, 3, 3) if pattern.name.startswith("kernel") else (37, 50)
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.02
@@ -124,16 +146,24 @@ def test_large_masks_are_the_same_in_parts(pattern, threads, monkeypatch):
 def test_pooling_copies_a_little_at_a_time(threads):
     seen = []
     x = torch.ones(4095, 2048, dtype=torch.bfloat16)
-    over_boxes(x, (15, 16), lambda rows: seen.append(rows.numel()) or rows.float().mean(-1))
-    assert sum(seen) == x.numel() and max(seen) <= (1 << 18 if threads == 1 else 1 << 22)
+    over_boxes(
+        x, (15, 16), lambda rows: seen.append(rows.numel()) or rows.float().mean(-1)
+    )
+    assert sum(seen) == x.numel() and max(seen) <= (
+        1 << 18 if threads == 1 else 1 << 22
+    )
 
 
 def test_parameters_are_pooled_some_boxes_at_a_time_too(threads, monkeypatch):
-    w = torch.nn.Parameter(torch.rand(20, 30, generator=torch.Generator().manual_seed(0)))
+    w = torch.nn.Parameter(
+        torch.rand(20, 30, generator=torch.Generator().manual_seed(0))
+    )
     want, seen = rows_of(P.block((4, 5)), w), []
     monkeypatch.setattr(boxes, "_SLAB", 20)
     mean = P.block((4, 5)).reduce
-    rows = rows_of(P.block((4, 5)), w, lambda boxes: seen.append(len(boxes)) or mean(boxes))
+    rows = rows_of(
+        P.block((4, 5)), w, lambda boxes: seen.append(len(boxes)) or mean(boxes)
+    )
     assert torch.equal(rows, want) and not rows.requires_grad and len(seen) > 1
 
 
@@ -143,4 +173,4 @@ def test_gradients_flow_through_large_tensors():
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
-# ---- shapes alone --------------------------------------------------------------------------------
+# ---- shapes alone --------------------------------------------------------------------

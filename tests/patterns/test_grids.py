@@ -11,8 +11,22 @@ from hypothesis import strategies as st
 import sparsefn as sf
 from sparsefn.engine.processes.alignment import Alignment, _boxes
 from sparsefn.engine.processes.shards import Layout
-from sparsefn.patterns.grids import cell_of, group_places, own_counts, unit_extent, units_at, with_alignment
-from sparsefn.patterns.units import active_rows, allowed_rows, from_rows, grouped, to_rows, units_of
+from sparsefn.patterns.grids import (
+    cell_of,
+    group_places,
+    own_counts,
+    unit_extent,
+    units_at,
+    with_alignment,
+)
+from sparsefn.patterns.units import (
+    active_rows,
+    allowed_rows,
+    from_rows,
+    grouped,
+    to_rows,
+    units_of,
+)
 
 P = sf.patterns
 PATTERNS = {
@@ -46,8 +60,12 @@ def parts(case):
     units, cuts, sizes = case
     old, new = _boxes(units.shape, cuts, sizes, cell_of(units))
     for at in old:
-        layout = Layout(units.shape, cuts, sizes, tuple(map(str, range(len(sizes)))), at)
-        alignment = Alignment(layout.extent(old[at]), layout.extent(new[at]), layout, old, new)
+        layout = Layout(
+            units.shape, cuts, sizes, tuple(map(str, range(len(sizes)))), at
+        )
+        alignment = Alignment(
+            layout.extent(old[at]), layout.extent(new[at]), layout, old, new
+        )
         yield units_at(units, alignment), tuple(slice(a, b) for a, b in new[at])
 
 
@@ -57,21 +75,32 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
     torch.manual_seed(rng.randrange(1 << 30))
     scores = torch.randn(units.shape)
     mask = from_rows(units, torch.rand(units.rows) < 0.5)
-    wanted, kept = to_rows(units, scores).reshape(-1), grouped(active_rows(units, mask)).reshape(-1)
-    open_ = allowed_rows(units, scores, torch.ones(units.rows, dtype=torch.bool)).reshape(-1)
+    wanted, kept = (
+        to_rows(units, scores).reshape(-1),
+        grouped(active_rows(units, mask)).reshape(-1),
+    )
+    open_ = allowed_rows(
+        units, scores, torch.ones(units.rows, dtype=torch.bool)
+    ).reshape(-1)
     counts = torch.arange(units.rows[0])
     seen, groups = [], []
     for part, box in parts(case):
         extent = unit_extent(part)
         assert part.of_all is units and extent is not None
-        places = torch.from_numpy(extent.places(np.arange(math.prod(part.rows)))).reshape(part.rows)
+        places = torch.from_numpy(
+            extent.places(np.arange(math.prod(part.rows)))
+        ).reshape(part.rows)
         assert torch.equal(to_rows(part, scores[box]), wanted[places])
         assert torch.equal(grouped(active_rows(part, mask[box])), kept[places])
-        assert torch.equal(allowed_rows(part, scores[box], torch.ones(part.rows) > 0), open_[places])
+        assert torch.equal(
+            allowed_rows(part, scores[box], torch.ones(part.rows) > 0), open_[places]
+        )
         assert torch.equal(from_rows(part, kept[places]), mask[box])
         assert part.fixed == units.fixed
         flat = places.reshape(-1)
-        assert (flat.diff() > 0).all() or units.rows[0] > 1, "ties go to the lower index in the whole"
+        assert (flat.diff() > 0).all() or units.rows[0] > 1, (
+            "ties go to the lower index in the whole"
+        )
         seen += flat.tolist()
         if units.rows[0] > 1:
             assert part.extent is None, "each group is on one process"

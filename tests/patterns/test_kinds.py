@@ -26,7 +26,9 @@ P = sf.patterns
 )
 def test_partial_borders_are_reduced_over_what_exists(reduce, want):
     x = torch.tensor([[0.0, 1.0, 2.0], [4.0, 5.0, 5.0], [6.0, 7.0, 7.0]])
-    assert rows_of(P.block((2, 2), reduce=reduce), x).tolist() == [[v for row in want for v in row]]
+    assert rows_of(P.block((2, 2), reduce=reduce), x).tolist() == [
+        [v for row in want for v in row]
+    ]
 
 
 def test_norms():
@@ -34,13 +36,19 @@ def test_norms():
     assert rows_of(P.channel(0, norm=2), x).tolist() == [[5.0, pytest.approx(2**0.5)]]
     assert rows_of(P.channel(0), x).tolist() == [[7.0, 2.0]]
     assert rows_of(P.channel(1, norm=float("inf")), x).tolist() == [[3.0, 4.0]]
-    assert rows_of(P.block((1, 2), reduce="l2"), x).tolist() == [[5.0, pytest.approx(2**0.5)]]
+    assert rows_of(P.block((1, 2), reduce="l2"), x).tolist() == [
+        [5.0, pytest.approx(2**0.5)]
+    ]
 
 
 def test_patterns_are_values():
     assert P.block([2, 2]) == P.block((2, 2)) and P.block((2, 2)) != P.block((2, 1))
     assert hash(P.nm(2, 4)) == hash(P.nm(2, 4)) and P.nm(2, 4) != P.nm(2, 4, axis=0)
-    assert repr(P.channel(1, norm=2)) == "channel(axis=1, norm=2)" == repr(P.channel(1, norm=2, groups=1))
+    assert (
+        repr(P.channel(1, norm=2))
+        == "channel(axis=1, norm=2)"
+        == repr(P.channel(1, norm=2, groups=1))
+    )
     assert repr(P.channel(0, groups=4)) == "channel(axis=0, norm=1, groups=4)"
     assert P.channel(0, groups=4) != P.channel(0)
     assert repr(P.block((1, 4), zeros=2)) == "block((1, 4), reduce='mean', zeros=2)"
@@ -61,20 +69,44 @@ def test_patterns_are_values():
             TypeError,
             r"nm: expected n to be a 0-d int64 tensor, got torch.float32 o",
         ),
-        (lambda: P.nm(torch.tensor([1]), 4), TypeError, r"0-d int64 tensor, got torch.int64 of shape \(1,\)"),
+        (
+            lambda: P.nm(torch.tensor([1]), 4),
+            TypeError,
+            r"0-d int64 tensor, got torch.int64 of shape \(1,\)",
+        ),
         (
             lambda: sf.topk_mask(torch.ones(4), 1, pattern=P.nm(torch.tensor(1), 4)),
             ValueError,
             "fixes n_keep at 1, got",
         ),
         (lambda: P.block((0, 2)), ValueError, "expected block sizes >= 1, got 0"),
-        (lambda: P.block((2, 2), reduce="median"), ValueError, "expected reduce to be one of 'mean', 'sum'"),
-        (lambda: P.block((2, 2), zeros=5), ValueError, "expected zeros <= 4, the elements of a block, got 5"),
+        (
+            lambda: P.block((2, 2), reduce="median"),
+            ValueError,
+            "expected reduce to be one of 'mean', 'sum'",
+        ),
+        (
+            lambda: P.block((2, 2), zeros=5),
+            ValueError,
+            "expected zeros <= 4, the elements of a block, got 5",
+        ),
         (lambda: P.block((2, 2), zeros=-1), ValueError, "expected zeros >= 0, got -1"),
-        (lambda: P.block((2, 2), zeros=0.5), TypeError, "expected zeros to be an int, got float"),
+        (
+            lambda: P.block((2, 2), zeros=0.5),
+            TypeError,
+            "expected zeros to be an int, got float",
+        ),
         (lambda: P.channel(0, groups=0), ValueError, "expected groups >= 1, got 0"),
-        (lambda: P.nearly_diagonal(2), ValueError, "nearly_diagonal: expected an odd nearliness, got 2"),
-        (lambda: P.nearly_diagonal(3.0), TypeError, "expected nearliness to be an int, got float"),
+        (
+            lambda: P.nearly_diagonal(2),
+            ValueError,
+            "nearly_diagonal: expected an odd nearliness, got 2",
+        ),
+        (
+            lambda: P.nearly_diagonal(3.0),
+            TypeError,
+            "expected nearliness to be an int, got float",
+        ),
         (lambda: P.out_groups(0), ValueError, "expected groups >= 1, got 0"),
         (lambda: P.channel(True), TypeError, "expected axis to be an int, got bool"),
     ],
@@ -87,21 +119,59 @@ def test_bad_arguments(make, error, text):
 @pytest.mark.parametrize(
     "pattern,shape,text",
     [
-        (P.nm(2, 4), (3, 6), r"nm\(2, 4, axis=-1\): expected axis -1 divisible by 4, got shape \(3, 6\)"),
-        (P.nm(2, 4, axis=2), (4, 4), r"nm\(2, 4, axis=2\): no axis 2 in shape \(4, 4\)"),
-        (P.block((2, 2)), (8,), r"block\(\(2, 2\), reduce='mean'\): expected 2 dimensions or more, got shape \(8,\)"),
-        (P.out_groups(3), (4, 3), r"out_groups\(3\): expected axis 0 divisible by 3, got shape \(4, 3\)"),
-        (P.in_groups(2), (4, 3), r"in_groups\(2\): expected axis 1 divisible by 2, got shape \(4, 3\)"),
+        (
+            P.nm(2, 4),
+            (3, 6),
+            r"nm\(2, 4, axis=-1\): expected axis -1 divisible by 4, got shape \(3, 6\)",
+        ),
+        (
+            P.nm(2, 4, axis=2),
+            (4, 4),
+            r"nm\(2, 4, axis=2\): no axis 2 in shape \(4, 4\)",
+        ),
+        (
+            P.block((2, 2)),
+            (8,),
+            r"block\(\(2, 2\), reduce='mean'\): expected 2 dimensions or more, got "
+            r"shape \(8,\)",
+        ),
+        (
+            P.out_groups(3),
+            (4, 3),
+            r"out_groups\(3\): expected axis 0 divisible by 3, got shape \(4, 3\)",
+        ),
+        (
+            P.in_groups(2),
+            (4, 3),
+            r"in_groups\(2\): expected axis 1 divisible by 2, got shape \(4, 3\)",
+        ),
         (P.in_groups(2), (4,), r"in_groups\(2\): no axis 1 in shape \(4,\)"),
-        (P.channel(0, groups=4), (6, 3), r"groups=4\): expected axis 0 divisible by 4, got shape \(6, 1\)"),
-        (P.nearly_diagonal(3), (4, 4, 4), r"nearly_diagonal\(3\): expected 2 dimensions, got shape \(4, 4, 4\)"),
-        (P.nearly_diagonal(-1), (4,), r"nearly_diagonal\(-1\): expected 2 dimensions, got shape \(4,\)"),
+        (
+            P.channel(0, groups=4),
+            (6, 3),
+            r"groups=4\): expected axis 0 divisible by 4, got shape \(6, 1\)",
+        ),
+        (
+            P.nearly_diagonal(3),
+            (4, 4, 4),
+            r"nearly_diagonal\(3\): expected 2 dimensions, got shape \(4, 4, 4\)",
+        ),
+        (
+            P.nearly_diagonal(-1),
+            (4,),
+            r"nearly_diagonal\(-1\): expected 2 dimensions, got shape \(4,\)",
+        ),
         (
             P.nearly_diagonal(7),
             (5, 3),
-            r"nearly_diagonal\(7\): expected nearliness // 2 < 3, the smaller side of shape \(5, 3\)",
+            r"nearly_diagonal\(7\): expected nearliness // 2 < 3, the smaller side of "
+            r"shape \(5, 3\)",
         ),
-        (P.channel(2), (4, 3), r"channel\(axis=2, norm=1\): no axis 2 in shape \(4, 3\)"),
+        (
+            P.channel(2),
+            (4, 3),
+            r"channel\(axis=2, norm=1\): no axis 2 in shape \(4, 3\)",
+        ),
     ],
     ids=str,
 )
@@ -109,17 +179,32 @@ def test_tensors_that_do_not_fit(pattern, shape, text):
     with pytest.raises(ValueError, match=text):
         sf.topk_mask(torch.ones(shape), None if pattern.fixed else 0, pattern=pattern)
     with pytest.raises(ValueError, match=text + ".* at 'body.w'"):
-        sf.static(0.5, pattern=pattern, where="*").init({"body": {"w": torch.ones(shape)}})
+        sf.static(0.5, pattern=pattern, where="*").init(
+            {"body": {"w": torch.ones(shape)}}
+        )
 
 
 def inside(scores, box, zeros):
-    """Blocks of a matrix, and of each the flat indices of what it loses: told by plain loops."""
+    """Blocks of a matrix, and of each the flat indices of what it loses: told by plain
+    loops.
+    """
     rows, columns = scores.shape
     blocks = []
     for i in range(0, rows, box[0]):
         for j in range(0, columns, box[1]):
-            cells = [(r, c) for r in range(i, min(i + box[0], rows)) for c in range(j, min(j + box[1], columns))]
-            ranked = sorted(cells, key=lambda cell: (scores[cell].isnan().item(), -scores[cell].item(), cell))
+            cells = [
+                (r, c)
+                for r in range(i, min(i + box[0], rows))
+                for c in range(j, min(j + box[1], columns))
+            ]
+            ranked = sorted(
+                cells,
+                key=lambda cell: (
+                    scores[cell].isnan().item(),
+                    -scores[cell].item(),
+                    cell,
+                ),
+            )
             blocks.append((cells, ranked[max(len(cells) - zeros, 0) :]))
     return blocks
 
@@ -127,7 +212,14 @@ def inside(scores, box, zeros):
 @pytest.mark.parametrize("kind", ["distinct", "ties", "nan"])
 @pytest.mark.parametrize("zeros", [0, 1, 3, 5])
 @pytest.mark.parametrize(
-    ("shape", "box"), [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((3, 8), (1, 5)), ((7, 2), (6, 1)), ((7, 9), (5, 8))]
+    ("shape", "box"),
+    [
+        ((4, 6), (2, 3)),
+        ((5, 7), (2, 3)),
+        ((3, 8), (1, 5)),
+        ((7, 2), (6, 1)),
+        ((7, 9), (5, 8)),
+    ],
 )
 def test_a_pruned_block_loses_its_worst_elements(shape, box, zeros, kind):
     scores = torch.rand(shape, generator=torch.Generator().manual_seed(0))
@@ -147,15 +239,20 @@ def test_a_pruned_block_loses_its_worst_elements(shape, box, zeros, kind):
                 for cell in lost:
                     want[cell] = False
         assert torch.equal(mask, want), n_keep
-        assert torch.equal(sf.topk_mask(scores, torch.tensor(n_keep), pattern=pattern), want)
+        assert torch.equal(
+            sf.topk_mask(scores, torch.tensor(n_keep), pattern=pattern), want
+        )
 
 
 def test_pruned_blocks_stay_pruned_and_grow_back_whole():
-    scores = torch.tensor([[4.0, 1.0, 2.0, 3.0], [9.0, 8.0, 7.0, 6.0], [1.0, 5.0, 5.0, 1.0]])
+    scores = torch.tensor(
+        [[4.0, 1.0, 2.0, 3.0], [9.0, 8.0, 7.0, 6.0], [1.0, 5.0, 5.0, 1.0]]
+    )
     pattern = P.block((1, 4), zeros=2)
     mask = sf.topk_mask(scores, 2, pattern=pattern)
     assert mask.int().tolist() == [[1, 0, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
-    # Only whole blocks are there to be dropped, and what is left of a pruned one is not touched.
+    # Only whole blocks are there to be dropped, and what is left of a pruned one is not
+    # touched.
     less = sf.drop_lowest(-scores, mask, 1, pattern=pattern)
     assert less.int().tolist() == [[1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]]
     with pytest.raises(ValueError, match="expected 0 <= n_drop <= 1, got 2"):
@@ -176,12 +273,23 @@ def test_channels_compete_inside_their_groups():
         True,
         False,
     ]
-    assert sf.topk_mask(w.T, torch.tensor([2, 1]), pattern=P.channel(1, groups=2)).tolist() == [
-        [False, True, True, True, False, False]
-    ]
+    assert sf.topk_mask(
+        w.T, torch.tensor([2, 1]), pattern=P.channel(1, groups=2)
+    ).tolist() == [[False, True, True, True, False, False]]
     state = sf.one_shot(0.5, pattern=P.channel(0, groups=2)).init({"w": w})
-    mask = sf.one_shot(0.5, pattern=P.channel(0, groups=2)).update(state, {"w": w}, 0).masks["w"]
-    assert mask.flatten().tolist() == [False, True, True, True, False, False]  # 2 and 1 of 3
+    mask = (
+        sf.one_shot(0.5, pattern=P.channel(0, groups=2))
+        .update(state, {"w": w}, 0)
+        .masks["w"]
+    )
+    assert mask.flatten().tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]  # 2 and 1 of 3
 
 
 TRANSFORMED = [
@@ -195,7 +303,9 @@ TRANSFORMED = [
 @pytest.mark.deep
 @pytest.mark.parametrize(("pattern", "count"), TRANSFORMED, ids=str)
 def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
-    scores = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)).mul(4).floor()
+    scores = (
+        torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)).mul(4).floor()
+    )
 
     def masks(x):
         mask = sf.topk_mask(x, count, pattern=pattern)
@@ -203,7 +313,10 @@ def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
         return mask, less, sf.grow_highest(-x, less, 1, pattern=pattern)
 
     want = [torch.stack(group) for group in zip(*map(masks, scores), strict=True)]
-    for got in (torch.func.vmap(masks)(scores), torch.func.vmap(masks, in_dims=2)(scores.permute(1, 2, 0))):
+    for got in (
+        torch.func.vmap(masks)(scores),
+        torch.func.vmap(masks, in_dims=2)(scores.permute(1, 2, 0)),
+    ):
         assert all(map(torch.equal, got, want))
     compiled = torch.compile(masks, fullgraph=True, backend="eager")(scores[0])
     assert all(map(torch.equal, compiled, [group[0] for group in want]))
@@ -211,11 +324,19 @@ def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
 
 def test_a_block_larger_than_the_tensor_is_a_partial_one():
     scores = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
-    assert sf.topk_mask(scores, 1, pattern=P.block((1, 16))).tolist() == [[False] * 3, [True] * 3]
-    assert sf.topk_mask(scores, 1, pattern=P.block((8, 2))).tolist() == [[True, True, False]] * 2
+    assert sf.topk_mask(scores, 1, pattern=P.block((1, 16))).tolist() == [
+        [False] * 3,
+        [True] * 3,
+    ]
+    assert (
+        sf.topk_mask(scores, 1, pattern=P.block((8, 2))).tolist()
+        == [[True, True, False]] * 2
+    )
     spared = sf.topk_mask(scores, 0, pattern=P.block((1, 16), zeros=2))
     assert spared.tolist() == [[False, False, True], [True, False, False]]
-    state = sf.static(0.5, pattern=P.block((1, 16)), init="magnitude").init({"w": scores})
+    state = sf.static(0.5, pattern=P.block((1, 16)), init="magnitude").init(
+        {"w": scores}
+    )
     assert state.masks["w"].sum(1).tolist() == [0, 3]
 
 
@@ -240,14 +361,31 @@ def test_leaves_of_no_element_have_masks_of_none(pattern, shape):
 
 def test_rows_of_outputs_may_lie_along_another_axis():
     scores = torch.randn(4, 6)
-    turned = sf.topk_mask(scores.T.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=1))
-    assert torch.equal(turned.T, sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced()))
+    turned = sf.topk_mask(
+        scores.T.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=1)
+    )
+    assert torch.equal(
+        turned.T, sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced())
+    )
     experts = torch.stack([scores, -scores])
-    each = torch.stack([sf.topk_mask(one, 2, pattern=sf.patterns.row_balanced()) for one in experts])
-    assert torch.equal(sf.topk_mask(experts, 2, pattern=sf.patterns.row_balanced(axis=(0, 1))), each)
-    turned = sf.topk_mask(experts.mT.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=[0, -1]))
-    assert torch.equal(turned.mT, each) and str(sf.patterns.row_balanced((0, 2))) == "row_balanced(axis=(0, 2))"
-    state = sf.rigl(0.5, pattern=sf.patterns.row_balanced(axis=-1), key=sf.random.key(0)).init({"w": scores})
+    each = torch.stack(
+        [sf.topk_mask(one, 2, pattern=sf.patterns.row_balanced()) for one in experts]
+    )
+    assert torch.equal(
+        sf.topk_mask(experts, 2, pattern=sf.patterns.row_balanced(axis=(0, 1))), each
+    )
+    turned = sf.topk_mask(
+        experts.mT.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=[0, -1])
+    )
+    assert (
+        torch.equal(turned.mT, each)
+        and str(sf.patterns.row_balanced((0, 2))) == "row_balanced(axis=(0, 2))"
+    )
+    state = sf.rigl(
+        0.5, pattern=sf.patterns.row_balanced(axis=-1), key=sf.random.key(0)
+    ).init({"w": scores})
     assert state.masks["w"].sum(0).tolist() == [2] * 6
-    with pytest.raises(ValueError, match=r"row_balanced\(axis=2\): no axis 2 in shape \(4, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"row_balanced\(axis=2\): no axis 2 in shape \(4, 6\)"
+    ):
         sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced(axis=2))

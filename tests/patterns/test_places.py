@@ -1,4 +1,6 @@
-"""Where units of tied sets lie: blocks and parts, unit numbers, classes of units, and sets that meet."""
+"""Where units of tied sets lie: blocks and parts, unit numbers, classes of units, and
+sets that meet.
+"""
 
 import numpy as np
 import pytest
@@ -34,21 +36,42 @@ def test_numbers_are_blocks_and_parts_where_they_can_be(numbers, form):
 
 def test_numbers_along_the_dimension():
     place = place_of("w", (5,), 0, (2, -1, 0, 0, 1), 1)
-    assert place.along(torch.tensor([False, True, False])).tolist() == [False, True, False, False, True]
+    assert place.along(torch.tensor([False, True, False])).tolist() == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert torch.func.vmap(place.along)(torch.eye(3) > 0)[:, 1].all()
 
 
 def test_units_of_as_many_indices_in_each_leaf_are_together():
-    places = [place_of("a", (6, 2), 0, (0, 1, 1, 2, 3, 3), 1), place_of("b", (4,), 0, 1, 1)]
+    places = [
+        place_of("a", (6, 2), 0, (0, 1, 1, 2, 3, 3), 1),
+        place_of("b", (4,), 0, 1, 1),
+    ]
     made = classed("a", places)
-    taken = [[(place.units, place.block, place.taken.tolist()) for place in some] for some in made.classes]
-    assert taken == [[(2, 1, [0, 3]), (2, 1, [0, 2])], [(2, 2, [1, 2, 4, 5]), (2, 1, [1, 3])]]
-    assert [place.shape for place in made.classes[1]] == [(4, 2), (2,)] and made.order.tolist() == [0, 2, 1, 3]
+    taken = [
+        [(place.units, place.block, place.taken.tolist()) for place in some]
+        for some in made.classes
+    ]
+    assert taken == [
+        [(2, 1, [0, 3]), (2, 1, [0, 2])],
+        [(2, 2, [1, 2, 4, 5]), (2, 1, [1, 3])],
+    ]
+    assert [place.shape for place in made.classes[1]] == [
+        (4, 2),
+        (2,),
+    ] and made.order.tolist() == [0, 2, 1, 3]
     assert classed("b", places[1:]) == TiedSet("b", tuple(places[1:]))
 
 
 def meeting(*numbers, dim=0):
-    return [TiedSet(f"w:{i}", (place_of("w", (len(each), 2), dim, each, 1),)) for i, each in enumerate(numbers)]
+    return [
+        TiedSet(f"w:{i}", (place_of("w", (len(each), 2), dim, each, 1),))
+        for i, each in enumerate(numbers)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,16 +93,29 @@ def test_sets_that_leave_each_other_an_index(numbers):
     [
         [(0, 1), (0, 1)],
         [(0, 0, 1, 1, 2), (0, 1, 0, 1, 0)],
-        [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)],  # two by two a product, but not all three
+        [
+            (0, 0, 1, 1),
+            (0, 1, 0, 1),
+            (0, 1, 1, 0),
+        ],  # two by two a product, but not all three
     ],
 )
 def test_sets_that_may_leave_no_index_are_refused(numbers):
     sets = meeting(*numbers)
-    with pytest.raises(ValueError, match="a leaf of the set of 'w:0' with entries for all combinations of"):
+    with pytest.raises(
+        ValueError,
+        match="a leaf of the set of 'w:0' with entries for all combinations of",
+    ):
         check_units_meet(sets)
-    own = [one._replace(places=(*one.places, Place(f"b{i}", (9,), 0, 9))) for i, one in enumerate(sets)]
+    own = [
+        one._replace(places=(*one.places, Place(f"b{i}", (9,), 0, 9)))
+        for i, one in enumerate(sets)
+    ]
     check_units_meet(own)
-    with pytest.raises(ValueError, match="a leaf of the set of 'w:1' with entries .* of its sets, got 'w'"):
+    with pytest.raises(
+        ValueError,
+        match="a leaf of the set of 'w:1' with entries .* of its sets, got 'w'",
+    ):
         check_units_meet([own[0], *sets[1:]])
 
 
@@ -91,5 +127,8 @@ def test_an_entry_where_a_unit_meets_itself():
     place = Place("w", (3, 3), 0, 3)
     check_units_meet([TiedSet("w", (place, place._replace(dim=1)))])
     numbers = np.arange(3).repeat(3)
-    outer = [place_of("w", (9,), 0, tuple(each.tolist()), 1) for each in (numbers, np.tile(np.arange(3), 3))]
+    outer = [
+        place_of("w", (9,), 0, tuple(each.tolist()), 1)
+        for each in (numbers, np.tile(np.arange(3), 3))
+    ]
     check_units_meet([TiedSet("w", tuple(outer))])

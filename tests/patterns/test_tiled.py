@@ -1,4 +1,6 @@
-"""`transposable`: n of m along rows and columns, in every algorithm that makes whole masks."""
+"""`transposable`: n of m along rows and columns, in every algorithm that makes whole
+masks.
+"""
 
 import re
 
@@ -31,7 +33,9 @@ def test_masks_of_linear_layers_and_convolutions(shape):
 
 def test_axes():
     scores = draw(3, 4, 8)
-    mask = sf.topk_mask(scores, None, pattern=sf.patterns.transposable(2, 4, axes=(1, -1)))
+    mask = sf.topk_mask(
+        scores, None, pattern=sf.patterns.transposable(2, 4, axes=(1, -1))
+    )
     for one, whole in zip(scores, mask, strict=True):
         assert torch.equal(sf.topk_mask(one, None, pattern=TILES), whole)
 
@@ -63,7 +67,10 @@ def test_the_transposed_weight_is_nm_too():
     state = sf.one_shot(None, pattern=TILES).update(state, state.params, 0)
     weight = sf.effective(state)["w"]
     for axis in (0, 1):
-        assert torch.equal(sf.topk_mask(weight.abs(), None, pattern=sf.patterns.nm(2, 4, axis)), state.masks["w"])
+        assert torch.equal(
+            sf.topk_mask(weight.abs(), None, pattern=sf.patterns.nm(2, 4, axis)),
+            state.masks["w"],
+        )
     packed = sf.checkpoint.compress(state, sf.patterns.nm(2, 4, 0))
     assert torch.equal(sf.checkpoint.decompress(packed)[0]["w"], weight)
 
@@ -71,28 +78,46 @@ def test_the_transposed_weight_is_nm_too():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sf.patterns.transposable(3, 2), "transposable: expected n <= m, got n=3, m=2"),
-        (lambda: sf.patterns.transposable(1, 2, (0, 0)), "transposable: expected two different axes, got (0, 0)"),
+        (
+            lambda: sf.patterns.transposable(3, 2),
+            "transposable: expected n <= m, got n=3, m=2",
+        ),
+        (
+            lambda: sf.patterns.transposable(1, 2, (0, 0)),
+            "transposable: expected two different axes, got (0, 0)",
+        ),
         (
             lambda: sf.topk_mask(draw(4, 6), None, pattern=TILES),
             "transposable(2, 4): expected axis 1 divisible by 4, got shape (4, 6)",
         ),
-        (lambda: sf.topk_mask(draw(4), None, pattern=TILES), "transposable(2, 4): no axis 1 in shape (4,)"),
         (
-            lambda: sf.topk_mask(draw(4, 4), None, pattern=sf.patterns.transposable(2, 4, (1, -1))),
-            "transposable(2, 4, axes=(1, -1)): expected two different axes in shape (4, 4)",
+            lambda: sf.topk_mask(draw(4), None, pattern=TILES),
+            "transposable(2, 4): no axis 1 in shape (4,)",
+        ),
+        (
+            lambda: sf.topk_mask(
+                draw(4, 4), None, pattern=sf.patterns.transposable(2, 4, (1, -1))
+            ),
+            "transposable(2, 4, axes=(1, -1)): expected two different axes in shape "
+            "(4, 4)",
         ),
         (
             lambda: sf.rigl(None, pattern=TILES),
             "drop_grow: expected a pattern whose units are kept or pruned",
         ),
         (
-            lambda: sf.drop_lowest(draw(4, 4), torch.ones(4, 4, dtype=torch.bool), 1, pattern=TILES),
-            "drop_lowest: expected a pattern whose units are kept or pruned one by one, got transposable(2, 4)",
+            lambda: sf.drop_lowest(
+                draw(4, 4), torch.ones(4, 4, dtype=torch.bool), 1, pattern=TILES
+            ),
+            "drop_lowest: expected a pattern whose units are kept or pruned one by "
+            "one, got transposable(2, 4)",
         ),
         (
-            lambda: sf.grow_highest(draw(4, 4), torch.zeros(4, 4, dtype=torch.bool), 1, pattern=TILES),
-            "grow_highest: expected a pattern whose units are kept or pruned one by one",
+            lambda: sf.grow_highest(
+                draw(4, 4), torch.zeros(4, 4, dtype=torch.bool), 1, pattern=TILES
+            ),
+            "grow_highest: expected a pattern whose units are kept or pruned one by "
+            "one",
         ),
         (lambda: sf.one_shot(0.75, pattern=TILES).init({"w": draw(4, 4)}), "at 'w'"),
     ],

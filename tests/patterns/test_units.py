@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.units import active_rows, from_rows, to_columns, to_rows, units_of, units_of_leaves
+from sparsefn.patterns.units import (
+    active_rows,
+    from_rows,
+    to_columns,
+    to_rows,
+    units_of,
+    units_of_leaves,
+)
 
 
 def rows_of(pattern, x, *reduce):
@@ -41,22 +48,38 @@ FITTING = [
 
 @pytest.mark.parametrize("pattern,shape", FITTING, ids=lambda x: str(x))
 def test_rows_partition_the_elements(pattern, shape):
-    x = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.rand(
+        shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     rows = rows_of(pattern, x)
-    ids = from_rows(units_of(pattern, shape), torch.arange(rows.numel()).reshape(rows.shape))
+    ids = from_rows(
+        units_of(pattern, shape), torch.arange(rows.numel()).reshape(rows.shape)
+    )
     assert ids.shape == shape and ids.unique().numel() == rows.numel()
-    # Spreading a unit's elements count back gives each element the size of its own unit.
+    # Spreading a unit's elements count back gives each element the size of its own
+    # unit.
     sizes = rows_of(pattern, torch.ones_like(x), lambda unit: unit.sum(-1))
     assert int(sizes.sum()) == x.numel()
-    assert torch.equal(from_rows(units_of(pattern, shape), sizes), torch.bincount(ids.flatten())[ids].double())
+    assert torch.equal(
+        from_rows(units_of(pattern, shape), sizes),
+        torch.bincount(ids.flatten())[ids].double(),
+    )
 
 
 def test_groups_are_where_they_should_be():
     x = torch.arange(12.0).reshape(2, 6)
-    assert rows_of(P.nm(1, 3), x).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert rows_of(P.nm(1, 3), x).tolist() == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9, 10, 11],
+    ]
     assert rows_of(P.nm(1, 2, axis=0), x)[0].tolist() == [0, 6]
     assert rows_of(P.out_groups(2), x).tolist() == x.tolist()
-    assert rows_of(P.in_groups(2), x).tolist() == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
+    assert rows_of(P.in_groups(2), x).tolist() == [
+        [0, 1, 2, 6, 7, 8],
+        [3, 4, 5, 9, 10, 11],
+    ]
     assert rows_of(P.row_balanced(), x).tolist() == x.tolist()
     conv = torch.arange(16.0).reshape(2, 4, 1, 2)
     assert rows_of(P.nm(2, 4, axis=1), conv)[0].tolist() == [0, 2, 4, 6]
@@ -77,20 +100,33 @@ def test_grids_leave_out_what_a_unit_spans():
 
 
 def test_a_unit_is_kept_while_it_has_more_than_pruning_leaves():
-    mask = torch.tensor([[True, True, True, True, True], [True, True, True, False, False]])
-    for zeros, want in ((0, [0, 0, 0, 0]), (1, [1, 1, 0, 0]), (2, [1, 1, 1, 0]), (4, [1, 1, 1, 0])):
+    mask = torch.tensor(
+        [[True, True, True, True, True], [True, True, True, False, False]]
+    )
+    for zeros, want in (
+        (0, [0, 0, 0, 0]),
+        (1, [1, 1, 0, 0]),
+        (2, [1, 1, 1, 0]),
+        (4, [1, 1, 1, 0]),
+    ):
         assert active_of(P.block((1, 4), zeros=zeros), mask).int().tolist() == [want]
 
 
-# ---- some boxes at a time ------------------------------------------------------------------------
+# ---- some boxes at a time ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern,shape", [*FITTING, (P.unstructured(), ()), (P.unstructured(), (0, 3))], ids=str)
+@pytest.mark.parametrize(
+    "pattern,shape",
+    [*FITTING, (P.unstructured(), ()), (P.unstructured(), (0, 3))],
+    ids=str,
+)
 def test_the_shape_of_rows_is_known_without_them(pattern, shape):
     assert units_of(pattern, shape).rows == rows_of(pattern, torch.ones(shape)).shape
 
 
-@pytest.mark.parametrize("pattern,shape", [*FITTING, (P.nm(2, 4, axis=1), (3, 8, 5))], ids=str)
+@pytest.mark.parametrize(
+    "pattern,shape", [*FITTING, (P.nm(2, 4, axis=1), (3, 8, 5))], ids=str
+)
 def test_groups_along_one_dimension_are_columns(pattern, shape):
     x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     columns = columns_of(pattern, x)
@@ -109,23 +145,37 @@ def test_which_groups_are_columns():
     assert columns_of(P.unstructured(), torch.ones(8)) is None
     for pattern in (P.unstructured(), P.channel(0), P.block((2, 2)), P.row_balanced()):
         assert columns_of(pattern, torch.ones(4, 4, 2)) is None
-    assert columns_of(P.nm(1, 1), torch.ones(4)) is None and columns_of(P.row_balanced(), torch.ones(3, 0)) is None
+    assert (
+        columns_of(P.nm(1, 1), torch.ones(4)) is None
+        and columns_of(P.row_balanced(), torch.ones(3, 0)) is None
+    )
 
 
 def test_masks_do_not_keep_more_memory_than_they_need():
-    for pattern, shape in ((P.block((16, 16)), (3, 40)), (P.channel(0), (5, 4)), (P.block((4,)), (2, 7))):
+    for pattern, shape in (
+        (P.block((16, 16)), (3, 40)),
+        (P.channel(0), (5, 4)),
+        (P.block((4,)), (2, 7)),
+    ):
         units = torch.ones(units_of(pattern, shape).rows, dtype=torch.bool)
         mask = from_rows(units_of(pattern, shape), units)
         assert mask.is_contiguous() and mask.untyped_storage().nbytes() == mask.numel()
 
 
 # A convolution of 3 inputs, one of 8, and a linear layer of 6.
-LEAVES = {"0.weight": torch.ones(8, 3, 3, 3), "2.weight": torch.ones(8, 8, 3, 3), "4.weight": torch.ones(10, 6)}
+LEAVES = {
+    "0.weight": torch.ones(8, 3, 3, 3),
+    "2.weight": torch.ones(8, 8, 3, 3),
+    "4.weight": torch.ones(10, 6),
+}
 ALONG_INPUTS = "; write axis=1, along which the inputs of convolutions lie"
 
 
 def left_out(*paths):
-    return f"where=lambda path, leaf: sf.default_where(path, leaf) and path not in {list(paths)}"
+    return (
+        "where=lambda path, leaf: sf.default_where(path, leaf) and path not in "
+        f"{list(paths)}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,48 +183,62 @@ def left_out(*paths):
     [
         (
             P.nm(2, 4),
-            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
-            f"'2.weight' of shape (8, 8, 3, 3), '4.weight' of shape (10, 6){ALONG_INPUTS}, and leave out what is left "
+            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3, 3, "
+            "3) at '0.weight', nor does it fit "
+            "'2.weight' of shape (8, 8, 3, 3), '4.weight' of shape (10, "
+            f"6){ALONG_INPUTS}, and leave out what is left "
             f"with {left_out('0.weight', '4.weight')}",
         ),
         (
             P.nm(2, 4, axis=1),
-            "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
-            f"'4.weight' of shape (10, 6); leave them out with {left_out('0.weight', '4.weight')}",
+            "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) "
+            "at '0.weight', nor does it fit "
+            "'4.weight' of shape (10, 6); leave them out with "
+            f"{left_out('0.weight', '4.weight')}",
         ),
         (
             P.transposable(2, 4),
-            "transposable(2, 4): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
-            f"'4.weight' of shape (10, 6); leave them out with {left_out('0.weight', '4.weight')}",
+            "transposable(2, 4): expected axis 1 divisible by 4, got shape (8, 3, 3, "
+            "3) at '0.weight', nor does it fit "
+            "'4.weight' of shape (10, 6); leave them out with "
+            f"{left_out('0.weight', '4.weight')}",
         ),
         (
             P.block((1, 1, 1)),
-            "block((1, 1, 1), reduce='mean'): expected 3 dimensions or more, got shape (10, 6) at '4.weight'; leave it "
+            "block((1, 1, 1), reduce='mean'): expected 3 dimensions or more, got shape "
+            "(10, 6) at '4.weight'; leave it "
             f"out with {left_out('4.weight')}",
         ),
         (
             P.channel(axis=2),
-            "channel(axis=2, norm=1): no axis 2 in shape (10, 6) at '4.weight'; leave it out with "
+            "channel(axis=2, norm=1): no axis 2 in shape (10, 6) at '4.weight'; leave "
+            "it out with "
             f"{left_out('4.weight')}",
         ),
         (
             P.out_groups(4),
-            "out_groups(4): expected axis 0 divisible by 4, got shape (10, 6) at '4.weight'; leave it out with "
+            "out_groups(4): expected axis 0 divisible by 4, got shape (10, 6) at "
+            "'4.weight'; leave it out with "
             f"{left_out('4.weight')}",
         ),
         (
             P.in_groups(4),
-            "in_groups(4): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
-            f"'4.weight' of shape (10, 6); leave them out with {left_out('0.weight', '4.weight')}",
+            "in_groups(4): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at "
+            "'0.weight', nor does it fit "
+            "'4.weight' of shape (10, 6); leave them out with "
+            f"{left_out('0.weight', '4.weight')}",
         ),
         (
             P.nearly_diagonal(3),
-            "nearly_diagonal(3): expected 2 dimensions, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
-            f"'2.weight' of shape (8, 8, 3, 3); leave them out with {left_out('0.weight', '2.weight')}",
+            "nearly_diagonal(3): expected 2 dimensions, got shape (8, 3, 3, 3) at "
+            "'0.weight', nor does it fit "
+            "'2.weight' of shape (8, 8, 3, 3); leave them out with "
+            f"{left_out('0.weight', '2.weight')}",
         ),
         (
             P.row_balanced(axis=3),
-            f"row_balanced(axis=3): no axis 3 in shape (10, 6) at '4.weight'; leave it out with {left_out('4.weight')}",
+            "row_balanced(axis=3): no axis 3 in shape (10, 6) at '4.weight'; leave "
+            f"it out with {left_out('4.weight')}",
         ),
     ],
     ids=lambda one: one.name if isinstance(one, P.Pattern) else "",
@@ -191,8 +255,12 @@ def test_all_leaves_that_a_pattern_does_not_fit_are_named_with_the_mend(pattern,
 
 def test_axis_1_is_told_where_it_fits_more():
     with pytest.raises(ValueError, match=f"{re.escape(ALONG_INPUTS)}$"):
-        units_of_leaves(P.nm(2, 4), {"conv": torch.ones(8, 8, 3, 3), "fc": torch.ones(3, 8)})
-    with pytest.raises(ValueError, match=re.escape(left_out("conv"))):  # along the kernel, as along the inputs
+        units_of_leaves(
+            P.nm(2, 4), {"conv": torch.ones(8, 8, 3, 3), "fc": torch.ones(3, 8)}
+        )
+    with pytest.raises(
+        ValueError, match=re.escape(left_out("conv"))
+    ):  # along the kernel, as along the inputs
         units_of_leaves(P.nm(2, 4), {"conv": torch.ones(8, 3, 3, 3)})
 
 
@@ -200,7 +268,9 @@ def test_the_mends_are_right():
     algorithm = sf.static(
         None,
         pattern=P.nm(2, 4, axis=1),
-        where=lambda path, leaf: sf.default_where(path, leaf) and path not in ["0.weight", "4.weight"],
+        where=lambda path, leaf: (
+            sf.default_where(path, leaf) and path not in ["0.weight", "4.weight"]
+        ),
     )
     assert sf.masks.sparsity(algorithm.init(LEAVES).masks) == 0.5
 
@@ -210,25 +280,32 @@ def test_the_mends_are_right():
     [
         (
             lambda: sf.static(0.5, pattern=sf.tied([["*", 0, 16]])).init(LEAVES),
-            "tied: expected dimension 0 divisible into blocks of 16, got shape (8, 3, 3, 3) at '0.weight'; expected "
-            "dimension 0 divisible into blocks of 16, got shape (8, 8, 3, 3) at '2.weight'; expected dimension 0 "
+            "tied: expected dimension 0 divisible into blocks of 16, got shape (8, 3, "
+            "3, 3) at '0.weight'; expected "
+            "dimension 0 divisible into blocks of 16, got shape (8, 8, 3, 3) at "
+            "'2.weight'; expected dimension 0 "
             "divisible into blocks of 16, got shape (10, 6) at '4.weight'",
         ),
         (
             lambda: sf.static(0.5, where="*", distribution=sf.budgets.erk()).init(
                 {"a": torch.ones(2), "b": torch.ones(3)}
             ),
-            "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'a', shape (3,) at 'b': leave "
+            "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) "
+            "at 'a', shape (3,) at 'b': leave "
             "them out of `where`",
         ),
         (
-            lambda: sf.reparametrised(sf.reparam.low_rank(1), where="*").init({"a": torch.ones(2), "b": torch.ones(3)}),
-            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', shape (3,) at 'b': leave them out "
+            lambda: sf.reparametrised(sf.reparam.low_rank(1), where="*").init(
+                {"a": torch.ones(2), "b": torch.ones(3)}
+            ),
+            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', shape "
+            "(3,) at 'b': leave them out "
             "with where=",
         ),
         (
             lambda: sf.static(0.5, where=["*.wieght", "*.bais", "*"]).init(LEAVES),
-            "where: no path matches '*.wieght', nor '*.bais'; the paths are '0.weight', '2.weight', '4.weight'",
+            "where: no path matches '*.wieght', nor '*.bais'; the paths are "
+            "'0.weight', '2.weight', '4.weight'",
         ),
     ],
     ids=["tied", "erk", "low_rank", "globs"],

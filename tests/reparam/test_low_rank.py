@@ -1,4 +1,6 @@
-"""Low-rank updates of frozen weights: values, slopes, zeros, where they start, and in a loop of torch.optim."""
+"""Low-rank updates of frozen weights: values, slopes, zeros, where they start, and in a
+loop of torch.optim.
+"""
 
 import math
 
@@ -18,7 +20,9 @@ def trained(reparam, leaf, seed=1):
     """Latents of one leaf with a B that is not zero."""
     latents = reparam.init({"w": leaf}, KEY)
     generator = torch.Generator().manual_seed(seed)
-    latents["b"]["w"] = torch.randn(latents["b"]["w"].shape, generator=generator, dtype=latents["b"]["w"].dtype)
+    latents["b"]["w"] = torch.randn(
+        latents["b"]["w"].shape, generator=generator, dtype=latents["b"]["w"].dtype
+    )
     return latents
 
 
@@ -26,7 +30,9 @@ def net(sparsity=0.5):
     """A pruned network of two layers, with a bias each."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    return sf.modules.bake(model, sf.static(sparsity, init="magnitude").init(sf.modules.params_of(model)))
+    return sf.modules.bake(
+        model, sf.static(sparsity, init="magnitude").init(sf.modules.params_of(model))
+    )
 
 
 def test_the_first_weights_are_those_of_the_base_and_a_is_kaiming_uniform():
@@ -34,8 +40,14 @@ def test_the_first_weights_are_those_of_the_base_and_a_is_kaiming_uniform():
     latents = reparam.init({"w": leaf}, KEY)
     assert torch.equal(reparam.apply(latents, 0, KEY)[0]["w"], leaf)
     a, bound = latents["a"]["w"], 1 / math.sqrt(400)
-    assert a.shape == (5, 400) and latents["b"]["w"].shape == (40, 5) and not latents["b"]["w"].any()
-    assert 0.98 * bound < a.abs().amax() <= bound and abs(float(a.mean())) < 0.05 * bound
+    assert (
+        a.shape == (5, 400)
+        and latents["b"]["w"].shape == (40, 5)
+        and not latents["b"]["w"].any()
+    )
+    assert (
+        0.98 * bound < a.abs().amax() <= bound and abs(float(a.mean())) < 0.05 * bound
+    )
     torch.testing.assert_close(float(a.std()), bound / math.sqrt(3), rtol=0.05, atol=0)
     assert not torch.equal(a, reparam.init({"w": leaf}, sf.random.key(1))["a"]["w"])
     assert not torch.equal(a, reparam.init({"v": leaf}, KEY)["a"]["v"])
@@ -47,10 +59,14 @@ def test_values_and_slopes_are_those_of_the_paper_under_the_mask():
     a, b = latents["a"]["w"], latents["b"]["w"]
     grad = torch.tensor([[1.0, 10.0, 2.0], [20.0, -1.0, 0.5]])
     weights, pull, masks = torch.func.vjp(
-        lambda t: reparam.apply(latents | t, 0, KEY), {"a": {"w": a}, "b": {"w": b}}, has_aux=True
+        lambda t: reparam.apply(latents | t, 0, KEY),
+        {"a": {"w": a}, "b": {"w": b}},
+        has_aux=True,
     )
     assert torch.equal(masks["w"], BASE != 0)
-    torch.testing.assert_close(weights["w"], torch.where(BASE != 0, BASE + 3 * b @ a, 0.0))
+    torch.testing.assert_close(
+        weights["w"], torch.where(BASE != 0, BASE + 3 * b @ a, 0.0)
+    )
     (slopes,) = pull({"w": grad})
     kept = torch.where(BASE != 0, grad, 0.0)
     torch.testing.assert_close(slopes["a"]["w"], 3 * b.T @ kept)
@@ -59,7 +75,10 @@ def test_values_and_slopes_are_those_of_the_paper_under_the_mask():
 
 def test_without_alpha_the_factor_is_one():
     latents = trained(sf.reparam.low_rank(3), BASE)
-    one, same = (sf.reparam.low_rank(3, *alpha).apply(latents, 0, KEY)[0]["w"] for alpha in ((), (3,)))
+    one, same = (
+        sf.reparam.low_rank(3, *alpha).apply(latents, 0, KEY)[0]["w"]
+        for alpha in ((), (3,))
+    )
     assert torch.equal(one, same)
 
 
@@ -83,7 +102,8 @@ def test_each_matrix_of_a_stack_has_its_own_update():
     for i in range(4):
         one = latents["b"]["w"][i] @ latents["a"]["w"][i]
         torch.testing.assert_close(
-            reparam.settled(latents, 0)[0]["w"][i], torch.where(leaf[i] != 0, leaf[i] + one, 0.0)
+            reparam.settled(latents, 0)[0]["w"][i],
+            torch.where(leaf[i] != 0, leaf[i] + one, 0.0),
         )
 
 
@@ -98,10 +118,18 @@ def test_zeros_are_exactly_those_of_the_base(dtype, density, seed):
     leaf[torch.rand(5, 7, generator=generator) >= density] = -0.0
     reparam = sf.reparam.low_rank(2, 100.0, dropout=0.5)
     latents = trained(reparam, leaf, seed)
-    latents["a"]["w"][0, 0] = math.inf  # what overflows next to a zero does not reach it
-    for weights, masks in (reparam.apply(latents, seed, KEY), reparam.settled(latents, seed)):
+    latents["a"]["w"][0, 0] = (
+        math.inf
+    )  # what overflows next to a zero does not reach it
+    for weights, masks in (
+        reparam.apply(latents, seed, KEY),
+        reparam.settled(latents, seed),
+    ):
         assert weights["w"].dtype == dtype and torch.equal(masks["w"], leaf != 0)
-        assert not weights["w"][leaf == 0].any() and not torch.signbit(weights["w"][leaf == 0]).any()
+        assert (
+            not weights["w"][leaf == 0].any()
+            and not torch.signbit(weights["w"][leaf == 0]).any()
+        )
 
 
 def test_half_precision_trains_in_float32():
@@ -150,15 +178,24 @@ def test_attach_trains_a_and_b_and_settled_merges_with_the_zeros_of_the_base(dro
     algorithm = sf.reparametrised(sf.reparam.low_rank(2, 4.0, dropout))
     sparse = train(model, algorithm, weight_decay=0.1)
     latents = sparse.state.scores["latent"]
-    assert all(torch.equal(latents["base"][path], before[path]) for path in ("0.weight", "2.weight"))
-    assert all(latents[name][path].any() for name in "ab" for path in ("0.weight", "2.weight"))
+    assert all(
+        torch.equal(latents["base"][path], before[path])
+        for path in ("0.weight", "2.weight")
+    )
+    assert all(
+        latents[name][path].any() for name in "ab" for path in ("0.weight", "2.weight")
+    )
     merged = sf.modules.bake(model, sf.settled(algorithm, sparse.state))
     for path in ("0.weight", "2.weight"):
         weight, mask = merged.get_parameter(path), before[path] != 0
         change = 2 * latents["b"][path] @ latents["a"][path]
-        torch.testing.assert_close(weight.detach(), torch.where(mask, before[path] + change, 0.0))
+        torch.testing.assert_close(
+            weight.detach(), torch.where(mask, before[path] + change, 0.0)
+        )
         assert torch.equal(weight != 0, mask) and not torch.equal(weight, before[path])
-    assert not torch.equal(merged[0].bias, before["0.bias"])  # what has no latents trains as it is
+    assert not torch.equal(
+        merged[0].bias, before["0.bias"]
+    )  # what has no latents trains as it is
 
 
 def test_frozen_biases_stay():
@@ -174,11 +211,16 @@ def test_an_inner_algorithm_prunes_more():
     zeros = {name: p == 0 for name, p in model.named_parameters()}
     inner = sf.gmp(0.75, when=sf.at([3]), init="dense")
     sparse = train(model, sf.reparametrised(sf.reparam.low_rank(2), inner))
-    assert sparse.state.masks["0.weight"].sum() == 32 and not model[0].weight[zeros["0.weight"]].any()
+    assert (
+        sparse.state.masks["0.weight"].sum() == 32
+        and not model[0].weight[zeros["0.weight"]].any()
+    )
 
 
 def test_a_run_goes_on_from_its_state_dict():
-    algorithm = sf.reparametrised(sf.reparam.low_rank(2, dropout=0.5), key=sf.random.key(3))
+    algorithm = sf.reparametrised(
+        sf.reparam.low_rank(2, dropout=0.5), key=sf.random.key(3)
+    )
     sparse = train(net(), algorithm)
     other = net()
     again = sf.attach(algorithm, other, torch.optim.Adam(other.parameters()))
@@ -191,11 +233,27 @@ def test_a_run_goes_on_from_its_state_dict():
     [
         ((0,), ValueError, "low_rank: expected rank >= 1, got 0"),
         ((2.0,), TypeError, "low_rank: expected rank to be an int, got float"),
-        ((2, 0.0), ValueError, "low_rank: expected alpha to be positive and finite, got 0.0"),
-        ((2, math.inf), ValueError, "low_rank: expected alpha to be positive and finite, got inf"),
-        ((2, "16"), ValueError, "low_rank: expected alpha to be positive and finite, got '16'"),
+        (
+            (2, 0.0),
+            ValueError,
+            "low_rank: expected alpha to be positive and finite, got 0.0",
+        ),
+        (
+            (2, math.inf),
+            ValueError,
+            "low_rank: expected alpha to be positive and finite, got inf",
+        ),
+        (
+            (2, "16"),
+            ValueError,
+            "low_rank: expected alpha to be positive and finite, got '16'",
+        ),
         ((2, 16, 1.0), ValueError, "low_rank: expected 0 <= dropout < 1, got 1.0"),
-        ((2, -0.5), ValueError, "low_rank: expected alpha to be positive and finite, got -0.5"),
+        (
+            (2, -0.5),
+            ValueError,
+            "low_rank: expected alpha to be positive and finite, got -0.5",
+        ),
         ((2, 16, True), ValueError, "low_rank: expected 0 <= dropout < 1, got True"),
     ],
 )
@@ -205,7 +263,16 @@ def test_bad_arguments_are_refused(arguments, error, text):
 
 
 def test_leaves_that_are_no_matrices_are_refused():
-    with pytest.raises(ValueError, match=r"expected leaves of 2 axes or more, got shape \(3,\) at 'b': leave them out"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected leaves of 2 axes or more, got shape \(3,\) at 'b': leave them "
+        r"out",
+    ):
         sf.reparametrised(sf.reparam.low_rank(2), where="b").init({"b": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"expected leaves of 3 axes or more, got shape \(3, 4\) at 'w': leave them"):
-        sf.reparametrised(sf.reparam.low_rank(2, stacked=1)).init({"w": torch.ones(3, 4)})
+    with pytest.raises(
+        ValueError,
+        match=r"expected leaves of 3 axes or more, got shape \(3, 4\) at 'w': leave them",
+    ):
+        sf.reparametrised(sf.reparam.low_rank(2, stacked=1)).init(
+            {"w": torch.ones(3, 4)}
+        )

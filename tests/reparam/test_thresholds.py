@@ -12,7 +12,9 @@ KEY = sf.random.key(0)
 
 def pulled(reparam, latents, grads):
     """Weights, masks and the gradient of the latents."""
-    weights, pull, masks = torch.func.vjp(lambda tree: reparam.apply(tree, 0, KEY), latents, has_aux=True)
+    weights, pull, masks = torch.func.vjp(
+        lambda tree: reparam.apply(tree, 0, KEY), latents, has_aux=True
+    )
     return weights["w"], masks["w"], pull({"w": torch.tensor(grads)})[0]
 
 
@@ -36,7 +38,9 @@ def test_the_slope_of_a_threshold_has_the_same_bits_on_any_number_of_threads():
     try:
         for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
-            _, pull, _ = torch.func.vjp(lambda tree: reparam.apply(tree, 0, KEY), latents, has_aux=True)
+            _, pull, _ = torch.func.vjp(
+                lambda tree: reparam.apply(tree, 0, KEY), latents, has_aux=True
+            )
             slopes.append(float(pull({"w": grads})[0]["threshold"]["w"]))
     finally:
         torch.set_num_threads(before)
@@ -57,14 +61,19 @@ def test_soft_threshold_takes_any_function_and_the_dtype_of_the_leaf():
     latents = reparam.init({"w": torch.tensor([1.0, -0.25], dtype=torch.float64)}, KEY)
     assert latents["threshold"]["w"].dtype == torch.float64
     weights, masks = reparam.apply(latents, 0, KEY)
-    torch.testing.assert_close(weights["w"], torch.tensor([0.5, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        weights["w"], torch.tensor([0.5, 0.0], dtype=torch.float64)
+    )
     assert masks["w"].tolist() == [True, False]
 
 
 def test_power_has_the_values_and_slopes_of_the_paper():
-    # Schwarz et al. 2021: alpha 2, latents [.5, -2, 0]: weights [.25, -4, 0], slopes [1, 4, 0].
+    # Schwarz et al. 2021: alpha 2, latents [.5, -2, 0]: weights [.25, -4, 0], slopes
+    # [1, 4, 0].
     weights, mask, slopes = pulled(
-        sf.reparam.power(2.0), {"latent": {"w": torch.tensor([0.5, -2.0, 0.0])}}, [1.0, 1.0, 1.0]
+        sf.reparam.power(2.0),
+        {"latent": {"w": torch.tensor([0.5, -2.0, 0.0])}},
+        [1.0, 1.0, 1.0],
     )
     assert weights.tolist() == [0.25, -4.0, 0.0]
     assert mask.ndim == 0
@@ -82,7 +91,9 @@ def test_power_leaves_the_first_weights_what_they_were(alpha):
 
 
 def test_the_slope_of_power_is_finite_at_0():
-    slopes = pulled(sf.reparam.power(1.5), {"latent": {"w": torch.tensor([0.0, 4.0])}}, [1.0, 1.0])[2]
+    slopes = pulled(
+        sf.reparam.power(1.5), {"latent": {"w": torch.tensor([0.0, 4.0])}}, [1.0, 1.0]
+    )[2]
     assert slopes["latent"]["w"].tolist() == [0.0, 3.0]
 
 
@@ -95,12 +106,16 @@ def test_power_refuses_exponents_that_blow_up_at_0(alpha):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_batch_of_slopes_has_the_bits_of_single_ones(dtype):
     algorithm = sf.with_optimizer(
-        sf.reparametrised(sf.reparam.soft_threshold(init=0.3, slope=sf.schedules.cosine_decay(0.7, 7))),
+        sf.reparametrised(
+            sf.reparam.soft_threshold(init=0.3, slope=sf.schedules.cosine_decay(0.7, 7))
+        ),
         sf.optimizers.sgd(0.1),
     )
     params = {"w": sf.random.normal(sf.random.key(0), (8, 8)).to(dtype)}
     state = algorithm.init(params)
     both = sf.ensemble.stack([state, state])
-    batch = torch.vmap(algorithm.update, in_dims=(0, None, 0))(both, params, torch.tensor([1, 2]))
+    batch = torch.vmap(algorithm.update, in_dims=(0, None, 0))(
+        both, params, torch.tensor([1, 2])
+    )
     for i, member in enumerate(sf.ensemble.unstack(batch)):
         assert sf.checkpoint.tree_equal(member, algorithm.update(state, params, 1 + i))

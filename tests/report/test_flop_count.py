@@ -1,4 +1,6 @@
-"""FLOPs of a sparse model: exact numbers, whatever the model does, and nothing left behind."""
+"""FLOPs of a sparse model: exact numbers, whatever the model does, and nothing left
+behind.
+"""
 
 import re
 
@@ -25,7 +27,9 @@ def matrices(path, leaf):
 
 
 def state_of(module, sparsity=0.75, where=matrices, seed=0):
-    return sf.static(sparsity, where=where, key=sf.random.key(seed)).init(sf.modules.params_of(module))
+    return sf.static(sparsity, where=where, key=sf.random.key(seed)).init(
+        sf.modules.params_of(module)
+    )
 
 
 def kept(state, path):
@@ -43,7 +47,7 @@ X = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0))
 IMAGE = torch.randn(2, 4, 9, 7, generator=torch.Generator().manual_seed(0))
 
 
-# ---- numbers ------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------
 
 
 def test_a_linear_layer():
@@ -69,19 +73,29 @@ def test_convolutions(make):
     layer = make()
     state = state_of(layer, 0.7)
     total = flops(layer, state, IMAGE).total
-    uses, rest = divmod(total.dense, 2 * layer.weight.numel())  # each weight is used equally often
+    uses, rest = divmod(
+        total.dense, 2 * layer.weight.numel()
+    )  # each weight is used equally often
     assert not rest and uses > 1
-    assert total == Cost("total", dense_total(layer, IMAGE), 2 * uses * kept(state, "weight"))
+    assert total == Cost(
+        "total", dense_total(layer, IMAGE), 2 * uses * kept(state, "weight")
+    )
 
 
 def test_rows_are_modules_in_their_order_and_contain_their_submodules():
-    model = nn.Sequential(nn.Conv2d(4, 3, 3), nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(105, 2)), nn.Softmax(1))
+    model = nn.Sequential(
+        nn.Conv2d(4, 3, 3),
+        nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(105, 2)),
+        nn.Softmax(1),
+    )
     state = state_of(model)
     report = flops(model, state, IMAGE)
     assert [row.path for row in report.rows] == ["0", "1", "1.2"]
     conv, head, linear = report.rows
     assert head[1:] == linear[1:] == (2 * 2 * 210, 2 * 2 * 52)
-    assert report.total == Cost("total", conv.dense + head.dense, conv.sparse + head.sparse)
+    assert report.total == Cost(
+        "total", conv.dense + head.dense, conv.sparse + head.sparse
+    )
     assert str(report).splitlines() == [
         "module   dense  sparse   ratio",
         "0       15,120   3,780  0.2500",
@@ -129,12 +143,20 @@ class Products(nn.Module):
         self.b = nn.Parameter(torch.ones(8, 4))
 
     def forward(self, x):
-        return x @ (self.a.T[:, :3]), torch.einsum("bti,oi->bto", x, self.a), self.a @ self.b, self.b @ self.a
+        return (
+            x @ (self.a.T[:, :3]),
+            torch.einsum("bti,oi->bto", x, self.a),
+            self.a @ self.b,
+            self.b @ self.a,
+        )
 
 
 def test_views_count_their_own_entries_and_the_sparser_factor_decides():
     model = Products()
-    masks = {"a": sf.random.bernoulli(sf.random.key(0), 0.5, (4, 8)), "b": torch.arange(32).reshape(8, 4) == 0}
+    masks = {
+        "a": sf.random.bernoulli(sf.random.key(0), 0.5, (4, 8)),
+        "b": torch.arange(32).reshape(8, 4) == 0,
+    }
     state = sf.from_masks(masks).init(sf.modules.params_of(model))
     report = flops(model, state, X)
     rows = int(masks["a"][:3].sum()), int(masks["a"].sum())
@@ -152,15 +174,19 @@ def test_layouts_do_not_matter():
     layer = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
     mask = torch.zeros(6, 4, 3, 3, dtype=torch.bool)
     mask[:, 0] = True
-    state = sf.from_masks({"weight": mask, "bias": torch.tensor(True)}).init(sf.modules.params_of(layer))
+    state = sf.from_masks({"weight": mask, "bias": torch.tensor(True)}).init(
+        sf.modules.params_of(layer)
+    )
     full = state._replace(masks=optree.tree_map(torch.ones_like, state.masks))
-    stacked = optree.tree_map(lambda leaf: leaf[1], sf.ensemble.stack([full, state]))  # views with an offset
+    stacked = optree.tree_map(
+        lambda leaf: leaf[1], sf.ensemble.stack([full, state])
+    )  # views with an offset
     for member in (state, stacked):
         total = flops(layer, member, IMAGE.to(memory_format=torch.channels_last)).total
         assert total.sparse * 4 == total.dense
 
 
-# ---- models that hide their products ------------------------------------------------------------
+# ---- models that hide their products -------------------------------------------------
 
 
 class DependsOnValues(nn.Module):
@@ -175,31 +201,55 @@ class DependsOnValues(nn.Module):
 
 
 LSTM = 2 * 15 * 4 * 6 * (8 + 6)
-ATTENTION = 2 * 5 * 2 * 3 * 3 * 8  # two products of (3, 4) and (4, 3) for each of 2 heads of 5
+ATTENTION = (
+    2 * 5 * 2 * 3 * 3 * 8
+)  # two products of (3, 4) and (4, 3) for each of 2 heads of 5
 HIDDEN = {
     "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), 1, LSTM, 0),
     "gru": (lambda: nn.GRU(8, 6, batch_first=True), 1, LSTM * 3 // 4, 0),
-    "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), 3, 2 * 15 * 256, ATTENTION),
-    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, 2 * 15 * 512, ATTENTION),
+    "attention": (
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+        3,
+        2 * 15 * 256,
+        ATTENTION,
+    ),
+    "encoder": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        1,
+        2 * 15 * 512,
+        ATTENTION,
+    ),
 }
 
 
-@pytest.mark.parametrize(("make", "inputs", "thinned", "rest"), HIDDEN.values(), ids=HIDDEN)
-@pytest.mark.parametrize("guard", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("make", "inputs", "thinned", "rest"), HIDDEN.values(), ids=HIDDEN
+)
+@pytest.mark.parametrize(
+    "guard", [torch.enable_grad, torch.no_grad, torch.inference_mode]
+)
 def test_kernels_that_hide_their_products(make, inputs, thinned, rest, guard):
-    # In eval mode, without gradients and on a CPU the counter by itself finds 0 in all but the GRU.
+    # In eval mode, without gradients and on a CPU the counter by itself finds 0 in all
+    # but the GRU.
     model = make().eval()
     wrapped = DependsOnValues(model)
     plain, inner = state_of(model), state_of(wrapped)
     with guard():
-        quick, real = flops(model, plain, *[X] * inputs), flops(wrapped, inner, *[X] * inputs)
-    assert quick.total == real.total == Cost("total", thinned + rest, thinned // 4 + rest)
+        quick, real = (
+            flops(model, plain, *[X] * inputs),
+            flops(wrapped, inner, *[X] * inputs),
+        )
+    assert (
+        quick.total == real.total == Cost("total", thinned + rest, thinned // 4 + rest)
+    )
     assert quick.uncounted == real.uncounted == ()
 
 
 def test_slices_of_a_packed_projection():
     model = nn.MultiheadAttention(8, 2, batch_first=True, bias=False)
-    masks = optree.tree_map(lambda p: torch.ones_like(p, dtype=torch.bool), sf.modules.params_of(model))
+    masks = optree.tree_map(
+        lambda p: torch.ones_like(p, dtype=torch.bool), sf.modules.params_of(model)
+    )
     masks["in_proj_weight"][8:16] = False  # the keys'
     state = sf.from_masks(masks).init(sf.modules.params_of(model))
     keys = X[:, :2]
@@ -207,7 +257,7 @@ def test_slices_of_a_packed_projection():
     assert total.dense - total.sparse == 2 * 5 * 2 * 64
 
 
-# ---- leaves that are not counted are named ------------------------------------------------------
+# ---- leaves that are not counted are named -------------------------------------------
 
 
 class Cast(nn.Module):
@@ -230,17 +280,26 @@ def test_what_torch_has_no_formula_for_is_named():
     model = nn.ModuleDict({"e": nn.Embedding(9, 4)})["e"]
     report = flops(model, state_of(model), torch.tensor([1, 2]))
     assert report == Flops((), Cost("total", 0, 0), ("weight",))
-    assert str(report).splitlines() == ["module  dense  sparse  ratio", "total       0       0", "not counted: weight"]
+    assert str(report).splitlines() == [
+        "module  dense  sparse  ratio",
+        "total       0       0",
+        "not counted: weight",
+    ]
 
 
-# ---- how it runs --------------------------------------------------------------------------------
+# ---- how it runs ---------------------------------------------------------------------
 
 
 def test_no_compute_is_spent_where_values_do_not_matter():
     layer = nn.Linear(2**15, 2**15, device="meta")
-    params = {name: torch.empty_like(p, device="meta") for name, p in layer.named_parameters()}
+    params = {
+        name: torch.empty_like(p, device="meta") for name, p in layer.named_parameters()
+    }
     state = sf.dense().init(params)
-    assert flops(layer, state, torch.empty(2**10, 2**15, device="meta")).total.dense == 2**41
+    assert (
+        flops(layer, state, torch.empty(2**10, 2**15, device="meta")).total.dense
+        == 2**41
+    )
 
 
 class Remembers(nn.Module):
@@ -264,10 +323,15 @@ class Remembers(nn.Module):
 
 def test_inputs_of_any_structure_go_to_the_meta_device_unless_values_are_needed():
     kept = sf.static(0.75, pruned="keep")
-    for needs_values, (device, flags) in ((False, ("meta", FLAGS)), (True, ("cpu", (False, False)))):
+    for needs_values, (device, flags) in (
+        (False, ("meta", FLAGS)),
+        (True, ("cpu", (False, False))),
+    ):
         model, x = Remembers(needs_values), X.clone().requires_grad_()
         state = kept.init(sf.modules.params_of(model))
-        report = flops(model, state, x, scale=2.0, more={"list": [torch.ones(8), None, "text"]})
+        report = flops(
+            model, state, x, scale=2.0, more={"list": [torch.ones(8), None, "text"]}
+        )
         assert model.seen[-1] == (device, flags)
         assert report.total == Cost("total", 2 * 15 * 64, 2 * 15 * 16)
         assert torch.equal(x, X) and torch.equal(model.shift, torch.ones(8))
@@ -277,13 +341,19 @@ def test_a_shared_module_has_one_row():
     shared = nn.Linear(8, 8)
     model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
     report = flops(model, state_of(model), X)
-    assert [row.path for row in report.rows if row.dense == report.total.dense] == ["1.0"]
+    assert [row.path for row in report.rows if row.dense == report.total.dense] == [
+        "1.0"
+    ]
     assert report.total == Cost("total", 2 * 2 * 15 * 64, 2 * 2 * 15 * 16)
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, DependsOnValues], ids=["meta", "real"])
 def test_the_module_and_the_world_stay_as_they_were(wrap):
-    model = wrap(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.LazyLinear(4)))
+    model = wrap(
+        nn.Sequential(
+            nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.LazyLinear(4)
+        )
+    )
     model.train()
     model(IMAGE)  # makes the lazy layer
     state = state_of(model)
@@ -304,23 +374,38 @@ def test_the_module_and_the_world_stay_as_they_were(wrap):
     assert not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks
 
 
-# ---- errors -------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------
 
 
 def test_errors():
     layer = nn.Linear(8, 6)
     state = state_of(layer)
-    with pytest.raises(TypeError, match="expected state to be a State from init, got dict"):
+    with pytest.raises(
+        TypeError, match="expected state to be a State from init, got dict"
+    ):
         flops(layer, state.params, X)
-    with pytest.raises(ValueError, match=re.escape("expected a mask of shape (6, 8) or () at 'weight', got (2,)")):
-        flops(layer, state._replace(masks={**state.masks, "weight": torch.ones(2, dtype=torch.bool)}), X)
-    with pytest.raises(ValueError, match=re.escape("missing are ['weight', 'bias'] and unknown ['w']")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape("expected a mask of shape (6, 8) or () at 'weight', got (2,)"),
+    ):
+        flops(
+            layer,
+            state._replace(
+                masks={**state.masks, "weight": torch.ones(2, dtype=torch.bool)}
+            ),
+            X,
+        )
+    with pytest.raises(
+        ValueError, match=re.escape("missing are ['weight', 'bias'] and unknown ['w']")
+    ):
         flops(layer, sf.dense().init({"w": torch.ones(2)}), X)
 
 
 def test_a_fault_of_the_call_is_raised_as_it_is_and_all_is_put_back():
     layer = nn.Linear(8, 6)
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as raised:
+    with pytest.raises(
+        RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"
+    ) as raised:
         flops(layer, state_of(layer), X[..., :5])
     assert raised.value.__context__ is None
     assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == FLAGS
@@ -341,9 +426,17 @@ def test_buffers_may_be_given():
     state = sf.dense().init(sf.modules.params_of(module))
     x = torch.ones(1, 4)
     assert sf.report.flops(module, state, x).total.dense == 16
-    assert sf.report.flops(module, state, x, buffers={"times": torch.tensor(3)}).total.dense == 48
+    assert (
+        sf.report.flops(
+            module, state, x, buffers={"times": torch.tensor(3)}
+        ).total.dense
+        == 48
+    )
     assert module.times == 1
-    with pytest.raises(ValueError, match=r"expected the buffers of the Gated, but missing are \['times'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected the buffers of the Gated, but missing are \['times'\]",
+    ):
         sf.report.flops(module, state, x, buffers={})
 
 

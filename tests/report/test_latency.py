@@ -1,4 +1,6 @@
-"""Measured times: medians, of all calls of a module, and nothing of the module changes."""
+"""Measured times: medians, of all calls of a module, and nothing of the module
+changes.
+"""
 
 import time
 
@@ -35,7 +37,9 @@ def test_times_are_of_all_calls_of_a_module():
     assert 20 <= found.rows["slow"] < 200
     assert found.rows["fast"] < 10
     assert found.total >= 20
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert not any(
+        part._forward_hooks or part._forward_pre_hooks for part in model.modules()
+    )
     lines = str(found).splitlines()
     assert [line.split()[0] for line in lines] == ["module", "slow", "fast", "total"]
 

@@ -13,11 +13,16 @@ def dots(picture):
     rows = []
     for line in picture.splitlines()[1:-1]:
         cells = [ord(cell) - 0x2800 for cell in line.strip("│")]
-        rows += [[bool(c >> d & 1) for c in cells for d in pair] for pair in ((0, 3), (1, 4), (2, 5), (6, 7))]
+        rows += [
+            [bool(c >> d & 1) for c in cells for d in pair]
+            for pair in ((0, 3), (1, 4), (2, 5), (6, 7))
+        ]
     return torch.tensor(rows)
 
 
-@pytest.mark.parametrize("dims", [(0, 1), (1, 0), (2, 0), (0, 2), (2, 1), (1, 2), (-1, -3), (-2, 2)])
+@pytest.mark.parametrize(
+    "dims", [(0, 1), (1, 0), (2, 0), (0, 2), (2, 1), (1, 2), (-1, -3), (-2, 2)]
+)
 def test_any_two_dims_in_any_order(dims):
     shown = dots(sf.report.braille(MASK, dims))
     down, across = (dim % 3 for dim in dims)
@@ -62,7 +67,9 @@ def test_of_other_dims_index_0_is_shown():
 def test_nothing_to_show_is_an_empty_box():
     assert sf.report.braille(torch.ones(0, 4)) == "╭──╮\n╰──╯"
     assert sf.report.braille(torch.ones(1, 0)) == "╭╮\n││\n╰╯"
-    assert sf.report.braille(torch.ones(2, 2, 0)) == sf.report.braille(torch.zeros(2, 2))
+    assert sf.report.braille(torch.ones(2, 2, 0)) == sf.report.braille(
+        torch.zeros(2, 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,10 +77,17 @@ def test_nothing_to_show_is_an_empty_box():
     [
         (
             lambda: sf.report.braille(torch.tensor(True)),
-            "expected a mask of one dimension or more, got a 0-d mask: nothing is sparsified",
+            "expected a mask of one dimension or more, got a 0-d mask: nothing is "
+            "sparsified",
         ),
-        (lambda: sf.report.braille(torch.tensor([[0.5]])), "expected a mask of zeros and ones"),
-        (lambda: sf.report.braille(torch.tensor([[float("nan")]])), "expected a mask of zeros and ones"),
+        (
+            lambda: sf.report.braille(torch.tensor([[0.5]])),
+            "expected a mask of zeros and ones",
+        ),
+        (
+            lambda: sf.report.braille(torch.tensor([[float("nan")]])),
+            "expected a mask of zeros and ones",
+        ),
         (
             lambda: sf.report.braille(MASK, (0, -3)),
             "expected two different dims of a mask of shape (5, 6, 7), got (0, -3)",
@@ -82,7 +96,10 @@ def test_nothing_to_show_is_an_empty_box():
             lambda: sf.report.braille(MASK, (0, 3)),
             "expected two different dims of a mask of shape (5, 6, 7), got (0, 3)",
         ),
-        (lambda: sf.report.braille(MASK, max_elems=0), "expected max_elems >= 1, got 0"),
+        (
+            lambda: sf.report.braille(MASK, max_elems=0),
+            "expected max_elems >= 1, got 0",
+        ),
     ],
 )
 def test_errors(call, text):

@@ -34,13 +34,31 @@ def test_counts_are_those_of_the_budget_and_dense_leaves_say_why():
     assert kept["head"] == 16
     assert tuple(row._replace(dead=(0, 0)) for row in found.rows) == (
         Row("0.bias", (32,), 32, 32, 0.0, why="fewer than 2 dimensions"),
-        Row("0.weight", (32, 48), kept["0.weight"], 1536, 1 - kept["0.weight"] / 1536, why=""),
-        Row("1.weight", (4, 32), kept["1.weight"], 128, 1 - kept["1.weight"] / 128, why=""),
+        Row(
+            "0.weight",
+            (32, 48),
+            kept["0.weight"],
+            1536,
+            1 - kept["0.weight"] / 1536,
+            why="",
+        ),
+        Row(
+            "1.weight",
+            (4, 32),
+            kept["1.weight"],
+            128,
+            1 - kept["1.weight"] / 128,
+            why="",
+        ),
         Row("emb", (9, 8), 72, 72, 0.0, why="'emb' in its name"),
         Row("head", (4, 4), 16, 16, 0.0, why="its mask keeps all"),
     )
     assert found.dense == ("0.bias", "emb")
-    assert found.sparsified.kept == sf.budgets.n_kept(1680, 0.8) == found.total.kept - 32 - 72
+    assert (
+        found.sparsified.kept
+        == sf.budgets.n_kept(1680, 0.8)
+        == found.total.kept - 32 - 72
+    )
 
 
 def test_a_leaf_that_the_default_takes_and_where_does_not_is_not_chosen():
@@ -61,14 +79,19 @@ def test_a_plan_is_an_aligned_table():
         "sparsified               96    128    0.2500",
         "all                   1,752  1,784    0.0179",
     ]
-    assert str(plan(sf.dense(), {})).splitlines()[0] == "path        shape  kept  total  sparsity"
+    assert (
+        str(plan(sf.dense(), {})).splitlines()[0]
+        == "path        shape  kept  total  sparsity"
+    )
 
 
 RISING = {
     "gmp": sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=5), when=sf.every(2)),
     "iterative": sf.iterative(0.2),
     "one_shot": sf.one_shot(0.9),
-    "optimizer": sf.with_optimizer(sf.gmp(0.75, init="dense"), sf.optimizers.adamw(1e-2)),
+    "optimizer": sf.with_optimizer(
+        sf.gmp(0.75, init="dense"), sf.optimizers.adamw(1e-2)
+    ),
 }
 
 
@@ -77,7 +100,9 @@ def test_with_steps_it_counts_what_training_with_any_gradients_ends_with(name):
     algorithm, state = RISING[name], RISING[name].init(PARAMS)
     assert counts(plan(algorithm, PARAMS)) == counts(sf.report.summary(state))
     for step in range(5):
-        grads = sf.tree.map_with_path(lambda _, leaf: torch.randn(leaf.shape, generator=GENERATOR), PARAMS)
+        grads = sf.tree.map_with_path(
+            lambda _, leaf: torch.randn(leaf.shape, generator=GENERATOR), PARAMS
+        )
         state = algorithm.update(state, grads, step)
     assert counts(plan(algorithm, PARAMS, 5)) == counts(sf.report.summary(state))
 
@@ -101,11 +126,25 @@ def test_nothing_is_changed():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: plan(0.9, PARAMS), TypeError, "plan: expected an algorithm such as sf.rigl(0.9), got float"),
-        (lambda: plan(sf.rigl(0.9), PARAMS, 1.0), TypeError, "plan: expected steps to be an int, got float"),
-        (lambda: plan(sf.rigl(0.9), PARAMS, -1), ValueError, "plan: expected steps >= 0, got -1"),
         (
-            lambda: plan(sf.rigl(0.9), {"w": torch.ones(2, 2)}, 1, {"w": torch.ones(2, 3)}),
+            lambda: plan(0.9, PARAMS),
+            TypeError,
+            "plan: expected an algorithm such as sf.rigl(0.9), got float",
+        ),
+        (
+            lambda: plan(sf.rigl(0.9), PARAMS, 1.0),
+            TypeError,
+            "plan: expected steps to be an int, got float",
+        ),
+        (
+            lambda: plan(sf.rigl(0.9), PARAMS, -1),
+            ValueError,
+            "plan: expected steps >= 0, got -1",
+        ),
+        (
+            lambda: plan(
+                sf.rigl(0.9), {"w": torch.ones(2, 2)}, 1, {"w": torch.ones(2, 3)}
+            ),
             ValueError,
             "expected grads of shape (2, 2) at 'w', got (2, 3)",
         ),
@@ -122,7 +161,8 @@ def test_notes_say_what_a_run_of_that_length_does_not_finish():
     assert plan(late, PARAMS).notes == plan(late, PARAMS, steps=21).notes == ()
     found = plan(late, PARAMS, steps=5)
     note = (
-        "polynomial(0.0, 0.9, 0, 20) ends at step 20, after the run of 5 steps: its last value there is 0.439, not 0.9"
+        "polynomial(0.0, 0.9, 0, 20) ends at step 20, after the run of 5 steps: its "
+        "last value there is 0.439, not 0.9"
     )
     assert found.notes == (note,)
     assert str(found).splitlines()[-1] == f"note: {note}"

@@ -38,7 +38,11 @@ def test_momentum_is_the_size_of_a_moving_average():
 
 
 def test_ema_averages_the_score_and_not_the_gradient():
-    assert over(S.ema(S.gradient, 0.5), [(1.0,), (0.0,), (-1.0,)]) == [[0.5], [0.25], [0.625]]
+    assert over(S.ema(S.gradient, 0.5), [(1.0,), (0.0,), (-1.0,)]) == [
+        [0.5],
+        [0.25],
+        [0.625],
+    ]
 
 
 def test_sum_and_mean_without_a_reset():
@@ -47,10 +51,23 @@ def test_sum_and_mean_without_a_reset():
 
 
 def test_sum_and_mean_start_afresh_after_a_reset():
-    # Steps 1 and 3 fire: they end a sum, which is read there, and the next step begins one.
+    # Steps 1 and 3 fire: they end a sum, which is read there, and the next step begins
+    # one.
     grads = [(1.0,), (2.0,), (3.0,), (5.0,), (7.0,)]
-    assert over(S.sum(S.gradient, reset=sf.every(2, start=1)), grads) == [[1.0], [3.0], [3.0], [8.0], [7.0]]
-    assert over(S.mean(S.gradient, reset=sf.every(2, start=1)), grads) == [[1.0], [1.5], [3.0], [4.0], [7.0]]
+    assert over(S.sum(S.gradient, reset=sf.every(2, start=1)), grads) == [
+        [1.0],
+        [3.0],
+        [3.0],
+        [8.0],
+        [7.0],
+    ]
+    assert over(S.mean(S.gradient, reset=sf.every(2, start=1)), grads) == [
+        [1.0],
+        [1.5],
+        [3.0],
+        [4.0],
+        [7.0],
+    ]
 
 
 def test_a_sum_may_reset_where_the_algorithm_reads_it():
@@ -69,10 +86,16 @@ def test_a_sum_may_reset_where_the_algorithm_reads_it():
 
 
 def test_infinities_leave_a_sum_with_its_reset():
-    assert over(S.sum(S.gradient, reset=sf.always()), [(math.inf,), (2.0,)]) == [[math.inf], [2.0]]
+    assert over(S.sum(S.gradient, reset=sf.always()), [(math.inf,), (2.0,)]) == [
+        [math.inf],
+        [2.0],
+    ]
 
 
-@pytest.mark.parametrize("score", [S.momentum(0.9), S.ema(S.gradient, 0.9), S.sum(S.gradient), S.mean(S.gradient)])
+@pytest.mark.parametrize(
+    "score",
+    [S.momentum(0.9), S.ema(S.gradient, 0.9), S.sum(S.gradient), S.mean(S.gradient)],
+)
 def test_memories_of_16_bit_leaves_are_float32_and_those_of_float64_are_float64(score):
     for dtype, expected in (
         (torch.bfloat16, torch.float32),
@@ -82,7 +105,9 @@ def test_memories_of_16_bit_leaves_are_float32_and_those_of_float64_are_float64(
         params = vector(1.0, dtype=dtype)
         memory = score.init(params)
         memory = score.accumulate(memory, sf.State(params, ()), params, 0)
-        assert score.value(memory, sf.State(params, ()), params, 0)["w"].dtype == expected
+        assert (
+            score.value(memory, sf.State(params, ()), params, 0)["w"].dtype == expected
+        )
     ones = vector(1.0, dtype=torch.bfloat16)
     memory = S.sum(S.gradient).init(ones)
     for step in range(300):  # a bfloat16 sum of ones stops at 256
@@ -103,25 +128,40 @@ def test_memories_give_the_same_bits_for_tensor_steps_and_under_vmap():
 
     loop = torch.stack([run(grads[:, i], False) for i in range(2)])
     assert torch.equal(run(grads[:, 0], True), loop[0])
-    assert torch.equal(torch.func.vmap(lambda rows: run(rows, False), in_dims=1)(grads), loop)
+    assert torch.equal(
+        torch.func.vmap(lambda rows: run(rows, False), in_dims=1)(grads), loop
+    )
 
 
-@pytest.mark.parametrize("score", [S.momentum(0.9), S.ema(S.saliency, 0.9), S.sum(S.movement), S.mean(S.gradient)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "score",
+    [S.momentum(0.9), S.ema(S.saliency, 0.9), S.sum(S.movement), S.mean(S.gradient)],
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+)
 def test_memories_of_leaves_without_dimensions_have_the_bits_of_a_batch(score, dtype):
     def remembered(w, g):
-        memory, state = score.init({"t": w}), sf.State({"t": w}, {"t": torch.tensor(True)})
+        memory, state = (
+            score.init({"t": w}),
+            sf.State({"t": w}, {"t": torch.tensor(True)}),
+        )
         for step in range(3):
             memory = score.accumulate(memory, state, {"t": g * 2**step}, step)
         return score.value(memory, state, {"t": g}, 2)["t"]
 
     w, g = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    assert torch.equal(torch.vmap(remembered)(w, g), torch.stack([remembered(*row) for row in zip(w, g, strict=True)]))
+    assert torch.equal(
+        torch.vmap(remembered)(w, g),
+        torch.stack([remembered(*row) for row in zip(w, g, strict=True)]),
+    )
 
 
 @pytest.mark.parametrize("remember", [S.sum, S.mean, lambda score: S.ema(score, 0.5)])
 def test_memories_of_a_wider_score_keep_their_dtype(remember):
-    wide = remember(lambda state, grads, step: optree.tree_map(torch.Tensor.double, grads))
+    wide = remember(
+        lambda state, grads, step: optree.tree_map(torch.Tensor.double, grads)
+    )
     algorithm = sf.one_shot(0.5, score=wide, when=sf.at([2]))
     state = first = algorithm.init({"w": torch.randn(4, 4)})
     for step in range(4):
@@ -129,14 +169,21 @@ def test_memories_of_a_wider_score_keep_their_dtype(remember):
         state = algorithm.update(state, {"w": torch.randn(4, 4)}, step)
         resumed = sf.checkpoint.load_state_dict(first, sf.checkpoint.state_dict(state))
         assert sf.checkpoint.tree_equal(resumed, state)
-        assert all(x.dtype == saved[path].dtype for path, x in sf.checkpoint.state_dict(state).items())
+        assert all(
+            x.dtype == saved[path].dtype
+            for path, x in sf.checkpoint.state_dict(state).items()
+        )
 
 
 @pytest.mark.parametrize("name", ["gradient", "saliency", "movement"])
 def test_scores_of_gradients_say_that_there_are_none(name):
-    with pytest.raises(ValueError, match=f"scores.{name} reads gradients, got grads=None"):
+    with pytest.raises(
+        ValueError, match=f"scores.{name} reads gradients, got grads=None"
+    ):
         getattr(S, name)(state_of(1.0), None, 0)
-    with pytest.raises(ValueError, match="scores.momentum reads gradients, got grads=None"):
+    with pytest.raises(
+        ValueError, match="scores.momentum reads gradients, got grads=None"
+    ):
         S.momentum(0.5).accumulate(vector(0.0), NONE, None, 0)
 
 
@@ -150,14 +197,26 @@ def test_memory_makes_no_leaf_of_another_structure_than_its_params():
     ("make", "error", "message"),
     [
         (lambda: S.momentum(1.0), ValueError, r"expected decay in \[0, 1\), got 1.0"),
-        (lambda: S.ema(S.gradient, -0.1), ValueError, r"expected decay in \[0, 1\), got -0.1"),
-        (lambda: S.momentum(math.nan), ValueError, r"expected decay in \[0, 1\), got nan"),
+        (
+            lambda: S.ema(S.gradient, -0.1),
+            ValueError,
+            r"expected decay in \[0, 1\), got -0.1",
+        ),
+        (
+            lambda: S.momentum(math.nan),
+            ValueError,
+            r"expected decay in \[0, 1\), got nan",
+        ),
         (
             lambda: S.ema(S.momentum(0.5), 0.5),
             TypeError,
             r"expected a score function of \(state, grads, step\), got Accumulated",
         ),
-        (lambda: S.sum("gradient"), TypeError, r"expected a score function of \(state, grads, step\), got str"),
+        (
+            lambda: S.sum("gradient"),
+            TypeError,
+            r"expected a score function of \(state, grads, step\), got str",
+        ),
         (
             lambda: check_score("grow", 3),
             TypeError,
@@ -171,25 +230,38 @@ def test_errors(make, error, message):
 
 
 def test_the_absolute_value_of_a_score_with_memory_has_its_memory():
-    # Averages of a signed score whose signs change: the size of the average, not the average of sizes.
+    # Averages of a signed score whose signs change: the size of the average, not the
+    # average of sizes.
     total = S.absolute(S.mean(S.movement))
-    params, grads = {"w": torch.tensor([[2.0, -1.0, 1.0, 3.0]])}, {"w": torch.tensor([[1.0, 3.0, -2.0, 0.5]])}
+    params, grads = (
+        {"w": torch.tensor([[2.0, -1.0, 1.0, 3.0]])},
+        {"w": torch.tensor([[1.0, 3.0, -2.0, 0.5]])},
+    )
     algorithm = sf.one_shot(0.5, score=total, when=sf.at([1]), pruned="keep")
     state = algorithm.init(params)
     for step in range(2):
         state = algorithm.update(state, grads, step)
-    assert state.masks["w"].tolist() == [[True, True, False, False]]  # of -2, 3, 2 and -1.5: ties to the lower
+    assert state.masks["w"].tolist() == [
+        [True, True, False, False]
+    ]  # of -2, 3, 2 and -1.5: ties to the lower
     for score in (S.sum(S.movement), S.ema(S.movement, 0.5), S.momentum(0.5)):
         memory = score.accumulate(score.init(params), sf.State(params, ()), grads, 0)
-        signed, size = (each.value(memory, sf.State(params, ()), grads, 0)["w"] for each in (score, S.absolute(score)))
+        signed, size = (
+            each.value(memory, sf.State(params, ()), grads, 0)["w"]
+            for each in (score, S.absolute(score))
+        )
         assert torch.equal(size, signed.abs())
 
 
 class TestSteered:
-    @pytest.mark.parametrize(("small", "factor"), [(8, 0.5), (7, 1.0), (5, 1.0), (4, 2.0)])
+    @pytest.mark.parametrize(
+        ("small", "factor"), [(8, 0.5), (7, 1.0), (5, 1.0), (4, 2.0)]
+    )
     def test_the_threshold_follows_how_many_are_under_it(self, small, factor):
         # Pruned entries are not counted. From 5 to 7 are near enough to 6.
-        state = sf.State(vector(*[0.1] * small, *[9.0] * 4), {"w": torch.arange(small + 4) < small})
+        state = sf.State(
+            vector(*[0.1] * small, *[9.0] * 4), {"w": torch.arange(small + 4) < small}
+        )
         score = S.steered(sf.always(), 6, tau=0.5, slack=0.2, spare=0)
         memory = score.accumulate(score.init(state.params), state, (), 0)
         assert (float(memory["tau"]), float(memory["next"])) == (0.5, 0.5 * factor)
@@ -199,26 +271,57 @@ class TestSteered:
         score = S.steered(sf.every(2), 2, tau=0.5)
         memory, taus = score.init(state.params), []
         for step in range(4):
-            memory = score.accumulate(memory, state, (), torch.tensor(step) if step else step)
+            memory = score.accumulate(
+                memory, state, (), torch.tensor(step) if step else step
+            )
             taus.append(float(memory["tau"]))
-            assert score.value(memory, state, (), step)["w"].tolist() == [1 / taus[-1], 2 / taus[-1]]
+            assert score.value(memory, state, (), step)["w"].tolist() == [
+                1 / taus[-1],
+                2 / taus[-1],
+            ]
         assert taus == [0.5, 0.5, 1.0, 1.0]
 
     def test_dense_leaves_count_for_nothing(self):
-        state = sf.State({"w": torch.ones(3), "b": torch.zeros(9)}, {"w": torch.ones(3) > 0, "b": torch.tensor(True)})
+        state = sf.State(
+            {"w": torch.ones(3), "b": torch.zeros(9)},
+            {"w": torch.ones(3) > 0, "b": torch.tensor(True)},
+        )
         score = S.steered(sf.always(), 1, tau=0.5)
         memory = score.accumulate(score.init(state.params), state, (), 0)
-        assert float(memory["next"]) == 1.0 and not score.value(memory, state, (), 0)["b"].any()
+        assert (
+            float(memory["next"]) == 1.0
+            and not score.value(memory, state, (), 0)["b"].any()
+        )
 
     @pytest.mark.parametrize(
         ("call", "error", "message"),
         [
-            (lambda: S.steered(sf.always(), -1), ValueError, "steered: expected target >= 0, got -1"),
-            (lambda: S.steered(sf.always(), 0.5), TypeError, "steered: expected target to be an int, got float"),
-            (lambda: S.steered(sf.always(), 1, tau=-1.0), ValueError, "expected tau > 0, got -1.0"),
-            (lambda: S.steered(sf.always(), 1, spare=-1), ValueError, "expected spare >= 0, got -1"),
+            (
+                lambda: S.steered(sf.always(), -1),
+                ValueError,
+                "steered: expected target >= 0, got -1",
+            ),
+            (
+                lambda: S.steered(sf.always(), 0.5),
+                TypeError,
+                "steered: expected target to be an int, got float",
+            ),
+            (
+                lambda: S.steered(sf.always(), 1, tau=-1.0),
+                ValueError,
+                "expected tau > 0, got -1.0",
+            ),
+            (
+                lambda: S.steered(sf.always(), 1, spare=-1),
+                ValueError,
+                "expected spare >= 0, got -1",
+            ),
             (lambda: S.steered(3, 1), TypeError, "expected when to be a trigger"),
-            (lambda: S.steered(sf.always(), 1, score=S.momentum(0.5)), TypeError, "expected a score function"),
+            (
+                lambda: S.steered(sf.always(), 1, score=S.momentum(0.5)),
+                TypeError,
+                "expected a score function",
+            ),
         ],
     )
     def test_bad_input(self, call, error, message):

@@ -21,7 +21,10 @@ def state_of(*values, **fields):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_small_products_of_16_bits_are_told_apart(dtype):
-    weights, grads = vector(1e-2, 2e-2, 3e-2, dtype=dtype), vector(-1e-6, -1e-6, -1e-6, dtype=dtype)
+    weights, grads = (
+        vector(1e-2, 2e-2, 3e-2, dtype=dtype),
+        vector(-1e-6, -1e-6, -1e-6, dtype=dtype),
+    )
     state = sf.State(weights, {"w": torch.ones(3, dtype=torch.bool)})
 
     def loss(params):
@@ -29,7 +32,11 @@ def test_small_products_of_16_bits_are_told_apart(dtype):
 
     for score in (S.saliency, S.movement, sf.curvature.sensitivity(loss)):
         made = score(state, grads, 0)["w"]
-        assert made.dtype == torch.float32 and made.argsort().tolist() == [0, 1, 2] and (made > 0).all()
+        assert (
+            made.dtype == torch.float32
+            and made.argsort().tolist() == [0, 1, 2]
+            and (made > 0).all()
+        )
 
 
 def test_plain_scores():
@@ -41,7 +48,12 @@ def test_plain_scores():
         (S.movement, [1.0, 3.0, 0.5, 0.0]),
     ):
         assert score(state, grads, 0)["w"].tolist() == expected
-    assert S.movement(state, vector(1.0, 1.0, 1.0, 1.0), 0)["w"].tolist() == [-2.0, 1.0, -0.5, 0.0]
+    assert S.movement(state, vector(1.0, 1.0, 1.0, 1.0), 0)["w"].tolist() == [
+        -2.0,
+        1.0,
+        -0.5,
+        0.0,
+    ]
 
 
 def test_gradients_are_scored_off_the_mask_too():
@@ -66,11 +78,17 @@ def test_random_scores_depend_on_key_path_step_and_index_alone():
     assert sf.checkpoint.tree_equal(S.random(reordered, (), torch.tensor(3)), draws)
     longer = S.random(state._replace(params={"a": torch.zeros(90)}), (), 3)
     assert torch.equal(longer["a"][:50], draws["a"])
-    for other in (S.random(state, (), 4), S.random(state._replace(key=sf.random.key(1)), (), 3)):
+    for other in (
+        S.random(state, (), 4),
+        S.random(state._replace(key=sf.random.key(1)), (), 3),
+    ):
         assert not torch.equal(other["a"], draws["a"])
     assert 0.3 < float(draws["a"].mean()) < 0.7
 
 
 def test_random_scores_need_a_key():
-    with pytest.raises(ValueError, match=r"expected a state with a PRNG key for random scores, got none; pass key="):
+    with pytest.raises(
+        ValueError,
+        match=r"expected a state with a PRNG key for random scores, got none; pass key=",
+    ):
         S.random(state_of(1.0), (), 0)

@@ -1,4 +1,6 @@
-"""Masks that no groups made: of single parameters, slices and entries, so that units are constant, or read by none."""
+"""Masks that no groups made: of single parameters, slices and entries, so that units
+are constant, or read by none.
+"""
 
 import torch
 
@@ -19,17 +21,27 @@ def random_masks(model, seed):
         if how == 4:
             masks[name] = torch.rand(p.shape, generator=draw) < 0.3
         elif dim is not None and p.ndim:
-            masks[name].movedim(dim, 0)[torch.rand(p.shape[dim], generator=draw) < 0.5] = False
+            masks[name].movedim(dim, 0)[
+                torch.rand(p.shape[dim], generator=draw) < 0.5
+            ] = False
     return masks
 
 
 def check(model, example, seed):
-    """The program without all that may go under random masks gives the outputs of the masked model."""
+    """The program without all that may go under random masks gives the outputs of the
+    masked model.
+    """
     masks = random_masks(model, seed)
     params = {name: p.detach() for name, p in model.named_parameters()}
-    wanted = compare.outputs(model, example, {name: p * masks[name] for name, p in params.items()})
-    made = cut.free(analyse(traced(model, example), masks, counted=True, equal_parts=False))
+    wanted = compare.outputs(
+        model, example, {name: p * masks[name] for name, p in params.items()}
+    )
+    made = cut.free(
+        analyse(traced(model, example), masks, counted=True, equal_parts=False)
+    )
     tensors = {name: p * masks[name] for name, p in params.items()}
     small = program(made, {**tensors, **cut.folded_biases(made, tensors)})
     compare.check_outputs(wanted, small, example, "the program")
-    return sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in small.parameters())
+    return sum(p.numel() for p in model.parameters()) - sum(
+        p.numel() for p in small.parameters()
+    )

@@ -1,4 +1,6 @@
-"""Whether smaller models give the outputs of the masked one, and have the sizes that were counted beforehand."""
+"""Whether smaller models give the outputs of the masked one, and have the sizes that
+were counted beforehand.
+"""
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,13 +16,17 @@ NARROW = torch.float32, torch.float16, torch.bfloat16
 
 
 class InDouble(TorchDispatchMode):
-    """Runs in float64 what a model's code does in float32, so that rounding hides no difference."""
+    """Runs in float64 what a model's code does in float32, so that rounding hides no
+    difference.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._assert_tensor_metadata.default:
             return None
         args, kwargs = pytree.tree_map(
-            lambda x: torch.float64 if x in NARROW else x, (args, kwargs or {}), is_leaf=plain
+            lambda x: torch.float64 if x in NARROW else x,
+            (args, kwargs or {}),
+            is_leaf=plain,
         )
         return func(*args, **kwargs)
 
@@ -33,7 +39,9 @@ def random_units(found, seed):
     """Units that go, by the number of their group: of each group some, never all."""
     draw, gone = torch.Generator().manual_seed(seed), {}
     for i, group in enumerate(found):
-        count = min(int(torch.rand((), generator=draw) * group.size + 0.5), group.size - 1)
+        count = min(
+            int(torch.rand((), generator=draw) * group.size + 0.5), group.size - 1
+        )
         gone[i] = torch.randperm(group.size, generator=draw)[:count].tolist()
     return {i: units for i, units in gone.items() if units}
 
@@ -49,7 +57,11 @@ def outputs(model, example, params=None):
     """The tensors that a model gives on the example, with the weights given."""
     args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
     with torch.no_grad(), InDouble():
-        out = model(*args, **kwargs) if params is None else torch.func.functional_call(model, params, args, kwargs)
+        out = (
+            model(*args, **kwargs)
+            if params is None
+            else torch.func.functional_call(model, params, args, kwargs)
+        )
     return [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
 
 
@@ -63,26 +75,35 @@ def check_outputs(wanted, small, example, what):
     assert [x.shape for x in wanted] == [x.shape for x in got], what
     for x, y in zip(wanted, got, strict=True):
         atol = TOLERANCE * max(1.0, float(x.double().abs().max()))
-        torch.testing.assert_close(y, x, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}")
+        torch.testing.assert_close(
+            y, x, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}"
+        )
 
 
 def check_sizes(small, masks, what, exact=True):
-    """Each parameter that has a mask holds as many entries as the mask keeps, or fewer."""
+    """Each parameter that has a mask holds as many entries as the mask keeps, or
+    fewer.
+    """
     masked = [(name, p) for name, p in small.named_parameters() if masks[name].ndim]
     pairs = {name: (p.numel(), int(masks[name].sum())) for name, p in masked}
-    wrong = {name: (n, m) for name, (n, m) in pairs.items() if n > m or (exact and n < m)}
+    wrong = {
+        name: (n, m) for name, (n, m) in pairs.items() if n > m or (exact and n < m)
+    }
     assert not wrong, f"{what}: entries that are there, and that were counted: {wrong}"
 
 
 def check(model, example, *, seed=0, counted=False, forms=(None,), found=None):
-    """Masked == small for units drawn at random from every group: the program, and what `shrink` makes in these forms.
+    """Masked == small for units drawn at random from every group: the program, and what
+    `shrink` makes in these forms.
 
     Gives back the groups, which may be given, and which units go.
     """
     found = found or groups(model, example, counted=counted)
     gone = random_units(found, seed)
     params, masks = masked_weights(model, found, gone)
-    wanted = outputs(model, example, {name: p * masks[name] for name, p in params.items()})
+    wanted = outputs(
+        model, example, {name: p * masks[name] for name, p in params.items()}
+    )
     small = program(found.cut(gone))
     check_outputs(wanted, small, example, "the program")
     check_sizes(small, masks, "the program")

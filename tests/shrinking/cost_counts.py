@@ -1,4 +1,6 @@
-"""What models cost, counted in other ways than by labels: from tensors, and by torch's counter of FLOPs."""
+"""What models cost, counted in other ways than by labels: from tensors, and by torch's
+counter of FLOPs.
+"""
 
 import random
 
@@ -12,10 +14,17 @@ from sparsefn.shrinking.groups import Groups
 
 def flops_of(model, example):
     """What torch counts; with attention as the products that it is made of."""
-    args, kwargs = example if isinstance(example, tuple) else (), example if isinstance(example, dict) else {}
+    args, kwargs = (
+        example if isinstance(example, tuple) else (),
+        example if isinstance(example, dict) else {},
+    )
     for x in model.parameters():
         x.requires_grad_(True)
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with (
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
         model(*args, **kwargs)
     return counter.get_total_flops()
 
@@ -30,4 +39,7 @@ def some_units(groups: Groups, seed: int, only=None):
     """Units that go, of each of some groups a number of its own, never all."""
     drawn = random.Random(seed)
     chosen = range(len(groups)) if only is None else only
-    return {i: drawn.sample(range(groups[i].size), drawn.randint(0, groups[i].size - 1)) for i in chosen}
+    return {
+        i: drawn.sample(range(groups[i].size), drawn.randint(0, groups[i].size - 1))
+        for i in chosen
+    }

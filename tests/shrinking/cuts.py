@@ -1,4 +1,6 @@
-"""Random cuts of a model: its smaller program, and the masked model whose outputs that has to give."""
+"""Random cuts of a model: its smaller program, and the masked model whose outputs that
+has to give.
+"""
 
 import copy
 

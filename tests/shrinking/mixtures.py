@@ -19,7 +19,9 @@ SIZES = {
     "eos_token_id": 2,
     "use_cache": False,
 }
-PATTERN = sf.tied([["*.gate.weight", 0], ["*.experts.gate_up_proj", 0], ["*.experts.down_proj", 0]])
+PATTERN = sf.tied(
+    [["*.gate.weight", 0], ["*.experts.gate_up_proj", 0], ["*.experts.down_proj", 0]]
+)
 IDS = {"input_ids": torch.arange(24).reshape(2, 12) % 17 + 3}
 
 
@@ -35,13 +37,20 @@ class Experts(nn.Module):
     def forward(self, x, index, *, weights):
         out = torch.zeros_like(x)
         for slot in range(index.shape[1]):
-            given = torch.stack([self.one(row, number) for row, number in zip(x, index[:, slot].tolist(), strict=True)])
+            given = torch.stack(
+                [
+                    self.one(row, number)
+                    for row, number in zip(x, index[:, slot].tolist(), strict=True)
+                ]
+            )
             out = out + weights[:, slot, None] * given
         return out
 
 
 class Mixture(nn.Module):
-    """Each token goes to two experts; to none of those in `out`, which is how it would be without them."""
+    """Each token goes to two experts; to none of those in `out`, which is how it would
+    be without them.
+    """
 
     def __init__(self, experts=4, width=3, k=2):
         super().__init__()
@@ -51,12 +60,16 @@ class Mixture(nn.Module):
     def forward(self, x):
         logits = self.router(x)
         assert logits.shape[1] == self.number
-        logits = logits.index_fill(1, torch.tensor(self.out, dtype=torch.int64), -torch.inf)
+        logits = logits.index_fill(
+            1, torch.tensor(self.out, dtype=torch.int64), -torch.inf
+        )
         weights, index = logits.softmax(1).topk(self.k)
         return self.experts(x, index, weights=weights / weights.sum(1, keepdim=True))
 
 
-BY_HAND = sf.tied([["router.weight", 0], ["router.bias", 0], ["experts.up", 0], ["experts.down", 0]])
+BY_HAND = sf.tied(
+    [["router.weight", 0], ["router.bias", 0], ["experts.up", 0], ["experts.down", 0]]
+)
 
 
 def seeded(model):
@@ -67,13 +80,22 @@ def seeded(model):
 
 
 def mixtral(**sizes):
-    config = hf.MixtralConfig(**{**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, **sizes})
+    config = hf.MixtralConfig(
+        **{**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, **sizes}
+    )
     return seeded(hf.MixtralForCausalLM(config))
 
 
 def qwen(**sizes):
-    own = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8}
-    return seeded(hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**{**SIZES, **own, **sizes})))
+    own = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "head_dim": 8,
+    }
+    return seeded(
+        hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**{**SIZES, **own, **sizes}))
+    )
 
 
 def without(model, pattern, gone):

@@ -34,7 +34,9 @@ def weight(*shape):
 
 
 def drawn(net):
-    """Norms with statistics and weights of their own, as after training; in eval mode and float64."""
+    """Norms with statistics and weights of their own, as after training; in eval mode
+    and float64.
+    """
     for layer in net.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.running_mean.normal_()
@@ -46,7 +48,8 @@ def drawn(net):
 
 
 def told(build, **options):
-    """What goes together, and what stays by its reason, once units are seen to go with equal outputs.
+    """What goes together, and what stays by its reason, once units are seen to go with
+    equal outputs.
 
     Left out is what stays since it is an output, or joined with inputs.
     """
@@ -57,7 +60,16 @@ def told(build, **options):
     x = x.double() if x.is_floating_point() else x
     found = groups(net, x, **options)
     for last in (False, True):
-        check_cut(net, found, {i: one_unit(group, last) for i, group in enumerate(found) if group.size > 1}, x)
+        check_cut(
+            net,
+            found,
+            {
+                i: one_unit(group, last)
+                for i, group in enumerate(found)
+                if group.size > 1
+            },
+            x,
+        )
     why = {}
     for (name, dim), reason in found.stays.items():
         if not reason.startswith(("it is an output", "joined with what stays")):
@@ -74,7 +86,9 @@ def check_cut(net, found, gone, *xs):
     """The smaller program gives the outputs of the masked model."""
     masks, params = found.masks(gone), dict(net.named_parameters())
     with torch.no_grad():
-        masked = {name: p * masks[name] if name in masks else p for name, p in params.items()}
+        masked = {
+            name: p * masks[name] if name in masks else p for name, p in params.items()
+        }
         wanted = torch.func.functional_call(net, masked, xs)
         got = program(found.cut(gone))(*xs)
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)

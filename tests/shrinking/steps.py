@@ -1,6 +1,7 @@
 """Steps of random networks: layers, activations and norms.
 
-They work on vectors (batch, channels), maps (batch, channels, rows, columns) and tokens (batch, tokens, channels).
+They work on vectors (batch, channels), maps (batch, channels, rows, columns) and tokens
+(batch, tokens, channels).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ Shape = tuple[int, ...]
 
 
 class Step(nn.Module):
-    """A function of one value or two, with what it owns: layers, parameters and tables."""
+    """A function of one value or two, with what it owns: layers, parameters and
+    tables.
+    """
 
     def __init__(self, text: str, fn: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
@@ -30,7 +33,9 @@ class Step(nn.Module):
 
 
 class Kind(NamedTuple):
-    """How to draw a step: what it works on, a test of the shapes of its inputs, and the drawing."""
+    """How to draw a step: what it works on, a test of the shapes of its inputs, and the
+    drawing.
+    """
 
     ranks: tuple[int, ...]
     fits: Callable[..., bool]
@@ -83,15 +88,30 @@ def table(shape: Shape, values: torch.Tensor) -> torch.Tensor:
 def dense(pick, shape):
     """Linear along the channels; a convolution of size 1 on maps."""
     o, bias = pick(4, 6, 3, 8), pick(True, False)
-    layer = nn.Conv2d(width(shape), o, 1, bias=bias) if len(shape) == 4 else nn.Linear(width(shape), o, bias=bias)
-    return Step(f"dense to {o}{'' if bias else ', no bias'}", lambda self, x: self.layer(x), layer=layer)
+    layer = (
+        nn.Conv2d(width(shape), o, 1, bias=bias)
+        if len(shape) == 4
+        else nn.Linear(width(shape), o, bias=bias)
+    )
+    return Step(
+        f"dense to {o}{'' if bias else ', no bias'}",
+        lambda self, x: self.layer(x),
+        layer=layer,
+    )
 
 
 @step(MAP)
 def convolution(pick, shape):
     o = pick(4, 6, 3, 8)
     groups = pick(*[g for g in divisors(width(shape)) if o % g == 0])
-    layer = nn.Conv2d(width(shape), o, pick(3, 1, (1, 3)), padding="same", groups=groups, bias=pick(True, False))
+    layer = nn.Conv2d(
+        width(shape),
+        o,
+        pick(3, 1, (1, 3)),
+        padding="same",
+        groups=groups,
+        bias=pick(True, False),
+    )
     return Step(f"{layer}", lambda self, x: self.layer(x), layer=layer)
 
 
@@ -106,7 +126,9 @@ def depthwise(pick, shape):
 def transposed_convolution(pick, shape):
     o = pick(4, 6, 3)
     groups = pick(*[g for g in divisors(width(shape)) if o % g == 0])
-    layer = nn.ConvTranspose2d(width(shape), o, 3, padding=1, groups=groups, bias=pick(True, False))
+    layer = nn.ConvTranspose2d(
+        width(shape), o, 3, padding=1, groups=groups, bias=pick(True, False)
+    )
     return Step(f"{layer}", lambda self, x: self.layer(x), layer=layer)
 
 
@@ -115,17 +137,27 @@ def convolution_and_its_transpose(pick, shape):
     weight = nn.Parameter(torch.ones(pick(4, 6), width(shape), 3, 3))
 
     def run(self, x):
-        return F.conv_transpose2d(F.conv2d(x, self.weight, padding=1).relu(), self.weight, padding=1)
+        return F.conv_transpose2d(
+            F.conv2d(x, self.weight, padding=1).relu(), self.weight, padding=1
+        )
 
-    return Step(f"convolution to {len(weight)} and back by its transpose", run, weight=weight)
+    return Step(
+        f"convolution to {len(weight)} and back by its transpose", run, weight=weight
+    )
 
 
 @step(ANY)
 def residual(pick, shape):
     c, inner, act = width(shape), pick(4, 6), pick(F.relu, torch.sigmoid)
-    one, two = (nn.Conv2d(a, b, 1) if len(shape) == 4 else nn.Linear(a, b) for a, b in ((c, inner), (inner, c)))
+    one, two = (
+        nn.Conv2d(a, b, 1) if len(shape) == 4 else nn.Linear(a, b)
+        for a, b in ((c, inner), (inner, c))
+    )
     return Step(
-        f"residual through {inner} and {act.__name__}", lambda self, x: x + self.two(act(self.one(x))), one=one, two=two
+        f"residual through {inner} and {act.__name__}",
+        lambda self, x: x + self.two(act(self.one(x))),
+        one=one,
+        two=two,
     )
 
 
@@ -133,7 +165,11 @@ def residual(pick, shape):
 def layer_used_twice(pick, shape):
     c = width(shape)
     layer = nn.Conv2d(c, c, 1) if len(shape) == 4 else nn.Linear(c, c)
-    return Step("layer used twice", lambda self, x: self.layer(self.layer(x).relu()), layer=layer)
+    return Step(
+        "layer used twice",
+        lambda self, x: self.layer(self.layer(x).relu()),
+        layer=layer,
+    )
 
 
 @step(MAP)
@@ -141,7 +177,10 @@ def standardised_convolution(pick, shape):
     weight = nn.Parameter(torch.ones(pick(4, 6), width(shape), 3, 3))
 
     def run(self, x):
-        mean, std = self.weight.mean((1, 2, 3), True), self.weight.std((1, 2, 3), keepdim=True)
+        mean, std = (
+            self.weight.mean((1, 2, 3), True),
+            self.weight.std((1, 2, 3), keepdim=True),
+        )
         return F.conv2d(x, (self.weight - mean) / (std + 1e-3), padding=1)
 
     return Step(f"standardised convolution to {len(weight)}", run, weight=weight)
@@ -179,7 +218,11 @@ def activation(pick, shape):
 @step(ANY)
 def activation_by_channel(pick, shape):
     scale = nn.Parameter(table(shape, torch.ones(width(shape))))
-    return Step("max(x, scale * x)", lambda self, x: torch.maximum(x, self.scale * x), scale=scale)
+    return Step(
+        "max(x, scale * x)",
+        lambda self, x: torch.maximum(x, self.scale * x),
+        scale=scale,
+    )
 
 
 @step(MAP)
@@ -190,7 +233,9 @@ def batch_norm(pick, shape):
 
 @step(MAP)
 def group_norm(pick, shape):
-    layer = nn.GroupNorm(pick(*divisors(width(shape))), width(shape), affine=pick(True, False))
+    layer = nn.GroupNorm(
+        pick(*divisors(width(shape))), width(shape), affine=pick(True, False)
+    )
     return Step(f"{layer}", lambda self, x: self.layer(x), layer=layer)
 
 
@@ -205,7 +250,9 @@ def norm_of_channels(pick, shape):
     kind = pick(nn.LayerNorm, nn.RMSNorm)
     layer = kind(width(shape), elementwise_affine=pick(True, False), eps=1e-3)
     return Step(
-        f"{layer}", lambda self, x: self.layer(x.movedim(axis(shape), -1)).movedim(-1, axis(shape)), layer=layer
+        f"{layer}",
+        lambda self, x: self.layer(x.movedim(axis(shape), -1)).movedim(-1, axis(shape)),
+        layer=layer,
     )
 
 

@@ -4,7 +4,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.shrinking.steps import ANY, MAP, TOKENS, Step, axis, divisors, even, step, table, wide, width
+from tests.shrinking.steps import (
+    ANY,
+    MAP,
+    TOKENS,
+    Step,
+    axis,
+    divisors,
+    even,
+    step,
+    table,
+    wide,
+    width,
+)
 
 
 # ---------------------------------------------------------------- cuts
@@ -17,7 +29,11 @@ def gate_of_halves(pick, shape):
         if how == "glu":
             return F.glu(x, d)
         cuts = {"chunk": lambda: x.chunk(2, d), "split": lambda: x.split(half, d)}
-        a, b = cuts[how]() if how in cuts else (x.narrow(d, 0, half), x.narrow(d, half, half))
+        a, b = (
+            cuts[how]()
+            if how in cuts
+            else (x.narrow(d, 0, half), x.narrow(d, half, half))
+        )
         return a * b.sigmoid()
 
     return Step(f"gate of halves by {how}", run)
@@ -36,7 +52,11 @@ def parts_changed(pick, shape):
         parts = [self.layer(a), b]
         return torch.cat(parts[::-1] if turned else parts, d)
 
-    return Step(f"parts of {first} and {c - first}{', turned round' if turned else ''}", run, layer=layer)
+    return Step(
+        f"parts of {first} and {c - first}{', turned round' if turned else ''}",
+        run,
+        layer=layer,
+    )
 
 
 @step(ANY, wide)
@@ -86,7 +106,9 @@ def in_another_order(pick, shape):
     plus = pick("", "x + ", "x * ")
     ways = {"": lambda x, y: y, "x + ": lambda x, y: x + y, "x * ": lambda x, y: x * y}
     return Step(
-        f"{plus}{how} by {groups if how == 'shuffle' else by}", lambda self, x: ways[plus](x, run(self, x)), order=order
+        f"{plus}{how} by {groups if how == 'shuffle' else by}",
+        lambda self, x: ways[plus](x, run(self, x)),
+        order=order,
     )
 
 
@@ -94,7 +116,10 @@ def in_another_order(pick, shape):
 def padded(pick, shape):
     before, after, value = pick(0, 1), pick(1, 2), pick(0.0, 1.0)
     dims = [0, 0] * (len(shape) - 1 - axis(shape)) + [before, after]
-    return Step(f"{before} + {after} channels of {value}", lambda self, x: F.pad(x, dims, value=value))
+    return Step(
+        f"{before} + {after} channels of {value}",
+        lambda self, x: F.pad(x, dims, value=value),
+    )
 
 
 @step(ANY, lambda shape: width(shape) <= 4)
@@ -118,7 +143,12 @@ def repeated(pick, shape):
 def constant_table(pick, shape):
     values = pick("0, 1, 2, ...", "ones", "cos", "0, 1, 0, 1, ...")
     steps = torch.arange(float(width(shape)))
-    made = {"0, 1, 2, ...": steps, "ones": torch.ones_like(steps), "cos": steps.cos(), "0, 1, 0, 1, ...": steps % 2}
+    made = {
+        "0, 1, 2, ...": steps,
+        "ones": torch.ones_like(steps),
+        "cos": steps.cos(),
+        "0, 1, 0, 1, ...": steps % 2,
+    }
     how = pick("x * ", "x + ", "beside ")
 
     def run(self, x):
@@ -128,7 +158,11 @@ def constant_table(pick, shape):
 
     kind = pick("buffer", "parameter")
     made = table(shape, made[values]).double()
-    return Step(f"{how}a {kind} of {values}", run, values=nn.Parameter(made) if kind == "parameter" else made)
+    return Step(
+        f"{how}a {kind} of {values}",
+        run,
+        values=nn.Parameter(made) if kind == "parameter" else made,
+    )
 
 
 @step(MAP)
@@ -139,7 +173,10 @@ def places(pick, shape):
     how = pick("one table", "stack", "cat")
 
     def run(self, x):
-        maps = {"one table": lambda: self.both[None], "stack": lambda: torch.stack([self.both[0], self.both[1]])[None]}
+        maps = {
+            "one table": lambda: self.both[None],
+            "stack": lambda: torch.stack([self.both[0], self.both[1]])[None],
+        }
         grid = maps.get(how, lambda: torch.cat([self.both[:1], self.both[1:]])[None])()
         return torch.cat([x, grid.expand(len(x), -1, -1, -1)], 1)
 
@@ -159,7 +196,10 @@ def pixel_unshuffle(pick, shape):
 
 @step(MAP, lambda shape: min(shape[2:]) > 1)
 def resampled(pick, shape):
-    ways = {"max": lambda x: F.max_pool2d(x, 3, 1, 1), "average": lambda x: F.avg_pool2d(x, 3, 1, 1)}
+    ways = {
+        "max": lambda x: F.max_pool2d(x, 3, 1, 1),
+        "average": lambda x: F.avg_pool2d(x, 3, 1, 1),
+    }
     ways |= {
         "up": lambda x: F.interpolate(x, scale_factor=2.0)[..., ::2, 1::2],
         "shift": lambda x: x.roll((1, 1), (2, 3)),
@@ -177,7 +217,10 @@ def channels_become_rows(pick, shape):
         "permuted": lambda x: x.unflatten(1, (2, -1)).permute(0, 2, 3, 1, 4),
     }
     name = pick(*ways)
-    return Step(f"channels become rows, {name}", lambda self, x: ways[name](x).reshape(-1, c // 2, 2 * h, w)[:, :, :h])
+    return Step(
+        f"channels become rows, {name}",
+        lambda self, x: ways[name](x).reshape(-1, c // 2, 2 * h, w)[:, :, :h],
+    )
 
 
 @step(ANY, lambda shape: len(shape) > 2)
@@ -189,7 +232,11 @@ def to_vector(pick, shape):
             "flat": lambda x: x[:, :, :2, 0].flatten(1),
         }
     else:
-        ways = {"mean": lambda x: x.mean(1), "first": lambda x: x[:, 0], "flat": lambda x: x[:, :2].flatten(1)}
+        ways = {
+            "mean": lambda x: x.mean(1),
+            "first": lambda x: x[:, 0],
+            "flat": lambda x: x[:, :2].flatten(1),
+        }
     name = pick(*ways)
     return Step(f"{name} over places", lambda self, x: ways[name](x))
 
@@ -213,7 +260,9 @@ def to_map(pick, shape):
 @step(ANY, lambda shape: len(shape) != 3 and width(shape) in (4, 6, 8))
 def to_tokens_of_channels(pick, shape):
     flat = (lambda x: x) if len(shape) == 2 else (lambda x: x.mean((2, 3)))
-    return Step("two tokens of channels", lambda self, x: flat(x).view(-1, 2, width(shape) // 2))
+    return Step(
+        "two tokens of channels", lambda self, x: flat(x).view(-1, 2, width(shape) // 2)
+    )
 
 
 # ---------------------------------------------------------------- two values
@@ -223,19 +272,32 @@ def same(a, b):
 
 @step(ANY, same, inputs=2)
 def together(pick, one, two):
-    ways = {"a + b": torch.add, "a * b": torch.mul, "max(a, b)": torch.maximum, "a - b": torch.sub}
+    ways = {
+        "a + b": torch.add,
+        "a * b": torch.mul,
+        "max(a, b)": torch.maximum,
+        "a - b": torch.sub,
+    }
     ways |= {
         "where(a > b, a, 1)": lambda a, b: torch.where(a > b, a, 1.0),
         "a * sigmoid(b)": lambda a, b: a * b.sigmoid(),
     }
-    ways |= {"a / (1 + b ** 2)": lambda a, b: a / (1 + b.square()), "lerp": lambda a, b: torch.lerp(a, b, 0.3)}
-    ways |= {"sum of a stack": lambda a, b: torch.stack([a, b]).sum(0), "addcmul": lambda a, b: torch.addcmul(a, a, b)}
+    ways |= {
+        "a / (1 + b ** 2)": lambda a, b: a / (1 + b.square()),
+        "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+    }
+    ways |= {
+        "sum of a stack": lambda a, b: torch.stack([a, b]).sum(0),
+        "addcmul": lambda a, b: torch.addcmul(a, a, b),
+    }
     name = pick(*ways)
     return Step(name, lambda self, a, b: ways[name](a, b))
 
 
 def beside_fits(a, b):
-    return len(a) == len(b) and all(m == n for d, (m, n) in enumerate(zip(a, b, strict=True)) if d != axis(a))
+    return len(a) == len(b) and all(
+        m == n for d, (m, n) in enumerate(zip(a, b, strict=True)) if d != axis(a)
+    )
 
 
 @step(ANY, beside_fits, inputs=2)
@@ -245,7 +307,13 @@ def beside(pick, one, two):
 
 @step(
     ANY,
-    lambda a, b: len(a) == len(b) and a[1:] != b[1:] and beside_fits(a, b) and width(b) > 1 and width(a) > 1,
+    lambda a, b: (
+        len(a) == len(b)
+        and a[1:] != b[1:]
+        and beside_fits(a, b)
+        and width(b) > 1
+        and width(a) > 1
+    ),
     inputs=2,
 )
 def products_of_channels(pick, one, two):
@@ -253,7 +321,8 @@ def products_of_channels(pick, one, two):
     words = {2: "bi,bj->bij", 3: "bni,bnj->bij", 4: "bihw,bjhw->bij"}[len(one)]
     flat = pick(True, False)
     return Step(
-        f"{words}{', flat' if flat else ''}", lambda self, a, b: torch.einsum(words, a, b).flatten(1 if flat else 2)
+        f"{words}{', flat' if flat else ''}",
+        lambda self, a, b: torch.einsum(words, a, b).flatten(1 if flat else 2),
     )
 
 
@@ -267,7 +336,11 @@ def looks_at(pick, one, two):
     return Step("cross attention", run, q=q, k=k, v=v)
 
 
-@step((2, 3, 4), lambda a, b: len(b) == 2 and len(a) > 2 and width(a) == width(b), inputs=2)
+@step(
+    (2, 3, 4),
+    lambda a, b: len(b) == 2 and len(a) > 2 and width(a) == width(b),
+    inputs=2,
+)
 def scaled_by_a_vector(pick, one, two):
     how = pick("x * ", "x + ")
 

@@ -16,7 +16,9 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sum of squares": lambda x, d: x.square().sum(d, keepdim=True),
     "mean of exps": lambda x, d: x.tanh().exp().mean(d, keepdim=True),
     "logsumexp": lambda x, d: x.logsumexp(d, keepdim=True),
-    "sum of products with a softmax": lambda x, d: (x * x.softmax(d)).sum(d, keepdim=True),
+    "sum of products with a softmax": lambda x, d: (x * x.softmax(d)).sum(
+        d, keepdim=True
+    ),
     "product": lambda x, d: x.tanh().prod(d, keepdim=True),
     "norm": lambda x, d: x.norm(dim=d, keepdim=True),
     "spread": lambda x, d: x.std(d, keepdim=True),
@@ -33,7 +35,9 @@ HOW: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @step(ANY)
 def reduction(pick, shape):
     name, how = pick(*REDUCTIONS), pick(*HOW)
-    return Step(how + name, lambda self, x: HOW[how](x, REDUCTIONS[name](x, axis(shape))))
+    return Step(
+        how + name, lambda self, x: HOW[how](x, REDUCTIONS[name](x, axis(shape)))
+    )
 
 
 @step(ANY)
@@ -42,7 +46,12 @@ def gate_of_concatenated_reductions(pick, shape):
     layer = nn.Conv2d(len(names), 1, 1) if len(shape) == 4 else nn.Linear(len(names), 1)
 
     def run(self, x):
-        return x * self.layer(torch.cat([REDUCTIONS[name](x, d) for name in names], d)).sigmoid()
+        return (
+            x
+            * self.layer(
+                torch.cat([REDUCTIONS[name](x, d) for name in names], d)
+            ).sigmoid()
+        )
 
     return Step(f"gate of {names}", run, layer=layer)
 
@@ -51,12 +60,18 @@ def gate_of_concatenated_reductions(pick, shape):
 def channels_one_by_one(pick, shape):
     """Each channel out of a layer of its own, side by side."""
     d, c = axis(shape), width(shape)
-    kind = (lambda: nn.Conv2d(c, 1, 1)) if len(shape) == 4 else (lambda: nn.Linear(c, 1))
+    kind = (
+        (lambda: nn.Conv2d(c, 1, 1)) if len(shape) == 4 else (lambda: nn.Linear(c, 1))
+    )
     layers, join = nn.ModuleList([kind() for _ in range(c)]), pick("cat", "stack")
 
     def run(self, x):
         ys = [layer(x) for layer in self.layers]
-        return x * (torch.cat(ys, d) if join == "cat" else torch.stack([y.squeeze(d) for y in ys], d))
+        return x * (
+            torch.cat(ys, d)
+            if join == "cat"
+            else torch.stack([y.squeeze(d) for y in ys], d)
+        )
 
     return Step(f"x * {join} of {c} layers of one channel", run, layers=layers)
 

@@ -14,12 +14,18 @@ CASES = {
         {},
     ),
     "alias": (
-        lambda: lin(lambda net, x: (lambda h: (h.view(-1).clamp_(-0.1, 0.1), net.b(h))[1])(net.a(x))),
+        lambda: lin(
+            lambda net, x: (lambda h: (h.view(-1).clamp_(-0.1, 0.1), net.b(h))[1])(
+                net.a(x)
+            )
+        ),
         ["a.weight[0], a.bias[0], b.weight[1]"],
         {},
     ),
     "zeros": (
-        lambda: lin(lambda net, x: net.b(torch.cat([net.a(x), torch.zeros(2, 4)], 1)), 4, 8),
+        lambda: lin(
+            lambda net, x: net.b(torch.cat([net.a(x), torch.zeros(2, 4)], 1)), 4, 8
+        ),
         ["a.weight[0], a.bias[0], b.weight[1] (4 of 8)", "b.weight[1] (4 of 8)"],
         {},
     ),
@@ -31,13 +37,23 @@ CASES = {
     "shuffle": (
         lambda: conv(lambda net, x: net.b(F.channel_shuffle(net.a(x), 2)), 6),
         [
-            ("a.weight[0] (blocks of 3), a.bias[0] (blocks of 3), b.weight[1] (blocks of 1 in 3 parts)"),
-            ("a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 parts), b.weight[1] (blocks of 2)"),
+            (
+                "a.weight[0] (blocks of 3), a.bias[0] (blocks of 3), b.weight[1] "
+                "(blocks of 1 in 3 parts)"
+            ),
+            (
+                "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 "
+                "parts), b.weight[1] (blocks of 2)"
+            ),
         ],
         {},
     ),
     "cond": (
-        lambda: lin(lambda net, x: torch.cond(x.sum() > 0, lambda h: h.sin(), lambda h: h.cos(), (net.a(x),))),
+        lambda: lin(
+            lambda net, x: torch.cond(
+                x.sum() > 0, lambda h: h.sin(), lambda h: h.cos(), (net.a(x),)
+            )
+        ),
         [],
         {"cond is a program of its own": "a.weight[0], a.bias[0]"},
     ),

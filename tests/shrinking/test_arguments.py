@@ -60,7 +60,11 @@ def test_groups_that_are_a_symbolic_size():
 
         def __init__(self):
             super().__init__()
-            self.a, self.b, self.c = nn.Conv2d(3, 6, 1), nn.Linear(3, 4 * 6 * 9), nn.Conv2d(4, 2, 1)
+            self.a, self.b, self.c = (
+                nn.Conv2d(3, 6, 1),
+                nn.Linear(3, 4 * 6 * 9),
+                nn.Conv2d(4, 2, 1),
+            )
 
         def forward(self, x):
             b, h, w = x.shape[0], x.shape[2], x.shape[3]
@@ -79,7 +83,11 @@ def test_norms_of_maps_count_at_other_sizes():
     class Maps(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.norm, self.b = nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)
+            self.a, self.norm, self.b = (
+                nn.Conv2d(3, 8, 1),
+                nn.GroupNorm(2, 8),
+                nn.Conv2d(8, 2, 1),
+            )
 
         def forward(self, x):
             y = self.a(x)
@@ -93,8 +101,14 @@ def test_norms_of_maps_count_at_other_sizes():
 
 
 def test_experts_of_any_width():
-    x, w, ends = torch.randn(5, 3), torch.randn(2, 3, 7), torch.tensor([2, 5], dtype=torch.int32)
-    torch.testing.assert_close(padded_grouped_mm(x, w, ends), torch.cat([x[:2] @ w[0], x[2:] @ w[1]]))
+    x, w, ends = (
+        torch.randn(5, 3),
+        torch.randn(2, 3, 7),
+        torch.tensor([2, 5], dtype=torch.int32),
+    )
+    torch.testing.assert_close(
+        padded_grouped_mm(x, w, ends), torch.cat([x[:2] @ w[0], x[2:] @ w[1]])
+    )
 
 
 def test_rules_are_about_operations_of_torch():

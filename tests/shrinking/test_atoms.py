@@ -1,4 +1,6 @@
-"""Atoms: union-find with products; joins are sufficient, and what stays has a reason."""
+"""Atoms: union-find with products; joins are sufficient, and what stays has a
+reason.
+"""
 
 import numpy as np
 import pytest
@@ -41,7 +43,9 @@ def test_a_join_with_what_stays_freezes_the_rest():
         label = atoms.new(2)
         atoms.join(label if one == 0 else None, label if two == 0 else None, "no label")
         assert atoms.free(label) is None
-        assert [atoms.reasons[i] for i in atoms.reason[label].ravel()] == ["no label"] * 2
+        assert [atoms.reasons[i] for i in atoms.reason[label].ravel()] == [
+            "no label"
+        ] * 2
     Atoms().join(None, None, "joined")
 
 
@@ -51,8 +55,16 @@ def test_the_first_reason_stays_and_what_is_joined_has_the_reason_of_the_join():
     atoms.freeze(b, "it is summed", np.array([False, True, False]))
     atoms.freeze(b, "it is an output", np.array([False, True, True]))
     atoms.join(a, b, "joined")
-    assert [atoms.reasons[i] for i in atoms.reason[b].ravel()] == ["", "it is summed", "it is an output"]
-    assert [atoms.reasons[i] for i in atoms.reason[a].ravel()] == ["", "joined", "joined"]
+    assert [atoms.reasons[i] for i in atoms.reason[b].ravel()] == [
+        "",
+        "it is summed",
+        "it is an output",
+    ]
+    assert [atoms.reasons[i] for i in atoms.reason[a].ravel()] == [
+        "",
+        "joined",
+        "joined",
+    ]
     assert atoms.free(a).tolist() == [[1], [0], [0]]
     atoms.freeze(None, "nothing")
     assert "nothing" not in atoms.reasons
@@ -70,7 +82,10 @@ def test_a_joined_atom_is_the_product_of_its_factors():
 def test_products_of_one_label_with_itself_hold_each_atom_once():
     atoms = Atoms()
     a = atoms.new(2)
-    assert atoms.resolve(np.concatenate([a, a, atoms.new(2)], 1)).tolist() == [[1, 3], [2, 4]]
+    assert atoms.resolve(np.concatenate([a, a, atoms.new(2)], 1)).tolist() == [
+        [1, 3],
+        [2, 4],
+    ]
 
 
 def test_what_one_side_has_more_stays():
@@ -105,7 +120,9 @@ def test_ranks_and_reasons_of_the_united():
     assert atoms.rank[atoms.find(a)].ravel().tolist() == [2, 2]
 
 
-@pytest.mark.parametrize(("a", "b"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("a", "b"), [(True, True), (True, False), (False, True), (False, False)]
+)
 def test_product(a, b):
     one, two = np.array([[1], [2]]), np.array([[3], [4], [5]])
     made = product(one if a else None, 2, two if b else None, 3)
@@ -135,7 +152,9 @@ def test_whatever_goes_both_sides_of_each_join_agree(pairs, frozen, data):
         atoms.join(a, b, "joined")
     for i in frozen:
         atoms.freeze(np.array([[i]]), "frozen")
-    alive = np.array(data.draw(st.lists(st.booleans(), min_size=atoms.count, max_size=atoms.count)))
+    alive = np.array(
+        data.draw(st.lists(st.booleans(), min_size=atoms.count, max_size=atoms.count))
+    )
     alive |= atoms.reason[: atoms.count] > 0
     for a, b in sides:
         assert kept(atoms, a, alive) == kept(atoms, b, alive)

@@ -1,4 +1,6 @@
-"""Attention with fewer or narrower heads against torch's own with zeros in their place."""
+"""Attention with fewer or narrower heads against torch's own with zeros in their
+place.
+"""
 
 import copy
 import pickle
@@ -14,7 +16,9 @@ NEAR = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def pair(kept=(0, 2), **options):
-    """An attention in which heads are 0 at their values' and out_proj's side, and one without them."""
+    """An attention in which heads are 0 at their values' and out_proj's side, and one
+    without them.
+    """
     whole = nn.MultiheadAttention(EMBED, HEADS, dtype=torch.float64, **options).eval()
     with torch.no_grad():
         for p in whole.parameters():
@@ -23,7 +27,11 @@ def pair(kept=(0, 2), **options):
     with torch.no_grad():
         whole.out_proj.weight[:, [i for i in range(EMBED) if i not in rows]] = 0
     small = copy.deepcopy(whole)
-    small.__class__, small.scale, small.num_heads = SmallAttention, WIDTH**-0.5, len(kept)
+    small.__class__, small.scale, small.num_heads = (
+        SmallAttention,
+        WIDTH**-0.5,
+        len(kept),
+    )
     small._qkv_same_embed_dim = False
     three = torch.cat([rows, rows + EMBED, rows + 2 * EMBED])
     for name, p in list(small.named_parameters()):
@@ -46,7 +54,9 @@ def inputs(whole, batched=True):
     q, k, v = tokens(2, 5, EMBED), tokens(2, 6, whole.kdim), tokens(2, 6, whole.vdim)
     if not batched:
         return q[0], k[0], v[0]
-    return (q, k, v) if whole.batch_first else tuple(x.transpose(0, 1) for x in (q, k, v))
+    return (
+        (q, k, v) if whole.batch_first else tuple(x.transpose(0, 1) for x in (q, k, v))
+    )
 
 
 KINDS = [
@@ -67,7 +77,12 @@ MASKS = [
     {"attn_mask": tokens(5, 6)},
     {"key_padding_mask": padding},
     {"key_padding_mask": padding, "attn_mask": causal},
-    {"key_padding_mask": torch.zeros(2, 6, dtype=torch.float64).masked_fill(padding, -3.0), "attn_mask": tokens(5, 6)},
+    {
+        "key_padding_mask": torch.zeros(2, 6, dtype=torch.float64).masked_fill(
+            padding, -3.0
+        ),
+        "attn_mask": tokens(5, 6),
+    },
 ]
 
 
@@ -77,7 +92,10 @@ def test_outputs_are_those_of_the_masked_attention(options, masks):
     whole, small = pair(**options)
     given = inputs(whole)
     wanted = whole(*given, need_weights=False, **MASKS[masks])[0]
-    for got in (small(*given, need_weights=False, **MASKS[masks]), small(*given, **MASKS[masks])):
+    for got in (
+        small(*given, need_weights=False, **MASKS[masks]),
+        small(*given, **MASKS[masks]),
+    ):
         torch.testing.assert_close(got[0], wanted, **NEAR)
 
 
@@ -101,7 +119,10 @@ def test_masks_by_head_have_the_heads_that_stay():
     wanted = whole(*given, attn_mask=mask.flatten(0, 1))[0]
     got = small(*given, attn_mask=mask[:, [0, 2]].flatten(0, 1))[0]
     torch.testing.assert_close(got, wanted, **NEAR)
-    with pytest.raises(ValueError, match=r"expected attn_mask of shape \(5, 6\) or \(4, 5, 6\), got \(8, 5, 6\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected attn_mask of shape \(5, 6\) or \(4, 5, 6\), got \(8, 5, 6\)",
+    ):
         small(*given, attn_mask=mask.flatten(0, 1))
 
 
@@ -110,9 +131,13 @@ def test_unbatched_padding_and_causal_hints():
     q = tokens(5, EMBED)
     triangle = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
     given = {"attn_mask": triangle, "is_causal": True, "need_weights": False}
-    torch.testing.assert_close(small(q, q, q, **given)[0], whole(q, q, q, **given)[0], **NEAR)
+    torch.testing.assert_close(
+        small(q, q, q, **given)[0], whole(q, q, q, **given)[0], **NEAR
+    )
     given = {"key_padding_mask": torch.tensor([False, False, False, True, True])}
-    torch.testing.assert_close(small(q, q, q, **given)[0], whole(q, q, q, **given)[0], **NEAR)
+    torch.testing.assert_close(
+        small(q, q, q, **given)[0], whole(q, q, q, **given)[0], **NEAR
+    )
 
 
 def test_dropout_drops_weights_in_train_mode():
@@ -132,10 +157,15 @@ def test_what_is_refused_has_a_text():
     q, k, v = inputs(whole)
     with pytest.raises(ValueError, match="is_causal is a hint about, got None"):
         small(q, k, v, is_causal=True)
-    with pytest.raises(ValueError, match=r"expected key_padding_mask of shape \(2, 6\), got \(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"expected key_padding_mask of shape \(2, 6\), got \(2, 5\)"
+    ):
         small(q, k, v, key_padding_mask=padding[:, :5])
     nested = torch.nested.nested_tensor([q[0], q[1, :3]], layout=torch.jagged)
-    with pytest.raises(ValueError, match="expected padded tensors with a key_padding_mask, got nested ones"):
+    with pytest.raises(
+        ValueError,
+        match="expected padded tensors with a key_padding_mask, got nested ones",
+    ):
         small(nested, nested, nested)
 
 
@@ -145,7 +175,11 @@ def test_pickles_compiles_and_exports():
     wanted = small(*given)[0]
     again = pickle.loads(pickle.dumps(copy.deepcopy(small)))
     torch.testing.assert_close(again(*given)[0], wanted, **NEAR)
-    torch.testing.assert_close(torch.compile(small, backend="eager", fullgraph=True)(*given)[0], wanted, **NEAR)
-    torch.testing.assert_close(torch.export.export(small, given).module()(*given)[0], wanted, **NEAR)
+    torch.testing.assert_close(
+        torch.compile(small, backend="eager", fullgraph=True)(*given)[0], wanted, **NEAR
+    )
+    torch.testing.assert_close(
+        torch.export.export(small, given).module()(*given)[0], wanted, **NEAR
+    )
     half = copy.deepcopy(small).bfloat16()
     assert half(*(x.bfloat16() for x in given))[0].dtype == torch.bfloat16

@@ -1,4 +1,6 @@
-"""Arguments of one operation: symbolic sizes, numbers of entries, and what is refused."""
+"""Arguments of one operation: symbolic sizes, numbers of entries, and what is
+refused.
+"""
 
 import torch
 from torch import nn
@@ -11,7 +13,9 @@ from tests.shrinking.cuts import both
 
 def sizes():
     graph = traced(nn.Identity(), (torch.ones(6, 4),))
-    return [graph.graph.find_nodes(op="placeholder")[0].meta["val"].shape[d] for d in (0, 1)]
+    return [
+        graph.graph.find_nodes(op="placeholder")[0].meta["val"].shape[d] for d in (0, 1)
+    ]
 
 
 def test_a_symbolic_size_is_scaled_in_its_factor():
@@ -29,18 +33,33 @@ def test_sizes_that_are_no_products_are_inferred_or_refused():
     class Joined(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b, self.more = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.randn(3, 4))
+            self.a, self.b, self.more = (
+                nn.Linear(3, 4),
+                nn.Linear(4, 2),
+                nn.Parameter(torch.randn(3, 4)),
+            )
 
         def forward(self, x):
             rows = x.shape[0] + 3
-            return self.b(torch.cat([self.a(x), self.more]).view(rows * 4).view(rows, 4))
+            return self.b(
+                torch.cat([self.a(x), self.more]).view(rows * 4).view(rows, 4)
+            )
 
     model, x = Joined().eval().double(), torch.randn(5, 3).double()
     whole, small = both(model, x)
-    assert not differs(whole, small, x) and not differs(whole, small, torch.randn(7, 3).double())
+    assert not differs(whole, small, x) and not differs(
+        whole, small, torch.randn(7, 3).double()
+    )
 
 
 def test_a_refusal_names_the_operation_and_its_module():
-    graph = traced(nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.ReLU())), torch.ones(2, 3))
-    (node,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
-    assert str(refused(node, "why")) == "the operation relu of the module '1.0' cannot follow entries that go: why"
+    graph = traced(
+        nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.ReLU())), torch.ones(2, 3)
+    )
+    (node,) = graph.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.relu.default
+    )
+    assert (
+        str(refused(node, "why"))
+        == "the operation relu of the module '1.0' cannot follow entries that go: why"
+    )

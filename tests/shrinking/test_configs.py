@@ -11,11 +11,21 @@ from sparsefn.shrinking.groups import groups
 from tests.shrinking.classes import drawn, same, small_of
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-SIZES = {"vocab_size": 33, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, **ENDS}
+SIZES = {
+    "vocab_size": 33,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    **ENDS,
+}
 
 
 def llama(heads=6, keys=3, **sizes):
-    config = hf.LlamaConfig(num_attention_heads=heads, num_key_value_heads=keys, **{**SIZES, "head_dim": 4, **sizes})
+    config = hf.LlamaConfig(
+        num_attention_heads=heads,
+        num_key_value_heads=keys,
+        **{**SIZES, "head_dim": 4, **sizes},
+    )
     config.use_cache = False
     return drawn_weights(hf.LlamaForCausalLM(config))
 
@@ -23,7 +33,9 @@ def llama(heads=6, keys=3, **sizes):
 def drawn_weights(model):
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_(torch.rand(p.shape) + 0.5 if p.ndim < 2 else torch.randn(p.shape) * 0.2)
+            p.copy_(
+                torch.rand(p.shape) + 0.5 if p.ndim < 2 else torch.randn(p.shape) * 0.2
+            )
     return model.eval()
 
 
@@ -42,14 +54,30 @@ def test_a_llama_is_saved_and_loaded(counted, tmp_path):
     model, x = llama(), words()
     made, whole, _ = same(model, x, counted=counted, share=1 / 3)
     small = made.model
-    assert made.notes == () and small.config.num_key_value_heads == 2 and model.config.num_key_value_heads == 3
-    assert (small.config.hidden_size, small.config.head_dim) == (16 if counted else 24, 4)
+    assert (
+        made.notes == ()
+        and small.config.num_key_value_heads == 2
+        and model.config.num_key_value_heads == 3
+    )
+    assert (small.config.hidden_size, small.config.head_dim) == (
+        16 if counted else 24,
+        4,
+    )
     assert bool(made.scaled) == counted
     again = saved_and_loaded(small, tmp_path)
-    torch.testing.assert_close(again(**x).logits, whole(**x).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        again(**x).logits, whole(**x).logits, rtol=1e-4, atol=1e-5
+    )
     assert isinstance(hf.LlamaForCausalLM(small.config), hf.LlamaForCausalLM)
-    new = again.generate(x["input_ids"], max_new_tokens=3, do_sample=False, use_cache=True)
-    assert torch.equal(new, whole.generate(x["input_ids"], max_new_tokens=3, do_sample=False, use_cache=True))
+    new = again.generate(
+        x["input_ids"], max_new_tokens=3, do_sample=False, use_cache=True
+    )
+    assert torch.equal(
+        new,
+        whole.generate(
+            x["input_ids"], max_new_tokens=3, do_sample=False, use_cache=True
+        ),
+    )
 
 
 @pytest.mark.deep
@@ -57,8 +85,13 @@ def test_a_llama_is_saved_and_loaded(counted, tmp_path):
 def test_heads_are_told_from_their_width(heads):
     model = llama(heads, heads // 2, head_dim=heads)
     small, whole = small_of(model, words(), share=1 / 2 if heads == 4 else 1 / 3)
-    assert small.config.head_dim == heads and small.config.num_attention_heads == {4: 2, 6: 4}[heads]
-    torch.testing.assert_close(small(**(x := words())).logits, whole(**x).logits, rtol=1e-4, atol=1e-5)
+    assert (
+        small.config.head_dim == heads
+        and small.config.num_attention_heads == {4: 2, 6: 4}[heads]
+    )
+    torch.testing.assert_close(
+        small(**(x := words())).logits, whole(**x).logits, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.deep
@@ -68,7 +101,8 @@ def test_layers_that_differ_keep_the_config():
     assert made.model.model.layers[1].mlp.gate_proj.out_features == 20
     assert made.model.config.intermediate_size == 40
     assert made.notes == (
-        "the config of the LlamaForCausalLM keeps its numbers: no others give model.layers.1.mlp.gate_proj.weight",
+        "the config of the LlamaForCausalLM keeps its numbers: no others give "
+        "model.layers.1.mlp.gate_proj.weight",
     )
 
 
@@ -80,15 +114,32 @@ def second_inner(model):
 def test_counted_layer_norms_are_not_in_a_config():
     model = drawn_weights(
         hf.GPT2LMHeadModel(
-            hf.GPT2Config(n_embd=24, n_layer=2, n_head=6, n_inner=40, vocab_size=33, use_cache=False, **ENDS)
+            hf.GPT2Config(
+                n_embd=24,
+                n_layer=2,
+                n_head=6,
+                n_inner=40,
+                vocab_size=33,
+                use_cache=False,
+                **ENDS,
+            )
         )
     )
     made, whole, _ = same(model, words(), counted=True, share=1 / 3)
-    assert made.notes[0].endswith("keeps its numbers: no others give the CountedLayerNorm at 'transformer.h.0.ln_1'")
+    assert made.notes[0].endswith(
+        "keeps its numbers: no others give the CountedLayerNorm at "
+        "'transformer.h.0.ln_1'"
+    )
     assert len(made.notes) == 1 and made.model.config.n_embd == 24
     attention = made.model.transformer.h[0].attn
-    assert (attention.split_size, attention.c_attn.nf, attention.c_attn.nx) == (16, 48, 16)
-    torch.testing.assert_close(made.model(**(x := words())).logits, whole(**x).logits, rtol=1e-4, atol=1e-5)
+    assert (attention.split_size, attention.c_attn.nf, attention.c_attn.nx) == (
+        16,
+        48,
+        16,
+    )
+    torch.testing.assert_close(
+        made.model(**(x := words())).logits, whole(**x).logits, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_model_inside_another_has_its_config_set():
@@ -114,7 +165,11 @@ class Config:
 class Own(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.config, self.one, self.two = config, nn.Linear(config.width, config.inner), nn.Linear(config.inner, 6)
+        self.config, self.one, self.two = (
+            config,
+            nn.Linear(config.width, config.inner),
+            nn.Linear(config.inner, 6),
+        )
 
     def forward(self, x):
         return self.two(self.one(x).relu())
@@ -122,7 +177,9 @@ class Own(nn.Module):
 
 def test_configs_of_ones_own():
     small, _ = small_of(drawn(Own(Config())), torch.randn(2, 6))
-    assert small.config == Config(6, 4) and isinstance(Own(small.config)(torch.randn(2, 6)), torch.Tensor)
+    assert small.config == Config(6, 4) and isinstance(
+        Own(small.config)(torch.randn(2, 6)), torch.Tensor
+    )
 
 
 def test_a_config_and_its_model_are_proven_at_once():

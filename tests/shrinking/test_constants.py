@@ -21,12 +21,17 @@ def test_draws_are_of_many_sizes_and_both_signs():
 
 def test_arguments_in_double():
     given = {"dtype": torch.float16, "device": torch.device("meta"), "dim": 1}
-    assert constants.in_double(given) == {"dtype": torch.float64, "device": None, "dim": 1}
+    assert constants.in_double(given) == {
+        "dtype": torch.float64,
+        "device": None,
+        "dim": 1,
+    }
     assert constants.in_double({"dtype": torch.int32}) == {"dtype": torch.int32}
     assert given["dtype"] == torch.float16
 
 
-# Of a layer with weights that are masked in row 0 and a bias of (1, -1, 2, -2): what the result is in each column.
+# Of a layer with weights that are masked in row 0 and a bias of (1, -1, 2, -2): what
+# the result is in each column.
 FUNCTIONS = {
     "relu": (lambda net, x: net.b(net.a(x).relu()), [1, nan]),
     "sign": (lambda net, x: net.b(net.a(x).sign()), [1, nan]),
@@ -37,15 +42,31 @@ FUNCTIONS = {
     "scaled": (lambda net, x: net.b(2 * net.a(x) + 3), [5, nan]),
     "times what varies": (lambda net, x: net.b(net.a(x) * x[:, :1]), [nan, nan]),
     "tiny": (lambda net, x: net.b((net.a(x) * 1e-9).clamp(-1, 1)), [1e-9, nan]),
-    "a threshold": (lambda net, x: net.b(torch.where(net.a(x) > 1e5, 1.0, 0.0)), [nan, nan]),
+    "a threshold": (
+        lambda net, x: net.b(torch.where(net.a(x) > 1e5, 1.0, 0.0)),
+        [nan, nan],
+    ),
     "softmax": (lambda net, x: net.b(net.a(x).softmax(1)), [nan, nan]),
-    "batch norm": (lambda net, x: net.b(F.batch_norm(net.a(x), torch.ones(4), torch.ones(4), eps=0.0) + 2), [2, nan]),
+    "batch norm": (
+        lambda net, x: net.b(
+            F.batch_norm(net.a(x), torch.ones(4), torch.ones(4), eps=0.0) + 2
+        ),
+        [2, nan],
+    ),
     "batch norm by its own mean": (
-        lambda net, x: net.b(F.batch_norm(net.a(x), net.a(x).amax(0), torch.ones(4), eps=0.0)),
+        lambda net, x: net.b(
+            F.batch_norm(net.a(x), net.a(x).amax(0), torch.ones(4), eps=0.0)
+        ),
         [0, nan],
     ),
-    "pad of ones": (lambda net, x: net.b(F.pad(net.a(x)[:, :, None], (1, 0), value=1.0)[:, :, 1]), [1, nan]),
-    "pad of others": (lambda net, x: net.b(F.pad(net.a(x)[:, :, None], (1, 0), value=2.0)[:, :, 1]), [nan, nan]),
+    "pad of ones": (
+        lambda net, x: net.b(F.pad(net.a(x)[:, :, None], (1, 0), value=1.0)[:, :, 1]),
+        [1, nan],
+    ),
+    "pad of others": (
+        lambda net, x: net.b(F.pad(net.a(x)[:, :, None], (1, 0), value=2.0)[:, :, 1]),
+        [nan, nan],
+    ),
     "exp of a cast": (lambda net, x: net.b(net.a(x).half().float().exp()), [np.e, nan]),
 }
 
@@ -59,7 +80,9 @@ def test_constants_of_a_result(name):
     net.a.bias.data = torch.tensor([1.0, -1.0, 2.0, -2.0])
     masks = {"a.weight": torch.arange(4)[:, None].expand(4, 3) > 0}
     analysis = analysed(net, x, masks=masks)
-    read = [node for node in analysis.graph.graph.nodes if node.name.startswith("linear")][-1].args[0]
+    read = [
+        node for node in analysis.graph.graph.nodes if node.name.startswith("linear")
+    ][-1].args[0]
     gone = analysis.values[read].gone[-1]
     got = [nan, nan] if gone is None else gone[:2]
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
@@ -80,6 +103,8 @@ def test_what_depends_on_a_length_is_no_constant(length, fn, wanted):
     net.a.bias.data = torch.tensor([1.0, -1.0, 2.0, -2.0])
     masks = {"a.weight": torch.arange(4)[:, None].expand(4, 3) > 0}
     analysis = analysed(net, torch.randn(2, length, 3), masks=masks)
-    read = [node for node in analysis.graph.graph.nodes if node.name.startswith("linear")][-1].args[0]
+    read = [
+        node for node in analysis.graph.graph.nodes if node.name.startswith("linear")
+    ][-1].args[0]
     gone = analysis.values[read].gone[-1]
     np.testing.assert_allclose([nan, nan] if gone is None else gone[:2], [wanted, nan])

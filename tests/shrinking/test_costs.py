@@ -1,4 +1,6 @@
-"""Costs of cuts: parameters as tensors have them, FLOPs as torch counts them for the smaller program, bytes."""
+"""Costs of cuts: parameters as tensors have them, FLOPs as torch counts them for the
+smaller program, bytes.
+"""
 
 import pytest
 import torch
@@ -29,15 +31,25 @@ SOME = (
 @pytest.mark.deep
 @settings(max_examples=30, deadline=None)
 @given(networks(), st.integers(0, 99))
-def test_costs_of_random_networks_are_those_of_the_tensors_and_of_the_smaller_program(drawn, seed):
+def test_costs_of_random_networks_are_those_of_the_tensors_and_of_the_smaller_program(
+    drawn, seed
+):
     model, example = drawn
     found = groups(model, example)
     cut = found.cut(some_units(found, seed))
     assert cost(cut) == params_of_cut(cut)
     assert cost(cut, "bytes") == 8 * params_of_cut(cut)
-    names = {opname(node) for node in found.analysis.graph.graph.nodes if node.op == "call_function"}
+    names = {
+        opname(node)
+        for node in found.analysis.graph.graph.nodes
+        if node.op == "call_function"
+    }
     counted = flops_of(program(cut), example)
-    assert cost(cut, "flops") >= counted if names & OTHER else cost(cut, "flops") == counted
+    assert (
+        cost(cut, "flops") >= counted
+        if names & OTHER
+        else cost(cut, "flops") == counted
+    )
 
 
 @pytest.mark.deep(but=["mobilenet v2", "grouped queries"])
@@ -50,20 +62,32 @@ def test_costs_of_known_families(name):
     gone = some_units(found, 1)
     cut = found.cut(gone)
     assert found.cost(gone) == params_of_cut(cut) < found.cost()
-    assert found.cost(gone, "flops") == flops_of(program(cut), example) < found.cost(unit="flops")
+    assert (
+        found.cost(gone, "flops")
+        == flops_of(program(cut), example)
+        < found.cost(unit="flops")
+    )
 
 
 def test_flops_are_those_of_the_report():
-    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.ConvTranspose2d(8, 2, 2, stride=2)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.ConvTranspose2d(8, 2, 2, stride=2)
+    ).eval()
     x = torch.ones(3, 4, 6, 6)
-    reported = sf.report.flops(model, sf.dense().init(sf.modules.params_of(model)), x).total.dense
+    reported = sf.report.flops(
+        model, sf.dense().init(sf.modules.params_of(model)), x
+    ).total.dense
     assert groups(model, x).cost(unit="flops") == reported
 
 
 class Shared(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.again, self.unread = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 7)
+        self.first, self.again, self.unread = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Linear(5, 7),
+        )
         self.again.weight = self.first.weight
 
     def forward(self, x):
@@ -81,35 +105,52 @@ def test_a_shared_parameter_counts_once_its_products_twice_and_an_unread_one_too
 
 
 def test_bytes_have_the_dtype_of_each_parameter_or_so_many_bits_and_a_mask():
-    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3, bias=False)).eval()
+    model = nn.Sequential(
+        nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3, bias=False)
+    ).eval()
     found = groups(model, torch.ones(1, 8))
     gone = {0: [0, 1]}
     left = 4 * 8 + 4 + 3 * 4
     assert found.cost(gone, "bytes") == 4 * left
     assert found.cost(gone, "bytes", bits=8) == left
     assert found.cost(gone, "bytes", bits=3) == (3 * left + 7) // 8
-    assert found.cost(gone, "bytes", bits=16, compressed=True) == 2 * left + 48 // 8 + 1 + 3
+    assert (
+        found.cost(gone, "bytes", bits=16, compressed=True)
+        == 2 * left + 48 // 8 + 1 + 3
+    )
     model[0].half()
     assert cost(found.cut(gone), "params") == left
 
 
 def test_terms_are_worked_out_once_and_labels_are_told_apart_by_what_they_hold():
-    found = groups(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.ones(1, 3))
+    found = groups(
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(),
+        torch.ones(1, 3),
+    )
     terms = terms_of(found.analysis, "flops")
     assert terms is terms_of(found.analysis, "flops")
     assert len(terms.labels) == 1
     assert terms.value([4]) == 2 * 12 + 2 * 8
     assert terms.value([1]) == 2 * 3 + 2 * 2
-    assert len(distinct(values_in(found.analysis.leaves), found.analysis.book.atoms)) == 1
+    assert (
+        len(distinct(values_in(found.analysis.leaves), found.analysis.book.atoms)) == 1
+    )
 
 
 def test_units_that_there_are_not_are_refused():
     found = groups(nn.Linear(3, 4).eval(), torch.ones(1, 3))
-    with pytest.raises(ValueError, match="expected unit to be 'params', 'flops' or 'bytes', got 'macs'"):
+    with pytest.raises(
+        ValueError, match="expected unit to be 'params', 'flops' or 'bytes', got 'macs'"
+    ):
         found.cost(unit="macs")
-    with pytest.raises(ValueError, match="bits= and compressed= are for unit='bytes', got unit='params'"):
+    with pytest.raises(
+        ValueError,
+        match="bits= and compressed= are for unit='bytes', got unit='params'",
+    ):
         found.cost(bits=8)
-    with pytest.raises(ValueError, match="bits= and compressed= are for unit='bytes', got unit='flops'"):
+    with pytest.raises(
+        ValueError, match="bits= and compressed= are for unit='bytes', got unit='flops'"
+    ):
         found.cost(unit="flops", compressed=True)
     with pytest.raises(ValueError, match="expected bits >= 1, got 0"):
         found.cost(unit="bytes", bits=0)

@@ -32,7 +32,9 @@ def with_zeros(*shape, dim=-1):
 @pytest.mark.parametrize("dims", [[2], [-1], [1, 2], [0, 1, 2]])
 def test_means_count_what_is_left_out(dims, keepdim):
     x, kept = with_zeros(3, 4, 8)
-    count = torch.ones(x.shape).sum(dims).flatten()[0].numel() * int(torch.tensor([x.shape[d] for d in dims]).prod())
+    count = torch.ones(x.shape).sum(dims).flatten()[0].numel() * int(
+        torch.tensor([x.shape[d] for d in dims]).prod()
+    )
     made = counted_mean(x.index_select(2, kept), count, dims, keepdim)
     torch.testing.assert_close(made, x.mean(dims, keepdim), **NEAR)
 
@@ -41,8 +43,12 @@ def test_means_count_what_is_left_out(dims, keepdim):
 def test_layer_norms_add_the_mean_of_what_is_left_out(scaled):
     x, kept = with_zeros(3, 5, 8)
     w, b = (torch.randn(8, dtype=torch.float64) if scaled else None for _ in range(2))
-    made = counted_layer_norm(x[..., kept], 8, 1, *(p[kept] if scaled else None for p in (w, b)), 1e-3)
-    torch.testing.assert_close(made, F.layer_norm(x, (8,), w, b, 1e-3)[..., kept], **NEAR)
+    made = counted_layer_norm(
+        x[..., kept], 8, 1, *(p[kept] if scaled else None for p in (w, b)), 1e-3
+    )
+    torch.testing.assert_close(
+        made, F.layer_norm(x, (8,), w, b, 1e-3)[..., kept], **NEAR
+    )
 
 
 def test_layer_norms_over_several_dimensions():
@@ -58,7 +64,9 @@ def test_rms_norms(eps, dtype):
     x, kept = with_zeros(3, 5, 8)
     x, w = x.to(dtype) * 1e-4, torch.randn(8, dtype=dtype)
     made = counted_rms_norm(x[..., kept], 8, 1, w[kept], eps)
-    torch.testing.assert_close(made, F.rms_norm(x, (8,), w, eps)[..., kept], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        made, F.rms_norm(x, (8,), w, eps)[..., kept], rtol=1e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (2, 8, 3), (2, 8, 3, 2)])
@@ -101,7 +109,12 @@ def test_modules_are_plain_norms_until_they_count(layer, kind):
     torch.testing.assert_close(counted(x), layer(x))
     counted.count = 9
     assert not torch.allclose(counted(x), layer(x))
-    assert "count=9" in repr(counted) and counted.state_dict().keys() == layer.state_dict().keys()
+    assert (
+        "count=9" in repr(counted)
+        and counted.state_dict().keys() == layer.state_dict().keys()
+    )
     again = pickle.loads(pickle.dumps(counted))
     torch.testing.assert_close(again(x), counted(x))
-    torch.testing.assert_close(torch.compile(counted, backend="eager", fullgraph=True)(x), counted(x))
+    torch.testing.assert_close(
+        torch.compile(counted, backend="eager", fullgraph=True)(x), counted(x)
+    )

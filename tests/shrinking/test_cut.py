@@ -11,7 +11,11 @@ NET = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).eval()
 
 
 def rows(*gone):
-    return {"0.weight": torch.tensor([i not in gone for i in range(4)])[:, None].expand(4, 3)}
+    return {
+        "0.weight": torch.tensor([i not in gone for i in range(4)])[:, None].expand(
+            4, 3
+        )
+    }
 
 
 def test_sizes_and_tensors():
@@ -19,13 +23,25 @@ def test_sizes_and_tensors():
     alive = np.ones(analysis.book.atoms.count, bool)
     alive[analysis.book.atoms.resolve(analysis.leaves["0.bias"].labels[0])[1:3]] = False
     cut = Cut(analysis, alive)
-    assert [cut.size(analysis.leaves[f"{i}.weight"]) for i in (0, 1)] == [[2, 3], [2, 2]]
+    assert [cut.size(analysis.leaves[f"{i}.weight"]) for i in (0, 1)] == [
+        [2, 3],
+        [2, 2],
+    ]
     assert cut.kept(None, 3).tolist() == [True] * 3
-    assert cut.kept(analysis.leaves["1.weight"].labels[1]).tolist() == [True, False, False, True]
+    assert cut.kept(analysis.leaves["1.weight"].labels[1]).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
     weight = NET[0].weight
     assert torch.equal(cut.take("0.weight", weight), weight[[0, 3]])
     same = cut.take("1.bias", NET[1].bias)
-    assert torch.equal(same, NET[1].bias) and same.data_ptr() != NET[1].bias.data_ptr() and not same.requires_grad
+    assert (
+        torch.equal(same, NET[1].bias)
+        and same.data_ptr() != NET[1].bias.data_ptr()
+        and not same.requires_grad
+    )
     assert torch.equal(cut.take("no leaf", weight), weight)
 
 
@@ -33,7 +49,12 @@ def test_one_index_of_each_dimension_stays():
     analysis = analysed(NET, VECTOR)
     cut = free(analysis)
     assert cut.size(analysis.leaves["0.weight"]) == [1, 3]
-    assert cut.kept(analysis.leaves["1.weight"].labels[1]).tolist() == [True, False, False, False]
+    assert cut.kept(analysis.leaves["1.weight"].labels[1]).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
     again = one_stays(cut)
     assert np.array_equal(again.alive, cut.alive)
 
@@ -43,15 +64,25 @@ def test_masks_say_what_is_free():
     analysis = analysed(net, x, masks={"a.weight": torch.zeros(4, 3, dtype=torch.bool)})
     assert free(analysis).size(analysis.leaves["a.weight"]) == [4, 3]
     analysis = analysed(NET, VECTOR, masks=rows(0, 2))
-    assert free(analysis).kept(analysis.leaves["0.weight"].labels[0]).tolist() == [False, True, False, True]
+    assert free(analysis).kept(analysis.leaves["0.weight"].labels[0]).tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_folded_biases_are_exact_sums_in_float64():
     params = dict(NET.named_parameters())
     cut = free(analysed(NET, VECTOR, masks=rows(0, 2)))
     (bias,) = folded_biases(cut, params).values()
-    wanted = params["1.bias"].double() + params["1.weight"].double()[:, [0, 2]] @ params["0.bias"].double()[[0, 2]]
+    wanted = (
+        params["1.bias"].double()
+        + params["1.weight"].double()[:, [0, 2]] @ params["0.bias"].double()[[0, 2]]
+    )
     torch.testing.assert_close(bias, wanted, rtol=0, atol=1e-15)
     assert folded_biases(free(analysed(NET, VECTOR, masks=rows())), params) == {}
-    whole = Cut(cut.analysis, np.ones_like(cut.alive))  # nothing goes: nothing is taken in
+    whole = Cut(
+        cut.analysis, np.ones_like(cut.alive)
+    )  # nothing goes: nothing is taken in
     assert folded_biases(whole, params) == {}

@@ -27,7 +27,12 @@ class Square(nn.Module):
         self.gain, self.bias = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
 
     def forward(self, x):
-        return x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt() * self.gain + self.bias
+        return (
+            x
+            / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
+            * self.gain
+            + self.bias
+        )
 
 
 class Mean(Norm):
@@ -49,7 +54,11 @@ def around(norm):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("make", [Norm, lambda: Norm(shift=1.0), Square], ids=["plain", "shifted", "with a bias"])
+@pytest.mark.parametrize(
+    "make",
+    [Norm, lambda: Norm(shift=1.0), Square],
+    ids=["plain", "shifted", "with a bias"],
+)
 def test_weight_and_eps_are_scaled(make, dtype):
     model, x = around(make()).to(dtype), torch.randn(4, 3, dtype=dtype) * 0.1
     made, whole, _ = same(model, x, counted=True, share=0.375)
@@ -59,12 +68,18 @@ def test_weight_and_eps_are_scaled(make, dtype):
     (name, fold), *more = made.scaled.items()
     assert not more and fold.factor == pytest.approx((8 / 5) ** 0.5)
     old, new = (m.get_parameter(name) for m in (model, small))
-    kept = [i for i in range(8) if torch.isclose(old[i] * fold.factor + fold.shift, new).any()]
+    kept = [
+        i
+        for i in range(8)
+        if torch.isclose(old[i] * fold.factor + fold.shift, new).any()
+    ]
     assert len(kept) >= 5 and new.dtype == dtype
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [(Mean, "Mean"), (Literal, "Literal")], ids=["of another mean", "of a literal eps"]
+    ("make", "kind"),
+    [(Mean, "Mean"), (Literal, "Literal")],
+    ids=["of another mean", "of a literal eps"],
 )
 def test_other_norms_have_no_smaller_model_of_their_class(make, kind):
     made, _, _ = same(around(make()), torch.randn(4, 3), counted=True)
@@ -72,10 +87,17 @@ def test_other_norms_have_no_smaller_model_of_their_class(make, kind):
 
 
 def test_half_precision_is_left_alone():
-    made, _, _ = same(around(Norm()).bfloat16(), torch.randn(4, 3).bfloat16(), counted=True)
-    assert made.why == "the Norm at '1' takes a mean of entries that go in code of its own"
+    made, _, _ = same(
+        around(Norm()).bfloat16(), torch.randn(4, 3).bfloat16(), counted=True
+    )
+    assert (
+        made.why == "the Norm at '1' takes a mean of entries that go in code of its own"
+    )
 
 
 def test_means_that_lose_nothing_are_left_alone():
-    small, _ = small_of(nn.Sequential(around(Norm()), nn.Linear(2, 4), nn.Linear(4, 2)), torch.randn(4, 3))
+    small, _ = small_of(
+        nn.Sequential(around(Norm()), nn.Linear(2, 4), nn.Linear(4, 2)),
+        torch.randn(4, 3),
+    )
     assert small[0][1].eps == 1e-2 and small[1].out_features == 2

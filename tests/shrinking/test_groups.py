@@ -11,12 +11,18 @@ import sparsefn as sf
 from sparsefn.shrinking.groups import Member
 from tests.shrinking.small import MAP, VECTOR, Of, lin
 
-NET = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+NET = nn.Sequential(
+    nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)
+).eval()
 
 
 def test_they_are_a_sequence_and_print_what_stays():
     groups = sf.shrinking.groups(NET, VECTOR)
-    assert len(groups) == 2 and [group.size for group in groups] == [4, 6] and groups[1] is list(groups)[1]
+    assert (
+        len(groups) == 2
+        and [group.size for group in groups] == [4, 6]
+        and groups[1] is list(groups)[1]
+    )
     assert str(groups) == (
         "0: 4 units of 10 weights and 36 FLOPs: 0.weight[0], 0.bias[0], 2.weight[1]\n"
         "1: 6 units of 7 weights and 24 FLOPs: 2.weight[0], 2.bias[0], 4.weight[1]\n"
@@ -52,7 +58,9 @@ def test_patterns_prune_units_in_all_members():
 
 
 def test_of_groups_that_multiply_one_is_preferred():
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 6, 3, groups=2), nn.Conv2d(6, 2, 1)).eval()
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.Conv2d(4, 6, 3, groups=2), nn.Conv2d(6, 2, 1)
+    ).eval()
     groups = sf.shrinking.groups(net, MAP)
     assert [(group.beside, group.preferred) for group in groups] == [
         (frozenset({1}), True),
@@ -63,29 +71,68 @@ def test_of_groups_that_multiply_one_is_preferred():
 
 @pytest.mark.deep
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_of_one_head_of_keys_and_values_heads_of_queries_go_and_it_stays(implementation):
-    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "head_dim": 8}
-    config = hf.LlamaConfig(num_attention_heads=4, num_key_value_heads=1, attn_implementation=implementation, **sizes)
+def test_of_one_head_of_keys_and_values_heads_of_queries_go_and_it_stays(
+    implementation,
+):
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+    }
+    config = hf.LlamaConfig(
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        attn_implementation=implementation,
+        **sizes,
+    )
     model = hf.LlamaForCausalLM(config).eval()
     x = {"input_ids": torch.arange(10).reshape(2, 5), "use_cache": False}
     groups, params = sf.shrinking.groups(model, x), sf.modules.params_of(model)
     name = "model.layers.0.self_attn"
-    heads = next(i for i, group in enumerate(groups) if f"{name}.q_proj.weight[0] (blocks of 8)" in str(group))
-    widths = [i for i, group in enumerate(groups) if f"{name}.k_proj" in str(group) or f"{name}.v_proj" in str(group)]
-    assert groups[heads].preferred and len(widths) == 2 and not any(groups[i].preferred for i in widths)
+    heads = next(
+        i
+        for i, group in enumerate(groups)
+        if f"{name}.q_proj.weight[0] (blocks of 8)" in str(group)
+    )
+    widths = [
+        i
+        for i, group in enumerate(groups)
+        if f"{name}.k_proj" in str(group) or f"{name}.v_proj" in str(group)
+    ]
+    assert (
+        groups[heads].preferred
+        and len(widths) == 2
+        and not any(groups[i].preferred for i in widths)
+    )
     assert all(groups[i].beside == {heads} for i in widths)
-    for chosen, shapes in (([heads], [(16, 16), (8, 16)]), (widths, [(16, 16), (4, 16)])):
+    for chosen, shapes in (
+        ([heads], [(16, 16), (8, 16)]),
+        (widths, [(16, 16), (4, 16)]),
+    ):
         algorithm = sf.one_shot(0.5, pattern=groups.pattern(chosen))
         state = algorithm.update(algorithm.init(params), params, 0)
-        made, program = sf.shrinking.smaller(model, state, x), sf.shrink(model, state, x, form="program")
+        made, program = (
+            sf.shrinking.smaller(model, state, x),
+            sf.shrink(model, state, x, form="program"),
+        )
         small = made.module.get_submodule(name)
         assert (made.form, made.stays) == ("class", ())
-        assert [tuple(layer.weight.shape) for layer in (small.q_proj, small.k_proj)] == shapes
+        assert [
+            tuple(layer.weight.shape) for layer in (small.q_proj, small.k_proj)
+        ] == shapes
         config = made.module.config
         if chosen == [heads]:
-            assert made.notes == () and (config.num_attention_heads, config.num_key_value_heads) == (2, 1)
+            assert made.notes == () and (
+                config.num_attention_heads,
+                config.num_key_value_heads,
+            ) == (2, 1)
         else:  # a new model would rotate by other angles
-            assert "keeps its numbers: no others give model.rotary_emb" in made.notes[0] and config.head_dim == 8
+            assert (
+                "keeps its numbers: no others give model.rotary_emb" in made.notes[0]
+                and config.head_dim == 8
+            )
         masked = sf.modules.bake(model, state)(**x).logits
         for one in (made.module, program):
             assert torch.allclose(one(**x).logits, masked, atol=1e-6)
@@ -97,57 +144,112 @@ def test_masks_and_alive_are_inverse():
     assert list(masks) == list(sf.modules.params_of(NET))
     assert masks["2.weight"].sum() == 3 * 4 and masks["4.bias"].all()
     kept = groups.alive(masks)
-    assert [units.tolist() for units in kept] == [[True, False, True, True], [False, True, True, True, True, False]]
+    assert [units.tolist() for units in kept] == [
+        [True, False, True, True],
+        [False, True, True, True, True, False],
+    ]
 
 
 def test_alive_needs_the_producer_or_all_readers():
-    groups, whole = sf.shrinking.groups(NET, VECTOR), {name: torch.tensor(True) for name in sf.modules.params_of(NET)}
+    groups, whole = (
+        sf.shrinking.groups(NET, VECTOR),
+        {name: torch.tensor(True) for name in sf.modules.params_of(NET)},
+    )
     for name, dim in (("0.weight", 0), ("2.weight", 1)):
         mask = torch.ones_like(NET.get_parameter(name), dtype=torch.bool)
         mask.select(dim, 2).zero_()
-        assert groups.alive({**whole, name: mask})[0].tolist() == [True, True, False, True]
+        assert groups.alive({**whole, name: mask})[0].tolist() == [
+            True,
+            True,
+            False,
+            True,
+        ]
 
 
 def test_shared_and_unused_parameters_come_once_under_their_first_names():
-    net = Of(lambda net, x: net.b(net.d(net.c(net.a(x)))), a=nn.Linear(3, 4), c=nn.Linear(4, 4), b=nn.Linear(4, 2))
+    net = Of(
+        lambda net, x: net.b(net.d(net.c(net.a(x)))),
+        a=nn.Linear(3, 4),
+        c=nn.Linear(4, 4),
+        b=nn.Linear(4, 2),
+    )
     net.d, net.unused = net.c, nn.Linear(5, 7)
     groups = sf.shrinking.groups(net.eval(), VECTOR)
     assert list(groups.masks({0: [1]})) == list(sf.modules.params_of(net))
-    assert all(not member.leaf.startswith("d.") for group in groups for member in group.members)
+    assert all(
+        not member.leaf.startswith("d.") for group in groups for member in group.members
+    )
 
 
 def test_wrong_groups_and_units():
     groups = sf.shrinking.groups(NET, VECTOR)
     for gone, text in (
-        ({0: range(4)}, "groups: expected at least one unit of group 0 to stay, but all 4 go"),
+        (
+            {0: range(4)},
+            "groups: expected at least one unit of group 0 to stay, but all 4 go",
+        ),
         ({2: [0]}, "groups: expected numbers of the model's 2 groups, from 0, got 2"),
         ({1: [6, -1]}, r"groups: expected units of group 1 from 0 to 5, got \[6, -1\]"),
     ):
         for act in (groups.cut, groups.masks):
             with pytest.raises(ValueError, match=text):
                 act(gone)
-    with pytest.raises(ValueError, match="groups: expected numbers of the model's 2 groups, from 0, got -1"):
+    with pytest.raises(
+        ValueError,
+        match="groups: expected numbers of the model's 2 groups, from 0, got -1",
+    ):
         groups.pattern([-1])
-    for some in (groups.pattern, lambda only: sf.shrinking.groups(nn.Linear(3, 2), VECTOR).pattern()):
-        with pytest.raises(ValueError, match=r"groups: expected groups of units to prune, got none of the model's \d"):
+    for some in (
+        groups.pattern,
+        lambda only: sf.shrinking.groups(nn.Linear(3, 2), VECTOR).pattern(),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"groups: expected groups of units to prune, got none of the model's "
+            r"\d",
+        ):
             some([])
 
 
 def test_masks_of_another_model():
-    groups, whole = sf.shrinking.groups(NET, VECTOR), {name: torch.tensor(True) for name in sf.modules.params_of(NET)}
-    with pytest.raises(ValueError, match=r"expected masks of the parameters, but missing are \['0.bias', .* \['w'"):
+    groups, whole = (
+        sf.shrinking.groups(NET, VECTOR),
+        {name: torch.tensor(True) for name in sf.modules.params_of(NET)},
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"expected masks of the parameters, but missing are \['0.bias', .* \['w'",
+    ):
         groups.alive({"w": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"groups: expected mask of shape \(4, 3\) at '0.weight', got \(5, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"groups: expected mask of shape \(4, 3\) at '0.weight', got \(5, 3\)",
+    ):
         groups.alive({**whole, "0.weight": torch.ones(5, 3, dtype=torch.bool)})
 
 
 def test_parts_of_a_chunk_are_tied_where_the_code_has_to_run_as_it_is():
-    net, x = lin(lambda net, x: net.b(torch.add(*[part.flip(1) for part in net.a(x).split(2, 1)][::-1])), 4, 2)
+    net, x = lin(
+        lambda net, x: net.b(
+            torch.add(*[part.flip(1) for part in net.a(x).split(2, 1)][::-1])
+        ),
+        4,
+        2,
+    )
     assert [group.size for group in sf.shrinking.groups(net.eval(), x)] == [2]
     net, x = lin(
-        lambda net, x: net.b(torch.cat([net.a(x).split(2, 1)[0], net.a(x).split(2, 1)[1].sum(1, True)], 1)), 4, 3
+        lambda net, x: net.b(
+            torch.cat(
+                [net.a(x).split(2, 1)[0], net.a(x).split(2, 1)[1].sum(1, True)], 1
+            )
+        ),
+        4,
+        3,
     )
-    sizes = [[g.size for g in sf.shrinking.groups(net.eval(), x, equal_parts=parts)] for parts in (True, False)]
+    sizes = [
+        [g.size for g in sf.shrinking.groups(net.eval(), x, equal_parts=parts)]
+        for parts in (True, False)
+    ]
     assert sizes == [[2], [2, 2]]
 
 
@@ -184,39 +286,77 @@ class Branching(nn.Module):
 def test_submodules_of_a_model_that_cannot_be_exported(only, leaves):
     torch.manual_seed(0)
     model, x = Branching().eval(), torch.randn(3, 4)
-    with pytest.raises(ValueError, match="torch.export cannot follow the Branching: GuardOnDataDep"):
+    with pytest.raises(
+        ValueError, match="torch.export cannot follow the Branching: GuardOnDataDep"
+    ):
         sf.shrinking.groups(model, x)
     before = {name: (id(p), p._version) for name, p in model.named_parameters()}
-    groups, params = sf.shrinking.groups(model, x, only=only), sf.modules.params_of(model)
+    groups, params = (
+        sf.shrinking.groups(model, x, only=only),
+        sf.modules.params_of(model),
+    )
     assert [group.members[0].leaf for group in groups] == leaves
     assert before == {name: (id(p), p._version) for name, p in model.named_parameters()}
-    assert groups.cost() == sum(p.numel() for p in params.values()) and groups.masks({0: [1]}).keys() == params.keys()
+    assert (
+        groups.cost() == sum(p.numel() for p in params.values())
+        and groups.masks({0: [1]}).keys() == params.keys()
+    )
     for algorithm in (
         sf.one_shot(0.5, pattern=groups.pattern()),
         sf.methods.taylor(2, when=sf.at([0]), pattern=groups.pattern()),
-        sf.gmp(1.0, distribution=sf.budgets.within(groups.cost() - 20, groups, "params"), pattern=groups.pattern()),
+        sf.gmp(
+            1.0,
+            distribution=sf.budgets.within(groups.cost() - 20, groups, "params"),
+            pattern=groups.pattern(),
+        ),
     ):
         state = algorithm.update(algorithm.init(params), params, 0)
         kept = [int(units.sum()) for units in groups.alive(state.masks)]
         small = sf.shrink(model, state, x, only=only)
-        assert [small.get_parameter(leaf).shape[0] for leaf in leaves] == kept and sum(kept) < 8 * len(leaves)
+        assert [small.get_parameter(leaf).shape[0] for leaf in leaves] == kept and sum(
+            kept
+        ) < 8 * len(leaves)
         for more in (x, -x, torch.randn(7, 4)):
-            torch.testing.assert_close(small(more), sf.modules.call(model, state, more), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(
+                small(more), sf.modules.call(model, state, more), atol=1e-6, rtol=1e-5
+            )
 
 
 def test_submodules_that_cannot_be_exported():
     model, x = nn.Sequential(nn.Linear(4, 4), Branching()).eval(), torch.randn(3, 4)
-    with pytest.raises(ValueError, match="torch.export cannot follow the submodules '0', '1': GuardOnDataDependent"):
+    with pytest.raises(
+        ValueError,
+        match="torch.export cannot follow the submodules '0', '1': GuardOnDataDependent",
+    ):
         sf.shrinking.groups(model, x, only=["0", "1"])
     for only, kind, text in (
-        ("none", ValueError, "only: no path matches 'none'; the paths are '0', '1', '1.encoder'"),
-        ([], ValueError, r"expected only to be globs of submodules such as 'layers.\*.mlp', got none"),
-        (0, TypeError, r"expected only to be globs of submodules such as 'layers.\*.mlp', got 0"),
+        (
+            "none",
+            ValueError,
+            "only: no path matches 'none'; the paths are '0', '1', '1.encoder'",
+        ),
+        (
+            [],
+            ValueError,
+            r"expected only to be globs of submodules such as 'layers.\*.mlp', got "
+            r"none",
+        ),
+        (
+            0,
+            TypeError,
+            r"expected only to be globs of submodules such as 'layers.\*.mlp', got 0",
+        ),
     ):
         with pytest.raises(kind, match=text):
             sf.shrinking.groups(model, x, only=only)
-    with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails with"):
+    with pytest.raises(
+        ValueError,
+        match="expected an example that the Sequential can be called with: it fails with",
+    ):
         sf.shrinking.groups(model, torch.randn(3, 5), only="1.encoder")
     assert [
-        group.size for group in sf.shrinking.groups(nn.Sequential(copy.deepcopy(NET)).to("meta"), VECTOR, only="0")
+        group.size
+        for group in sf.shrinking.groups(
+            nn.Sequential(copy.deepcopy(NET)).to("meta"), VECTOR, only="0"
+        )
     ] == [4, 6]

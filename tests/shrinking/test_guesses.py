@@ -18,11 +18,16 @@ class Heads(nn.Module):
     def __init__(self, width=6, heads=4, size=4):
         super().__init__()
         self.heads, self.size, self.scale = heads, size, size**-0.5
-        self.qkv, self.out = nn.Linear(width, 3 * heads * size), nn.Linear(heads * size, width)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * heads * size),
+            nn.Linear(heads * size, width),
+        )
         self.stride = 4  # of something else
 
     def forward(self, x):
-        q, k, v = self.qkv(x).view(2, -1, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x).view(2, -1, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        )
         y = (q @ k.transpose(-2, -1) * self.scale).softmax(-1) @ v
         return self.out(y.transpose(1, 2).reshape(2, -1, self.heads * self.size)) + x
 
@@ -64,14 +69,23 @@ def test_numbers_in_lists_and_tuples():
     model = drawn(Split())
     small, whole = small_of(model, tokens())
     assert type(small.sizes) is list and type(small.shape) is tuple
-    assert sum(small.sizes) == small.into.out_features < 16 and small.sizes[0] == small.out.in_features
+    assert (
+        sum(small.sizes) == small.into.out_features < 16
+        and small.sizes[0] == small.out.in_features
+    )
     torch.testing.assert_close(small(tokens()).shape, whole(tokens()).shape)
     assert model.sizes == [6, 4, 6]
 
 
 def test_modules_of_torch_that_keep_shapes():
     model = drawn(
-        nn.Sequential(nn.Linear(6, 12), nn.Unflatten(-1, (3, 4)), nn.Tanh(), nn.Flatten(-2), nn.Linear(12, 2))
+        nn.Sequential(
+            nn.Linear(6, 12),
+            nn.Unflatten(-1, (3, 4)),
+            nn.Tanh(),
+            nn.Flatten(-2),
+            nn.Linear(12, 2),
+        )
     )
     small, _ = small_of(model, tokens())
     assert small[1].unflattened_size in [(2, 4), (3, 2), (1, 4)]
@@ -94,7 +108,9 @@ def test_numbers_of_which_a_multiple_is_a_size():
 
 
 class Layers(nn.Module):
-    """Layers of one class with other numbers, and a number of them that is a size as well."""
+    """Layers of one class with other numbers, and a number of them that is a size as
+    well.
+    """
 
     def __init__(self):
         super().__init__()
@@ -145,7 +161,9 @@ class Silent(nn.Module):
 
 def test_other_outputs_are_never_let_through():
     made, _, _ = same(drawn(nn.Sequential(nn.Linear(6, 6), Silent())), tokens())
-    assert made.model is None and made.why == "the Linear at '1.out' gives other outputs"
+    assert (
+        made.model is None and made.why == "the Linear at '1.out' gives other outputs"
+    )
 
 
 def test_a_number_that_need_not_change_stays_where_it_is_also_one_that_stays():
@@ -165,7 +183,9 @@ class Unused(nn.Module):
 
 class Masked(Heads):
     def forward(self, x, mask=None):
-        q, k, v = self.qkv(x).view(2, -1, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x).view(2, -1, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        )
         y = F.scaled_dot_product_attention(q, k, v, mask)
         return self.out(y.transpose(1, 2).reshape(2, -1, self.heads * self.size)) + x
 
@@ -181,11 +201,16 @@ class Two(nn.Module):
 
 def test_modules_that_are_called_with_more_or_less_are_alike():
     small, _ = small_of(drawn(Two()), tokens())
-    assert (small.one.heads, small.two.heads) == (2, 1) and (small.one.size, small.two.size) == (3, 6)
+    assert (small.one.heads, small.two.heads) == (2, 1) and (
+        small.one.size,
+        small.two.size,
+    ) == (3, 6)
 
 
 def test_shuffles_keep_whole_columns():
-    shuffle = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ChannelShuffle(4), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    shuffle = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.ChannelShuffle(4), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    )
     small, _ = small_of(drawn(shuffle), torch.randn(2, 3, 4, 4))
     assert small[0].out_channels == 4 and small[1].groups in (2, 4)
 
@@ -199,7 +224,9 @@ class Short(nn.Module):
         self.into, self.out = nn.Linear(6, 8), nn.Linear(8, 6)
 
     def forward(self, x):
-        return self.out(self.into(x[:, : self.longest]).relu().reshape(len(x), -1, self.inner))
+        return self.out(
+            self.into(x[:, : self.longest]).relu().reshape(len(x), -1, self.inner)
+        )
 
 
 def test_what_is_a_size_by_chance_stays():

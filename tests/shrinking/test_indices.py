@@ -1,4 +1,6 @@
-"""Places along dimensions that lose entries: the smaller program reads those that stay."""
+"""Places along dimensions that lose entries: the smaller program reads those that
+stay.
+"""
 
 import pytest
 import torch
@@ -25,12 +27,18 @@ class Between(nn.Module):
         with torch.no_grad():
             wide = fn(torch.zeros(2, *self.shape))
         self.b = nn.ModuleList(
-            nn.Linear(y.flatten(1).shape[1], 2) for y in (wide if isinstance(wide, tuple) else (wide,))
+            nn.Linear(y.flatten(1).shape[1], 2)
+            for y in (wide if isinstance(wide, tuple) else (wide,))
         )
 
     def forward(self, x):
         y = self.fn(self.a(x).unflatten(1, self.shape))
-        return [layer(part.flatten(1)) for layer, part in zip(self.b, y if isinstance(y, tuple) else (y,), strict=True)]
+        return [
+            layer(part.flatten(1))
+            for layer, part in zip(
+                self.b, y if isinstance(y, tuple) else (y,), strict=True
+            )
+        ]
 
 
 def check(fn, rows=1, share=0.5, smaller=True):
@@ -104,7 +112,10 @@ def test_tables_of_indices():
 def test_slices_are_read_as_slices_where_what_stays_lies_at_even_distances():
     kept = {
         name: check(fn, share=0.3).code
-        for name, fn in {"cut": lambda y: y[:, 2:], "gather": lambda y: y[:, PICKED]}.items()
+        for name, fn in {
+            "cut": lambda y: y[:, 2:],
+            "gather": lambda y: y[:, PICKED],
+        }.items()
     }
     assert "slice" in kept["cut"] or "index_select" in kept["cut"]
     assert "aten.index" in kept["gather"]
@@ -132,11 +143,29 @@ def test_writes_into_slices():
 def test_what_cannot_follow_is_refused():
     graph = traced(Between(lambda y: y[:, 1:5]).eval(), torch.randn(2, 3))
     cut = random_cut(graph, 0.0)
-    (node,) = [node for node in graph.graph.nodes if node.target is aten.slice.Tensor and node.args[1] == 1]
-    value, index = cut.analysis.values[node], cut.analysis.values[node.args[0]].labels[1]
+    (node,) = [
+        node
+        for node in graph.graph.nodes
+        if node.target is aten.slice.Tensor and node.args[1] == 1
+    ]
+    value, index = (
+        cut.analysis.values[node],
+        cut.analysis.values[node.args[0]].labels[1],
+    )
     cut.known.clear()
-    cut.alive[index[2]] = False  # of what is read, but the output has labels of its own that stay
+    cut.alive[index[2]] = (
+        False  # of what is read, but the output has labels of its own that stay
+    )
     cut.analysis.values[node] = value._replace(labels=(None, None))
-    with pytest.raises(ValueError, match="the operation slice cannot follow entries that go: it reads one that goes"):
+    with pytest.raises(
+        ValueError,
+        match="the operation slice cannot follow entries that go: it reads one that goes",
+    ):
         program(cut)
-    assert masked(Between(lambda y: y), random_cut(traced(Between(lambda y: y).eval(), torch.randn(2, 3)))) is not None
+    assert (
+        masked(
+            Between(lambda y: y),
+            random_cut(traced(Between(lambda y: y).eval(), torch.randn(2, 3))),
+        )
+        is not None
+    )

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 
 from sparsefn.shrinking.attention import SmallAttention
-from sparsefn.shrinking.counted import CountedGroupNorm, CountedLayerNorm, CountedRMSNorm
+from sparsefn.shrinking.counted import (
+    CountedGroupNorm,
+    CountedLayerNorm,
+    CountedRMSNorm,
+)
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.layer_sizes import resize
@@ -17,7 +21,10 @@ from tests.shrinking.classes import drawn, small_of
 def sizes_fit(model):
     """Every layer is as one of its class that is made with the numbers it keeps."""
     for layer in model.modules():
-        kept = {name: getattr(layer, name, None) for name in ("in_channels", "out_channels", "groups")}
+        kept = {
+            name: getattr(layer, name, None)
+            for name in ("in_channels", "out_channels", "groups")
+        }
         if isinstance(layer, nn.modules.conv._ConvNd):
             new = type(layer)(kernel_size=layer.kernel_size, **kept)
             assert new.weight.shape == layer.weight.shape
@@ -30,17 +37,31 @@ def image(channels=3, size=6, dims=2):
 
 
 CONVOLUTIONS = {
-    "plain": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.PReLU(8), nn.Conv2d(8, 4, 1)),
-    "groups": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 4, 1)),
+    "plain": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.PReLU(8), nn.Conv2d(8, 4, 1)
+    ),
+    "groups": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 4, 1)
+    ),
     "depthwise": lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 3, groups=8), nn.ReLU(), nn.Conv2d(16, 2, 1)
+        nn.Conv2d(3, 8, 1),
+        nn.Conv2d(8, 16, 3, groups=8),
+        nn.ReLU(),
+        nn.Conv2d(16, 2, 1),
     ),
     "transposed": lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 12, 2, groups=2, bias=False), nn.ReLU(), nn.ConvTranspose2d(12, 2, 1)
+        nn.Conv2d(3, 8, 1),
+        nn.ConvTranspose2d(8, 12, 2, groups=2, bias=False),
+        nn.ReLU(),
+        nn.ConvTranspose2d(12, 2, 1),
     ),
-    "instance norm": lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8), nn.Conv2d(8, 2, 1)),
+    "instance norm": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8), nn.Conv2d(8, 2, 1)
+    ),
     "instance norm with statistics": lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.Conv2d(8, 2, 1)
+        nn.Conv2d(3, 8, 1),
+        nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+        nn.Conv2d(8, 2, 1),
     ),
 }
 
@@ -69,8 +90,15 @@ class Pair(nn.Module):
 def test_tables_and_bilinear_layers():
     small, _ = small_of(drawn(Pair()), torch.randint(0, 9, (3, 4)))
     assert (small.table.num_embeddings, small.bag.num_embeddings) == (9, 9)
-    assert small.table.embedding_dim == small.both.in1_features == small.both.weight.shape[1] < 8
-    assert small.bag.embedding_dim == small.both.in2_features == small.both.weight.shape[2]
+    assert (
+        small.table.embedding_dim
+        == small.both.in1_features
+        == small.both.weight.shape[1]
+        < 8
+    )
+    assert (
+        small.bag.embedding_dim == small.both.in2_features == small.both.weight.shape[2]
+    )
     assert small.both.out_features == small.out.in_features == 5
 
 
@@ -78,7 +106,10 @@ class Recurrent(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.into = nn.Linear(3, 6)
-        self.layer, self.out = kind(6, 8, 2, batch_first=True, bidirectional=True), nn.Linear(16, 2)
+        self.layer, self.out = (
+            kind(6, 8, 2, batch_first=True, bidirectional=True),
+            nn.Linear(16, 2),
+        )
 
     def forward(self, x):
         return self.out(self.layer(self.into(x))[0])
@@ -97,7 +128,12 @@ def test_recurrent_layers(kind):
 class Residual(nn.Module):
     def __init__(self, norm):
         super().__init__()
-        self.into, self.norm, self.up, self.down = nn.Linear(3, 8), norm, nn.Linear(8, 6), nn.Linear(6, 8)
+        self.into, self.norm, self.up, self.down = (
+            nn.Linear(3, 8),
+            norm,
+            nn.Linear(8, 6),
+            nn.Linear(6, 8),
+        )
         self.out = nn.Linear(8, 2)
 
     def forward(self, x):
@@ -108,9 +144,15 @@ class Residual(nn.Module):
 NORMS = {
     "layer norm": (lambda: nn.LayerNorm(8), CountedLayerNorm),
     "layer norm without bias": (lambda: nn.LayerNorm(8, bias=False), CountedLayerNorm),
-    "layer norm without parameters": (lambda: nn.LayerNorm(8, elementwise_affine=False), CountedLayerNorm),
+    "layer norm without parameters": (
+        lambda: nn.LayerNorm(8, elementwise_affine=False),
+        CountedLayerNorm,
+    ),
     "rms norm": (lambda: nn.RMSNorm(8), CountedRMSNorm),
-    "rms norm without parameters": (lambda: nn.RMSNorm(8, elementwise_affine=False), CountedRMSNorm),
+    "rms norm without parameters": (
+        lambda: nn.RMSNorm(8, elementwise_affine=False),
+        CountedRMSNorm,
+    ),
     "group norm": (lambda: nn.GroupNorm(1, 8), CountedGroupNorm),
 }
 
@@ -131,13 +173,28 @@ def test_norms_count_what_is_gone(name, dtype):
 
 
 def test_groups_of_norms_that_go_as_a_whole_need_no_counting():
-    model = drawn(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 2, 1)))
-    small, _ = small_of(model, image())
-    assert type(small[1]) is nn.GroupNorm and (small[1].num_groups, small[1].num_channels) == (2, 4)
-    small, _ = small_of(
-        drawn(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1))), image(), counted=True
+    model = drawn(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 2, 1)
+        )
     )
-    assert type(small[1]) is CountedGroupNorm and (small[1].num_groups, small[1].num_channels, small[1].count) == (
+    small, _ = small_of(model, image())
+    assert type(small[1]) is nn.GroupNorm and (
+        small[1].num_groups,
+        small[1].num_channels,
+    ) == (2, 4)
+    small, _ = small_of(
+        drawn(
+            nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1))
+        ),
+        image(),
+        counted=True,
+    )
+    assert type(small[1]) is CountedGroupNorm and (
+        small[1].num_groups,
+        small[1].num_channels,
+        small[1].count,
+    ) == (
         2,
         4,
         4,
@@ -155,7 +212,11 @@ class Attending(nn.Module):
         return self.out(x + self.attention(x, x, x, need_weights=False)[0])
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"bias": False}, {"add_bias_kv": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_first": True}, {"bias": False}, {"add_bias_kv": True}],
+    ids=str,
+)
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_attention_of_torch(options, share):
     model = drawn(Attending(**options))
@@ -171,7 +232,11 @@ def test_attention_of_fewer_heads_and_inputs_stays_torchs_own_where_it_fits():
     model = drawn(Attending(batch_first=True))
     small, _ = small_of(model, torch.randn(2, 5, 3), gone=fitting(model))
     assert type(small.attention) is nn.MultiheadAttention
-    assert (small.attention.embed_dim, small.attention.num_heads, small.attention.head_dim) == (6, 2, 3)
+    assert (
+        small.attention.embed_dim,
+        small.attention.num_heads,
+        small.attention.head_dim,
+    ) == (6, 2, 3)
 
 
 def fitting(model):
@@ -188,7 +253,11 @@ def fitting(model):
 def test_no_fast_path_of_encoders_takes_sizes_wrongly(counted, first):
     layer = nn.TransformerEncoderLayer(12, 4, 10, batch_first=True, norm_first=first)
     model = drawn(
-        nn.Sequential(nn.Linear(3, 12), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(12, 2))
+        nn.Sequential(
+            nn.Linear(3, 12),
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(12, 2),
+        )
     )
     x = torch.randn(2, 5, 3)
     for gone in (None, fitting_widths(model, x, counted)):
@@ -199,15 +268,23 @@ def test_no_fast_path_of_encoders_takes_sizes_wrongly(counted, first):
 
 
 def fitting_widths(model, x, counted):
-    # Where widths may go: as much of them as of the heads, so that attention stays torch's own.
-    return {i: range(g.size // 2) for i, g in enumerate(groups(model, x, counted=counted)) if g.size in (4, 12)}
+    # Where widths may go: as much of them as of the heads, so that attention stays
+    # torch's own.
+    return {
+        i: range(g.size // 2)
+        for i, g in enumerate(groups(model, x, counted=counted))
+        if g.size in (4, 12)
+    }
 
 
 class Keyed(nn.Module):
     def __init__(self):
         super().__init__()
         self.q, self.k = nn.Linear(3, 8), nn.Linear(3, 6)
-        self.attention, self.out = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True), nn.Linear(8, 2)
+        self.attention, self.out = (
+            nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True),
+            nn.Linear(8, 2),
+        )
 
     def forward(self, x, mask):
         k = self.k(x)
@@ -218,7 +295,11 @@ def test_attention_with_keys_of_another_width_and_a_mask():
     mask = torch.zeros(2, 5, dtype=torch.bool)
     mask[1, 3:] = True
     small, _ = small_of(drawn(Keyed()), (torch.randn(2, 5, 3), mask))
-    assert (small.attention.embed_dim, small.attention.kdim, small.attention.vdim) == (4, 3, 3)
+    assert (small.attention.embed_dim, small.attention.kdim, small.attention.vdim) == (
+        4,
+        3,
+        3,
+    )
     assert small.out.in_features == 4
 
 
@@ -234,5 +315,6 @@ def test_heads_that_do_not_lose_the_same_are_refused(monkeypatch):
 
     monkeypatch.setattr(Cut, "kept", uneven)
     assert (
-        resize(copy.deepcopy(model), cut) == "the MultiheadAttention at 'attention' has heads that do not lose the same"
+        resize(copy.deepcopy(model), cut)
+        == "the MultiheadAttention at 'attention' has heads that do not lose the same"
     )

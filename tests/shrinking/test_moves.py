@@ -9,31 +9,61 @@ from tests.shrinking.small import MAP, Of, conv, lin, told
 
 # A network, its groups, and why the rest stays.
 CASES = {
-    "transposed": (lambda: lin(lambda net, x: net.b(net.a(x).T.T)), ["a.weight[0], a.bias[0], b.weight[1]"], {}),
+    "transposed": (
+        lambda: lin(lambda net, x: net.b(net.a(x).T.T)),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
+        {},
+    ),
     "halves": (
-        lambda: lin(lambda net, x: net.b(net.a(x).view(-1, 2, 3).transpose(1, 2).flatten(1)), 6),
+        lambda: lin(
+            lambda net, x: net.b(net.a(x).view(-1, 2, 3).transpose(1, 2).flatten(1)), 6
+        ),
         [
-            ("a.weight[0] (blocks of 3), a.bias[0] (blocks of 3), b.weight[1] (blocks of 1 in 3 parts)"),
-            ("a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 parts), b.weight[1] (blocks of 2)"),
+            (
+                "a.weight[0] (blocks of 3), a.bias[0] (blocks of 3), b.weight[1] "
+                "(blocks of 1 in 3 parts)"
+            ),
+            (
+                "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 "
+                "parts), b.weight[1] (blocks of 2)"
+            ),
         ],
         {},
     ),
     "cat": (
-        lambda: lin(lambda net, x: net.b(torch.cat([net.a(x), net.c(x)], 1)), 4, 6, c=nn.Linear(3, 2)),
-        ["a.weight[0], a.bias[0], b.weight[1] (4 of 6)", "b.weight[1] (2 of 6), c.weight[0], c.bias[0]"],
+        lambda: lin(
+            lambda net, x: net.b(torch.cat([net.a(x), net.c(x)], 1)),
+            4,
+            6,
+            c=nn.Linear(3, 2),
+        ),
+        [
+            "a.weight[0], a.bias[0], b.weight[1] (4 of 6)",
+            "b.weight[1] (2 of 6), c.weight[0], c.bias[0]",
+        ],
         {},
     ),
     "slice": (
         lambda: lin(lambda net, x: net.b(net.a(x)[:, 1:3]), 4, 2),
-        ["a.weight[0] (2 of 4), a.bias[0] (2 of 4)", "a.weight[0] (2 of 4), a.bias[0] (2 of 4), b.weight[1]"],
+        [
+            "a.weight[0] (2 of 4), a.bias[0] (2 of 4)",
+            "a.weight[0] (2 of 4), a.bias[0] (2 of 4), b.weight[1]",
+        ],
         {},
     ),
     "step slice": (
         lambda: lin(lambda net, x: net.b(net.a(x)[:, ::2]), 4, 2),
-        ["a.weight[0] (2 of 4), a.bias[0] (2 of 4), b.weight[1]", "a.weight[0] (2 of 4), a.bias[0] (2 of 4)"],
+        [
+            "a.weight[0] (2 of 4), a.bias[0] (2 of 4), b.weight[1]",
+            "a.weight[0] (2 of 4), a.bias[0] (2 of 4)",
+        ],
         {},
     ),
-    "flip": (lambda: lin(lambda net, x: net.b(net.a(x).flip(1))), ["a.weight[0], a.bias[0], b.weight[1] (4 of 4)"], {}),
+    "flip": (
+        lambda: lin(lambda net, x: net.b(net.a(x).flip(1))),
+        ["a.weight[0], a.bias[0], b.weight[1] (4 of 4)"],
+        {},
+    ),
     "x + flip": (
         lambda: lin(lambda net, x: net.b(net.a(x) + net.a(x).flip(1))),
         ["a.weight[0] (4 of 4), a.bias[0] (4 of 4), b.weight[1] (4 of 4)"],
@@ -41,7 +71,12 @@ CASES = {
     ),
     "chunk": (
         lambda: lin(lambda net, x: net.b(torch.mul(*net.a(x).chunk(2, 1))), 4, 2),
-        [("a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 parts), b.weight[1]")],
+        [
+            (
+                "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 "
+                "parts), b.weight[1]"
+            )
+        ],
         {},
     ),
     "pad": (
@@ -75,7 +110,13 @@ CASES = {
         {},
     ),
     "cat of ones": (
-        lambda: lin(lambda net, x: net.b(torch.cat([net.a(x).sum(1, True), net.a(x).amax(1, True)], 1)), 4, 2),
+        lambda: lin(
+            lambda net, x: net.b(
+                torch.cat([net.a(x).sum(1, True), net.a(x).amax(1, True)], 1)
+            ),
+            4,
+            2,
+        ),
         [],
         {"amax mixes its entries": "a.weight[0], a.bias[0]"},
     ),
@@ -85,8 +126,15 @@ CASES = {
         {},
     ),
     "unbind": (
-        lambda: lin(lambda net, x: net.b(torch.mul(*net.a(x).view(-1, 2, 2).unbind(1))), 4, 2),
-        [("a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 parts), b.weight[1]")],
+        lambda: lin(
+            lambda net, x: net.b(torch.mul(*net.a(x).view(-1, 2, 2).unbind(1))), 4, 2
+        ),
+        [
+            (
+                "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 "
+                "parts), b.weight[1]"
+            )
+        ],
         {},
     ),
     "select": (
@@ -96,7 +144,11 @@ CASES = {
     ),
     "pixel shuffle": (
         lambda: (
-            Of(lambda net, x: net.b(F.pixel_shuffle(net.a(x), 2)), a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(2, 2, 1)),
+            Of(
+                lambda net, x: net.b(F.pixel_shuffle(net.a(x), 2)),
+                a=nn.Conv2d(3, 8, 1),
+                b=nn.Conv2d(2, 2, 1),
+            ),
             MAP,
         ),
         ["a.weight[0] (blocks of 4), a.bias[0] (blocks of 4), b.weight[1]"],

@@ -10,7 +10,9 @@ CASES = {
     "layer norm": (
         lambda: lin(lambda net, x: net.b(net.n(net.a(x))), n=nn.LayerNorm(4)),
         [],
-        {"layer_norm at 'n' takes its mean": "a.weight[0], a.bias[0], n.weight[0], n.bias[0]"},
+        {
+            "layer_norm at 'n' takes its mean": "a.weight[0], a.bias[0], n.weight[0], n.bias[0]"
+        },
     ),
     "layer norm, counted": (
         lambda: lin(lambda net, x: net.b(net.n(net.a(x))), n=nn.LayerNorm(4)),
@@ -31,7 +33,8 @@ CASES = {
         lambda: conv(lambda net, x: net.b(net.n(net.a(x))), n=nn.GroupNorm(2, 4)),
         [
             (
-                "a.weight[0] (blocks of 2), a.bias[0] (blocks of 2), b.weight[1] (blocks of 2), "
+                "a.weight[0] (blocks of 2), a.bias[0] (blocks of 2), b.weight[1] "
+                "(blocks of 2), "
                 "n.weight[0] (blocks of 2), n.bias[0] (blocks of 2)"
             )
         ],
@@ -41,12 +44,15 @@ CASES = {
         lambda: conv(lambda net, x: net.b(net.n(net.a(x))), n=nn.GroupNorm(2, 4)),
         [
             (
-                "a.weight[0] (blocks of 2), a.bias[0] (blocks of 2), b.weight[1] (blocks of 2), "
+                "a.weight[0] (blocks of 2), a.bias[0] (blocks of 2), b.weight[1] "
+                "(blocks of 2), "
                 "n.weight[0] (blocks of 2), n.bias[0] (blocks of 2)"
             ),
             (
-                "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 parts), "
-                "b.weight[1] (blocks of 1 in 2 parts), n.weight[0] (blocks of 1 in 2 parts), "
+                "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 "
+                "parts), "
+                "b.weight[1] (blocks of 1 in 2 parts), n.weight[0] (blocks of 1 in 2 "
+                "parts), "
                 "n.bias[0] (blocks of 1 in 2 parts)"
             ),
         ],
@@ -54,11 +60,16 @@ CASES = {
     ),
     "batch norm": (
         lambda: conv(lambda net, x: net.b(net.n(net.a(x))), n=nn.BatchNorm2d(4)),
-        ["a.weight[0], a.bias[0], b.weight[1], n.weight[0], n.bias[0], n.running_mean[0] and 1 more"],
+        [
+            "a.weight[0], a.bias[0], b.weight[1], n.weight[0], n.bias[0], "
+            "n.running_mean[0] and 1 more"
+        ],
         {},
     ),
     "batch norm without weights": (
-        lambda: conv(lambda net, x: net.b(net.n(net.a(x))), n=nn.BatchNorm2d(4, affine=False)),
+        lambda: conv(
+            lambda net, x: net.b(net.n(net.a(x))), n=nn.BatchNorm2d(4, affine=False)
+        ),
         ["a.weight[0], a.bias[0], b.weight[1], n.running_mean[0], n.running_var[0]"],
         {},
     ),
@@ -85,7 +96,9 @@ CASES = {
     "mean of sigmoid, counted": (
         lambda: lin(lambda net, x: net.b(net.a(x)) * net.a(x).sigmoid().mean(1, True)),
         [],
-        {"mean takes its mean, and it is not 0 where it is masked": "a.weight[0], a.bias[0], b.weight[1]"},
+        {
+            "mean takes its mean, and it is not 0 where it is masked": "a.weight[0], a.bias[0], b.weight[1]"
+        },
     ),
     "mean of pixels": (
         lambda: conv(lambda net, x: net.b(net.a(x).mean((2, 3), True))),

@@ -8,7 +8,11 @@ import sparsefn as sf
 from sparsefn.shrinking.paths import Parts, calls_of, matched
 from tests.shrinking.small import VECTOR, Of
 
-NET = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 2)).eval()
+NET = nn.Sequential(
+    nn.Sequential(nn.Linear(3, 3), nn.ReLU()),
+    nn.Sequential(nn.Linear(3, 3)),
+    nn.Linear(3, 2),
+).eval()
 
 
 def test_globs_match_outermost_modules_in_order():
@@ -19,26 +23,36 @@ def test_globs_match_outermost_modules_in_order():
 
 def test_wrong_globs():
     wanted = r"expected only to be globs of submodules such as 'layers.\*.mlp', got"
-    with pytest.raises(TypeError, match=rf"{wanted} \['0', 3\]; which units go is what the masks say"):
+    with pytest.raises(
+        TypeError, match=rf"{wanted} \['0', 3\]; which units go is what the masks say"
+    ):
         matched(NET, ["0", 3])
     for bad in (sf.patterns.channel(0), 3):
         with pytest.raises(TypeError, match=wanted):
             matched(NET, bad)
     with pytest.raises(ValueError, match=rf"{wanted} none"):
         matched(NET, [])
-    with pytest.raises(ValueError, match="only: no path matches 'x'; the paths are '0', '0.0'"):
+    with pytest.raises(
+        ValueError, match="only: no path matches 'x'; the paths are '0', '0.0'"
+    ):
         matched(NET, ["0", "x"])
 
 
 def test_parts_that_share_a_parameter():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].bias = net[0].bias
-    with pytest.raises(ValueError, match="expected '0' to have its parameters alone, but it shares '1.bias'"):
+    with pytest.raises(
+        ValueError,
+        match="expected '0' to have its parameters alone, but it shares '1.bias'",
+    ):
         matched(net, ["0"])
 
 
 def test_what_parts_are_called_with_the_first_time():
-    net = Of(lambda net, x: net.f(net.f(x), 2) + net.f(y=1, x=x), f=Of(lambda net, x, y=0: x + y))
+    net = Of(
+        lambda net, x: net.f(net.f(x), 2) + net.f(y=1, x=x),
+        f=Of(lambda net, x, y=0: x + y),
+    )
     net.f.forward = lambda x, y=0: x + y
     state = torch.get_rng_state()
     (x,) = calls_of(net, ["f"], VECTOR)["f"]
@@ -48,7 +62,8 @@ def test_what_parts_are_called_with_the_first_time():
 
 def test_on_an_example_that_does_not_run_and_on_meta():
     text = (
-        r"expected an example that the Sequential can be called with: it fails with RuntimeError: mat1 and mat2 shapes"
+        r"expected an example that the Sequential can be called with: it fails with "
+        r"RuntimeError: mat1 and mat2 shapes"
     )
     with pytest.raises(ValueError, match=text):
         calls_of(NET, ["2"], torch.ones(1, 5))
@@ -83,8 +98,13 @@ class Listed(nn.Module):
 
 
 def test_parts_that_are_not_called_or_have_no_names():
-    with pytest.raises(ValueError, match="expected the module to call 'g' on the example, but it does not"):
+    with pytest.raises(
+        ValueError,
+        match="expected the module to call 'g' on the example, but it does not",
+    ):
         calls_of(Of(lambda net, x: x, g=nn.ReLU()), ["g"], VECTOR)
     net = Of(lambda net, x: net.f(x, scale=2.0), f=Listed())
-    with pytest.raises(ValueError, match="expected a forward of 'f' all of whose arguments have names"):
+    with pytest.raises(
+        ValueError, match="expected a forward of 'f' all of whose arguments have names"
+    ):
         calls_of(net, ["f"], VECTOR)

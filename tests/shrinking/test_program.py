@@ -1,4 +1,6 @@
-"""The traced program with fewer entries: the outputs of the masked model, at all sizes, as a module for users."""
+"""The traced program with fewer entries: the outputs of the masked model, at all sizes,
+as a module for users.
+"""
 
 import copy
 
@@ -29,7 +31,10 @@ def settled(model):
     """In eval mode and float64, with norms that do something."""
     generator = torch.Generator().manual_seed(0)
     for part in model.modules():
-        for name, x in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
+        for name, x in [
+            *part.named_parameters(recurse=False),
+            *part.named_buffers(recurse=False),
+        ]:
             if x.is_floating_point():
                 fresh = (
                     torch.rand(x.shape, generator=generator) + 0.5
@@ -64,7 +69,10 @@ def grouped():
         nn.Conv2d(16, 16, 3, groups=16),
     ]
     return nn.Sequential(
-        *layers, nn.BatchNorm2d(16), nn.ConvTranspose2d(16, 8, 2, groups=4), nn.Conv2d(8, 2, 1)
+        *layers,
+        nn.BatchNorm2d(16),
+        nn.ConvTranspose2d(16, 8, 2, groups=4),
+        nn.Conv2d(8, 2, 1),
     ), torch.randn(2, 3, 8, 8)
 
 
@@ -74,17 +82,23 @@ def parts():
         d, e = self.b(torch.cat([c, a], 1)).chunk(2, 1)
         return self.c(torch.cat([d.sigmoid() * e, b], 1))
 
-    return Plain(forward, a=nn.Linear(3, 12), b=nn.Linear(9, 8), c=nn.Linear(7, 2)), torch.randn(4, 3)
+    return Plain(
+        forward, a=nn.Linear(3, 12), b=nn.Linear(9, 8), c=nn.Linear(7, 2)
+    ), torch.randn(4, 3)
 
 
 def attention():
     def forward(self, x):
         b, n, _ = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(b, n, 3, 4, 3).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm(x)).view(b, n, 3, 4, 3).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         y = F.scaled_dot_product_attention(q, k, v)
         return self.out(y.transpose(1, 2).reshape(b, n, 12))
 
-    return Plain(forward, norm=nn.LayerNorm(5), qkv=nn.Linear(5, 36), out=nn.Linear(12, 2)), torch.randn(2, 6, 5)
+    return Plain(
+        forward, norm=nn.LayerNorm(5), qkv=nn.Linear(5, 36), out=nn.Linear(12, 2)
+    ), torch.randn(2, 6, 5)
 
 
 def residual():
@@ -95,14 +109,23 @@ def residual():
         return self.b(self.norm(y)) + y.mean((1, 2), keepdim=True)
 
     layers = nn.ModuleList(
-        nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 8)) for _ in range(2)
+        nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 8))
+        for _ in range(2)
     )
-    return Plain(forward, a=nn.Linear(3, 8), layers=layers, norm=nn.RMSNorm(8), b=nn.Linear(8, 2)), torch.randn(2, 5, 3)
+    return Plain(
+        forward, a=nn.Linear(3, 8), layers=layers, norm=nn.RMSNorm(8), b=nn.Linear(8, 2)
+    ), torch.randn(2, 5, 3)
 
 
 def heads():
-    parts = {"a": nn.Linear(3, 8), "attention": nn.MultiheadAttention(8, 4, batch_first=True), "b": nn.Linear(8, 2)}
-    return Plain(lambda self, x: self.b(self.attention(y := self.a(x), y, y)[0]), **parts), torch.randn(2, 5, 3)
+    parts = {
+        "a": nn.Linear(3, 8),
+        "attention": nn.MultiheadAttention(8, 4, batch_first=True),
+        "b": nn.Linear(8, 2),
+    }
+    return Plain(
+        lambda self, x: self.b(self.attention(y := self.a(x), y, y)[0]), **parts
+    ), torch.randn(2, 5, 3)
 
 
 def larger(x):
@@ -127,9 +150,17 @@ def test_the_outputs_of_the_masked_model_at_other_sizes(build, counted):
 
 WORDS = {"input_ids": torch.arange(12).reshape(2, 6), "use_cache": False}
 OTHER = {"input_ids": torch.arange(15).reshape(3, 5), "use_cache": False}
-SIZES = {"vocab_size": 20, "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 20}
+SIZES = {
+    "vocab_size": 20,
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+}
 HUGGING = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, **SIZES)),
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(num_key_value_heads=2, **SIZES)
+    ),
     "mixtral": lambda: transformers.MixtralForCausalLM(
         transformers.MixtralConfig(num_key_value_heads=2, num_local_experts=3, **SIZES)
     ),
@@ -147,15 +178,22 @@ def test_models_of_transformers(name):
     assert not differs(whole, small, WORDS)
     assert not differs(whole, small, OTHER)
     assert size(small) < 0.6 * size(model)
-    assert type(small(**OTHER)) is type(model(**OTHER)) and set(small.state_dict()) == set(model.state_dict())
+    assert type(small(**OTHER)) is type(model(**OTHER)) and set(
+        small.state_dict()
+    ) == set(model.state_dict())
 
 
 def test_a_size_that_is_read_from_a_smaller_tensor_is_what_it_was():
     def forward(self, x):
         heads = self.a(x).view(x.shape[0] * 4, 3, x.shape[1])
-        return self.b((heads * heads.shape[0]).view(x.shape[0], x.shape[1], 12) / heads.numel())
+        return self.b(
+            (heads * heads.shape[0]).view(x.shape[0], x.shape[1], 12) / heads.numel()
+        )
 
-    model, x = settled(Plain(forward, a=nn.Linear(3, 12), b=nn.Linear(12, 2))), torch.randn(2, 5, 3).double()
+    model, x = (
+        settled(Plain(forward, a=nn.Linear(3, 12), b=nn.Linear(12, 2))),
+        torch.randn(2, 5, 3).double(),
+    )
     whole, small = both(model, x)
     assert not differs(whole, small, x) and not differs(whole, small, larger(x))
 
@@ -164,7 +202,9 @@ def test_a_module_for_users():
     model, x = unet()
     model.register_buffer("fleeting", torch.ones(2), persistent=False)
     whole, small = both(model.eval(), x)
-    assert "torch.ops.aten.conv2d" in small.code and list(small.state_dict()) == list(model.state_dict())
+    assert "torch.ops.aten.conv2d" in small.code and list(small.state_dict()) == list(
+        model.state_dict()
+    )
     wanted = whole(larger(x))
     for other in (
         copy.deepcopy(small),
@@ -173,13 +213,20 @@ def test_a_module_for_users():
     ):
         torch.testing.assert_close(other(larger(x)), wanted)
     assert list(copy.deepcopy(small).state_dict()) == list(model.state_dict())
-    assert small(x.bfloat16()).dtype == torch.bfloat16 if small.to(torch.bfloat16) else False
+    assert (
+        small(x.bfloat16()).dtype == torch.bfloat16
+        if small.to(torch.bfloat16)
+        else False
+    )
     assert not [p for p in small.parameters() if not p.requires_grad]
 
 
 def test_devices_are_those_of_the_inputs():
     model, x = (
-        Plain(lambda self, x: self.a(x) + torch.arange(4, device=x.device), a=nn.Linear(3, 4)).eval(),
+        Plain(
+            lambda self, x: self.a(x) + torch.arange(4, device=x.device),
+            a=nn.Linear(3, 4),
+        ).eval(),
         torch.randn(2, 3),
     )
     with torch.device("meta"):
@@ -212,24 +259,38 @@ def test_modes_are_those_of_the_trace():
     model, x = grouped()
     _, small = both(model.eval(), x)
     assert not small.training and small.eval() is small
-    with pytest.warns(UserWarning, match="traced in eval mode, and computes so whatever .* take one with train=True"):
+    with pytest.warns(
+        UserWarning,
+        match="traced in eval mode, and computes so whatever .* take one with train=True",
+    ):
         small.train()
     _, small = both(model.train(), x, train=True)
-    with pytest.warns(UserWarning, match="traced in train mode, and computes so whatever .* take one with train=False"):
+    with pytest.warns(
+        UserWarning,
+        match="traced in train mode, and computes so whatever .* take one with "
+        "train=False",
+    ):
         small.eval()
     _, plain = both(unet()[0].eval(), x)
     assert plain.train().training
 
 
 def test_other_arguments_than_tensors_are_those_of_the_trace():
-    model = Plain(lambda self, x, scale: self.a(x) * (scale or 1), a=nn.Linear(3, 2)).eval()
+    model = Plain(
+        lambda self, x, scale: self.a(x) * (scale or 1), a=nn.Linear(3, 2)
+    ).eval()
     x = torch.randn(2, 3)
     for scale, other in [(None, 3), (2, None), (2.0, 1.0), (True, 1)]:
         _, small = both(model, (x, scale))
         assert small(x, scale).shape == (2, 2)
-        with pytest.raises((ValueError, RuntimeError, AssertionError), match=f"{other}|equal|Guard"):
+        with pytest.raises(
+            (ValueError, RuntimeError, AssertionError), match=f"{other}|equal|Guard"
+        ):
             small(x, other)
-    with pytest.raises(ValueError, match=r"the program was traced with mask=None, got 2; trace the model with that"):
+    with pytest.raises(
+        ValueError,
+        match=r"the program was traced with mask=None, got 2; trace the model with that",
+    ):
         same_input(2, None, "mask")
 
 
@@ -248,5 +309,8 @@ def test_shared_tensors_stay_shared():
     layer = nn.Linear(3, 4)
     model = settled(Plain(forward, a=layer, again=layer, b=nn.Linear(4, 2)))
     whole, small = both(model, torch.randn(2, 3).double())
-    assert small.a.weight is small.again.weight and copy.deepcopy(small).again.weight.shape == small.a.weight.shape
+    assert (
+        small.a.weight is small.again.weight
+        and copy.deepcopy(small).again.weight.shape == small.a.weight.shape
+    )
     assert not differs(whole, small, torch.randn(2, 3).double())

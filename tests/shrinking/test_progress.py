@@ -21,7 +21,10 @@ def test_a_line_every_ten_seconds(capsys, monkeypatch):
 
 
 def test_shrink_tells(capsys, monkeypatch):
-    net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.ones(2, 3)
+    net, x = (
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(),
+        torch.ones(2, 3),
+    )
     groups = sf.shrinking.groups(net, x)
     state = sf.State(sf.modules.params_of(net), groups.masks({0: [1]}))
     sf.shrink(net, state, x)
@@ -33,6 +36,14 @@ def test_shrink_tells(capsys, monkeypatch):
         lines = capsys.readouterr().err.splitlines()
         assert all(re.match(r"shrink: \d+ s so far, ", line) for line in lines)
         doing[form] = [line.partition(", ")[2] for line in lines]
-    runs = ["runs a smaller model", "runs the masked model in float64", "runs the masked model"]
+    runs = [
+        "runs a smaller model",
+        "runs the masked model in float64",
+        "runs the masked model",
+    ]
     assert doing["class"] == ["traces the model", *runs]
-    assert doing["program"] == ["traces the model", "traces the model with sizes that may change", *runs]
+    assert doing["program"] == [
+        "traces the model",
+        "traces the model with sizes that may change",
+        *runs,
+    ]

@@ -1,4 +1,6 @@
-"""Two models are compared in float64 on an example and on other inputs, and nothing is left behind."""
+"""Two models are compared in float64 on an example and on other inputs, and nothing is
+left behind.
+"""
 
 import copy
 import dataclasses
@@ -23,7 +25,10 @@ class Returns(nn.Module):
 
     def __init__(self, fn, width=6):
         super().__init__()
-        self.net, self.fn = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4)), fn
+        self.net, self.fn = (
+            nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4)),
+            fn,
+        )
 
     def forward(self, *args, **kwargs):
         return self.fn(self, *args, **kwargs)
@@ -50,7 +55,9 @@ def pair(fn):
     whole, small = Returns(fn), Returns(fn, 3)
     with torch.no_grad():
         for i, keep in [(0, np.s_[:3]), (2, np.s_[:, :3])]:
-            for a, b in zip(whole.net[i].parameters(), small.net[i].parameters(), strict=True):
+            for a, b in zip(
+                whole.net[i].parameters(), small.net[i].parameters(), strict=True
+            ):
                 b.copy_(a[keep] if b.shape != a.shape else a)
                 if b.shape != a.shape:
                     kept = torch.zeros_like(a)
@@ -66,9 +73,19 @@ def pair(fn):
         lambda self, x: (self.net(x), [self.net(x).argmax(-1), None, 2, "b", math.nan]),
         lambda self, x: {"y": {"z": self.net(x)}},
         lambda self, x: Record(self.net(x)),
-        lambda self, x: transformers.modeling_outputs.BaseModelOutput(last_hidden_state=self.net(x)),
-        lambda self, x: (self.net(x) * 0 - math.inf, self.net(x) * math.nan, self.net(x) * 0, x[:0]),
-        lambda self, x: torch.view_as_complex(self.net(x).reshape(3, 2, 2)).abs() + self.net(x).cfloat().real[:, :2],
+        lambda self, x: transformers.modeling_outputs.BaseModelOutput(
+            last_hidden_state=self.net(x)
+        ),
+        lambda self, x: (
+            self.net(x) * 0 - math.inf,
+            self.net(x) * math.nan,
+            self.net(x) * 0,
+            x[:0],
+        ),
+        lambda self, x: (
+            torch.view_as_complex(self.net(x).reshape(3, 2, 2)).abs()
+            + self.net(x).cfloat().real[:, :2]
+        ),
         lambda self, x: self.net(F.dropout(x, 0.5)) + torch.rand(()),
     ],
 )
@@ -90,17 +107,38 @@ def on_others(self, x):
 
 OTHER = "gives another output"
 OTHERS = {
-    "a little": (lambda self, x: self.net(x) + width(self) * 1e-9, OTHER + r" than the masked one, by \S+e-0[67] %"),
+    "a little": (
+        lambda self, x: self.net(x) + width(self) * 1e-9,
+        OTHER + r" than the masked one, by \S+e-0[67] %",
+    ),
     "shapes": (
         lambda self, x: (x, [self.net[0](x)]),
         r"gives an output at '1.0' of \(3, 3\) and float64, not \(3, 6\)",
     ),
-    "names": (lambda self, x: {"y": x, "n": {str(width(self)): x}}, r"gives outputs \['y', 'n.3'\], where"),
-    "texts": (lambda self, x: Record(self.net(x), str(width(self))), "gives the output at 'note' '3', not '6' as"),
-    "numbers": (lambda self, x: (self.net(x), width(self)), "gives the output at '1' 3, not 6 as"),
-    "integers": (lambda self, x: (x, x.long() + width(self)), OTHER + " at '1' than the masked one, by inf %"),
-    "booleans": (lambda self, x: (x, x > width(self) - 6), OTHER + " at '1' than the masked one, by inf %"),
-    "infinities": (lambda self, x: self.net(x) / (width(self) - 3), OTHER + " than the masked one, by inf %"),
+    "names": (
+        lambda self, x: {"y": x, "n": {str(width(self)): x}},
+        r"gives outputs \['y', 'n.3'\], where",
+    ),
+    "texts": (
+        lambda self, x: Record(self.net(x), str(width(self))),
+        "gives the output at 'note' '3', not '6' as",
+    ),
+    "numbers": (
+        lambda self, x: (self.net(x), width(self)),
+        "gives the output at '1' 3, not 6 as",
+    ),
+    "integers": (
+        lambda self, x: (x, x.long() + width(self)),
+        OTHER + " at '1' than the masked one, by inf %",
+    ),
+    "booleans": (
+        lambda self, x: (x, x > width(self) - 6),
+        OTHER + " at '1' than the masked one, by inf %",
+    ),
+    "infinities": (
+        lambda self, x: self.net(x) / (width(self) - 3),
+        OTHER + " than the masked one, by inf %",
+    ),
     "failures": (other_shape, "fails on the example: RuntimeError: shape"),
     "other inputs": (on_others, "on other inputs of the example's shapes"),
 }
@@ -116,21 +154,31 @@ def test_the_first_module_that_differs_is_named():
     whole, small = pair(lambda self, x: self.net(x))
     with torch.no_grad():
         small.net[2].bias[0] += 0.1
-    assert differs(whole, small, X).endswith("of its largest value, first in the module 'net.2'")
+    assert differs(whole, small, X).endswith(
+        "of its largest value, first in the module 'net.2'"
+    )
     broken = Returns(lambda self, x: self.net(x), 3)
     broken.net[2] = nn.Linear(5, 4)
     assert differs(whole, broken, X).endswith("in the module 'net.2'")
-    whole = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.ReLU(), nn.Linear(6, 4)), nn.Tanh()).eval()
+    whole = nn.Sequential(
+        nn.Linear(4, 6), nn.Sequential(nn.ReLU(), nn.Linear(6, 4)), nn.Tanh()
+    ).eval()
     whole, small = both(whole, X)
     with torch.no_grad():
         small.get_parameter("1.1.bias")[0] += 0.1
-    assert differs(whole, small, X).endswith("of its largest value, first in the module '1.1'")
+    assert differs(whole, small, X).endswith(
+        "of its largest value, first in the module '1.1'"
+    )
     assert differs(nn.ReLU(), nn.Tanh(), X).endswith("first in the module itself")
 
 
 def test_what_pytrees_know_is_an_output():
-    pytree.register_pytree_node(Opaque, lambda x: (x.parts, None), lambda x, _: Opaque(x))
-    whole, small = pair(lambda self, x: Opaque([self.net(x), self.net(x) * len(self.net[0].bias)]))
+    pytree.register_pytree_node(
+        Opaque, lambda x: (x.parts, None), lambda x, _: Opaque(x)
+    )
+    whole, small = pair(
+        lambda self, x: Opaque([self.net(x), self.net(x) * len(self.net[0].bias)])
+    )
     assert "'1' than the masked one" in differs(whole, small, X)
 
 
@@ -160,8 +208,12 @@ def test_casts_to_float32_stay_in_float64():
         assert differs(whole, small, words) == ""
         with torch.no_grad():
             small.get_parameter("model.layers.1.input_layernorm.weight").mul_(1.01)
-        assert "gives another output at 'logits' than the masked one" in differs(whole, small, words)
-    float_inside = lambda self, x: self.net(x).float().softmax(-1, dtype=torch.float32) @ torch.ones(4, 4)  # noqa: E731
+        assert "gives another output at 'logits' than the masked one" in differs(
+            whole, small, words
+        )
+    float_inside = lambda self, x: (
+        self.net(x).float().softmax(-1, dtype=torch.float32) @ torch.ones(4, 4)
+    )  # noqa: E731
     assert differs(*pair(float_inside), X) == ""
     assert torch.get_default_dtype() == torch.float32
 
@@ -172,7 +224,9 @@ def test_a_smaller_model_has_to_run_in_its_own_dtype():
             raise TypeError("widths of 3 in float32")
         return self.net(x)
 
-    assert differs(*pair(forward), X).startswith("fails on the example: TypeError: widths of 3 in float32")
+    assert differs(*pair(forward), X).startswith(
+        "fails on the example: TypeError: widths of 3 in float32"
+    )
 
 
 def test_inputs_are_of_the_kind_of_the_example():
@@ -182,14 +236,26 @@ def test_inputs_are_of_the_kind_of_the_example():
         seen.append((x, ids, mask, scale))
         return self.net(x)
 
-    ids, mask = torch.tensor([3, 9, 5]), torch.tensor([[True, True], [True, False], [False, True]])
-    assert not differs(*pair(forward), {"x": X.abs() * 100, "ids": ids, "mask": mask, "scale": 2.0})
+    ids, mask = (
+        torch.tensor([3, 9, 5]),
+        torch.tensor([[True, True], [True, False], [False, True]]),
+    )
+    assert not differs(
+        *pair(forward), {"x": X.abs() * 100, "ids": ids, "mask": mask, "scale": 2.0}
+    )
     given = X.abs() * 100
     assert [x[0].dtype for x in seen] == [*[torch.float64] * 2, *[torch.float32] * 2]
-    assert [bool(x[0].double().equal(given.double())) for x in seen] == [True] * 2 + [False] * 2
+    assert [bool(x[0].double().equal(given.double())) for x in seen] == [True] * 2 + [
+        False
+    ] * 2
     for x, numbers, kept, scale in seen:
         assert (x >= 0).all() and 10 < x.std() < 300 and scale == 2.0
-        assert numbers.min() >= 3 and numbers.max() <= 9 and kept.sum() == 4 and kept.any(1).all()
+        assert (
+            numbers.min() >= 3
+            and numbers.max() <= 9
+            and kept.sum() == 4
+            and kept.any(1).all()
+        )
 
 
 def test_runs_of_the_masked_model_are_shared():
@@ -206,7 +272,9 @@ def test_runs_of_the_masked_model_are_shared():
     proof = Proof(whole, X)
     assert not proof.differs(small) and proof.reason(other) and not proof.differs(small)
     assert [dtype for n, dtype in runs if n == 6] == [torch.float64, torch.float32]
-    assert len(runs) == 2 + 2 + 1 + 2  # a wrong model is left at the first output that differs
+    assert (
+        len(runs) == 2 + 2 + 1 + 2
+    )  # a wrong model is left at the first output that differs
 
 
 def test_what_float32_cannot_tell_on_other_inputs_float64_does():
@@ -241,12 +309,19 @@ def test_nothing_is_left_behind():
 
     whole, small = pair(forward)
     whole.norm, small.norm = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
-    given, random, before = X.clone(), torch.get_rng_state(), copy.deepcopy(whole.state_dict())
+    given, random, before = (
+        X.clone(),
+        torch.get_rng_state(),
+        copy.deepcopy(whole.state_dict()),
+    )
     assert differs(whole, small, given) == ""
     assert given.equal(X) and torch.get_rng_state().equal(random)
     for model in (whole, small):
         assert model.training and model.norm.training and not hasattr(model, "calls")
-        assert model.norm.num_batches_tracked == 0 and next(model.parameters()).dtype == torch.float32
+        assert (
+            model.norm.num_batches_tracked == 0
+            and next(model.parameters()).dtype == torch.float32
+        )
         assert not any(part._forward_hooks for part in model.modules())
     assert all(value.equal(before[name]) for name, value in whole.state_dict().items())
 
@@ -254,16 +329,24 @@ def test_nothing_is_left_behind():
 def test_bad_input():
     whole, small = pair(lambda self, x: self.net(x).argmax(-1))
     with pytest.raises(
-        ValueError, match="expected the Returns to return floating-point tensors on the example, in tuples"
+        ValueError,
+        match="expected the Returns to return floating-point tensors on the example, in "
+        "tuples",
     ):
         differs(whole, small, X)
     with pytest.raises(
-        ValueError, match="expected an example that the Returns can be called with, got RuntimeError: mat1"
+        ValueError,
+        match="expected an example that the Returns can be called with, got "
+        "RuntimeError: mat1",
     ):
         differs(whole, small, torch.randn(3, 5))
     with pytest.raises(
-        ValueError, match="expected models whose outputs have values to compare, got parameters on the meta"
+        ValueError,
+        match="expected models whose outputs have values to compare, got parameters on "
+        "the meta",
     ):
         differs(whole.to("meta"), small, X)
-    with pytest.raises(TypeError, match="expected example to be what the model is called with"):
+    with pytest.raises(
+        TypeError, match="expected example to be what the model is called with"
+    ):
         differs(small, small, [X])

@@ -28,7 +28,9 @@ def test_small_equals_masked_for_many_networks(net, seed):
 
 # The rows of a weight that is divided by its norm are 0 / 0 where they are masked.
 @pytest.mark.deep(but=["vgg"])
-@pytest.mark.parametrize("name", [name for name in zoo.MODELS if name != "parametrized weights"])
+@pytest.mark.parametrize(
+    "name", [name for name in zoo.MODELS if name != "parametrized weights"]
+)
 def test_small_equals_masked_in_the_zoo(name):
     model, example = zoo.MODELS[name]()
     for seed in range(3):
@@ -48,7 +50,12 @@ BUGS = {
         "_known",
         lambda x, at, plain, real=layers._known: real(x, at, True),
     ),
-    "folded biases are not added": ("vgg", cut, "folded_biases", lambda made, params: {}),
+    "folded biases are not added": (
+        "vgg",
+        cut,
+        "folded_biases",
+        lambda made, params: {},
+    ),
     "groups of a grouped convolution are pruned unevenly": (
         "resnext",
         layers,

@@ -1,4 +1,6 @@
-"""Random networks get smaller with the outputs of the masked ones, whatever units go."""
+"""Random networks get smaller with the outputs of the masked ones, whatever units
+go.
+"""
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -10,7 +12,13 @@ from tests.shrinking.steps import KINDS
 
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
 SLOW = list(HealthCheck)
-SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=SLOW, phases=PHASES)
+SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=SLOW,
+    phases=PHASES,
+)
 
 
 @settings(SETTINGS, max_examples=25)
@@ -21,7 +29,12 @@ def test_small_equals_masked(net, counted, seed):
 
 @pytest.mark.deep
 @settings(SETTINGS, max_examples=60)
-@given(networks(most_steps=8), st.booleans(), st.integers(0, 99), st.sampled_from([None, "program"]))
+@given(
+    networks(most_steps=8),
+    st.booleans(),
+    st.integers(0, 99),
+    st.sampled_from([None, "program"]),
+)
 def test_small_equals_masked_for_many_networks(net, counted, seed, form):
     compare.check(*net, seed=seed, counted=counted, forms=(form,))
 

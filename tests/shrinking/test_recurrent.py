@@ -22,7 +22,8 @@ CASES = {
             (
                 "r.weight_ih_l0[0] (blocks of 1 in 4 parts), "
                 "r.weight_hh_l0[0] (blocks of 1 in 4 parts), r.weight_hh_l0[1], "
-                "r.bias_ih_l0[0] (blocks of 1 in 4 parts), r.bias_hh_l0[0] (blocks of 1 in 4 parts), "
+                "r.bias_ih_l0[0] (blocks of 1 in 4 parts), r.bias_hh_l0[0] (blocks of "
+                "1 in 4 parts), "
                 "b.weight[1]"
             ),
         ],
@@ -43,7 +44,8 @@ CASES = {
             (
                 "r.weight_ih_l0[0] (blocks of 1 in 3 parts), "
                 "r.weight_hh_l0[0] (blocks of 1 in 3 parts), r.weight_hh_l0[1], "
-                "r.bias_ih_l0[0] (blocks of 1 in 3 parts), r.bias_hh_l0[0] (blocks of 1 in 3 parts), "
+                "r.bias_ih_l0[0] (blocks of 1 in 3 parts), r.bias_hh_l0[0] (blocks of "
+                "1 in 3 parts), "
                 "r.weight_ih_l0_reverse[0] (blocks of 1 in 3 parts) and 17 more"
             ),
         ],
@@ -78,7 +80,8 @@ CASES = {
         ),
         [
             (
-                "h[0], r.weight_ih_l0[0], r.weight_hh_l0[0], r.weight_hh_l0[1], r.bias_ih_l0[0], "
+                "h[0], r.weight_ih_l0[0], r.weight_hh_l0[0], r.weight_hh_l0[1], "
+                "r.bias_ih_l0[0], "
                 "r.bias_hh_l0[0] and 1 more"
             ),
             "a.weight[0], a.bias[0], r.weight_ih_l0[1]",
@@ -98,8 +101,10 @@ CASES = {
         [],
         {
             "lstm at 'r' mixes its entries": (
-                "a.weight[0], a.bias[0], r.weight_ih_l0[0], r.weight_ih_l0[1], r.weight_hh_l0[0], "
-                "r.weight_hh_l0[1], r.bias_ih_l0[0], r.bias_hh_l0[0], r.weight_hr_l0[0], "
+                "a.weight[0], a.bias[0], r.weight_ih_l0[0], r.weight_ih_l0[1], "
+                "r.weight_hh_l0[0], "
+                "r.weight_hh_l0[1], r.bias_ih_l0[0], r.bias_hh_l0[0], "
+                "r.weight_hr_l0[0], "
                 "r.weight_hr_l0[1]"
             )
         },

@@ -1,4 +1,6 @@
-"""Copies that never route to some experts: however the router is multiplied, and in copies of them."""
+"""Copies that never route to some experts: however the router is multiplied, and in
+copies of them.
+"""
 
 import copy
 
@@ -35,7 +37,11 @@ def never(model, shape=(3, 4), dim=0):
         lambda x, w: (w @ x.mT).mT,
         lambda x, w: torch.einsum("...i,ei->...e", x, w),
         lambda x, w: functional.linear(x.double(), w.double()).float(),
-        lambda x, w: functional.linear(x, w + 0) if x.sum() == 0 else functional.linear(x, w[None][0]),
+        lambda x, w: (
+            functional.linear(x, w + 0)
+            if x.sum() == 0
+            else functional.linear(x, w[None][0])
+        ),
     ],
 )
 @pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4)])
@@ -51,7 +57,10 @@ def test_products_with_a_router_give_minus_infinity_of_what_goes(logits, shape):
 
 def test_a_router_may_be_stored_the_other_way():
     model = Router(lambda x, w: x @ w, (4, 3))
-    assert never(model, (4, 3), 1)[0](torch.ones(2, 4)).isinf().tolist() == [GONE.tolist()] * 2
+    assert (
+        never(model, (4, 3), 1)[0](torch.ones(2, 4)).isinf().tolist()
+        == [GONE.tolist()] * 2
+    )
 
 
 def test_of_a_square_one_the_side_of_the_experts_is_told():
@@ -68,6 +77,8 @@ def test_a_tensor_that_is_computed_from_it_is_none():
 
 
 def test_it_is_seen_to_how_many_a_token_is_routed():
-    copied, seen = never(Router(lambda x, w: functional.linear(x, w).softmax(1).topk(2)[0]))
+    copied, seen = never(
+        Router(lambda x, w: functional.linear(x, w).softmax(1).topk(2)[0])
+    )
     copied(torch.ones(2, 4))
     assert seen.most == {"weight": 2}

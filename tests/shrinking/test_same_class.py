@@ -17,7 +17,9 @@ class Marked(nn.Parameter):
 
 
 class Net(nn.Module):
-    """Shared, frozen and marked parameters, buffers and tables that no checkpoint holds, and what nothing reads."""
+    """Shared, frozen and marked parameters, buffers and tables that no checkpoint
+    holds, and what nothing reads.
+    """
 
     def __init__(self):
         super().__init__()
@@ -53,10 +55,18 @@ def test_tensors_are_as_they_were_but_smaller():
     small, whole = small_of(model, words(), counted=True)
     assert small.head.weight is small.table.weight and isinstance(small.scale, Marked)
     assert not small.up.bias.requires_grad and small.up.weight.requires_grad
-    assert small.state_dict().keys() == model.state_dict().keys() and "once" not in small.state_dict()
-    assert small.unread.shape == (12, 8) and small.shift.shape == small.once.shape == small.plain.shape == (6,)
+    assert (
+        small.state_dict().keys() == model.state_dict().keys()
+        and "once" not in small.state_dict()
+    )
+    assert small.unread.shape == (
+        12,
+        8,
+    ) and small.shift.shape == small.once.shape == small.plain.shape == (6,)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    shared = {x.data_ptr() for x in model.state_dict().values()} & {x.data_ptr() for x in small.state_dict().values()}
+    shared = {x.data_ptr() for x in model.state_dict().values()} & {
+        x.data_ptr() for x in small.state_dict().values()
+    }
     assert not shared
     torch.testing.assert_close(small(x := words()), whole(x))
 
@@ -78,14 +88,18 @@ def test_goes_through_copies_files_modes_and_dtypes(tmp_path):
     trained = copy.deepcopy(small).train()
     trained(x).sum().backward()
     assert all(p.grad is None or p.grad.shape == p.shape for p in trained.parameters())
-    assert torch.isfinite(copy.deepcopy(small).bfloat16().requires_grad_(False)(x).float()).all()
+    assert torch.isfinite(
+        copy.deepcopy(small).bfloat16().requires_grad_(False)(x).float()
+    ).all()
 
 
 @pytest.mark.deep
 def test_compiles_and_exports():
     small, whole = small_of(drawn(Net()), words(), counted=True)
     x = words()
-    torch.testing.assert_close(torch.compile(small, backend="eager", fullgraph=True)(x), whole(x))
+    torch.testing.assert_close(
+        torch.compile(small, backend="eager", fullgraph=True)(x), whole(x)
+    )
     torch.testing.assert_close(torch.export.export(small, (x,)).module()(x), whole(x))
 
 
@@ -101,7 +115,11 @@ def test_nothing_is_returned_unproved():
     cut = groups(model, torch.ones(1, 3)).cut({0: [1]})
     seen = []
     made = same_class(model, cut, lambda small, exact: seen.append(small) or False)
-    assert made.model is None and made.why == "the Sequential gives other outputs" and len(seen) == 3
+    assert (
+        made.model is None
+        and made.why == "the Sequential gives other outputs"
+        and len(seen) == 3
+    )
 
 
 def test_given_tensors_come_in_and_are_proved_before_they_are_rounded():
@@ -114,16 +132,26 @@ def test_given_tensors_come_in_and_are_proved_before_they_are_rounded():
         return True
 
     small = same_class(model, cut, works, {"0.bias": bias}).model
-    assert torch.equal(seen["0.bias"], bias[[0, 2, 3]]) and small[0].bias.dtype == torch.float32
+    assert (
+        torch.equal(seen["0.bias"], bias[[0, 2, 3]])
+        and small[0].bias.dtype == torch.float32
+    )
     assert torch.equal(small[0].bias, bias[[0, 2, 3]].float())
 
 
 @pytest.mark.parametrize("path", ["1", ""])
 def test_norms_in_a_models_own_code_are_the_reason(path):
-    norm = nn.Sequential(nn.Linear(3, 8), Functional(), nn.Linear(8, 2)) if path else WithNorm()
+    norm = (
+        nn.Sequential(nn.Linear(3, 8), Functional(), nn.Linear(8, 2))
+        if path
+        else WithNorm()
+    )
     made, _, runs = same(drawn(norm), torch.randn(4, 3), counted=True)
     name = "the Functional at '1'" if path else "the WithNorm"
-    assert made.why == f"{name} takes a layer_norm of entries that go in code of its own" and not runs
+    assert (
+        made.why == f"{name} takes a layer_norm of entries that go in code of its own"
+        and not runs
+    )
 
 
 class Functional(nn.Module):

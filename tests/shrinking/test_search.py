@@ -32,12 +32,19 @@ def test_what_works_at_once_is_run_once():
 
 
 def test_one_number_after_the_other():
-    best, numbers, _ = found(lambda *some: -sum(n != 5 for n in some), Dial([1, 5]), Dial([5, 2]), Dial([1, 2, 5]))
+    best, numbers, _ = found(
+        lambda *some: -sum(n != 5 for n in some),
+        Dial([1, 5]),
+        Dial([5, 2]),
+        Dial([1, 2, 5]),
+    )
     assert best.done and numbers == [5, 5, 5] and best.why == ""
 
 
 def test_two_at_once_where_one_alone_is_no_better():
-    best, numbers, _ = found(lambda a, b: 0 if (a, b) == (2, 3) else -1, Dial([1, 2]), Dial([1, 2, 3]))
+    best, numbers, _ = found(
+        lambda a, b: 0 if (a, b) == (2, 3) else -1, Dial([1, 2]), Dial([1, 2, 3])
+    )
     assert best.done and numbers == [2, 3]
 
 

@@ -33,7 +33,11 @@ class Shuffled(nn.Module):
         return self.b(self.shuffle(self.a(x)).relu())
 
 
-WAYS = {"views": by_views, "reshapes": by_reshapes, "channel_shuffle": lambda x: F.channel_shuffle(x, 2)}
+WAYS = {
+    "views": by_views,
+    "reshapes": by_reshapes,
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -45,7 +49,12 @@ def test_a_shuffle_is_one_lookup_of_known_places(way, dynamic):
     program = without_shuffles(whole)
     assert whole.code == before and program.a.weight is whole.a.weight
     names = [opname(node) for node in program.graph.nodes if node.op == "call_function"]
-    assert [name for name in names if not name.startswith("sym_")] == ["conv2d", "index_select", "relu", "conv2d"]
+    assert [name for name in names if not name.startswith("sym_")] == [
+        "conv2d",
+        "index_select",
+        "relu",
+        "conv2d",
+    ]
     assert program(x).equal(model(x))
     if dynamic:
         more = torch.randn(5, 3, 4, 5).double()
@@ -55,14 +64,20 @@ def test_a_shuffle_is_one_lookup_of_known_places(way, dynamic):
 @pytest.mark.parametrize("way", WAYS)
 def test_any_channel_may_go(way):
     model, x = Shuffled(WAYS[way]).eval().double(), torch.randn(2, 3, 4, 5).double()
-    tied, free = (sf.shrinking.groups(model, x, equal_parts=equal) for equal in (True, False))
-    assert sorted(group.size for group in tied) == [2, 3] and [group.size for group in free] == [6]
+    tied, free = (
+        sf.shrinking.groups(model, x, equal_parts=equal) for equal in (True, False)
+    )
+    assert sorted(group.size for group in tied) == [2, 3] and [
+        group.size for group in free
+    ] == [6]
     params = sf.modules.params_of(model)
     state = sf.State(params, free.masks({0: [0, 1, 4]}))
     small = sf.shrink(model, state, x, form="program")
     assert small.a.weight.shape == (3, 3, 1, 1) and small.b.weight.shape == (2, 3, 1, 1)
     masked = sf.modules.bake(model, state)
-    assert not differs(masked, small, x) and not differs(masked, small, torch.randn(7, 3, 4, 5).double())
+    assert not differs(masked, small, x) and not differs(
+        masked, small, torch.randn(7, 3, 4, 5).double()
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,13 +112,17 @@ def test_a_shuffle_of_a_model_on_meta_is_analysed():
 
 
 class Units(nn.Module):
-    """As ShuffleNet V2: half of the channels go through a layer, and all are shuffled, unit after unit."""
+    """As ShuffleNet V2: half of the channels go through a layer, and all are shuffled,
+    unit after unit.
+    """
 
     def __init__(self, width, depth):
         super().__init__()
         half = width // 2
         self.first, self.last = nn.Conv2d(3, width, 1), nn.Linear(width, 2)
-        self.units = nn.ModuleList([nn.Sequential(nn.Conv2d(half, half, 1), nn.ReLU()) for _ in range(depth)])
+        self.units = nn.ModuleList(
+            [nn.Sequential(nn.Conv2d(half, half, 1), nn.ReLU()) for _ in range(depth)]
+        )
 
     def forward(self, x):
         x = self.first(x)
@@ -121,7 +140,11 @@ def test_shuffles_one_after_another_share_few_atoms(monkeypatch):
 
     monkeypatch.setattr(Atoms, "find", find)
     x = torch.randn(2, 3, 4, 4).double()
-    for width, depth, sizes in [(48, 4, [1, 1, 1, 3]), (16, 8, [1, 1, 1, 1]), (48, 12, [1, 1, 1, 1])]:
+    for width, depth, sizes in [
+        (48, 4, [1, 1, 1, 3]),
+        (16, 8, [1, 1, 1, 1]),
+        (48, 12, [1, 1, 1, 1]),
+    ]:
         model = Units(width, depth).eval().double()
         found = sf.shrinking.groups(model, x)
         assert sorted(group.size for group in found) == sizes

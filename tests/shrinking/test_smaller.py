@@ -1,4 +1,6 @@
-"""Smaller models: the masked model's outputs, the sizes that masks allow, and texts of what stays and of bad input."""
+"""Smaller models: the masked model's outputs, the sizes that masks allow, and texts of
+what stays and of bad input.
+"""
 
 import copy
 import pickle
@@ -12,7 +14,9 @@ import sparsefn as sf
 from tests.shrinking.small import Of, drawn
 
 # What is masked and stays is tested below.
-pytestmark = pytest.mark.filterwarnings("ignore:shrink could not remove all:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:shrink could not remove all:UserWarning"
+)
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 IMAGE = torch.linspace(-1, 1, 150).cos().reshape(2, 3, 5, 5)
 
@@ -25,11 +29,15 @@ def seeded():
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    return nn.Sequential(
+        nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)
+    ).eval()
 
 
 def pruned(net, **gone):
-    """The state without slices: `{name of a parameter: indices}` with `__` for dots; "name/1" for another dimension."""
+    """The state without slices: `{name of a parameter: indices}` with `__` for dots;
+    "name/1" for another dimension.
+    """
     params = sf.modules.params_of(net)
     masks = {name: torch.tensor(True) for name in params}
     for key, indices in gone.items():
@@ -49,14 +57,20 @@ def checked(net, state, *xs, atol=1e-6, **options):
 
 
 def shapes(module):
-    return [tuple(p.shape) for name, p in module.named_parameters() if name.endswith("weight")]
+    return [
+        tuple(p.shape)
+        for name, p in module.named_parameters()
+        if name.endswith("weight")
+    ]
 
 
 # Which units go.
 
 
 @pytest.mark.parametrize("form", ["class", "program"])
-@pytest.mark.parametrize("gone", [{"p0__weight": [0, 1]}, {"p2__weight/1": [0, 1]}], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    "gone", [{"p0__weight": [0, 1]}, {"p2__weight/1": [0, 1]}], ids=["rows", "columns"]
+)
 def test_rows_alone_or_their_readers_alone_are_enough(gone, form):
     net = mlp()
     small = checked(net, pruned(net, **gone), X, form=form)
@@ -75,8 +89,15 @@ def test_constants_are_folded_through_layers_that_read_nothing_else():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_dtypes_stay(dtype):
     net = mlp().to(dtype)
-    small = checked(net, pruned(net, p0__weight=[0, 1]), X.to(dtype), atol=1e-12 if dtype == torch.float64 else 1e-2)
-    assert shapes(small)[0] == (4, 3) and {p.dtype for p in small.parameters()} == {dtype}
+    small = checked(
+        net,
+        pruned(net, p0__weight=[0, 1]),
+        X.to(dtype),
+        atol=1e-12 if dtype == torch.float64 else 1e-2,
+    )
+    assert shapes(small)[0] == (4, 3) and {p.dtype for p in small.parameters()} == {
+        dtype
+    }
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9, 1.0])
@@ -103,13 +124,20 @@ def test_0d_masks_are_those_of_dense_leaves():
 @pytest.mark.parametrize("every", [True, False])
 def test_one_unit_always_stays(every):
     net = mlp()
-    gone = [name for name, _ in net.named_parameters() if every or name.startswith("0.")]
+    gone = [
+        name for name, _ in net.named_parameters() if every or name.startswith("0.")
+    ]
     state = pruned(net, **{name: slice(None) for name in gone})
     assert shapes(checked(net, state, X)) == [(1, 3), (1, 1), (2, 1)]
 
 
 NETS = {
-    "padding refuses what is not 0": (nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 2, 3, padding=1), False),
+    "padding refuses what is not 0": (
+        nn.Conv2d(3, 4, 1),
+        nn.Tanh(),
+        nn.Conv2d(4, 2, 3, padding=1),
+        False,
+    ),
     "no padding": (nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 2, 3), True),
     "padded by what is there": (
         nn.Conv2d(3, 4, 1),
@@ -120,9 +148,24 @@ NETS = {
     "transposed": (nn.Conv2d(3, 4, 1), nn.Tanh(), nn.ConvTranspose2d(4, 2, 3), False),
     "no bias": (nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 2, 1, bias=False), False),
     "average pool": (nn.Conv2d(3, 4, 1), nn.AvgPool2d(2), nn.Conv2d(4, 2, 1), True),
-    "average pool that counts the border": (nn.Conv2d(3, 4, 1), nn.AvgPool2d(2, padding=1), nn.Conv2d(4, 2, 1), False),
-    "average pool by a number": (nn.Conv2d(3, 4, 1), nn.AvgPool2d(2, divisor_override=3), nn.Conv2d(4, 2, 1), True),
-    "max pool": (nn.Conv2d(3, 4, 1), nn.MaxPool2d(3, padding=1), nn.Conv2d(4, 2, 1), True),
+    "average pool that counts the border": (
+        nn.Conv2d(3, 4, 1),
+        nn.AvgPool2d(2, padding=1),
+        nn.Conv2d(4, 2, 1),
+        False,
+    ),
+    "average pool by a number": (
+        nn.Conv2d(3, 4, 1),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.Conv2d(4, 2, 1),
+        True,
+    ),
+    "max pool": (
+        nn.Conv2d(3, 4, 1),
+        nn.MaxPool2d(3, padding=1),
+        nn.Conv2d(4, 2, 1),
+        True,
+    ),
     "batch norm": (nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3), True),
     "flattened": (nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(100, 2), True),
     "grouped": (nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Conv2d(4, 4, 3, groups=2), False),
@@ -137,13 +180,18 @@ def test_constants_that_a_later_bias_takes(name):
     assert shapes(small)[0][0] == (3 if goes else 4)
 
 
-ZEROS = {**NETS, "hardshrink": (nn.Conv2d(3, 4, 1), nn.Hardshrink(), nn.Conv2d(4, 2, 1), True)}
+ZEROS = {
+    **NETS,
+    "hardshrink": (nn.Conv2d(3, 4, 1), nn.Hardshrink(), nn.Conv2d(4, 2, 1), True),
+}
 
 
 @pytest.mark.parametrize("name", sorted(ZEROS.keys() - {"batch norm", "grouped"}))
 def test_units_that_are_zero_go_whatever_reads_them(name):
     net = drawn(nn.Sequential(*copy.deepcopy(ZEROS[name][:3])))
-    small = checked(net, pruned(net, p0__weight=[1], p0__bias=[1]), IMAGE.double(), atol=1e-12)
+    small = checked(
+        net, pruned(net, p0__weight=[1], p0__bias=[1]), IMAGE.double(), atol=1e-12
+    )
     assert shapes(small)[0][0] == 3
 
 
@@ -153,7 +201,9 @@ ADDED = {
     "scalars": lambda net, x: net.b(2 * (1 - net.a(x)) * 0.5 + 3),
     "gate": lambda net, x: net.b(net.a(x) * net.a(x).sigmoid()),
     "without dropout": lambda net, x: net.b(F.dropout(net.a(x), 0.5, training=False)),
-    "side by side": lambda net, x: net.b(torch.cat([net.a(x)[:, :2], net.a(x)[:, 2:]], 1)),
+    "side by side": lambda net, x: net.b(
+        torch.cat([net.a(x)[:, :2], net.a(x)[:, 2:]], 1)
+    ),
 }
 
 
@@ -164,11 +214,19 @@ def test_constants_are_followed_through(name):
 
 
 @pytest.mark.deep(but=["plain-*", "two-LSTM-4-2"])
-@pytest.mark.parametrize(("kind", "gates", "candidate"), [(nn.LSTM, 4, 2), (nn.GRU, 3, 2), (nn.RNN, 1, 0)])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=["plain", "two", "both ways"])
+@pytest.mark.parametrize(
+    ("kind", "gates", "candidate"), [(nn.LSTM, 4, 2), (nn.GRU, 3, 2), (nn.RNN, 1, 0)]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2}, {"bidirectional": True}],
+    ids=["plain", "two", "both ways"],
+)
 def test_hidden_units_that_stay_zero_go(kind, gates, candidate, options):
     net = Of(
-        lambda net, x: net.b(net.r(x)[0]), r=kind(3, 4, **options), b=nn.Linear(8 if "bid" in str(options) else 4, 2)
+        lambda net, x: net.b(net.r(x)[0]),
+        r=kind(3, 4, **options),
+        b=nn.Linear(8 if "bid" in str(options) else 4, 2),
     )
     rows, state = [candidate * 4 + 1], pruned(net.eval())
     for name, p in net.r.named_parameters():
@@ -177,33 +235,59 @@ def test_hidden_units_that_stay_zero_go(kind, gates, candidate, options):
     small = checked(net, state, torch.linspace(-1, 1, 30).reshape(5, 2, 3))
     assert small.r.hidden_size == 3 and len(small.r.weight_hh_l0) == 3 * gates
     state.masks["r.bias_hh_l0"] = torch.tensor(True)  # the unit moves
-    assert checked(net, state, torch.linspace(-1, 1, 30).reshape(5, 2, 3)).r.hidden_size == 4
+    assert (
+        checked(net, state, torch.linspace(-1, 1, 30).reshape(5, 2, 3)).r.hidden_size
+        == 4
+    )
 
 
 def test_linear_layers_with_turned_weights():
     class Conv1D(nn.Module):  # as in transformers
         def __init__(self, inputs, outputs):
             super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
+            self.weight, self.bias = (
+                nn.Parameter(torch.randn(inputs, outputs)),
+                nn.Parameter(torch.randn(outputs)),
+            )
 
         def forward(self, x):
             return torch.addmm(self.bias, x, self.weight)
 
     net = nn.Sequential(Conv1D(3, 4), nn.GELU(), Conv1D(4, 2)).eval()
-    assert shapes(checked(net, pruned(net, **{"p0__weight/1": [1]}), X)) == [(3, 3), (3, 2)]
+    assert shapes(checked(net, pruned(net, **{"p0__weight/1": [1]}), X)) == [
+        (3, 3),
+        (3, 2),
+    ]
     assert shapes(checked(net, pruned(net, p2__weight=[1]), X)) == [(3, 3), (3, 2)]
 
 
 def test_parts_of_a_model():
-    parts = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)), nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3))
+    parts = (
+        nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)),
+        nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3)),
+    )
     net = nn.Sequential(nn.Linear(3, 3), *parts).eval()
     state = pruned(net, p0__weight=[0], p1__0__weight=[0], p2__0__weight=[1])
-    assert shapes(checked(net, state, X, only="1")) == [(3, 3), (5, 3), (4, 5), (2, 4), (3, 2)]
-    assert shapes(checked(net, state, X, only=["1", "2"])) == [(3, 3), (5, 3), (4, 5), (1, 4), (3, 1)]
+    assert shapes(checked(net, state, X, only="1")) == [
+        (3, 3),
+        (5, 3),
+        (4, 5),
+        (2, 4),
+        (3, 2),
+    ]
+    assert shapes(checked(net, state, X, only=["1", "2"])) == [
+        (3, 3),
+        (5, 3),
+        (4, 5),
+        (1, 4),
+        (3, 1),
+    ]
 
 
 class Tabled(nn.Module):
-    """A network with a buffer, a tensor that is none, and one that only its trace knows."""
+    """A network with a buffer, a tensor that is none, and one that only its trace
+    knows.
+    """
 
     def __init__(self):
         super().__init__()
@@ -211,7 +295,9 @@ class Tabled(nn.Module):
         self.table = torch.linspace(0, 1, 2)
 
     def forward(self, x):
-        return self.b(self.norm(self.a(x)).relu()) * self.table + torch.tensor([1.0, 2.0])
+        return self.b(self.norm(self.a(x)).relu()) * self.table + torch.tensor(
+            [1.0, 2.0]
+        )
 
 
 @pytest.mark.parametrize("form", ["class", "program"])
@@ -233,7 +319,9 @@ def test_groups_that_were_made_before_spare_a_trace(form, monkeypatch):
     assert len(exports) == (form == "program")  # with sizes that may change
     assert shapes(small) == [(4, 3), (4,), (2, 4)]
     other = checked(net, state, X, form=form)
-    assert all(a.equal(b) for a, b in zip(small.parameters(), other.parameters(), strict=True))
+    assert all(
+        a.equal(b) for a, b in zip(small.parameters(), other.parameters(), strict=True)
+    )
     assert len(exports) == (1 if form == "class" else 3)
 
 
@@ -245,7 +333,9 @@ def test_an_example_of_one_size_is_traced_once(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(torch.export, "export", export)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(4, 2, 3)).eval()
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(4, 2, 3)
+    ).eval()
     state = pruned(net, p0__weight=[0, 1], p0__bias=[0, 1])
     small = checked(net, state, IMAGE[:1], form="program")
     assert len(exports) == 1 and small.get_parameter("0.weight").shape == (2, 3, 3, 3)
@@ -254,24 +344,47 @@ def test_an_example_of_one_size_is_traced_once(monkeypatch):
 
 
 def test_buffers_of_the_copy_may_be_given():
-    net = drawn(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))).float()
-    state, buffers = pruned(net, p0__weight=[1]), {name: b + 1 for name, b in net.named_buffers()}
+    net = drawn(
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    ).float()
+    state, buffers = (
+        pruned(net, p0__weight=[1]),
+        {name: b + 1 for name, b in net.named_buffers()},
+    )
     small, other = sf.shrink(net, state, X, buffers=buffers), sf.shrink(net, state, X)
-    torch.testing.assert_close(small(X), sf.modules.call(net, state, X, buffers=buffers), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        small(X), sf.modules.call(net, state, X, buffers=buffers), atol=1e-6, rtol=1e-6
+    )
     assert not torch.allclose(small(X), other(X)) and small[1].num_features == 3
-    with pytest.raises(ValueError, match="expected the buffers of the Sequential, but missing are"):
+    with pytest.raises(
+        ValueError, match="expected the buffers of the Sequential, but missing are"
+    ):
         sf.shrink(net, state, X, buffers={})
 
 
 def test_nothing_given_is_changed_and_the_copy_is_a_plain_module():
-    net = drawn(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))).float()
+    net = drawn(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)
+        )
+    ).float()
     net[3].weight.requires_grad_(False)
     state = pruned(net, p0__weight=[0], p1__weight=[0], p1__bias=[0])
-    before, masked, rng = copy.deepcopy(net.state_dict()), copy.deepcopy(state), torch.get_rng_state()
+    before, masked, rng = (
+        copy.deepcopy(net.state_dict()),
+        copy.deepcopy(state),
+        torch.get_rng_state(),
+    )
     small = sf.shrink(net, state, IMAGE)
-    assert torch.equal(rng, torch.get_rng_state()) and sf.checkpoint.tree_equal(masked, state)
+    assert torch.equal(rng, torch.get_rng_state()) and sf.checkpoint.tree_equal(
+        masked, state
+    )
     assert all(torch.equal(before[name], x) for name, x in net.state_dict().items())
-    assert not small.training and not small[3].weight.requires_grad and small[3].bias.requires_grad
+    assert (
+        not small.training
+        and not small[3].weight.requires_grad
+        and small[3].bias.requires_grad
+    )
     assert not {p.untyped_storage().data_ptr() for p in small.parameters()} & {
         p.untyped_storage().data_ptr() for p in net.parameters()
     }

@@ -1,4 +1,6 @@
-"""Smaller models: what stays is named with its reason; bad input and misuse are refused, or right."""
+"""Smaller models: what stays is named with its reason; bad input and misuse are
+refused, or right.
+"""
 
 import copy
 
@@ -12,7 +14,9 @@ import sparsefn as sf
 from tests.shrinking.small import Of
 from tests.shrinking.test_smaller import X, checked, mlp, pruned, seeded, shapes  # noqa: F401
 
-pytestmark = pytest.mark.filterwarnings("ignore:shrink could not remove all:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:shrink could not remove all:UserWarning"
+)
 
 
 def stayed(net, state, *xs):
@@ -28,12 +32,14 @@ STAYS = {
     "outputs": (
         lambda: mlp(),
         {"p4__weight": [1]},
-        "'4.weight' keeps 1 of 1 pruned slices of dimension 0: it is an output of the model",
+        "'4.weight' keeps 1 of 1 pruned slices of dimension 0: it is an output of the "
+        "model",
     ),
     "inputs": (
         lambda: mlp(),
         {"p0__weight/1": [1, 2]},
-        "'0.weight' keeps 2 of 2 pruned slices of dimension 1: joined with what stays by linear at '0'",
+        "'0.weight' keeps 2 of 2 pruned slices of dimension 1: joined with what stays "
+        "by linear at '0'",
     ),
     "no bias": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False)),
@@ -48,7 +54,8 @@ STAYS = {
     "softmax": (
         lambda: lin(lambda net, x: net.b(net.a(x).softmax(1))),
         {"a__weight": [1], "a__bias": [1]},
-        "'a.weight' keeps 1 of 1 pruned slices of dimension 0: softmax mixes its entries",
+        "'a.weight' keeps 1 of 1 pruned slices of dimension 0: softmax mixes its "
+        "entries",
     ),
     "all units": (
         lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2)),
@@ -64,23 +71,38 @@ def test_what_stays_is_named_with_its_reason(name):
     net = build().eval()
     state = pruned(net, **gone)
     assert line in stayed(net, state, X)
-    with pytest.warns(UserWarning, match="shrink could not remove all that is pruned:\n  '"):
+    with pytest.warns(
+        UserWarning, match="shrink could not remove all that is pruned:\n  '"
+    ):
         sf.shrink(net, state, X)
 
 
 def test_nothing_is_said_where_all_went_or_nothing_was_pruned():
     net = mlp()
-    assert stayed(net, pruned(net, p0__weight=[0], p2__weight=[1, 2]), X) == stayed(net, pruned(net), X) == []
-    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3, bias=False)))
-    (line,) = sf.shrinking.smaller(net.eval(), pruned(net, p1__0__weight=[0]), X, only="1").stays
-    assert line == f"in '1': '0.weight' keeps 1 of 1 pruned slices of dimension 0: linear at '1' {SUMS}"
+    assert (
+        stayed(net, pruned(net, p0__weight=[0], p2__weight=[1, 2]), X)
+        == stayed(net, pruned(net), X)
+        == []
+    )
+    net = nn.Sequential(
+        nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
+    )
+    (line,) = sf.shrinking.smaller(
+        net.eval(), pruned(net, p1__0__weight=[0]), X, only="1"
+    ).stays
+    assert (
+        line
+        == "in '1': '0.weight' keeps 1 of 1 pruned slices of dimension 0: linear at "
+        f"'1' {SUMS}"
+    )
 
 
 def test_a_state_is_expected():
     with pytest.raises(TypeError) as error:
         sf.shrink(mlp(), sf.modules.params_of(mlp()), X)
     assert str(error.value) == (
-        "expected a State, got dict; of zeros in params make one by sf.State(params, sf.masks.from_zeros(params))"
+        "expected a State, got dict; of zeros in params make one by sf.State(params, "
+        "sf.masks.from_zeros(params))"
     )
 
 
@@ -101,26 +123,43 @@ def test_bad_arguments():
     )
     refused(f"{globs} [3]", only=[3], error=TypeError)
     refused(f"{globs} none", only=[])
-    refused("only: no path matches '7'; the paths are '0', '1', '2', '3', '4'", only="7")
+    refused(
+        "only: no path matches '7'; the paths are '0', '1', '2', '3', '4'", only="7"
+    )
 
 
 def test_groups_of_others():
     net = mlp()
     groups = sf.shrinking.groups(net, X)
     text = (
-        "expected the groups of an example of these shapes, (('float32 (2, 3)',), {}), got those of "
+        "expected the groups of an example of these shapes, (('float32 (2, 3)',), {}), "
+        "got those of "
         "(('float32 (4, 3)',), {}): make them of the example that shrink is given"
     )
     refused(text, net, groups=sf.shrinking.groups(net, torch.ones(4, 3)))
     text = (
-        "expected the groups of this model, whose '0.weight' is float32 (6, 3) on cpu, got those of one where it is "
+        "expected the groups of this model, whose '0.weight' is float32 (6, 3) on cpu, "
+        "got those of one where it is "
         "float32 (5, 3) on cpu: make them of the model as it is"
     )
     other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
     refused(text, net, groups=sf.shrinking.groups(other, X))
-    refused("whose '2.weight' is no such tensor, got", nn.Sequential(nn.Linear(3, 6)).eval(), groups=groups)
-    refused("expected groups of the whole module, without only=, got", net, groups=groups, only="0")
-    refused("expected groups of the whole", net, groups=sf.shrinking.groups(net, X, only="0"))
+    refused(
+        "whose '2.weight' is no such tensor, got",
+        nn.Sequential(nn.Linear(3, 6)).eval(),
+        groups=groups,
+    )
+    refused(
+        "expected groups of the whole module, without only=, got",
+        net,
+        groups=groups,
+        only="0",
+    )
+    refused(
+        "expected groups of the whole",
+        net,
+        groups=sf.shrinking.groups(net, X, only="0"),
+    )
     text = "shrink: expected groups as sf.shrinking.groups makes them, got Pattern"
     refused(text, net, groups=groups.pattern(), error=TypeError)
     dropped = nn.Sequential(*net, nn.Dropout(0.5)).eval()
@@ -130,33 +169,66 @@ def test_groups_of_others():
 
 def test_states_of_other_models():
     other = nn.Linear(3, 2)
-    refused("expected the parameters of the Sequential, but missing are ['0.weight'", state=pruned(other))
-    wider = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
-    refused("expected parameters of shape (6, 3) at '0.weight', got (5, 3)", state=pruned(wider))
+    refused(
+        "expected the parameters of the Sequential, but missing are ['0.weight'",
+        state=pruned(other),
+    )
+    wider = nn.Sequential(
+        nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    refused(
+        "expected parameters of shape (6, 3) at '0.weight', got (5, 3)",
+        state=pruned(wider),
+    )
     state = pruned(mlp())
-    more = state._replace(params={**state.params, "w": X}, masks={**state.masks, "w": torch.tensor(True)})
-    refused("expected the parameters of the Sequential, but missing are [] and unknown ['w']", state=more)
+    more = state._replace(
+        params={**state.params, "w": X}, masks={**state.masks, "w": torch.tensor(True)}
+    )
+    refused(
+        "expected the parameters of the Sequential, but missing are [] and unknown "
+        "['w']",
+        state=more,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_examples_that_do_not_run(caplog):
-    refused("expected an example that the Sequential can be called with: it fails with RuntimeError: mat1", example=X.T)
+    refused(
+        "expected an example that the Sequential can be called with: it fails with "
+        "RuntimeError: mat1",
+        example=X.T,
+    )
     refused("arguments, got list", example=[X], error=TypeError)
     refused("got parameters on the meta device", net=mlp().to("meta"), example=X)
 
 
 def test_models_in_train_mode():
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 2))
-    refused("expected a model in eval mode, as model.eval() sets it: in train mode the Dropout at '1' computes", net)
     refused(
-        "in train mode the BatchNorm1d at '1' computes otherwise", nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        "expected a model in eval mode, as model.eval() sets it: in train mode the "
+        "Dropout at '1' computes",
+        net,
     )
-    checked(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), pruned(nn.Sequential(nn.Linear(3, 4), nn.ReLU())), X)
+    refused(
+        "in train mode the BatchNorm1d at '1' computes otherwise",
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
+    )
+    checked(
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU()),
+        pruned(nn.Sequential(nn.Linear(3, 4), nn.ReLU())),
+        X,
+    )
 
 
 def test_units_that_draw_numbers_are_refused_and_others_go():
-    net = Of(lambda net, x: net.b(F.dropout(net.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).eval()
-    refused("gives another output than the masked one", net, state=pruned(net, a__weight=[0], a__bias=[0]))
+    net = Of(
+        lambda net, x: net.b(F.dropout(net.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)
+    ).eval()
+    refused(
+        "gives another output than the masked one",
+        net,
+        state=pruned(net, a__weight=[0], a__bias=[0]),
+    )
     net = lin(lambda net, x: net.b(net.a(x)) + torch.rand(2))
     rng = torch.get_rng_state()
     assert shapes(sf.shrink(net, pruned(net, a__weight=[0]), X)) == [(3, 3), (2, 3)]
@@ -167,7 +239,10 @@ def test_units_that_draw_numbers_are_refused_and_others_go():
 def test_models_that_cannot_be_followed(caplog):
     net = lin(lambda net, x: net.b(net.a(x)) if x.sum() > 0 else net.b(net.a(-x)))
     refused("torch.export cannot follow the Of: ", net)
-    refused("to return floating-point tensors on the example", lin(lambda net, x: net.b(net.a(x)).argmax(1)))
+    refused(
+        "to return floating-point tensors on the example",
+        lin(lambda net, x: net.b(net.a(x)).argmax(1)),
+    )
 
 
 def test_a_forward_that_computes_with_sizes_becomes_a_program():
@@ -177,20 +252,35 @@ def test_a_forward_that_computes_with_sizes_becomes_a_program():
     made = sf.shrinking.smaller(net, state, X)
     assert made.form == "program" and made.notes == ("the Of gives other outputs",)
     refused(
-        "shrink: no smaller Of has the outputs of the masked one: the Of gives other", net, state=state, form="class"
+        "shrink: no smaller Of has the outputs of the masked one: the Of gives other",
+        net,
+        state=state,
+        form="class",
     )
 
 
 @pytest.mark.parametrize("form", ["class", "program"])
 def test_shrinking_goes_on_from_a_smaller_model(form):
     small = checked(net := mlp(), pruned(net, p0__weight=[0, 1]), X, form=form)
-    assert shapes(checked(small, pruned(small, p2__weight=[0]), X, form=form)) == [(4, 3), (3, 4), (2, 3)]
-    refused("expected parameters of shape (4, 3) at '0.weight', got (6, 3)", small, state=pruned(net))
+    assert shapes(checked(small, pruned(small, p2__weight=[0]), X, form=form)) == [
+        (4, 3),
+        (3, 4),
+        (2, 3),
+    ]
+    refused(
+        "expected parameters of shape (4, 3) at '0.weight', got (6, 3)",
+        small,
+        state=pruned(net),
+    )
 
 
 HOOKS = {
-    "after": lambda net: net[2].register_forward_hook(lambda module, args, out: out + 1),
-    "before": lambda net: net[2].register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
+    "after": lambda net: net[2].register_forward_hook(
+        lambda module, args, out: out + 1
+    ),
+    "before": lambda net: net[2].register_forward_pre_hook(
+        lambda module, args: (args[0] + 1,)
+    ),
     "around": lambda net: net.register_forward_hook(lambda module, args, out: 2 * out),
 }
 
@@ -198,14 +288,25 @@ HOOKS = {
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_are_followed(name):
     HOOKS[name](net := mlp())
-    assert shapes(checked(net, pruned(net, p0__weight=[0], p2__weight=[1]), X)) == [(5, 3), (3, 5), (2, 3)]
+    assert shapes(checked(net, pruned(net, p0__weight=[0], p2__weight=[1]), X)) == [
+        (5, 3),
+        (3, 5),
+        (2, 3),
+    ]
 
 
 def test_a_hook_that_knows_the_size():
     net = mlp()
     net[2].register_forward_hook(lambda module, args, out: out * torch.arange(4.0))
-    assert shapes(checked(net, pruned(net, p0__weight=[0]), X)) == [(5, 3), (4, 5), (2, 4)]
-    line = "'2.weight' keeps 1 of 1 pruned slices of dimension 0: joined with what stays by mul at '2'"
+    assert shapes(checked(net, pruned(net, p0__weight=[0]), X)) == [
+        (5, 3),
+        (4, 5),
+        (2, 4),
+    ]
+    line = (
+        "'2.weight' keeps 1 of 1 pruned slices of dimension 0: joined with what stays "
+        "by mul at '2'"
+    )
     assert stayed(net, pruned(net, p2__weight=[1]), X) == [line]
 
 
@@ -214,7 +315,9 @@ def test_wrapped_models():
     state = pruned(net, p0__weight=[0])
     for wrap in (nn.DataParallel, lambda net: torch.compile(net, backend="eager")):
         small = sf.shrink(wrap(net), state, X)
-        torch.testing.assert_close(small(X), sf.modules.call(net, state, X), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            small(X), sf.modules.call(net, state, X), atol=1e-6, rtol=1e-6
+        )
         assert shapes(small) == [(5, 3), (4, 5), (2, 4)]
 
 
@@ -229,9 +332,13 @@ def test_parametrizations_and_pruned_modules_of_torch():
 
 def test_shared_weights_and_modules_called_twice():
     layer = nn.Linear(4, 4)
-    shared = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2)).eval()
+    shared = nn.Sequential(
+        nn.Linear(3, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2)
+    ).eval()
     shared[3].weight = shared[1].weight
-    twice = nn.Sequential(nn.Linear(3, 4), layer, nn.Tanh(), layer, nn.Linear(4, 2)).eval()
+    twice = nn.Sequential(
+        nn.Linear(3, 4), layer, nn.Tanh(), layer, nn.Linear(4, 2)
+    ).eval()
     for net in (shared, twice):
         groups = sf.shrinking.groups(net, X)
         masks = groups.masks({0: [1]})
@@ -245,8 +352,13 @@ def test_shared_weights_and_modules_called_twice():
 def test_groups_of_before_serve_a_state_after_training():
     net = mlp()
     groups = sf.shrinking.groups(net, X)
-    algorithm, params = sf.one_shot(0.5, pattern=groups.pattern()), sf.modules.params_of(net)
+    algorithm, params = (
+        sf.one_shot(0.5, pattern=groups.pattern()),
+        sf.modules.params_of(net),
+    )
     state = algorithm.update(algorithm.init(params), params, 0)
-    state = state._replace(params={name: p + 0.1 * torch.randn_like(p) for name, p in params.items()})
+    state = state._replace(
+        params={name: p + 0.1 * torch.randn_like(p) for name, p in params.items()}
+    )
     assert [kept.sum().item() for kept in groups.alive(state.masks)] == [3, 2]
     assert shapes(checked(net, state, X)) == [(3, 3), (2, 3), (2, 2)]

@@ -1,4 +1,6 @@
-"""Models as graphs of ATen operations: sizes that may change, modes, and models that are not touched."""
+"""Models as graphs of ATen operations: sizes that may change, modes, and models that
+are not touched.
+"""
 
 import copy
 import types
@@ -26,17 +28,32 @@ class Plain(nn.Module):
 
 
 def names(graph):
-    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    return [
+        str(node.target) for node in graph.graph.nodes if node.op == "call_function"
+    ]
 
 
 def convnet():
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 9, 2)]
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(4 * 9, 2),
+    ]
     return nn.Sequential(*layers).eval()
 
 
 def llama(**more):
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes, **more)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=20, num_hidden_layers=1, **sizes, **more
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -85,20 +102,34 @@ def test_names_and_places():
     net = convnet()
     program = traced(net, torch.randn(2, 3, 5, 5))
     assert list(program.state_dict()) == list(net.state_dict())
-    assert all(a is b for a, b in zip(program.parameters(), net.parameters(), strict=True))
-    (conv,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.conv2d.default)
+    assert all(
+        a is b for a, b in zip(program.parameters(), net.parameters(), strict=True)
+    )
+    (conv,) = program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.conv2d.default
+    )
     assert [path for path, _ in conv.meta["nn_module_stack"].values()] == ["", "0"]
-    tied = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=20)).eval()
+    tied = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=20)
+    ).eval()
     program = traced(tied, WORDS)
     assert set(program.state_dict()) == set(tied.state_dict())
     assert program.lm_head.weight is program.transformer.wte.weight
 
 
 @pytest.mark.parametrize(
-    "example", [torch.ones(2, 3), (torch.ones(2, 3),), (torch.ones(2, 3), 2.0), {"x": torch.ones(2, 3)}]
+    "example",
+    [
+        torch.ones(2, 3),
+        (torch.ones(2, 3),),
+        (torch.ones(2, 3), 2.0),
+        {"x": torch.ones(2, 3)},
+    ],
 )
 def test_examples(example):
-    model = Plain(lambda self, x, scale=1.0: scale * self.layer(x), layer=nn.Linear(3, 2))
+    model = Plain(
+        lambda self, x, scale=1.0: scale * self.layer(x), layer=nn.Linear(3, 2)
+    )
     args, kwargs = as_call(example)
     assert traced(model.eval(), example)(*args, **kwargs).equal(model(*args, **kwargs))
 
@@ -120,7 +151,9 @@ def test_inputs_that_the_model_takes_as_kwargs_are_checked():
 
 @pytest.mark.parametrize("example", [[torch.ones(1)], "x", 0, None])
 def test_other_examples_are_refused(example):
-    with pytest.raises(TypeError, match="a tuple of arguments or a dict of keyword arguments, got "):
+    with pytest.raises(
+        TypeError, match="a tuple of arguments or a dict of keyword arguments, got "
+    ):
         traced(nn.ReLU(), example)
 
 
@@ -137,24 +170,42 @@ def test_writes_into_views_are_made_free_of_them():
     program = traced(model, x)
     assert not [name for name in names(program) if name.split(".")[-2].endswith("_")]
     assert program(x).equal(model(x))
-    assert "aten.relu_.default" in names(traced(convnet(), torch.randn(2, 3, 5, 5)))  # nobody else sees it
-    twice = Plain(lambda self, x: (y := F.dropout(self.layer(x), 0.5, False)) + y.relu_(), layer=nn.Linear(3, 2)).eval()
+    assert "aten.relu_.default" in names(
+        traced(convnet(), torch.randn(2, 3, 5, 5))
+    )  # nobody else sees it
+    twice = Plain(
+        lambda self, x: (y := F.dropout(self.layer(x), 0.5, False)) + y.relu_(),
+        layer=nn.Linear(3, 2),
+    ).eval()
     assert traced(twice, x)(x).equal(twice(x))
     assert "aten.relu_.default" not in names(traced(twice, x))
 
 
 def test_train_mode_is_refused_where_it_computes_otherwise():
     x = torch.randn(4, 3)
-    assert traced(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Dropout(0.0)), x).meta["train"] is False
-    for part, words in [(nn.BatchNorm1d(2), "the BatchNorm1d at '1'"), (nn.Dropout(0.1), "the Dropout at '1'")]:
+    assert (
+        traced(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Dropout(0.0)), x).meta[
+            "train"
+        ]
+        is False
+    )
+    for part, words in [
+        (nn.BatchNorm1d(2), "the BatchNorm1d at '1'"),
+        (nn.Dropout(0.1), "the Dropout at '1'"),
+    ]:
         net = nn.Sequential(nn.Linear(3, 2), part)
-        with pytest.raises(ValueError, match=f"expected a model in eval mode, .*: in train mode {words} computes"):
+        with pytest.raises(
+            ValueError,
+            match=f"expected a model in eval mode, .*: in train mode {words} computes",
+        ):
             traced(net, x)
         program = traced(net, x, train=True)
         assert program.meta["train"] and part.training
     assert "dropout" in str(names(traced(net, x, train=True)))
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).eval())
-    assert traced(net, x).meta["train"] is False and net.training and not net[1].training
+    assert (
+        traced(net, x).meta["train"] is False and net.training and not net[1].training
+    )
 
 
 def test_nothing_of_the_model_changes():
@@ -164,9 +215,18 @@ def test_nothing_of_the_model_changes():
         return self.seen[-1] + torch.rand(())
 
     model = Plain(forward, layer=nn.Linear(3, 2), norm=nn.BatchNorm1d(2), seen=[])
-    x, before, random = torch.randn(4, 3), copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    x, before, random = (
+        torch.randn(4, 3),
+        copy.deepcopy(model.state_dict()),
+        torch.get_rng_state(),
+    )
     traced(model, x, train=True)
-    assert not model.seen and not hasattr(model, "calls") and model.training and model.norm.training
+    assert (
+        not model.seen
+        and not hasattr(model, "calls")
+        and model.training
+        and model.norm.training
+    )
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert torch.get_rng_state().equal(random)
 
@@ -181,12 +241,19 @@ def test_models_on_meta_need_no_memory():
 
 
 def test_what_cannot_be_traced():
-    with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails"):
+    with pytest.raises(
+        ValueError,
+        match="expected an example that the Sequential can be called with: it fails",
+    ):
         traced(convnet(), torch.randn(2, 4))
-    data = Plain(lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3)).eval()
+    data = Plain(
+        lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3)
+    ).eval()
     text = (
-        r"torch.export cannot follow the Plain: \w+: Could not guard on .* \(in <lambda> at .*test_traced.py:\d+\)\. "
-        r"Name submodules that it can follow in only= of sf.shrinking.groups and of sf.shrink, or take out of forward "
+        r"torch.export cannot follow the Plain: \w+: Could not guard on .* \(in "
+        r"<lambda> at .*test_traced.py:\d+\)\. "
+        r"Name submodules that it can follow in only= of sf.shrinking.groups and of "
+        r"sf.shrink, or take out of forward "
     )
     with pytest.raises(ValueError, match=text):
         traced(data, torch.ones(2, 3))
@@ -195,18 +262,24 @@ def test_what_cannot_be_traced():
 def test_what_is_no_tensor_among_arguments_and_outputs():
     words, model = {"input_ids": WORDS["input_ids"]}, llama()
     text = (
-        "torch.export cannot follow the LlamaForCausalLM: .*. Among its {} is a DynamicCache, which is no tensor: give "
+        "torch.export cannot follow the LlamaForCausalLM: .*. Among its {} is a "
+        "DynamicCache, which is no tensor: give "
         "use_cache=False in the example, as {{'input_ids': ..., 'use_cache': False}}$"
     )
     for example in (words, words["input_ids"], {**words, "use_cache": True}):
         with pytest.raises(ValueError, match=text.format("outputs")):
             traced(model, example, dynamic=False)
     with pytest.raises(ValueError, match=text.format("arguments")):
-        traced(model, {**words, "past_key_values": transformers.DynamicCache()}, dynamic=False)
+        traced(
+            model,
+            {**words, "past_key_values": transformers.DynamicCache()},
+            dynamic=False,
+        )
     assert traced(model, {**words, "use_cache": False}, dynamic=False)
     boxed = Plain(lambda self, x: Box(self.layer(x)), layer=nn.Linear(3, 3)).eval()
     text = (
-        "Among its outputs is a Box, which is no tensor: call it so that it takes and gives tensors alone, and tuples, "
+        "Among its outputs is a Box, which is no tensor: call it so that it takes and "
+        "gives tensors alone, and tuples, "
     )
     with pytest.raises(ValueError, match=text):
         traced(boxed, torch.ones(2, 3))

@@ -1,4 +1,6 @@
-"""Models of transformers get smaller, are saved with smaller configs, and generate what the masked ones do."""
+"""Models of transformers get smaller, are saved with smaller configs, and generate what
+the masked ones do.
+"""
 
 import pytest
 import torch
@@ -7,14 +9,26 @@ from torch import nn
 
 import sparsefn as sf
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 64, "intermediate_size": 48}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "vocab_size": 64,
+    "intermediate_size": 48,
+}
 WORDS = {"input_ids": torch.arange(12).reshape(2, 6), "use_cache": False}
 KINDS = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=4, **SIZES)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=8, n_positions=16, n_inner=48)
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(num_key_value_heads=4, **SIZES)
     ),
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(max_position_embeddings=16, **SIZES)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=64, n_embd=32, n_layer=2, n_head=8, n_positions=16, n_inner=48
+        )
+    ),
+    "bert": lambda: transformers.BertModel(
+        transformers.BertConfig(max_position_embeddings=16, **SIZES)
+    ),
 }
 
 
@@ -41,11 +55,19 @@ def half(name):
 def test_half_of_the_units_go_and_outputs_stay(name, form):
     model, state = half(name)
     small = sf.shrinking.smaller(model, state, WORDS, form=form).module
-    inner = [p.shape for path, p in small.named_parameters() if "mlp" in path or "intermediate" in path]
-    assert any(24 in shape for shape in inner) and not any(48 in shape for shape in inner)
+    inner = [
+        p.shape
+        for path, p in small.named_parameters()
+        if "mlp" in path or "intermediate" in path
+    ]
+    assert any(24 in shape for shape in inner) and not any(
+        48 in shape for shape in inner
+    )
     with torch.no_grad():
         wanted, got = sf.modules.call(model, state, **WORDS)[0], small(**WORDS)[0]
-        assert not torch.allclose(wanted, model(**WORDS)[0], atol=0.1)  # the masks change something
+        assert not torch.allclose(
+            wanted, model(**WORDS)[0], atol=0.1
+        )  # the masks change something
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -59,4 +81,6 @@ def test_a_smaller_llama_is_saved_with_a_smaller_config_and_generates(tmp_path):
     torch.testing.assert_close(again(**WORDS)[0], small(**WORDS)[0])
     settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     masked = sf.modules.bake(model, state)
-    assert torch.equal(small.generate(**WORDS, **settings), masked.generate(**WORDS, **settings))
+    assert torch.equal(
+        small.generate(**WORDS, **settings), masked.generate(**WORDS, **settings)
+    )

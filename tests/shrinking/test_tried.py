@@ -1,4 +1,6 @@
-"""Operations that are tried, elementwise ones, and which slices of their results are 0."""
+"""Operations that are tried, elementwise ones, and which slices of their results are
+0.
+"""
 
 import pytest
 from torch import nn
@@ -13,19 +15,34 @@ CASES = {
         ["a.weight[0], a.bias[0], b.weight[1], c.weight[0], c.bias[0]"],
         {},
     ),
-    "sigmoid": (lambda: lin(lambda net, x: net.b(net.a(x).sigmoid())), ["a.weight[0], a.bias[0], b.weight[1]"], {}),
+    "sigmoid": (
+        lambda: lin(lambda net, x: net.b(net.a(x).sigmoid())),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
+        {},
+    ),
     "cos nobias": (
-        lambda: (Of(lambda net, x: net.b(net.a(x).cos()), a=nn.Linear(3, 4), b=nn.Linear(4, 2, bias=False)), VECTOR),
+        lambda: (
+            Of(
+                lambda net, x: net.b(net.a(x).cos()),
+                a=nn.Linear(3, 4),
+                b=nn.Linear(4, 2, bias=False),
+            ),
+            VECTOR,
+        ),
         ["a.weight[0], a.bias[0], b.weight[1]"],
         {},
     ),
     "sum of sigmoid": (
-        lambda: lin(lambda net, x: net.b(net.a(x).sigmoid()) * net.a(x).sigmoid().sum(1, True)),
+        lambda: lin(
+            lambda net, x: net.b(net.a(x).sigmoid()) * net.a(x).sigmoid().sum(1, True)
+        ),
         [],
         {"sum mixes its entries": "a.weight[0], a.bias[0], b.weight[1]"},
     ),
     "sum of tanh": (
-        lambda: lin(lambda net, x: net.b(net.a(x).tanh()) * net.a(x).tanh().sum(1, True)),
+        lambda: lin(
+            lambda net, x: net.b(net.a(x).tanh()) * net.a(x).tanh().sum(1, True)
+        ),
         ["a.weight[0], a.bias[0], b.weight[1]"],
         {},
     ),
@@ -41,7 +58,12 @@ CASES = {
     ),
     "batch norm": (
         lambda: lin(lambda net, x: net.b(net.n(net.a(x))), n=nn.BatchNorm1d(4)),
-        [("a.weight[0], a.bias[0], b.weight[1], n.weight[0], n.bias[0], n.running_mean[0] and 1 more")],
+        [
+            (
+                "a.weight[0], a.bias[0], b.weight[1], n.weight[0], n.bias[0], "
+                "n.running_mean[0] and 1 more"
+            )
+        ],
         {},
     ),
     "max pool": (
@@ -55,7 +77,9 @@ CASES = {
         {"cumsum mixes its entries": "a.weight[0], a.bias[0]"},
     ),
     "norm": (
-        lambda: lin(lambda net, x: net.b(net.a(x)) / net.a(x).norm(dim=1, keepdim=True)),
+        lambda: lin(
+            lambda net, x: net.b(net.a(x)) / net.a(x).norm(dim=1, keepdim=True)
+        ),
         ["a.weight[0], a.bias[0], b.weight[1]"],
         {},
     ),

@@ -12,19 +12,31 @@ aten = torch.ops.aten
 
 
 def test_a_value_says_where_its_slices_are_zero():
-    value = values.blank(torch.ones(2, 3))._replace(gone=(None, np.array([0.0, 1.0, np.nan])))
-    assert value.zero(0).tolist() == [False, False] and value.zero(1).tolist() == [True, False, False]
+    value = values.blank(torch.ones(2, 3))._replace(
+        gone=(None, np.array([0.0, 1.0, np.nan]))
+    )
+    assert value.zero(0).tolist() == [False, False] and value.zero(1).tolist() == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_values_of_nothing_known():
     one, two, three = values.blank([torch.ones(2, dtype=torch.int32), 5, None])
-    assert one.shape == (2,) and one.dtype == torch.int32 and one.labels == one.gone == (None,)
+    assert (
+        one.shape == (2,)
+        and one.dtype == torch.int32
+        and one.labels == one.gone == (None,)
+    )
     assert (two, three) == (5, None)
 
 
 def test_sizes_that_are_symbols_are_the_numbers_of_the_trace():
     graph = traced(nn.Linear(3, 4), torch.ones(5, 3))
-    val = next(node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder")
+    val = next(
+        node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"
+    )
     assert isinstance(val.shape[0], torch.SymInt) and values.hint(val.shape[0]) == 5
     assert values.hint(7) == 7 and values.hint("sum") == "sum"
     assert values.blank(val).shape == (5, 3)
@@ -41,7 +53,11 @@ def test_trees_of_values():
 def test_arguments_by_name():
     given = values.bind(aten.softmax.int, ("x", 1), {})
     assert given == {"self": "x", "dim": 1, "dtype": None}
-    assert values.bind(aten.add.Tensor, ("x",), {"other": "y", "alpha": 2}) == {"self": "x", "other": "y", "alpha": 2}
+    assert values.bind(aten.add.Tensor, ("x",), {"other": "y", "alpha": 2}) == {
+        "self": "x",
+        "other": "y",
+        "alpha": 2,
+    }
 
 
 def test_calls_change_nothing_that_is_given():
@@ -49,17 +65,30 @@ def test_calls_change_nothing_that_is_given():
     (out,) = values.run_op(aten.mul_.Scalar, {"self": value, "other": 3}, [x])
     assert out.tolist() == [3, 3] and x.tolist() == [1, 1]
     arguments = {"tensors": [value, value], "dim": 0}
-    assert values.run_op(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [1, 1, 2, 2]
-    parts = values.run_op(aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x])
+    assert values.run_op(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    parts = values.run_op(
+        aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x]
+    )
     assert [part.shape for part in parts] == [(1,), (1,)]
-    made = values.run_op(aten.sum.default, {"self": value, "dtype": torch.float64}, [x])[0]
+    made = values.run_op(
+        aten.sum.default, {"self": value, "dtype": torch.float64}, [x]
+    )[0]
     assert made.dtype == torch.float64  # by keyword alone
 
 
 def test_names_and_places_of_operations():
     inner = Of(lambda net, x: net.a(x).add_(1) + 1, a=nn.Linear(2, 2))
     graph = traced(nn.Sequential(inner), torch.ones(1, 2))
-    nodes = {values.opname(node): node for node in graph.graph.nodes if node.op == "call_function"}
+    nodes = {
+        values.opname(node): node
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+    }
     assert list(nodes) == ["linear", "add"]
     assert [values.module_of(node) for node in nodes.values()] == ["0.a", "0"]
     assert [values.module_of(nodes["linear"], up) for up in (1, 2, 3)] == ["0", "", ""]

@@ -6,12 +6,43 @@ from tests.shrinking import compare, zoo
 
 # Of each idea one; `make test-all` takes them all.
 COUNTED = (
-    *("resnext", "densenet", "mobilenet v3", "shufflenet v1", "convnext", "unet with pixel shuffle", "block attention"),
-    *("sums over channels after a sigmoid", "normalised channels", "group norms", "constant tables", "own layer norm"),
-    *("concatenations of one", "shortcuts with padded channels", "windows with a table of relative positions", "llama"),
+    *(
+        "resnext",
+        "densenet",
+        "mobilenet v3",
+        "shufflenet v1",
+        "convnext",
+        "unet with pixel shuffle",
+        "block attention",
+    ),
+    *(
+        "sums over channels after a sigmoid",
+        "normalised channels",
+        "group norms",
+        "constant tables",
+        "own layer norm",
+    ),
+    *(
+        "concatenations of one",
+        "shortcuts with padded channels",
+        "windows with a table of relative positions",
+        "llama",
+    ),
 )
-PLAIN = ("shufflenet v2", "gram matrix of pixels", "grouped queries", "operations of others", "experts by einsum", "t5")
-SHRUNK = ("resnet bottleneck", "unet with transposed convolutions", "lstm classifier", "gated linear units")
+PLAIN = (
+    "shufflenet v2",
+    "gram matrix of pixels",
+    "grouped queries",
+    "operations of others",
+    "experts by einsum",
+    "t5",
+)
+SHRUNK = (
+    "resnet bottleneck",
+    "unet with transposed convolutions",
+    "lstm classifier",
+    "gated linear units",
+)
 
 
 @pytest.mark.deep(but=["resnext", "densenet", "mobilenet*"])
@@ -28,20 +59,29 @@ def test_what_shrink_makes_equals_the_masked_model(name):
 
 # Each form once: `smaller` traces the model anew, which takes seconds.
 @pytest.mark.deep
-@pytest.mark.parametrize(("counted", "form"), [(False, None), (True, "program")], ids=["plain", "counted"])
+@pytest.mark.parametrize(
+    ("counted", "form"), [(False, None), (True, "program")], ids=["plain", "counted"]
+)
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_small_equals_masked_for_other_units(name, counted, form):
     model, example = zoo.MODELS[name]()
     found = compare.groups(model, example, counted=counted)
     for seed in range(1, 5):
-        compare.check(model, example, seed=seed, found=found, forms=(form,) if seed == 1 else ())
+        compare.check(
+            model, example, seed=seed, found=found, forms=(form,) if seed == 1 else ()
+        )
 
 
 def test_there_are_many_models_and_they_are_always_the_same():
     assert len(zoo.MODELS) >= 100
     for name in ("vgg", "llama"):
         (one, _), (two, _) = zoo.MODELS[name](), zoo.MODELS[name]()
-        assert all(x.equal(y) for x, y in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+        assert all(
+            x.equal(y)
+            for x, y in zip(
+                one.state_dict().values(), two.state_dict().values(), strict=True
+            )
+        )
 
 
 @pytest.mark.parametrize("name", ["vgg", "grouped queries"])
@@ -50,7 +90,9 @@ def test_the_comparison_sees_one_part_in_a_million(name):
     found = compare.groups(model, example)
     gone = compare.random_units(found, 0)
     masks = found.masks(gone)
-    wanted = compare.outputs(model, example, {n: p.detach() * masks[n] for n, p in model.named_parameters()})
+    wanted = compare.outputs(
+        model, example, {n: p.detach() * masks[n] for n, p in model.named_parameters()}
+    )
     small = compare.program(found.cut(gone))
     compare.check_outputs(wanted, small, example, "the program")
     next(small.parameters()).data *= 1 + 1e-6

@@ -11,24 +11,44 @@ def conv(i, o, size=3, stride=1, groups=1, act=nn.ReLU, padding=None):
     """A convolution, its batch norm and an activation."""
     sizes = (size, size) if isinstance(size, int) else size
     padding = tuple(n // 2 for n in sizes) if padding is None else padding
-    layers = [nn.Conv2d(i, o, sizes, stride, padding, groups=groups, bias=False), nn.BatchNorm2d(o)]
+    layers = [
+        nn.Conv2d(i, o, sizes, stride, padding, groups=groups, bias=False),
+        nn.BatchNorm2d(o),
+    ]
     return nn.Sequential(*layers, *([act()] if act else []))
 
 
 def head(width, classes=4):
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
+    )
 
 
 @in_the_zoo
 def plain_convnet():
-    layers = [nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 10), nn.Sigmoid(), nn.Linear(10, 4)), (image(),)
+    layers = [
+        nn.Conv2d(3, 6, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3, padding=1),
+        nn.Tanh(),
+    ]
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(72, 10), nn.Sigmoid(), nn.Linear(10, 4)
+    ), (image(),)
 
 
 @in_the_zoo
 def vgg():
     features = [conv(3, 6), conv(6, 6), nn.MaxPool2d(2), conv(6, 8), nn.MaxPool2d(2)]
-    layers = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 12), nn.ReLU(), nn.Dropout(), nn.Linear(12, 4)]
+    layers = [
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 12),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(12, 4),
+    ]
     return nn.Sequential(*features, *layers), (image(),)
 
 
@@ -47,29 +67,47 @@ def basic(i, o, stride=1, wide=1):
 
 
 def bottleneck(i, o, inner, stride=1, groups=1, inside=None):
-    layers = [conv(i, inner, 1), conv(inner, inner, stride=stride, groups=groups), *([inside] if inside else [])]
-    return Residual(nn.Sequential(*layers, conv(inner, o, 1, act=None)), conv(i, o, 1, stride, act=None))
+    layers = [
+        conv(i, inner, 1),
+        conv(inner, inner, stride=stride, groups=groups),
+        *([inside] if inside else []),
+    ]
+    return Residual(
+        nn.Sequential(*layers, conv(inner, o, 1, act=None)),
+        conv(i, o, 1, stride, act=None),
+    )
 
 
 @in_the_zoo
 def resnet_basic():
-    return nn.Sequential(conv(3, 6), nn.MaxPool2d(2), basic(6, 6), basic(6, 8, 2), basic(8, 8), head(8)), (image(),)
+    return nn.Sequential(
+        conv(3, 6), nn.MaxPool2d(2), basic(6, 6), basic(6, 8, 2), basic(8, 8), head(8)
+    ), (image(),)
 
 
 @in_the_zoo
 def resnet_bottleneck():
-    return nn.Sequential(conv(3, 6), bottleneck(6, 12, 5), bottleneck(12, 16, 6, 2), head(16)), (image(),)
+    return nn.Sequential(
+        conv(3, 6), bottleneck(6, 12, 5), bottleneck(12, 16, 6, 2), head(16)
+    ), (image(),)
 
 
 @in_the_zoo
 def resnext():
-    layers = [conv(3, 6), bottleneck(6, 12, 8, groups=4), bottleneck(12, 16, 12, 2, groups=4), head(16)]
+    layers = [
+        conv(3, 6),
+        bottleneck(6, 12, 8, groups=4),
+        bottleneck(12, 16, 12, 2, groups=4),
+        head(16),
+    ]
     return nn.Sequential(*layers), (image(),)
 
 
 @in_the_zoo
 def wide_resnet():
-    return nn.Sequential(conv(3, 6), basic(6, 6, wide=2), basic(6, 8, 2, wide=2), head(8)), (image(),)
+    return nn.Sequential(
+        conv(3, 6), basic(6, 6, wide=2), basic(6, 8, 2, wide=2), head(8)
+    ), (image(),)
 
 
 @in_the_zoo
@@ -81,7 +119,9 @@ def stochastic_depth():
             return x * torch.empty(len(x), 1, 1, 1).bernoulli_(0.8) / 0.8
 
     body = nn.Sequential(conv(6, 8), conv(8, 6, act=None), Drop())
-    return nn.Sequential(conv(3, 6), Residual(body), Residual(basic(6, 6)), head(6)), (image(),)
+    return nn.Sequential(conv(3, 6), Residual(body), Residual(basic(6, 6)), head(6)), (
+        image(),
+    )
 
 
 @in_the_zoo
@@ -90,7 +130,15 @@ def densenet():
         def __init__(self, i, growth, n):
             super().__init__()
             widths = range(i, i + n * growth, growth)
-            parts = ([nn.BatchNorm2d(w), nn.ReLU(), conv(w, 8, 1), nn.Conv2d(8, growth, 3, padding=1)] for w in widths)
+            parts = (
+                [
+                    nn.BatchNorm2d(w),
+                    nn.ReLU(),
+                    conv(w, 8, 1),
+                    nn.Conv2d(8, growth, 3, padding=1),
+                ]
+                for w in widths
+            )
             self.layers = nn.ModuleList([nn.Sequential(*part) for part in parts])
 
         def forward(self, x):
@@ -99,8 +147,17 @@ def densenet():
                 xs.append(layer(torch.cat(xs, 1)))
             return torch.cat(xs, 1)
 
-    between = nn.Sequential(nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 6, 1), nn.AvgPool2d(2))
-    layers = [nn.Conv2d(3, 6, 3, padding=1), Dense(6, 3, 2), between, Dense(6, 3, 2), nn.BatchNorm2d(12), head(12)]
+    between = nn.Sequential(
+        nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 6, 1), nn.AvgPool2d(2)
+    )
+    layers = [
+        nn.Conv2d(3, 6, 3, padding=1),
+        Dense(6, 3, 2),
+        between,
+        Dense(6, 3, 2),
+        nn.BatchNorm2d(12),
+        head(12),
+    ]
     return nn.Sequential(*layers), (image(),)
 
 
@@ -117,8 +174,12 @@ class Branches(nn.Module):
 def inception():
     asymmetrical = nn.Sequential(conv(6, 4, 1), conv(4, 5, (1, 5)), conv(5, 5, (5, 1)))
     pooled = nn.Sequential(nn.AvgPool2d(3, 1, 1), conv(6, 3, 1))
-    forked = nn.Sequential(conv(6, 4, 1), Branches(conv(4, 3, (1, 3)), conv(4, 3, (3, 1))))
-    return nn.Sequential(conv(3, 6), Branches(conv(6, 4, 1), asymmetrical, pooled, forked), head(18)), (image(),)
+    forked = nn.Sequential(
+        conv(6, 4, 1), Branches(conv(4, 3, (1, 3)), conv(4, 3, (3, 1)))
+    )
+    return nn.Sequential(
+        conv(3, 6), Branches(conv(6, 4, 1), asymmetrical, pooled, forked), head(18)
+    ), (image(),)
 
 
 @in_the_zoo
@@ -128,7 +189,9 @@ def googlenet_with_two_outputs():
             super().__init__()
             self.stem, self.aside = conv(3, 6), head(15, 3)
             pooled = nn.Sequential(nn.MaxPool2d(3, 1, 1), conv(6, 3, 1))
-            self.mixed = Branches(conv(6, 4, 1), nn.Sequential(conv(6, 4, 1), conv(4, 8)), pooled)
+            self.mixed = Branches(
+                conv(6, 4, 1), nn.Sequential(conv(6, 4, 1), conv(4, 8)), pooled
+            )
             self.last = nn.Sequential(conv(15, 8), head(8))
 
         def forward(self, x):
@@ -142,10 +205,20 @@ def googlenet_with_two_outputs():
 @in_the_zoo
 def squeezenet():
     def fire(i, squeezed, o):
-        return nn.Sequential(conv(i, squeezed, 1), Branches(conv(squeezed, o, 1), conv(squeezed, o, 3)))
+        return nn.Sequential(
+            conv(i, squeezed, 1), Branches(conv(squeezed, o, 1), conv(squeezed, o, 3))
+        )
 
-    last = [nn.Dropout(), nn.Conv2d(12, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(conv(3, 6), fire(6, 4, 5), nn.MaxPool2d(2), fire(10, 4, 6), *last), (image(),)
+    last = [
+        nn.Dropout(),
+        nn.Conv2d(12, 4, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
+    return nn.Sequential(
+        conv(3, 6), fire(6, 4, 5), nn.MaxPool2d(2), fire(10, 4, 6), *last
+    ), (image(),)
 
 
 @in_the_zoo
@@ -153,26 +226,44 @@ def mobilenet_v1():
     def separable(i, o, stride=1):
         return nn.Sequential(conv(i, i, 3, stride, groups=i), conv(i, o, 1))
 
-    return nn.Sequential(conv(3, 6, stride=2), separable(6, 8), separable(8, 12, 2), head(12)), (image(),)
+    return nn.Sequential(
+        conv(3, 6, stride=2), separable(6, 8), separable(8, 12, 2), head(12)
+    ), (image(),)
 
 
 def inverted(i, o, wider=2, stride=1, act=nn.ReLU6, inside=None, size=3):
     """An inverted residual: wide and depthwise inside."""
     inner = i * wider
-    layers = [conv(i, inner, 1, act=act), conv(inner, inner, size, stride, groups=inner, act=act)]
-    body = nn.Sequential(*layers, *([inside] if inside else []), conv(inner, o, 1, act=None))
+    layers = [
+        conv(i, inner, 1, act=act),
+        conv(inner, inner, size, stride, groups=inner, act=act),
+    ]
+    body = nn.Sequential(
+        *layers, *([inside] if inside else []), conv(inner, o, 1, act=None)
+    )
     return Residual(body, act=nn.Identity()) if i == o and stride == 1 else body
 
 
 @in_the_zoo
 def mobilenet_v2():
-    layers = [conv(3, 6, stride=2), inverted(6, 6), inverted(6, 8, stride=2), inverted(8, 8), conv(8, 16, 1), head(16)]
+    layers = [
+        conv(3, 6, stride=2),
+        inverted(6, 6),
+        inverted(6, 8, stride=2),
+        inverted(8, 8),
+        conv(8, 16, 1),
+        head(16),
+    ]
     return nn.Sequential(*layers), (image(),)
 
 
 @in_the_zoo
 def regnet():
-    layers = [bottleneck(6, 8, 8, 2, groups=2), bottleneck(8, 8, 8, groups=2), bottleneck(8, 12, 12, groups=3)]
+    layers = [
+        bottleneck(6, 8, 8, 2, groups=2),
+        bottleneck(8, 8, 8, groups=2),
+        bottleneck(8, 12, 12, groups=3),
+    ]
     return nn.Sequential(conv(3, 6), *layers, head(12)), (image(),)
 
 
@@ -183,7 +274,12 @@ class Shuffle(nn.Module):
 
     def forward(self, x):
         b, c, h, w = x.shape
-        return x.view(b, self.groups, c // self.groups, h, w).transpose(1, 2).contiguous().view(b, c, h, w)
+        return (
+            x.view(b, self.groups, c // self.groups, h, w)
+            .transpose(1, 2)
+            .contiguous()
+            .view(b, c, h, w)
+        )
 
 
 @in_the_zoo
@@ -191,7 +287,11 @@ def shufflenet_v1():
     def unit(width, inner, groups):
         first = conv(width, inner, 1, groups=groups)
         layers = [Shuffle(groups), conv(inner, inner, groups=inner, act=None)]
-        return Residual(nn.Sequential(first, *layers, conv(inner, width, 1, groups=groups, act=None)))
+        return Residual(
+            nn.Sequential(
+                first, *layers, conv(inner, width, 1, groups=groups, act=None)
+            )
+        )
 
     return nn.Sequential(conv(3, 8), unit(8, 12, 2), unit(8, 4, 2), head(8)), (image(),)
 
@@ -201,19 +301,27 @@ def shufflenet_v2():
     class Unit(nn.Module):
         def __init__(self, half):
             super().__init__()
-            layers = [conv(half, half, 1), conv(half, half, groups=half, act=None), conv(half, half, 1)]
+            layers = [
+                conv(half, half, 1),
+                conv(half, half, groups=half, act=None),
+                conv(half, half, 1),
+            ]
             self.body, self.shuffle = nn.Sequential(*layers), Shuffle(2)
 
         def forward(self, x):
             left, right = x.chunk(2, 1)
             return self.shuffle(torch.cat([left, self.body(right)], 1))
 
-    return nn.Sequential(conv(3, 8), Unit(4), Unit(4), Unit(4), conv(8, 12, 1), head(12)), (image(),)
+    return nn.Sequential(
+        conv(3, 8), Unit(4), Unit(4), Unit(4), conv(8, 12, 1), head(12)
+    ), (image(),)
 
 
 @in_the_zoo
 def shuffle_of_torch():
-    return nn.Sequential(conv(3, 8), nn.ChannelShuffle(4), conv(8, 12, groups=2), head(12)), (image(),)
+    return nn.Sequential(
+        conv(3, 8), nn.ChannelShuffle(4), conv(8, 12, groups=2), head(12)
+    ), (image(),)
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -226,8 +334,14 @@ def convnext():
     class Block(nn.Module):
         def __init__(self, width):
             super().__init__()
-            self.depthwise, self.norm = nn.Conv2d(width, width, 5, padding=2, groups=width), nn.LayerNorm(width)
-            self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+            self.depthwise, self.norm = (
+                nn.Conv2d(width, width, 5, padding=2, groups=width),
+                nn.LayerNorm(width),
+            )
+            self.up, self.down = (
+                nn.Linear(width, 3 * width),
+                nn.Linear(3 * width, width),
+            )
             self.scale = nn.Parameter(torch.ones(width))
 
         def forward(self, x):
@@ -236,7 +350,9 @@ def convnext():
             return x + y.permute(0, 3, 1, 2)
 
     between = nn.Sequential(LayerNorm2d(6), nn.Conv2d(6, 8, 2, 2))
-    return nn.Sequential(nn.Conv2d(3, 6, 2, 2), LayerNorm2d(6), Block(6), between, Block(8), head(8)), (image(),)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 2, 2), LayerNorm2d(6), Block(6), between, Block(8), head(8)
+    ), (image(),)
 
 
 @in_the_zoo
@@ -245,8 +361,15 @@ def unet_with_transposed_convolutions():
         def __init__(self):
             super().__init__()
             self.one, self.two, self.mid = conv(3, 5), conv(5, 6), conv(6, 8)
-            self.up_two, self.up_one = nn.ConvTranspose2d(8, 6, 2, 2), nn.ConvTranspose2d(6, 5, 2, 2)
-            self.dec_two, self.dec_one, self.last = conv(12, 6), conv(10, 5), nn.Conv2d(5, 2, 1)
+            self.up_two, self.up_one = (
+                nn.ConvTranspose2d(8, 6, 2, 2),
+                nn.ConvTranspose2d(6, 5, 2, 2),
+            )
+            self.dec_two, self.dec_one, self.last = (
+                conv(12, 6),
+                conv(10, 5),
+                nn.Conv2d(5, 2, 1),
+            )
 
         def forward(self, x):
             one = self.one(x)
@@ -261,7 +384,20 @@ def unet_with_transposed_convolutions():
 @in_the_zoo
 def generator():
     def up(i, o, groups=1):
-        return [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False, groups=groups), nn.BatchNorm2d(o), nn.ReLU()]
+        return [
+            nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False, groups=groups),
+            nn.BatchNorm2d(o),
+            nn.ReLU(),
+        ]
 
-    layers = [nn.ConvTranspose2d(8, 8, 2), nn.BatchNorm2d(8), nn.ReLU(), *up(8, 6), *up(6, 6, 2), *up(6, 6, 6)]
-    return nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 3, 1, 1), nn.Tanh()), (image(8, 1),)
+    layers = [
+        nn.ConvTranspose2d(8, 8, 2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        *up(8, 6),
+        *up(6, 6, 2),
+        *up(6, 6, 6),
+    ]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 3, 1, 1), nn.Tanh()), (
+        image(8, 1),
+    )

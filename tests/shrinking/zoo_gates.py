@@ -1,4 +1,6 @@
-"""Networks that weigh, normalise and add up their channels: squeeze and excitation, spatial gates, Gram matrices."""
+"""Networks that weigh, normalise and add up their channels: squeeze and excitation,
+spatial gates, Gram matrices.
+"""
 
 import torch
 from torch import nn
@@ -9,11 +11,15 @@ from tests.shrinking.zoo_convnets import Residual, bottleneck, conv, head, inver
 
 
 class Squeeze(nn.Module):
-    """Squeeze and excitation: channels weighted by what a small network makes of their means."""
+    """Squeeze and excitation: channels weighted by what a small network makes of their
+    means.
+    """
 
     def __init__(self, width, inner, gate=nn.Sigmoid, act=nn.ReLU):
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(width, inner, 1), act(), nn.Conv2d(inner, width, 1), gate())
+        self.layers = nn.Sequential(
+            nn.Conv2d(width, inner, 1), act(), nn.Conv2d(inner, width, 1), gate()
+        )
 
     def forward(self, x):
         return x * self.layers(x.mean((2, 3), keepdim=True))
@@ -22,19 +28,33 @@ class Squeeze(nn.Module):
 @in_the_zoo
 def mobilenet_v3():
     gate = Squeeze(12, 4, nn.Hardsigmoid)
-    layers = [conv(3, 6, act=nn.Hardswish), inverted(6, 6, act=nn.Hardswish, inside=gate), inverted(6, 8, 2, 2)]
-    return nn.Sequential(*layers, conv(8, 16, 1, act=nn.Hardswish), head(16)), (image(),)
+    layers = [
+        conv(3, 6, act=nn.Hardswish),
+        inverted(6, 6, act=nn.Hardswish, inside=gate),
+        inverted(6, 8, 2, 2),
+    ]
+    return nn.Sequential(*layers, conv(8, 16, 1, act=nn.Hardswish), head(16)), (
+        image(),
+    )
 
 
 @in_the_zoo
 def efficientnet():
-    blocks = [inverted(6, 6, 2, 1, nn.SiLU, Squeeze(12, 3, act=nn.SiLU)), inverted(6, 8, 2, 2, nn.SiLU, Squeeze(12, 3))]
-    return nn.Sequential(conv(3, 6, act=nn.SiLU), *blocks, inverted(8, 8, 2, 1, nn.SiLU), head(8)), (image(),)
+    blocks = [
+        inverted(6, 6, 2, 1, nn.SiLU, Squeeze(12, 3, act=nn.SiLU)),
+        inverted(6, 8, 2, 2, nn.SiLU, Squeeze(12, 3)),
+    ]
+    return nn.Sequential(
+        conv(3, 6, act=nn.SiLU), *blocks, inverted(8, 8, 2, 1, nn.SiLU), head(8)
+    ), (image(),)
 
 
 @in_the_zoo
 def squeezed_resnext():
-    blocks = [bottleneck(6, 8, 8, groups=2, inside=Squeeze(8, 3)), Residual(Squeeze(8, 4))]
+    blocks = [
+        bottleneck(6, 8, 8, groups=2, inside=Squeeze(8, 3)),
+        Residual(Squeeze(8, 4)),
+    ]
     return nn.Sequential(conv(3, 6), *blocks, head(8)), (image(),)
 
 
@@ -57,7 +77,10 @@ class Spatial(nn.Module):
 
     def __init__(self, size=3, largest=True):
         super().__init__()
-        self.conv, self.largest = nn.Conv2d(2, 1, size, padding=size // 2, bias=False), largest
+        self.conv, self.largest = (
+            nn.Conv2d(2, 1, size, padding=size // 2, bias=False),
+            largest,
+        )
 
     def forward(self, x):
         other = x.amax(1, True) if self.largest else x.square().sum(1, keepdim=True)
@@ -66,12 +89,16 @@ class Spatial(nn.Module):
 
 @in_the_zoo
 def block_attention():
-    return nn.Sequential(conv(3, 6), Squeeze(6, 3), Spatial(), conv(6, 8), Spatial(), head(8)), (image(),)
+    return nn.Sequential(
+        conv(3, 6), Squeeze(6, 3), Spatial(), conv(6, 8), Spatial(), head(8)
+    ), (image(),)
 
 
 @in_the_zoo
 def spatial_gate_of_sums():
-    return nn.Sequential(conv(3, 6, act=nn.Sigmoid), Spatial(largest=False), conv(6, 8), head(8)), (image(),)
+    return nn.Sequential(
+        conv(3, 6, act=nn.Sigmoid), Spatial(largest=False), conv(6, 8), head(8)
+    ), (image(),)
 
 
 class Lambda(nn.Module):
@@ -91,12 +118,19 @@ def sums_over_channels_after_a_sigmoid():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.gates, self.second, self.head = conv(3, 6), conv(6, 5, act=None), conv(6, 6), head(6)
+            self.first, self.gates, self.second, self.head = (
+                conv(3, 6),
+                conv(6, 5, act=None),
+                conv(6, 6),
+                head(6),
+            )
 
         def forward(self, x):
             x = self.first(x)
             gates = self.gates(x)
-            y = x * gates.sigmoid().sum(1, keepdim=True) + gates.tanh().sum(1, keepdim=True)
+            y = x * gates.sigmoid().sum(1, keepdim=True) + gates.tanh().sum(
+                1, keepdim=True
+            )
             return self.head(self.second(y) * gates.exp().mean(1, keepdim=True))
 
     return Net(), (image(),)
@@ -107,7 +141,12 @@ def sums_over_channels_after_a_softmax():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.keys, self.values, self.head = conv(3, 6), conv(6, 5, 1), conv(6, 5, 1), nn.Linear(25, 4)
+            self.first, self.keys, self.values, self.head = (
+                conv(3, 6),
+                conv(6, 5, 1),
+                conv(6, 5, 1),
+                nn.Linear(25, 4),
+            )
 
         def forward(self, x):
             x = self.first(x)
@@ -124,7 +163,9 @@ def gram_matrix_head():
             x = x.flatten(2)
             return (x @ x.transpose(1, 2) / x.shape[-1]).flatten(1)
 
-    return nn.Sequential(conv(3, 6), conv(6, 5, act=nn.Sigmoid), Gram(), nn.Linear(25, 4)), (image(),)
+    return nn.Sequential(
+        conv(3, 6), conv(6, 5, act=nn.Sigmoid), Gram(), nn.Linear(25, 4)
+    ), (image(),)
 
 
 @in_the_zoo
@@ -146,7 +187,11 @@ def bilinear_pooling_of_two_networks():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.head = conv(3, 5), conv(3, 6, act=nn.Tanh), nn.Linear(30, 4)
+            self.one, self.two, self.head = (
+                conv(3, 5),
+                conv(3, 6, act=nn.Tanh),
+                nn.Linear(30, 4),
+            )
 
         def forward(self, x):
             y = torch.einsum("bchw,bdhw->bcd", self.one(x), self.two(x)).flatten(1)
@@ -159,7 +204,9 @@ def bilinear_pooling_of_two_networks():
 def normalised_channels():
     normalise = Lambda(lambda x: x / x.norm(dim=1, keepdim=True), "x / x.norm(dim=1)")
     unit = Lambda(lambda x: F.normalize(x, dim=1), "normalize")
-    return nn.Sequential(conv(3, 6, act=nn.ELU), normalise, conv(6, 5, act=nn.Sigmoid), unit, head(5)), (image(),)
+    return nn.Sequential(
+        conv(3, 6, act=nn.ELU), normalise, conv(6, 5, act=nn.Sigmoid), unit, head(5)
+    ), (image(),)
 
 
 @in_the_zoo
@@ -167,30 +214,47 @@ def cosine_classifier():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = nn.Sequential(conv(3, 6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 8))
+            self.body = nn.Sequential(
+                conv(3, 6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 8)
+            )
             self.weight = nn.Parameter(torch.ones(4, 8))
 
         def forward(self, x):
-            return F.linear(F.normalize(self.body(x)), F.normalize(self.weight)), torch.cdist(self.body(x), self.weight)
+            return F.linear(
+                F.normalize(self.body(x)), F.normalize(self.weight)
+            ), torch.cdist(self.body(x), self.weight)
 
     return Net(), (image(),)
 
 
 @in_the_zoo
 def softmax_over_channels():
-    return nn.Sequential(conv(3, 6), nn.Softmax(1), conv(6, 5), nn.Softmax2d(), nn.Conv2d(5, 2, 1)), (image(),)
+    return nn.Sequential(
+        conv(3, 6), nn.Softmax(1), conv(6, 5), nn.Softmax2d(), nn.Conv2d(5, 2, 1)
+    ), (image(),)
 
 
 @in_the_zoo
 def maxout():
-    pieces = Lambda(lambda x: x.unflatten(1, (4, 3)).amax(2), "the largest of three channels")
+    pieces = Lambda(
+        lambda x: x.unflatten(1, (4, 3)).amax(2), "the largest of three channels"
+    )
     return nn.Sequential(conv(3, 12, act=None), pieces, conv(4, 6), head(6)), (image(),)
 
 
 @in_the_zoo
 def group_norms():
-    layers = [nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 6, 3), nn.GroupNorm(1, 6), nn.SiLU()]
-    return nn.Sequential(*layers, Residual(nn.Sequential(nn.GroupNorm(6, 6), conv(6, 6))), head(6)), (image(),)
+    layers = [
+        nn.Conv2d(3, 8, 3),
+        nn.GroupNorm(4, 8),
+        nn.SiLU(),
+        nn.Conv2d(8, 6, 3),
+        nn.GroupNorm(1, 6),
+        nn.SiLU(),
+    ]
+    return nn.Sequential(
+        *layers, Residual(nn.Sequential(nn.GroupNorm(6, 6), conv(6, 6))), head(6)
+    ), (image(),)
 
 
 @in_the_zoo
@@ -207,13 +271,25 @@ def instance_norms():
 
 @in_the_zoo
 def prelu_by_channel():
-    layers = [nn.Conv2d(3, 6, 3), nn.PReLU(6), nn.Conv2d(6, 6, 3), nn.PReLU(), nn.Conv2d(6, 8, 3), nn.RReLU()]
+    layers = [
+        nn.Conv2d(3, 6, 3),
+        nn.PReLU(6),
+        nn.Conv2d(6, 6, 3),
+        nn.PReLU(),
+        nn.Conv2d(6, 8, 3),
+        nn.RReLU(),
+    ]
     return nn.Sequential(*layers, head(8)), (image(),)
 
 
 @in_the_zoo
 def activations_that_do_not_keep_zero():
-    acts = [nn.Softplus(), Lambda(torch.cos, "cos"), Lambda(lambda x: x.sigmoid() + 1, "sigmoid + 1"), nn.LogSigmoid()]
+    acts = [
+        nn.Softplus(),
+        Lambda(torch.cos, "cos"),
+        Lambda(lambda x: x.sigmoid() + 1, "sigmoid + 1"),
+        nn.LogSigmoid(),
+    ]
     layers = [layer for act in acts for layer in (nn.Conv2d(5, 5, 1), act)]
     return nn.Sequential(nn.Conv2d(3, 5, 1), *layers, head(5)), (image(),)
 
@@ -226,7 +302,10 @@ def mixture_of_kernels():
         def __init__(self):
             super().__init__()
             self.first, self.head = conv(3, 6), head(8)
-            self.route, self.kernels = nn.Linear(6, 4), nn.Parameter(torch.ones(4, 8, 6, 3, 3))
+            self.route, self.kernels = (
+                nn.Linear(6, 4),
+                nn.Parameter(torch.ones(4, 8, 6, 3, 3)),
+            )
 
         def forward(self, x):
             x = self.first(x)

@@ -30,18 +30,36 @@ class OwnRmsNorm(nn.Module):
         self.weight = scaled(width)
 
     def forward(self, x):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+        return (
+            x
+            * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+            * (1 + self.weight)
+        )
 
 
 @in_the_zoo
 def own_layer_norm():
-    layers = [nn.Embedding(12, 8), OwnLayerNorm(8), nn.Linear(8, 10), nn.GELU(), nn.Linear(10, 8), OwnLayerNorm(8)]
+    layers = [
+        nn.Embedding(12, 8),
+        OwnLayerNorm(8),
+        nn.Linear(8, 10),
+        nn.GELU(),
+        nn.Linear(10, 8),
+        OwnLayerNorm(8),
+    ]
     return nn.Sequential(*layers, nn.Linear(8, 4)), (words(),)
 
 
 @in_the_zoo
 def own_rms_norm():
-    layers = [nn.Embedding(12, 8), OwnRmsNorm(8), nn.Linear(8, 10), nn.GELU(), nn.Linear(10, 8), OwnRmsNorm(8)]
+    layers = [
+        nn.Embedding(12, 8),
+        OwnRmsNorm(8),
+        nn.Linear(8, 10),
+        nn.GELU(),
+        nn.Linear(10, 8),
+        OwnRmsNorm(8),
+    ]
     return nn.Sequential(*layers, nn.Linear(8, 4)), (words(),)
 
 
@@ -50,15 +68,27 @@ def norms_by_variance():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.three, self.head = conv(3, 6), conv(6, 6), conv(6, 5), head(5)
-            self.gamma, self.beta = nn.Parameter(torch.ones(1, 6, 1, 1)), nn.Parameter(torch.ones(1, 6, 1, 1))
+            self.one, self.two, self.three, self.head = (
+                conv(3, 6),
+                conv(6, 6),
+                conv(6, 5),
+                head(5),
+            )
+            self.gamma, self.beta = (
+                nn.Parameter(torch.ones(1, 6, 1, 1)),
+                nn.Parameter(torch.ones(1, 6, 1, 1)),
+            )
 
         def forward(self, x):
             x = self.one(x)
-            x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + 1e-6).sqrt()
+            x = (x - x.mean(1, keepdim=True)) / (
+                x.var(1, keepdim=True, unbiased=False) + 1e-6
+            ).sqrt()
             x = self.two(self.gamma * x + self.beta)
             strength = x.norm(dim=(2, 3), keepdim=True)
-            return self.head(self.three(x * strength / (strength.mean(1, keepdim=True) + 1e-6) + x))
+            return self.head(
+                self.three(x * strength / (strength.mean(1, keepdim=True) + 1e-6) + x)
+            )
 
     return Net(), (image(),)
 
@@ -71,27 +101,43 @@ def standardised_weights():
             weight = weight / (weight.flatten(1).std(1).view(-1, 1, 1, 1) + 1e-5)
             return self._conv_forward(x, weight, self.bias)
 
-    layers = [Standard(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), Standard(8, 6, 3), nn.ReLU(), head(6)]
+    layers = [
+        Standard(3, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        Standard(8, 6, 3),
+        nn.ReLU(),
+        head(6),
+    ]
     return nn.Sequential(*layers), (image(),)
 
 
 @in_the_zoo
 def normalised_weights():
     class Net(nn.Module):
-        """Weights as a direction and a length, and divided by an estimate of their largest singular value."""
+        """Weights as a direction and a length, and divided by an estimate of their
+        largest singular value.
+        """
 
         def __init__(self):
             super().__init__()
-            self.direction, self.length = nn.Parameter(torch.ones(8, 6)), nn.Parameter(torch.ones(8, 1))
+            self.direction, self.length = (
+                nn.Parameter(torch.ones(8, 6)),
+                nn.Parameter(torch.ones(8, 1)),
+            )
             self.spectral, self.head = nn.Linear(8, 7), nn.Linear(7, 3)
             self.register_buffer("u", F.normalize(torch.randn(7), dim=0))
 
         def forward(self, x):
-            length = self.direction.norm(dim=1, keepdim=True).clamp_min(1e-6)  # a pruned row has none
+            length = self.direction.norm(dim=1, keepdim=True).clamp_min(
+                1e-6
+            )  # a pruned row has none
             x = F.linear(x, self.length * self.direction / length).relu()
             v = F.normalize(self.spectral.weight.t() @ self.u, dim=0)
             largest = torch.dot(self.u, self.spectral.weight @ v)
-            return self.head(F.linear(x, self.spectral.weight / largest, self.spectral.bias).tanh())
+            return self.head(
+                F.linear(x, self.spectral.weight / largest, self.spectral.bias).tanh()
+            )
 
     return Net(), (torch.randn(2, 6),)
 
@@ -118,7 +164,9 @@ def low_rank_adapters():
         def forward(self, x):
             return self.base(x) + 2.0 * self.up(self.down(x))
 
-    return nn.Sequential(Adapted(6, 8), nn.ReLU(), Adapted(8, 7), nn.ReLU(), Adapted(7, 3)), (torch.randn(2, 6),)
+    return nn.Sequential(
+        Adapted(6, 8), nn.ReLU(), Adapted(8, 7), nn.ReLU(), Adapted(7, 3)
+    ), (torch.randn(2, 6),)
 
 
 @in_the_zoo
@@ -126,7 +174,11 @@ def network_that_makes_weights():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body, self.maker, self.head = nn.Linear(6, 8), nn.Linear(4, 40), nn.Linear(5, 2)
+            self.body, self.maker, self.head = (
+                nn.Linear(6, 8),
+                nn.Linear(4, 40),
+                nn.Linear(5, 2),
+            )
 
         def forward(self, x, z):
             weights = self.maker(z).view(5, 8)
@@ -160,7 +212,12 @@ def operations_of_others():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.three, self.head = conv(3, 6), conv(6, 6), conv(6, 5), head(5)
+            self.one, self.two, self.three, self.head = (
+                conv(3, 6),
+                conv(6, 6),
+                conv(6, 5),
+                head(5),
+            )
 
         def forward(self, x):
             x = shifted_tanh(self.one(x), 0.5)
@@ -174,7 +231,11 @@ def outputs_of_many_kinds():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.heads = conv(3, 6), conv(6, 8), nn.ModuleList([head(8, n) for n in (2, 5)])
+            self.one, self.two, self.heads = (
+                conv(3, 6),
+                conv(6, 8),
+                nn.ModuleList([head(8, n) for n in (2, 5)]),
+            )
 
         def forward(self, x, scale=1.0, mask=None):
             x = self.two(self.one(x)) * scale
@@ -191,11 +252,18 @@ def outputs_of_many_kinds():
 @in_the_zoo
 def rotary_of_a_part():
     class Net(nn.Module):
-        """As StableLM and GPT-J: only the first entries of a head turn, of all heads alike."""
+        """As StableLM and GPT-J: only the first entries of a head turn, of all heads
+        alike.
+        """
 
         def __init__(self, width=12, heads=3, turned=2):
             super().__init__()
-            self.embed, self.heads, self.turned, self.size = nn.Embedding(12, width), heads, turned, width // heads
+            self.embed, self.heads, self.turned, self.size = (
+                nn.Embedding(12, width),
+                heads,
+                turned,
+                width // heads,
+            )
             self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
             self.head = nn.Linear(width, 12)
             angles = torch.outer(torch.arange(5.0), torch.tensor([1.0] * (turned // 2)))
@@ -210,8 +278,13 @@ def rotary_of_a_part():
 
         def forward(self, x):
             x = self.embed(x)
-            q, k, v = (f(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
-            y = F.scaled_dot_product_attention(self.turn(q), self.turn(k), v, is_causal=True)
+            q, k, v = (
+                f(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+                for f in (self.q, self.k, self.v)
+            )
+            y = F.scaled_dot_product_attention(
+                self.turn(q), self.turn(k), v, is_causal=True
+            )
             return self.head(x + self.o(y.transpose(1, 2).reshape(x.shape)))
 
     return Net(), (words(),)
@@ -242,7 +315,11 @@ def fourier_mixing():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.up, self.head = nn.Embedding(12, 8), nn.Linear(8, 10), nn.Linear(10, 4)
+            self.embed, self.up, self.head = (
+                nn.Embedding(12, 8),
+                nn.Linear(8, 10),
+                nn.Linear(10, 4),
+            )
 
         def forward(self, x):
             x = self.embed(x)
@@ -267,6 +344,8 @@ def running_sums_and_orders_of_channels():
         def forward(self, x):
             x = self.two(self.one(x).cumsum(1)).sort(1).values
             x = self.three(x).relu()
-            return self.head(torch.cat([x, x.topk(2, 1).values, x.logsumexp(1, keepdim=True)], 1))
+            return self.head(
+                torch.cat([x, x.topk(2, 1).values, x.logsumexp(1, keepdim=True)], 1)
+            )
 
     return Net(), (torch.randn(3, 4),)

@@ -11,8 +11,14 @@ from tests.shrinking.zoo_attention import words
 class Recurrent(nn.Module):
     def __init__(self, kind, **options):
         super().__init__()
-        self.embed, self.cells = nn.Embedding(12, 6), kind(6, 5, batch_first=True, **options)
-        self.hidden, self.head = nn.Linear(10 if options.get("bidirectional") else 5, 6), nn.Linear(6, 3)
+        self.embed, self.cells = (
+            nn.Embedding(12, 6),
+            kind(6, 5, batch_first=True, **options),
+        )
+        self.hidden, self.head = (
+            nn.Linear(10 if options.get("bidirectional") else 5, 6),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, x):
         return self.head(self.hidden(self.cells(self.embed(x))[0][:, -1]).relu())
@@ -33,7 +39,11 @@ def recurrent_cell_by_hand():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.gates, self.head = nn.Embedding(12, 6), nn.Linear(11, 20), nn.Linear(5, 3)
+            self.embed, self.gates, self.head = (
+                nn.Embedding(12, 6),
+                nn.Linear(11, 20),
+                nn.Linear(5, 3),
+            )
 
         def forward(self, x):
             x = self.embed(x)
@@ -59,7 +69,9 @@ def temporal_convolutions():
             y = F.relu(self.conv(F.pad(x, (2 * self.dilation, 0))))
             return F.relu(y + self.shortcut(x))
 
-    return nn.Sequential(Causal(3, 6, 1), Causal(6, 6, 2), Causal(6, 5, 4), nn.Conv1d(5, 2, 1)), (torch.randn(2, 3, 9),)
+    return nn.Sequential(
+        Causal(3, 6, 1), Causal(6, 6, 2), Causal(6, 5, 4), nn.Conv1d(5, 2, 1)
+    ), (torch.randn(2, 3, 9),)
 
 
 @in_the_zoo
@@ -83,7 +95,12 @@ def gated_temporal_convolutions():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.one, self.two, self.last = nn.Conv1d(3, 6, 1), Gated(6, 5), Gated(6, 5), nn.Conv1d(5, 2, 1)
+            self.first, self.one, self.two, self.last = (
+                nn.Conv1d(3, 6, 1),
+                Gated(6, 5),
+                Gated(6, 5),
+                nn.Conv1d(5, 2, 1),
+            )
 
         def forward(self, x):
             x, first = self.one(self.first(x))
@@ -97,7 +114,11 @@ def tied_embedding_and_head():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.hidden, self.back = nn.Embedding(12, 8), nn.Linear(8, 10), nn.Linear(10, 8)
+            self.embed, self.hidden, self.back = (
+                nn.Embedding(12, 8),
+                nn.Linear(8, 10),
+                nn.Linear(10, 8),
+            )
             self.head = nn.Linear(8, 12, bias=False)
             self.head.weight = self.embed.weight
 
@@ -113,13 +134,19 @@ def one_layer_used_three_times():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.again, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.first, self.again, self.head = (
+                nn.Linear(6, 8),
+                nn.Linear(8, 8),
+                nn.Linear(8, 3),
+            )
 
         def forward(self, x):
             x = self.first(x)
             for _ in range(3):
                 x = x + self.again(x).relu()
-            return self.head(x) + F.linear(x.tanh(), self.first.weight.t()).sum(1, keepdim=True)
+            return self.head(x) + F.linear(x.tanh(), self.first.weight.t()).sum(
+                1, keepdim=True
+            )
 
     return Net(), (torch.randn(3, 6),)
 
@@ -129,13 +156,21 @@ def siamese():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body, self.head = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), nn.Linear(5, 1)
+            self.body, self.head = (
+                nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)),
+                nn.Linear(5, 1),
+            )
 
         def forward(self, pair):
             one, two = self.body(pair["one"]), self.body(pair["two"])
-            return {"gap": self.head((one - two).abs()), "likeness": F.cosine_similarity(one, two)}
+            return {
+                "gap": self.head((one - two).abs()),
+                "likeness": F.cosine_similarity(one, two),
+            }
 
-    return Net(), ({"one": torch.randn(3, 6).double(), "two": torch.randn(3, 6).double()},)
+    return Net(), (
+        {"one": torch.randn(3, 6).double(), "two": torch.randn(3, 6).double()},
+    )
 
 
 @in_the_zoo
@@ -143,7 +178,10 @@ def bilinear_layer():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two = nn.Sequential(nn.Linear(4, 5), nn.Sigmoid()), nn.Sequential(nn.Linear(3, 6), nn.ReLU())
+            self.one, self.two = (
+                nn.Sequential(nn.Linear(4, 5), nn.Sigmoid()),
+                nn.Sequential(nn.Linear(3, 6), nn.ReLU()),
+            )
             self.both, self.head = nn.Bilinear(5, 6, 7), nn.Linear(7, 2)
 
         def forward(self, x, y):
@@ -154,27 +192,45 @@ def bilinear_layer():
 
 @in_the_zoo
 def bag_of_words():
-    layers = [nn.EmbeddingBag(12, 8, mode="sum"), nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)]
+    layers = [
+        nn.EmbeddingBag(12, 8, mode="sum"),
+        nn.LayerNorm(8),
+        nn.Linear(8, 6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    ]
     return nn.Sequential(*layers), (words(),)
 
 
 @in_the_zoo
 def two_towers_of_categories():
     class Net(nn.Module):
-        """As recommenders do: embeddings of categories, all their inner products, and a factorisation machine."""
+        """As recommenders do: embeddings of categories, all their inner products, and a
+        factorisation machine.
+        """
 
         def __init__(self):
             super().__init__()
             self.tables = nn.ModuleList([nn.Embedding(7, 6) for _ in range(3)])
-            self.dense, self.head = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6)), nn.Linear(12, 1)
+            self.dense, self.head = (
+                nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6)),
+                nn.Linear(12, 1),
+            )
             self.register_buffer("pairs", torch.triu_indices(4, 4, 1))
 
         def forward(self, x, categories):
-            fields = [self.dense(x), *(table(categories[:, i]) for i, table in enumerate(self.tables))]
+            fields = [
+                self.dense(x),
+                *(table(categories[:, i]) for i, table in enumerate(self.tables)),
+            ]
             fields = torch.stack(fields, 1)
-            products = (fields @ fields.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+            products = (fields @ fields.transpose(1, 2))[
+                :, self.pairs[0], self.pairs[1]
+            ]
             machine = fields.sum(1).square() - fields.square().sum(1)
-            return self.head(torch.cat([products, fields[:, 0]], 1)) + machine.sum(1, keepdim=True)
+            return self.head(torch.cat([products, fields[:, 0]], 1)) + machine.sum(
+                1, keepdim=True
+            )
 
     return Net(), (torch.randn(2, 4), torch.randint(0, 7, (2, 3)))
 
@@ -184,8 +240,15 @@ def experts_by_einsum():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.route, self.head = nn.Embedding(12, 8), nn.Linear(8, 4), nn.Linear(8, 3)
-            self.up, self.down = nn.Parameter(torch.ones(4, 8, 6)), nn.Parameter(torch.ones(4, 6, 8))
+            self.embed, self.route, self.head = (
+                nn.Embedding(12, 8),
+                nn.Linear(8, 4),
+                nn.Linear(8, 3),
+            )
+            self.up, self.down = (
+                nn.Parameter(torch.ones(4, 8, 6)),
+                nn.Parameter(torch.ones(4, 6, 8)),
+            )
 
         def forward(self, x):
             x = self.embed(x)
@@ -203,7 +266,10 @@ def experts_by_index_add():
         def __init__(self):
             super().__init__()
             self.route, self.head = nn.Linear(6, 3), nn.Linear(6, 2)
-            self.up, self.down = nn.Parameter(torch.ones(3, 5, 6)), nn.Parameter(torch.ones(3, 6, 5))
+            self.up, self.down = (
+                nn.Parameter(torch.ones(3, 5, 6)),
+                nn.Parameter(torch.ones(3, 6, 5)),
+            )
 
         def forward(self, x):
             shares, chosen = self.route(x).softmax(-1).topk(2, -1)
@@ -224,12 +290,18 @@ def graph_convolutions():
 
         def __init__(self):
             super().__init__()
-            self.first, self.second, self.own = nn.Linear(4, 6), nn.Linear(12, 8), nn.Linear(6, 8)
+            self.first, self.second, self.own = (
+                nn.Linear(4, 6),
+                nn.Linear(12, 8),
+                nn.Linear(6, 8),
+            )
             self.head = nn.Linear(8, 2)
 
         def forward(self, x, edges):
             x = self.first(x).relu()
-            told = self.second(torch.cat([x[edges[0]], x[edges[1]] - x[edges[0]]], 1)).relu()
+            told = self.second(
+                torch.cat([x[edges[0]], x[edges[1]] - x[edges[0]]], 1)
+            ).relu()
             heard = torch.zeros(len(x), 8, dtype=x.dtype).index_add(0, edges[1], told)
             return self.head(heard + self.own(x))
 
@@ -239,11 +311,17 @@ def graph_convolutions():
 @in_the_zoo
 def points():
     class Net(nn.Module):
-        """As PointNet: the same layers for every point, the largest over points, beside the points again."""
+        """As PointNet: the same layers for every point, the largest over points, beside
+        the points again.
+        """
 
         def __init__(self):
             super().__init__()
-            self.local, self.wide, self.head = nn.Conv1d(3, 6, 1), nn.Conv1d(6, 8, 1), nn.Conv1d(14, 2, 1)
+            self.local, self.wide, self.head = (
+                nn.Conv1d(3, 6, 1),
+                nn.Conv1d(6, 8, 1),
+                nn.Conv1d(14, 2, 1),
+            )
             self.norm = nn.BatchNorm1d(6)
 
         def forward(self, x):
@@ -261,7 +339,10 @@ def state_space_scan():
 
         def __init__(self, width=6, inner=8, state=3):
             super().__init__()
-            self.into, self.conv = nn.Linear(width, 2 * inner), nn.Conv1d(inner, inner, 3, groups=inner, padding=2)
+            self.into, self.conv = (
+                nn.Linear(width, 2 * inner),
+                nn.Conv1d(inner, inner, 3, groups=inner, padding=2),
+            )
             self.params, self.steps, self.out = (
                 nn.Linear(inner, 2 + 2 * state),
                 nn.Linear(2, inner),

@@ -25,7 +25,9 @@ def error(new, weight, hessian):
 
 
 def column_by_column(weight, hessian, mask):
-    """The paper's loop on a given mask: the new weights, and the sum of the squared errors."""
+    """The paper's loop on a given mask: the new weights, and the sum of the squared
+    errors.
+    """
     upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
     w, total = weight.clone(), 0.0
     for j in range(len(hessian)):
@@ -39,8 +41,15 @@ seeds = st.integers(0, 10**6)
 
 
 @settings(max_examples=30, deadline=None)
-@given(seeds, st.integers(1, 40), st.sampled_from([1, 2, 5, 8, 40, 128]), st.floats(0.0, 1.0))
-def test_error_is_the_sum_of_the_squared_errors_of_the_columns(seed, columns, block, share):
+@given(
+    seeds,
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 5, 8, 40, 128]),
+    st.floats(0.0, 1.0),
+)
+def test_error_is_the_sum_of_the_squared_errors_of_the_columns(
+    seed, columns, block, share
+):
     weight, hessian = layer(3, columns, seed)
     new, mask = obs(weight, hessian, keep=share, block=block, damp=0.0)
     expected, total = column_by_column(weight, hessian, mask)
@@ -72,7 +81,9 @@ def test_a_mask_whose_pruned_columns_come_first_is_refitted(seed, columns, data)
     torch.testing.assert_close(new, refit(weight, hessian, mask), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str
+)
 def test_white_inputs_are_plain_masking_to_the_bit(dtype):
     weight = torch.randn(6, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
     new, mask = obs(weight, 4 * torch.eye(300), keep=0.3, block=300)
@@ -83,13 +94,23 @@ def test_white_inputs_are_plain_masking_to_the_bit(dtype):
 
 
 def test_the_worked_example():
-    new, mask = obs(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]]), keep=1, damp=0.0)
+    new, mask = obs(
+        torch.tensor([[1.0, 2.0]]),
+        torch.tensor([[2.0, 1.0], [1.0, 2.0]]),
+        keep=1,
+        damp=0.0,
+    )
     assert new.tolist() == [[0.0, 2.5]] and mask.tolist() == [[False, True]]
-    assert error(new, torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])) == 1.5
+    assert (
+        error(new, torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+        == 1.5
+    )
 
 
 def masks_of(weight, hessian, span, choose, damp=0.01):
-    """The paper's loop where a mask is chosen for every `span` columns, on the weights as they are by then."""
+    """The paper's loop where a mask is chosen for every `span` columns, on the weights
+    as they are by then.
+    """
     columns = len(hessian)
     damped = hessian + damp * hessian.diagonal().mean() * torch.eye(columns)
     upper = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
@@ -98,7 +119,9 @@ def masks_of(weight, hessian, span, choose, damp=0.01):
         if j % span == 0:
             part = slice(j, j + span)
             mask[:, part] = choose((w[:, part] / upper.diagonal()[part]).square())
-        w[:, j:] -= (torch.where(mask[:, j], 0.0, w[:, j]) / upper[j, j])[:, None] * upper[j, j:]
+        w[:, j:] -= (torch.where(mask[:, j], 0.0, w[:, j]) / upper[j, j])[
+            :, None
+        ] * upper[j, j:]
     return torch.where(mask, w, 0.0), mask
 
 
@@ -119,7 +142,12 @@ def masks_of(weight, hessian, span, choose, damp=0.01):
 def test_patterns_choose_when_their_first_column_is_reached(pattern, keep, block, span):
     weight, hessian = layer(4, 60)
     count = 15 if keep == 0.25 else keep
-    expected, mask = masks_of(weight, hessian, span, lambda scores: sf.topk_mask(scores, count, pattern=pattern))
+    expected, mask = masks_of(
+        weight,
+        hessian,
+        span,
+        lambda scores: sf.topk_mask(scores, count, pattern=pattern),
+    )
     new, kept = obs(weight, hessian, pattern=pattern, keep=keep, block=block)
     assert torch.equal(kept, mask)
     torch.testing.assert_close(new, expected, rtol=1e-6, atol=1e-8)
@@ -147,7 +175,9 @@ def test_parts_of_rows_make_no_difference(monkeypatch, options):
 
 def test_groups_are_cut_as_in_the_whole_weight():
     weight, hessian = layer(4, 16)
-    halves = sf.patterns.in_groups(2)  # two groups, whatever the width: each of 8 columns here
+    halves = sf.patterns.in_groups(
+        2
+    )  # two groups, whatever the width: each of 8 columns here
     mask = obs(weight, hessian, pattern=halves, keep=10, block=8)[1]
     assert mask.reshape(4, 2, 8).sum((0, 2)).tolist() == [10, 10]
 
@@ -170,12 +200,22 @@ def test_ties_go_to_the_lowest_index():
 def test_inputs_that_were_always_zero_lose_their_weights():
     weight, hessian = layer(3, 8)
     hessian[2], hessian[:, 2] = 0.0, 0.0
-    for options in ({"keep": 0.5}, {"mask": torch.ones(3, 8, dtype=torch.bool)}, {"pattern": nm(2, 4)}):
+    for options in (
+        {"keep": 0.5},
+        {"mask": torch.ones(3, 8, dtype=torch.bool)},
+        {"pattern": nm(2, 4)},
+    ):
         new, _ = obs(weight, hessian, **options)
         assert not new[:, 2].any() and new.isfinite().all()
     others = [0, 1, 3, 4, 5, 6, 7]
-    rest = refit(weight[:, others], hessian[others][:, others], torch.ones(3, 7, dtype=torch.bool))
-    assert torch.equal(refit(weight, hessian, torch.ones(3, 8, dtype=torch.bool))[:, others], rest)
+    rest = refit(
+        weight[:, others],
+        hessian[others][:, others],
+        torch.ones(3, 7, dtype=torch.bool),
+    )
+    assert torch.equal(
+        refit(weight, hessian, torch.ones(3, 8, dtype=torch.bool))[:, others], rest
+    )
 
 
 def test_arguments_are_left_alone_and_nothing_has_a_gradient():
@@ -186,24 +226,41 @@ def test_arguments_are_left_alone_and_nothing_has_a_gradient():
         assert not new.requires_grad
     assert torch.equal(weight, copies[0]) and torch.equal(hessian, copies[1])
     keeps_all = obs(weight.detach(), hessian, mask=torch.ones(4, 12, dtype=torch.bool))
-    assert torch.equal(keeps_all[0], weight) and keeps_all[0].data_ptr() != weight.data_ptr()
+    assert (
+        torch.equal(keeps_all[0], weight)
+        and keeps_all[0].data_ptr() != weight.data_ptr()
+    )
 
 
 def test_any_layout_of_memory_gives_the_same_bits():
     weight, hessian = layer(5, 40)
     expected = obs(weight, hessian, keep=0.5)
-    assert all(map(torch.equal, obs(weight.T.contiguous().T, hessian.T.contiguous().T, keep=0.5), expected))
+    assert all(
+        map(
+            torch.equal,
+            obs(weight.T.contiguous().T, hessian.T.contiguous().T, keep=0.5),
+            expected,
+        )
+    )
     assert all(map(torch.equal, obs(weight, hessian, keep=0.5), expected))
 
 
 @pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0)])
-@pytest.mark.parametrize("options", [{"keep": 0.5, "block": 4}, {"pattern": nm(2, 4)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"keep": 0.5, "block": 4}, {"pattern": nm(2, 4)}], ids=str
+)
 def test_vmap_is_a_loop(dims, options):
     pairs = [layer(3, 12, seed) for seed in range(3)]
-    given_ = [torch.stack(xs) if dim == 0 else xs[0] for xs, dim in zip(zip(*pairs, strict=True), dims, strict=True)]
+    given_ = [
+        torch.stack(xs) if dim == 0 else xs[0]
+        for xs, dim in zip(zip(*pairs, strict=True), dims, strict=True)
+    ]
     new, masks = torch.vmap(lambda w, h: obs(w, h, **options), dims)(*given_)
     for i in range(3):
-        one = obs(*(x[i] if dim == 0 else x for x, dim in zip(given_, dims, strict=True)), **options)
+        one = obs(
+            *(x[i] if dim == 0 else x for x, dim in zip(given_, dims, strict=True)),
+            **options,
+        )
         torch.testing.assert_close(new[i], one[0])
         assert torch.equal(masks[i], one[1])
 
@@ -217,39 +274,82 @@ def test_empty_weights():
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({}, TypeError, "obs: expected one of mask, keep and pattern, got none of them"),
+        (
+            {},
+            TypeError,
+            "obs: expected one of mask, keep and pattern, got none of them",
+        ),
         (
             {"keep": 0.5, "mask": torch.ones(4, 12, dtype=torch.bool)},
             TypeError,
             "obs: expected a mask, or keep or a pattern that make one, got both",
         ),
-        ({"mask": torch.ones(4, 12)}, ValueError, "expected a bool mask of shape (4, 12), got torch.float32 of shape"),
-        ({"keep": 49}, ValueError, "obs: expected 0 <= keep <= 48, as many as the weight has, got 49"),
+        (
+            {"mask": torch.ones(4, 12)},
+            ValueError,
+            "expected a bool mask of shape (4, 12), got torch.float32 of shape",
+        ),
+        (
+            {"keep": 49},
+            ValueError,
+            "obs: expected 0 <= keep <= 48, as many as the weight has, got 49",
+        ),
         ({"keep": -1}, ValueError, "obs: expected 0 <= keep <= 48"),
         ({"keep": 1.5}, ValueError, "expected keep in [0, 1], got 1.5"),
-        ({"keep": True}, TypeError, "obs: expected keep to be a float, an int or a sequence of ints, got True"),
-        ({"keep": [3, 4]}, ValueError, "obs: expected a count for each of 1 blocks, got 2"),
-        ({"keep": [49]}, ValueError, "obs: expected 0 <= keep <= 48 for block 0, got 49"),
-        ({"keep": [0.5]}, TypeError, "obs: expected counts to be ints, got 0.5 for block 0"),
-        ({"pattern": "2:4"}, TypeError, "obs: expected pattern to be one such as sf.patterns.nm(2, 4), got '2:4'"),
+        (
+            {"keep": True},
+            TypeError,
+            "obs: expected keep to be a float, an int or a sequence of ints, got True",
+        ),
+        (
+            {"keep": [3, 4]},
+            ValueError,
+            "obs: expected a count for each of 1 blocks, got 2",
+        ),
+        (
+            {"keep": [49]},
+            ValueError,
+            "obs: expected 0 <= keep <= 48 for block 0, got 49",
+        ),
+        (
+            {"keep": [0.5]},
+            TypeError,
+            "obs: expected counts to be ints, got 0.5 for block 0",
+        ),
+        (
+            {"pattern": "2:4"},
+            TypeError,
+            "obs: expected pattern to be one such as sf.patterns.nm(2, 4), got '2:4'",
+        ),
         (
             {"pattern": nm(2, 4), "block": 6},
             ValueError,
-            "obs: expected groups inside blocks of 6 columns, got nm(2, 4, axis=-1), whose groups have 4 columns in a "
+            "obs: expected groups inside blocks of 6 columns, got nm(2, 4, axis=-1), "
+            "whose groups have 4 columns in a "
             "weight of shape (4, 12); give block=4 or a multiple of it",
         ),
         (
             {"pattern": sf.patterns.row_balanced(), "keep": 3, "block": 4},
             ValueError,
-            "whose groups have 12 columns in a weight of shape (4, 12); give block=12 or a multiple of it",
+            "whose groups have 12 columns in a weight of shape (4, 12); give block=12 "
+            "or a multiple of it",
         ),
-        ({"pattern": nm(2, 5)}, ValueError, "expected axis -1 divisible by 5, got shape (4, 12)"),
+        (
+            {"pattern": nm(2, 5)},
+            ValueError,
+            "expected axis -1 divisible by 5, got shape (4, 12)",
+        ),
         ({"pattern": nm(2, 4), "keep": 3}, ValueError, "fixes n_keep at 2, got 3"),
-        ({"pattern": sf.patterns.row_balanced(), "keep": 13}, ValueError, "expected 0 <= n_keep <= 12, got 13"),
+        (
+            {"pattern": sf.patterns.row_balanced(), "keep": 13},
+            ValueError,
+            "expected 0 <= n_keep <= 12, got 13",
+        ),
         (
             {"pattern": sf.patterns.row_balanced(), "keep": [3]},
             TypeError,
-            "obs: expected keep to be the share or count of a group of row_balanced(), got [3]",
+            "obs: expected keep to be the share or count of a group of "
+            "row_balanced(), got [3]",
         ),
         (
             {"pattern": sf.tied([["a", 0], ["b", 1]]), "keep": 1},
@@ -257,7 +357,11 @@ def test_empty_weights():
             "obs: expected a pattern of one weight, got tied(",
         ),
         ({"keep": 0.5, "block": 0}, ValueError, "obs: expected block >= 1, got 0"),
-        ({"keep": 0.5, "damp": -0.1}, ValueError, "obs: expected damp to be a number >= 0, got -0.1"),
+        (
+            {"keep": 0.5, "damp": -0.1},
+            ValueError,
+            "obs: expected damp to be a number >= 0, got -0.1",
+        ),
     ],
 )
 def test_bad_arguments(options, kind, text):
@@ -286,7 +390,9 @@ SOLVERS = {
 INPUTS = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
 STATS = {"w": sf.calibration.inputs(torch.nn.Linear(8, 4), None, INPUTS)["weight"]}
 METHODS = {
-    "layerwise": lambda: sf.rewrite(sf.solve.layerwise(STATS, SOLVERS["obs keep"]), when=sf.at([0])),
+    "layerwise": lambda: sf.rewrite(
+        sf.solve.layerwise(STATS, SOLVERS["obs keep"]), when=sf.at([0])
+    ),
     "sparsegpt": lambda: sf.methods.sparsegpt(0.5, STATS, when=sf.at([0])),
     "obs": lambda: sf.methods.obs(0.5, STATS, when=sf.at([0])),
 }
@@ -308,7 +414,9 @@ def test_pruned_weights_are_positive_zero(name):
 @pytest.mark.parametrize("name", [*SOLVERS, *METHODS])
 def test_members_and_compiled_code_have_the_same_bits(name):
     hessian, mask = layer(4, 8, dtype=torch.float32)[1], at_negative_zero()[2]
-    weights = torch.stack([layer(4, 8, seed, dtype=torch.float32)[0] for seed in range(3)])
+    weights = torch.stack(
+        [layer(4, 8, seed, dtype=torch.float32)[0] for seed in range(3)]
+    )
 
     algorithm = METHODS[name]() if name in METHODS else None
 
@@ -326,4 +434,6 @@ def test_members_and_compiled_code_have_the_same_bits(name):
     else:
         assert torch.equal(batched[0], alone[0])
     compiled = torch.compile(solve, backend="aot_eager", fullgraph=True)(weights[1])
-    assert all(torch.equal(got, want[1]) for got, want in zip(compiled, alone, strict=True))
+    assert all(
+        torch.equal(got, want[1]) for got, want in zip(compiled, alone, strict=True)
+    )

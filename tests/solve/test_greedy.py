@@ -85,8 +85,13 @@ def test_counts_are_exact():
 def test_white_inputs_are_plain_masking_and_ties_go_to_the_lowest_index():
     weight = torch.tensor([[1.0, -3.0, 2.0, 0.5]])
     new, mask = obs_exact(weight, 2 * torch.eye(4), 2)
-    assert torch.equal(new, torch.tensor([[0.0, -3.0, 2.0, 0.0]])) and torch.equal(mask, new != 0)
-    assert obs_exact(torch.ones(2, 3), torch.eye(3), 2)[1].tolist() == [[False, False, True], [True] * 3]
+    assert torch.equal(new, torch.tensor([[0.0, -3.0, 2.0, 0.0]])) and torch.equal(
+        mask, new != 0
+    )
+    assert obs_exact(torch.ones(2, 3), torch.eye(3), 2)[1].tolist() == [
+        [False, False, True],
+        [True] * 3,
+    ]
 
 
 def test_rows_in_several_parts_are_the_same(monkeypatch):
@@ -104,23 +109,71 @@ def test_inputs_that_were_always_zero_go_first():
     weight, hessian = layer(2, 6)
     hessian[3], hessian[:, 3] = 0.0, 0.0
     new, mask = obs_exact(weight, hessian, 1, ROWS)
-    assert not mask[:, 3].any() and torch.equal(new[:, [0, 1, 2, 4, 5]], weight[:, [0, 1, 2, 4, 5]])
+    assert not mask[:, 3].any() and torch.equal(
+        new[:, [0, 1, 2, 4, 5]], weight[:, [0, 1, 2, 4, 5]]
+    )
 
 
 @pytest.mark.parametrize(
     ("n_prune", "pattern", "kind", "text"),
     [
-        (9, None, ValueError, "obs_exact: expected n_prune <= 8, the size of the weight, got 9"),
-        (5, ROWS, ValueError, "obs_exact: expected n_prune <= 4, the size of a group, got 5"),
+        (
+            9,
+            None,
+            ValueError,
+            "obs_exact: expected n_prune <= 8, the size of the weight, got 9",
+        ),
+        (
+            5,
+            ROWS,
+            ValueError,
+            "obs_exact: expected n_prune <= 4, the size of a group, got 5",
+        ),
         (-1, None, ValueError, "obs_exact: expected n_prune >= 0, got -1"),
-        (None, None, TypeError, "obs_exact: expected n_prune to be an int, got NoneType"),
-        (1, nm(2, 4), ValueError, "obs_exact: nm(2, 4, axis=-1) prunes 2 of a group, got n_prune=1"),
-        (None, nm(1, 2, axis=0), ValueError, "groups lie inside rows, such as row_balanced() or nm(2, 4), got nm("),
-        (1, sf.patterns.block((1, 2)), ValueError, "expected a pattern of single weights whose groups lie inside rows"),
-        ([1], None, ValueError, "obs_exact: expected n_prune for each of 2 rows, got 1"),
+        (
+            None,
+            None,
+            TypeError,
+            "obs_exact: expected n_prune to be an int, got NoneType",
+        ),
+        (
+            1,
+            nm(2, 4),
+            ValueError,
+            "obs_exact: nm(2, 4, axis=-1) prunes 2 of a group, got n_prune=1",
+        ),
+        (
+            None,
+            nm(1, 2, axis=0),
+            ValueError,
+            "groups lie inside rows, such as row_balanced() or nm(2, 4), got nm(",
+        ),
+        (
+            1,
+            sf.patterns.block((1, 2)),
+            ValueError,
+            "expected a pattern of single weights whose groups lie inside rows",
+        ),
+        (
+            [1],
+            None,
+            ValueError,
+            "obs_exact: expected n_prune for each of 2 rows, got 1",
+        ),
         ([1, 5], None, ValueError, "obs_exact: expected n_prune of row 1 <= 4, got 5"),
-        ([1, 0.5], None, TypeError, "obs_exact: expected n_prune of row 1 to be an int, got float"),
-        ([1, 1], ROWS, ValueError, "expected one n_prune for the groups of row_balanced(), got a count for each row"),
+        (
+            [1, 0.5],
+            None,
+            TypeError,
+            "obs_exact: expected n_prune of row 1 to be an int, got float",
+        ),
+        (
+            [1, 1],
+            ROWS,
+            ValueError,
+            "expected one n_prune for the groups of row_balanced(), got a count for "
+            "each row",
+        ),
     ],
 )
 def test_bad_arguments(n_prune, pattern, kind, text):

@@ -24,7 +24,9 @@ def test_it_is_least_squares_row_by_row(seed, columns, share):
         some = mask[row]
         assert not new[row, ~some].any() and not torch.signbit(new[row, ~some]).any()
         if some.any():
-            best = torch.linalg.lstsq(x[:, some], (x @ weight[row])[:, None]).solution[:, 0]
+            best = torch.linalg.lstsq(x[:, some], (x @ weight[row])[:, None]).solution[
+                :, 0
+            ]
             torch.testing.assert_close(new[row, some], best, rtol=1e-7, atol=1e-9)
 
 
@@ -39,7 +41,9 @@ def test_damping_pulls_towards_the_old_weights():
     weight, hessian = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     mask = torch.tensor([[False, True]])
     assert refit(weight, hessian, mask).tolist() == [[0.0, 2.5]]
-    torch.testing.assert_close(refit(weight, hessian, mask, damp=0.5), torch.tensor([[0.0, 2 + 1 / 3]]))
+    torch.testing.assert_close(
+        refit(weight, hessian, mask, damp=0.5), torch.tensor([[0.0, 2 + 1 / 3]])
+    )
 
 
 def test_the_dtype_is_that_of_the_weight():
@@ -52,7 +56,10 @@ def test_a_singular_hessian_is_refused_only_where_it_is_needed():
     single = torch.tensor([[True, False, False], [False, True, False]])
     torch.testing.assert_close(refit(weight, hessian, single)[0, 0], weight[0].sum())
     single[1, 0] = True
-    text = "refit, row 1: expected a positive definite hessian, got one with eigenvalues from 0 to 2, as of inputs that"
+    text = (
+        "refit, row 1: expected a positive definite hessian, got one with eigenvalues "
+        "from 0 to 2, as of inputs that"
+    )
     with pytest.raises(ValueError, match=re.escape(text)) as error:
         refit(weight, hessian, single)
     assert str(error.value).endswith("damp=0 is too small, damp=0.01 is enough")
@@ -61,8 +68,13 @@ def test_a_singular_hessian_is_refused_only_where_it_is_needed():
 
 def test_bad_arguments():
     with pytest.raises(
-        ValueError, match=re.escape("refit: expected a bool mask of shape (2, 3), got torch.float32 of")
+        ValueError,
+        match=re.escape(
+            "refit: expected a bool mask of shape (2, 3), got torch.float32 of"
+        ),
     ):
         refit(torch.ones(2, 3), torch.eye(3), torch.ones(2, 3))
-    with pytest.raises(ValueError, match="refit: expected a bool mask of shape .* got list"):
+    with pytest.raises(
+        ValueError, match="refit: expected a bool mask of shape .* got list"
+    ):
         refit(torch.ones(2, 3), torch.eye(3), [True])

@@ -6,7 +6,9 @@ import torch
 import sparsefn as sf
 
 EVEN = sf.every(2)
-MAGNITUDE = sf.testing.Meta(start="magnitude", choose=sf.scores.magnitude, pruned="train")
+MAGNITUDE = sf.testing.Meta(
+    start="magnitude", choose=sf.scores.magnitude, pruned="train"
+)
 QUIET = sf.testing.Meta(when=EVEN, start="magnitude", monotone=True)
 NEVER = sf.testing.Meta(when=sf.never(), start="magnitude")
 
@@ -26,7 +28,9 @@ def by(choose):
         def init(params):
             return sf.dense().init(params)._replace(masks=masks(params))
 
-        return sf.Algorithm(init, lambda state, grads, step: state._replace(masks=masks(state.params)))
+        return sf.Algorithm(
+            init, lambda state, grads, step: state._replace(masks=masks(state.params))
+        )
 
     return made
 
@@ -93,22 +97,34 @@ def draws(sparsity, key):
 
     def masks(params):
         def mask(path, x):
-            return sf.topk_mask(torch.rand(x.shape), sf.budgets.n_kept(x.numel(), sparsity)) if x.ndim > 1 else None
+            return (
+                sf.topk_mask(
+                    torch.rand(x.shape), sf.budgets.n_kept(x.numel(), sparsity)
+                )
+                if x.ndim > 1
+                else None
+            )
 
-        return optree.tree_map(lambda m: m, sf.tree.map_with_path(lambda p, x: _full(p, x, mask), params))
+        return optree.tree_map(
+            lambda m: m, sf.tree.map_with_path(lambda p, x: _full(p, x, mask), params)
+        )
 
     return sf.static(None, init=masks)
 
 
 def _full(path, x, mask):
-    return mask(path, x) if sf.default_where(path, x) else torch.ones((), dtype=torch.bool)
+    return (
+        mask(path, x) if sf.default_where(path, x) else torch.ones((), dtype=torch.bool)
+    )
 
 
 def restless(sparsity, key):
     """Turns masks over at every step."""
 
     def change(old, new, grads):
-        return new._replace(masks=optree.tree_map(lambda m: m.flip(0) if m.ndim else m, new.masks))
+        return new._replace(
+            masks=optree.tree_map(lambda m: m.flip(0) if m.ndim else m, new.masks)
+        )
 
     return after(halving(sparsity, key), change)
 
@@ -116,7 +132,9 @@ def restless(sparsity, key):
 def aliases(sparsity, key):
     """Keeps the params that it is given, and no copy."""
     plain = static(sparsity, key)
-    return plain._replace(init=lambda params: plain.init(params)._replace(params=params))
+    return plain._replace(
+        init=lambda params: plain.init(params)._replace(params=params)
+    )
 
 
 def forgetful(sparsity, key):
@@ -125,7 +143,11 @@ def forgetful(sparsity, key):
 
     def change(old, new, grads):
         steps.append(1)
-        return new if len(steps) < 2 else new._replace(masks=optree.tree_map(torch.zeros_like, new.masks))
+        return (
+            new
+            if len(steps) < 2
+            else new._replace(masks=optree.tree_map(torch.zeros_like, new.masks))
+        )
 
     return after(static(sparsity, key), change)
 
@@ -140,13 +162,29 @@ def fails_on_empty(sparsity, key):
     return by(largest)(sparsity, key)
 
 
-# what is planted: the algorithm, its promises, the law, the check that must fail, a healthy one
+# what is planted: the algorithm, its promises, the law, the check that must fail, a
+# healthy one
 PLANTED = {
-    "off by one": (by(one_more), MAGNITUDE._replace(choose=None), "counts_are_exact", by(sf.topk_mask)),
+    "off by one": (
+        by(one_more),
+        MAGNITUDE._replace(choose=None),
+        "counts_are_exact",
+        by(sf.topk_mask),
+    ),
     "NaN wins": (by(nan_wins), MAGNITUDE, "the_best_are_kept", by(sf.topk_mask)),
-    "ties the other way": (by(last_of_ties), MAGNITUDE, "the_best_are_kept", by(sf.topk_mask)),
+    "ties the other way": (
+        by(last_of_ties),
+        MAGNITUDE,
+        "the_best_are_kept",
+        by(sf.topk_mask),
+    ),
     "writes to gradients": (writes, QUIET, "functions_are_pure", halving),
-    "global generator": (draws, NEVER._replace(start="other"), "functions_are_pure", static),
+    "global generator": (
+        draws,
+        NEVER._replace(start="other"),
+        "functions_are_pure",
+        static,
+    ),
     "between triggers": (restless, QUIET, "nothing_happens_between_triggers", halving),
     "aliases params": (aliases, NEVER, "inputs_may_change_later", static),
     "memory in Python": (forgetful, NEVER, "runs_repeat", static),

@@ -24,9 +24,21 @@ def one_law(monkeypatch):
 
 def test_all_hold(one_law, capsys, tmp_path):
     file = tmp_path / "report.json"
-    args = [f"{HERE}:static", "--meta", f"{HERE}:NEVER", "--examples", "4", "--seed", "3", "--json", str(file)]
+    args = [
+        f"{HERE}:static",
+        "--meta",
+        f"{HERE}:NEVER",
+        "--examples",
+        "4",
+        "--seed",
+        "3",
+        "--json",
+        str(file),
+    ]
     assert command.main(args) == 0
-    assert capsys.readouterr().out.startswith("static: all 1 checks hold (seed 3, 4 examples, ")
+    assert capsys.readouterr().out.startswith(
+        "static: all 1 checks hold (seed 3, 4 examples, "
+    )
     assert json.loads(file.read_text("utf-8"))["ok"] is True
 
 
@@ -43,9 +55,20 @@ def test_one_is_broken(one_law, capsys):
         (["no_such_module:x"], "no_such_module:x: No module named 'no_such_module'"),
         ([f"{HERE}:nothing"], "has no attribute 'nothing'"),
         ([f"{HERE}:EVEN"], "expected make_algorithm"),
-        ([f"{HERE}:makes_nothing"], "expected makes_nothing to return an Algorithm, got None; a pair of functions is"),
-        ([f"{HERE}:makes_a_factory"], "to return an Algorithm, got rigl itself; call it: rigl(sparsity); a pair of"),
-        ([f"{HERE}:static", "--meta", f"{HERE}:static"], "expected meta to be a sf.testing.Meta, got function"),
+        (
+            [f"{HERE}:makes_nothing"],
+            "expected makes_nothing to return an Algorithm, got None; a pair of "
+            "functions is",
+        ),
+        (
+            [f"{HERE}:makes_a_factory"],
+            "to return an Algorithm, got rigl itself; call it: rigl(sparsity); a pair "
+            "of",
+        ),
+        (
+            [f"{HERE}:static", "--meta", f"{HERE}:static"],
+            "expected meta to be a sf.testing.Meta, got function",
+        ),
     ],
 )
 def test_wrong_calls(args, message, capsys):

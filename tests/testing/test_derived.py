@@ -8,7 +8,14 @@ import torch
 
 import sparsefn as sf
 from sparsefn.testing import Meta, Row
-from sparsefn.testing.derived import completed, completed_meta, first_state, learned, said_by, takes_tensor
+from sparsefn.testing.derived import (
+    completed,
+    completed_meta,
+    first_state,
+    learned,
+    said_by,
+    takes_tensor,
+)
 from sparsefn.testing.laws import VMAP
 from sparsefn.testing.strategies import large
 
@@ -35,7 +42,9 @@ def row(make, meta=Meta()):
 )
 def test_the_call_fills_what_is_left_open(around):
     meta = completed_meta("mine", Meta(start="random"), around(RIGL))
-    assert meta == Meta(start="random", when=EVEN, distribution=GLOBAL, pruned="keep", where="a")
+    assert meta == Meta(
+        start="random", when=EVEN, distribution=GLOBAL, pruned="keep", where="a"
+    )
 
 
 def test_a_method_says_what_it_is_made_of():
@@ -45,7 +54,12 @@ def test_a_method_says_what_it_is_made_of():
 
 def test_where_the_call_leaves_the_steps_open_the_algorithm_says_them():
     assert said_by(sf.rigl(0.5))["when"] == sf.every(100)
-    assert said_by(sf.with_optimizer(sf.rigl(0.5, steps=100_000), sf.optimizers.sgd(0.1)))["when"](75_000) is False
+    assert (
+        said_by(sf.with_optimizer(sf.rigl(0.5, steps=100_000), sf.optimizers.sgd(0.1)))[
+            "when"
+        ](75_000)
+        is False
+    )
     assert said_by(sf.gmp(0.5), ("score",)) == {"score": sf.scores.magnitude}
 
 
@@ -61,7 +75,10 @@ def test_a_pattern_is_told_as_a_layout():
 )
 def test_what_says_nothing_leaves_all_as_it_is(algorithm):
     meta = Meta(monotone=True)
-    assert all(old is new for old, new in zip(meta, completed_meta("mine", meta, algorithm), strict=True))
+    assert all(
+        old is new
+        for old, new in zip(meta, completed_meta("mine", meta, algorithm), strict=True)
+    )
 
 
 def test_where_nothing_is_made_nothing_is_filled():
@@ -72,14 +89,23 @@ def test_where_nothing_is_made_nothing_is_filled():
 
 
 def test_the_params_given_are_those_it_is_made_for():
-    mine = Row("mine", lambda s, key, params: sf.gmp(s, when=EVEN, where=[*params]), Meta())
+    mine = Row(
+        "mine", lambda s, key, params: sf.gmp(s, when=EVEN, where=[*params]), Meta()
+    )
     assert completed(mine, {"fc": torch.ones(2, 2)}).meta.where == ["fc"]
 
 
 def test_what_is_declared_wins_where_it_says_the_same():
-    own = Meta(pruned="zero", when=lambda step: step % 2 == 0, distribution=lambda *given: sf.budgets.uniform()(*given))
+    own = Meta(
+        pruned="zero",
+        when=lambda step: step % 2 == 0,
+        distribution=lambda *given: sf.budgets.uniform()(*given),
+    )
     assert completed_meta("mine", own, sf.gmp(0.5, when=EVEN)) == own
-    assert completed_meta("mine", Meta(pruned=sf.schedules.constant), sf.ste(0.5)).support is sf.schedules.constant
+    assert (
+        completed_meta("mine", Meta(pruned=sf.schedules.constant), sf.ste(0.5)).support
+        is sf.schedules.constant
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,14 +113,22 @@ def test_what_is_declared_wins_where_it_says_the_same():
     [
         (
             {"when": sf.at([1])},
-            "mine: Meta says when=at([1]), but the algorithm was made with when=every(2); leave it ",
+            "mine: Meta says when=at([1]), but the algorithm was made with "
+            "when=every(2); leave it ",
         ),
         (
             {"pruned": "zero"},
-            "Meta says pruned='zero', but the algorithm was made with pruned='keep'; leave it out of Meta",
+            "Meta says pruned='zero', but the algorithm was made with pruned='keep'; "
+            "leave it out of Meta",
         ),
-        ({"distribution": sf.budgets.uniform()}, "says distribution=uniform(), but the algorithm was made with dist"),
-        ({"distribution": sf.budgets.global_(floor=0.5)}, "was made with distribution=global_(); leave it out of Meta"),
+        (
+            {"distribution": sf.budgets.uniform()},
+            "says distribution=uniform(), but the algorithm was made with dist",
+        ),
+        (
+            {"distribution": sf.budgets.global_(floor=0.5)},
+            "was made with distribution=global_(); leave it out of Meta",
+        ),
     ],
     ids=["when", "pruned", "distribution", "bounds"],
 )
@@ -102,14 +136,24 @@ def test_a_contradiction_is_an_error(declared, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         completed_meta("mine", Meta(**declared), RIGL)
     with pytest.raises(ValueError, match="leave it out of Meta"):
-        sf.testing.check_laws(lambda sparsity, key: RIGL, meta=Meta(**declared), laws=[])
+        sf.testing.check_laws(
+            lambda sparsity, key: RIGL, meta=Meta(**declared), laws=[]
+        )
     with pytest.raises(ValueError, match="leave it out of Meta"):
         sf.testing.passive(RIGL, meta=Meta(**declared))
 
 
 def test_counts_of_a_distribution_are_compared():
-    with pytest.raises(ValueError, match=r"says distribution=erk\(\), but the algorithm was made with distribution=un"):
-        completed_meta("mine", Meta(distribution=sf.budgets.erk()), sf.gmp(0.5, distribution=sf.budgets.uniform(True)))
+    with pytest.raises(
+        ValueError,
+        match=r"says distribution=erk\(\), but the algorithm was made with "
+        r"distribution=un",
+    ):
+        completed_meta(
+            "mine",
+            Meta(distribution=sf.budgets.erk()),
+            sf.gmp(0.5, distribution=sf.budgets.uniform(True)),
+        )
 
 
 def test_a_function_that_reads_the_sparsity_takes_no_tensor():
@@ -122,9 +166,13 @@ def test_a_function_that_reads_the_sparsity_takes_no_tensor():
 def test_one_that_reads_it_later_breaks_the_law():
     def late(sparsity, key):
         base = sf.static(0.5)
-        return base._replace(init=lambda params: sf.static(float(sparsity)).init(params))
+        return base._replace(
+            init=lambda params: sf.static(float(sparsity)).init(params)
+        )
 
-    with pytest.raises(sf.testing.Broken, match=r"vmap_is_a_loop: RuntimeError: vmap: .*\.item\(\)"):
+    with pytest.raises(
+        sf.testing.Broken, match=r"vmap_is_a_loop: RuntimeError: vmap: .*\.item\(\)"
+    ):
         sf.testing.check_laws(late, laws=[VMAP], max_examples=4)
 
 
@@ -134,4 +182,6 @@ def test_what_trains_is_seen_in_the_state():
     assert learned(sf.set(0.5, drop=sf.scores.momentum(0.5)).init(params)) == set()
     assert learned(latent.init(params)) == {"latent"}
     assert learned(sf.partition([("*", sf.supermask(0.5))]).init(params)) == {"learned"}
-    assert optree.tree_structure(first_state(row(sf.static)).params) == optree.tree_structure(large().params)
+    assert optree.tree_structure(
+        first_state(row(sf.static)).params
+    ) == optree.tree_structure(large().params)

@@ -1,4 +1,6 @@
-"""The helpers of the laws: comparison by bits, runs, the counter of tensor operations."""
+"""The helpers of the laws: comparison by bits, runs, the counter of tensor
+operations.
+"""
 
 import pytest
 import torch
@@ -17,9 +19,13 @@ def test_bits_tell_zeros_apart_and_nans_alike():
 
 def test_differences_are_named():
     with pytest.raises(AssertionError, match="masks: differs at a.w"):
-        harness.assert_same("masks", {"a": {"w": torch.ones(2)}}, {"a": {"w": torch.zeros(2)}})
+        harness.assert_same(
+            "masks", {"a": {"w": torch.ones(2)}}, {"a": {"w": torch.zeros(2)}}
+        )
     with pytest.raises(AssertionError, match="masks: other leaves: \\['b'\\]"):
-        harness.assert_same("masks", {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)})
+        harness.assert_same(
+            "masks", {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)}
+        )
 
 
 def test_digests_are_of_bits_and_names():

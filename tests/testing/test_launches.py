@@ -16,7 +16,11 @@ FLAGS = META > 0
     ("call", "launches", "size"),
     [
         (lambda: META + 1, 1, 192),
-        (lambda: META.t().reshape(2, 12).unsqueeze(0)[:, 1:].select(2, 0).detach(), 1, 192),  # the reshape copies
+        (
+            lambda: META.t().reshape(2, 12).unsqueeze(0)[:, 1:].select(2, 0).detach(),
+            1,
+            192,
+        ),  # the reshape copies
         (lambda: META[0].expand(9, 6).sum(), 1, 28),
         (lambda: torch.empty(9, device="meta"), 0, 0),
         (lambda: torch.zeros(9, device="meta"), 1, 36),
@@ -28,7 +32,11 @@ FLAGS = META > 0
         (lambda: META * torch.tensor(2.0), 1, 196),
         (lambda: META.topk(2), 1, 96 + 4 * 2 * 12),
         (lambda: torch._foreach_add_([META, META[0]], 1.0), 1, 2 * (96 + 24)),
-        (lambda: torch._foreach_copy_([META, META[0]], [FLAGS, FLAGS[0]]), 1, 96 + 24 + 24 + 6),
+        (
+            lambda: torch._foreach_copy_([META, META[0]], [FLAGS, FLAGS[0]]),
+            1,
+            96 + 24 + 24 + 6,
+        ),
     ],
     ids=range(14),
 )
@@ -56,7 +64,10 @@ def test_operations_and_bytes(call, launches, size):
 )
 def test_waits(call, wait):
     found = Launches()
-    with found, contextlib.suppress(RuntimeError, NotImplementedError):  # a meta tensor has no values
+    with (
+        found,
+        contextlib.suppress(RuntimeError, NotImplementedError),
+    ):  # a meta tensor has no values
         call()
     assert found.waits == [wait]
 

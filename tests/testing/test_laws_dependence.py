@@ -22,7 +22,10 @@ def by_grads(s, key):
 
 def by_place(s, key):
     def place(state, grads, step):
-        return optree.tree_map(lambda p: torch.arange(p.numel(), dtype=p.dtype).reshape(p.shape), state.params)
+        return optree.tree_map(
+            lambda p: torch.arange(p.numel(), dtype=p.dtype).reshape(p.shape),
+            state.params,
+        )
 
     return sf.gmp(s, score=place, init="dense")
 
@@ -35,9 +38,24 @@ def plain(s, key):
     ("law", "make", "flags", "message"),
     [
         (laws.gradients_matter_where_declared, by_grads, {}, "masks: differs at w"),
-        (laws.keys_matter_where_declared, lambda s, key: sf.static(s, key=key), {}, "masks: differs at w"),
-        (laws.declared_dependence_is_real, plain, {"stochastic": True}, "the key does not matter"),
-        (laws.declared_dependence_is_real, plain, {"needs_grads": True}, "the gradients do not matter"),
+        (
+            laws.keys_matter_where_declared,
+            lambda s, key: sf.static(s, key=key),
+            {},
+            "masks: differs at w",
+        ),
+        (
+            laws.declared_dependence_is_real,
+            plain,
+            {"stochastic": True},
+            "the key does not matter",
+        ),
+        (
+            laws.declared_dependence_is_real,
+            plain,
+            {"needs_grads": True},
+            "the gradients do not matter",
+        ),
         (
             laws.declared_dependence_is_real,
             lambda s, key: sf.static(s, key=key),
@@ -45,9 +63,24 @@ def plain(s, key):
             "every step draws the same",
         ),
         (laws.permutations_commute, by_place, {}, "masks: differs at w"),
-        (laws.scale_does_not_matter, lambda s, key: sf.static(None, init=_above_six), {}, "masks: differs at w"),
-        (laws.names_do_not_matter, lambda s, key: sf.static(s, key=key), {}, "masks: differs at w"),
-        (laws.levels_stay_in_bounds, plain, {"level": lambda s: lambda step: s + step}, "the level at step 1 is 1.5"),
+        (
+            laws.scale_does_not_matter,
+            lambda s, key: sf.static(None, init=_above_six),
+            {},
+            "masks: differs at w",
+        ),
+        (
+            laws.names_do_not_matter,
+            lambda s, key: sf.static(s, key=key),
+            {},
+            "masks: differs at w",
+        ),
+        (
+            laws.levels_stay_in_bounds,
+            plain,
+            {"level": lambda s: lambda step: s + step},
+            "the level at step 1 is 1.5",
+        ),
         (
             laws.levels_stay_in_bounds,
             plain,
@@ -60,7 +93,12 @@ def plain(s, key):
             {"when": lambda step: isinstance(step, int)},
             "the trigger says True at step 0, but False for a tensor",
         ),
-        (laws.nothing_happens_between_triggers, plain, {"when": sf.never()}, "step 0 ran|state at step 0"),
+        (
+            laws.nothing_happens_between_triggers,
+            plain,
+            {"when": sf.never()},
+            "step 0 ran|state at step 0",
+        ),
         (
             laws.nothing_happens_between_triggers,
             lambda s, key: sf.iterative(s),
@@ -87,10 +125,18 @@ def test_a_leaf_that_leans_on_another_is_noticed():
 
 def test_new_draws_are_looked_for_where_the_trigger_fires_and_where_nothing_grows():
     def once(score):
-        return row(lambda s, key: sf.one_shot(s, score, when=later, key=key), when=later, stochastic="anew")
+        return row(
+            lambda s, key: sf.one_shot(s, score, when=later, key=key),
+            when=later,
+            stochastic="anew",
+        )
 
     later = sf.every(3, start=1)
-    run = CASE._replace(params={"w": torch.ones(8, 8)}, grads=({"w": torch.ones(8, 8)},) * 3)
+    run = CASE._replace(
+        params={"w": torch.ones(8, 8)}, grads=({"w": torch.ones(8, 8)},) * 3
+    )
     laws.declared_dependence_is_real(once(sf.scores.random), run)
     with pytest.raises(AssertionError, match="every step draws the same"):
-        laws.declared_dependence_is_real(once(lambda state, grads, step: sf.scores.random(state, grads, 0)), run)
+        laws.declared_dependence_is_real(
+            once(lambda state, grads, step: sf.scores.random(state, grads, 0)), run
+        )

@@ -17,13 +17,19 @@ def row(make, **flags):
 
 def scaled(change):
     base = sf.gmp(0.5)
-    return lambda s: sf.Algorithm(base.init, lambda state, grads, step: change(base.update(state, grads, step)))
+    return lambda s: sf.Algorithm(
+        base.init, lambda state, grads, step: change(base.update(state, grads, step))
+    )
 
 
 @pytest.mark.parametrize(
     ("law", "broken", "message"),
     [
-        (laws.sparsity_zero_is_dense, row(lambda s: sf.gmp(0.5)), "state 0: something is pruned"),
+        (
+            laws.sparsity_zero_is_dense,
+            row(lambda s: sf.gmp(0.5)),
+            "state 0: something is pruned",
+        ),
         (
             laws.sparsity_zero_is_dense,
             row(lambda s: sf.with_terms(sf.gmp(s), sf.terms.l2(0.5))),
@@ -47,7 +53,13 @@ def scaled(change):
         ),
         (
             laws.nothing_to_sparsify_is_dense,
-            row(scaled(lambda state: state._replace(params={path: 2 * x for path, x in state.params.items()}))),
+            row(
+                scaled(
+                    lambda state: state._replace(
+                        params={path: 2 * x for path, x in state.params.items()}
+                    )
+                )
+            ),
             "weights: differs at bias",
         ),
     ],
@@ -62,7 +74,9 @@ def test_a_stale_moment_is_noticed():
         rigl = sf.rigl(s, init="magnitude", drop_fraction=0.5, when=sf.always())
         return sf.with_optimizer(rigl, sf.optimizers.adam(0.1), mask_moments=False)
 
-    with pytest.raises(AssertionError, match="the moment .* is not zero where nothing trains"):
+    with pytest.raises(
+        AssertionError, match="the moment .* is not zero where nothing trains"
+    ):
         laws.pruned_weights_are_zero(row(make), CASE)
 
 
@@ -70,16 +84,31 @@ def test_a_stale_moment_is_noticed():
     ("make", "message"),
     [
         (lambda s: sf.ste(s), r"state 0: \[\] have a support"),
-        (lambda s: sf.chain(sf.gmp(0.5, regrow=True, pruned="keep"), sf.ste(s)), r"state 0: \[6\] weights may move"),
-        (lambda s: chained_and(lambda state: state._replace(masks={"w": state.masks["w"] | True})), "w is kept where"),
-        (lambda s: chained_and(lambda state: state._replace(params={"w": state.params["w"] / 2})), "w has changed"),
+        (
+            lambda s: sf.chain(sf.gmp(0.5, regrow=True, pruned="keep"), sf.ste(s)),
+            r"state 0: \[6\] weights may move",
+        ),
+        (
+            lambda s: chained_and(
+                lambda state: state._replace(masks={"w": state.masks["w"] | True})
+            ),
+            "w is kept where",
+        ),
+        (
+            lambda s: chained_and(
+                lambda state: state._replace(params={"w": state.params["w"] / 2})
+            ),
+            "w has changed",
+        ),
     ],
 )
 def test_a_weight_that_moves_off_its_support_is_noticed(make, message):
     promised = {"pruned": lambda s: lambda step: 0.25}
     with pytest.raises(AssertionError, match=message):
         laws.nothing_moves_off_the_support(row(make, **promised), CASE)
-    laws.nothing_moves_off_the_support(row(lambda s: chained_and(lambda state: state), **promised), CASE)
+    laws.nothing_moves_off_the_support(
+        row(lambda s: chained_and(lambda state: state), **promised), CASE
+    )
 
 
 @pytest.mark.parametrize("trained", ["latent", "learned"])
@@ -89,11 +118,17 @@ def test_weights_that_are_taken_where_others_train_are_noticed(trained, monkeypa
         "learned": lambda s: sf.supermask(s),
     }
     laws.outside_optimizers_cannot_revive(row(made[trained]), CASE)
-    monkeypatch.setattr(laws, "with_params", lambda state, params: state._replace(params=params))
-    with pytest.raises(AssertionError, match=f"with_params takes weights, but .'{trained}'. train"):
+    monkeypatch.setattr(
+        laws, "with_params", lambda state, params: state._replace(params=params)
+    )
+    with pytest.raises(
+        AssertionError, match=f"with_params takes weights, but .'{trained}'. train"
+    ):
         laws.outside_optimizers_cannot_revive(row(made[trained]), CASE)
 
 
 def chained_and(change):
     base = sf.chain(sf.gmp(0.25, regrow=True, pruned="keep"), sf.ste(0.5))
-    return base._replace(update=lambda state, grads, step: change(base.update(state, grads, step)))
+    return base._replace(
+        update=lambda state, grads, step: change(base.update(state, grads, step))
+    )

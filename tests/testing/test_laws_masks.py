@@ -1,4 +1,6 @@
-"""The messages of the laws on counts, selection and exchange for algorithms that break them."""
+"""The messages of the laws on counts, selection and exchange for algorithms that break
+them.
+"""
 
 import optree
 import pytest
@@ -20,21 +22,32 @@ def row(make, meta):
 
 
 def swapping(**options):
-    return lambda s: sf.rigl(s, init="magnitude", **{"when": sf.always(), "drop_fraction": 0.5, **options})
+    return lambda s: sf.rigl(
+        s, init="magnitude", **{"when": sf.always(), "drop_fraction": 0.5, **options}
+    )
 
 
 def test_healthy_algorithms_hold():
     healthy = row(sf.gmp, MAGNITUDE)
     for law in (laws.counts_are_exact, laws.the_best_are_kept, laws.masks_only_shrink):
         law(healthy, CASE)
-    for law in (laws.counts_are_exact, laws.the_worst_are_exchanged, laws.exchanges_conserve):
+    for law in (
+        laws.counts_are_exact,
+        laws.the_worst_are_exchanged,
+        laws.exchanges_conserve,
+    ):
         law(row(swapping(), SWAP), CASE)
 
 
 @pytest.mark.parametrize(
     ("law", "make", "meta", "message"),
     [
-        (laws.counts_are_exact, lambda s: sf.gmp(0.25), MAGNITUDE, r"after init: \[3\] kept, expected \[2\]"),
+        (
+            laws.counts_are_exact,
+            lambda s: sf.gmp(0.25),
+            MAGNITUDE,
+            r"after init: \[3\] kept, expected \[2\]",
+        ),
         (
             laws.counts_are_exact,
             lambda s: sf.phases([(0, sf.gmp(s)), (2, sf.dense())]),
@@ -44,14 +57,20 @@ def test_healthy_algorithms_hold():
         (
             laws.the_best_are_kept,
             lambda s: sf.gmp(
-                s, score=lambda state, grads, step: optree.tree_map(torch.neg, state.params), init="dense"
+                s,
+                score=lambda state, grads, step: optree.tree_map(
+                    torch.neg, state.params
+                ),
+                init="dense",
             ),
             MAGNITUDE._replace(start="dense"),
             r"kept \[2, 3\], the best are \[0, 1\]",
         ),
         (
             laws.the_worst_are_exchanged,
-            swapping(drop=lambda state, grads, step: optree.tree_map(torch.neg, state.params)),
+            swapping(
+                drop=lambda state, grads, step: optree.tree_map(torch.neg, state.params)
+            ),
             SWAP,
             r"step 0: \[0\] had to stay|step 0: kept",
         ),
@@ -63,7 +82,11 @@ def test_healthy_algorithms_hold():
         ),
         (
             laws.exchanges_conserve,
-            swapping(grown=lambda state, grown, step: optree.tree_map(torch.ones_like, state.params)),
+            swapping(
+                grown=lambda state, grown, step: optree.tree_map(
+                    torch.ones_like, state.params
+                )
+            ),
             SWAP,
             "w: a grown weight does not start at zero",
         ),

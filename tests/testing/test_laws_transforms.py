@@ -18,7 +18,11 @@ def row(make, **flags):
 
 
 def test_a_batch_that_is_no_loop_is_noticed():
-    shared = row(lambda s, key: sf.static(s, key=sf.random.key(0) if concrete(key[0]) is None else key))
+    shared = row(
+        lambda s, key: sf.static(
+            s, key=sf.random.key(0) if concrete(key[0]) is None else key
+        )
+    )
     with pytest.raises(AssertionError, match="member 0: differs at"):
         laws.vmap_is_a_loop(shared, CASE)
     with pytest.raises(AssertionError, match="member 0, 0: differs at"):
@@ -41,8 +45,12 @@ def test_a_graph_for_every_step_is_noticed():
             state = state._replace(params={"w": state.params["w"] * _FACTORS[step]})
         return base.update(state, grads, step)
 
-    with pytest.raises(AssertionError, match="3 graphs up to step 2, not 2: see sf.triggers.check_step"):
-        laws.compiling_changes_nothing(row(lambda s, key: sf.Algorithm(base.init, update)), CASE)
+    with pytest.raises(
+        AssertionError, match="3 graphs up to step 2, not 2: see sf.triggers.check_step"
+    ):
+        laws.compiling_changes_nothing(
+            row(lambda s, key: sf.Algorithm(base.init, update)), CASE
+        )
 
 
 def test_a_failure_leaves_no_graphs_to_count(monkeypatch):

@@ -1,4 +1,6 @@
-"""Promises: their defaults, and what follows from them; rows: their names, and where another process finds them."""
+"""Promises: their defaults, and what follows from them; rows: their names, and where
+another process finds them.
+"""
 
 import functools
 import re
@@ -24,10 +26,22 @@ def test_the_defaults_promise_what_the_library_does():
 
 def test_what_follows_from_others():
     exchange = sf.testing.Exchange(sf.scores.magnitude)
-    assert (Meta(choose=exchange).exchange, Meta(choose=exchange).score) == (exchange, None)
-    assert (Meta(choose=sf.scores.lamp).exchange, Meta(choose=sf.scores.lamp).score) == (None, sf.scores.lamp)
-    assert Meta(distribution=sf.budgets.global_()).total and Meta(exact_count="total").total
-    assert Meta(pruned=sf.schedules.constant).support and Meta(pruned="train").support is None
+    assert (Meta(choose=exchange).exchange, Meta(choose=exchange).score) == (
+        exchange,
+        None,
+    )
+    assert (
+        Meta(choose=sf.scores.lamp).exchange,
+        Meta(choose=sf.scores.lamp).score,
+    ) == (None, sf.scores.lamp)
+    assert (
+        Meta(distribution=sf.budgets.global_()).total
+        and Meta(exact_count="total").total
+    )
+    assert (
+        Meta(pruned=sf.schedules.constant).support
+        and Meta(pruned="train").support is None
+    )
     assert not Meta(pruned="keep").zeroes and Meta(pruned="zero").zeroes
 
 
@@ -40,7 +54,10 @@ def test_what_follows_from_others():
         (sf.budgets.erk(), False),
         (sf.budgets.erdos_renyi(), False),
         (sf.budgets.uniform(dense_first=True), False),
-        (sf.budgets.by_path({"head.*": 0.0}), False),  # it refuses trees without that leaf
+        (
+            sf.budgets.by_path({"head.*": 0.0}),
+            False,
+        ),  # it refuses trees without that leaf
         (sf.budgets.global_(), False),
     ],
 )
@@ -50,18 +67,36 @@ def test_leaves_are_independent_where_their_counts_are(distribution, apart):
 
 
 def test_unknown_names_and_words():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'monoton'; did you mean 'monotone'"):
+    with pytest.raises(
+        TypeError,
+        match="unexpected keyword argument 'monoton'; did you mean 'monotone'",
+    ):
         Meta(monoton=True)
-    for name, word in (("start", "magnitud"), ("exact_count", "all"), ("stochastic", "always"), ("pruned", "zeros")):
-        with pytest.raises(ValueError, match=f"Meta: expected {name} to be one of .*, got '{word}'"):
+    for name, word in (
+        ("start", "magnitud"),
+        ("exact_count", "all"),
+        ("stochastic", "always"),
+        ("pruned", "zeros"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"Meta: expected {name} to be one of .*, got '{word}'"
+        ):
             Meta(**{name: word})
         with pytest.raises(ValueError, match=f"got '{word}'"):
             Meta()._replace(**{name: word})
 
 
 def test_the_page_on_laws_has_all_fields():
-    text = (Path(__file__).parents[2] / "docs" / "laws.md").read_text("utf-8").partition("## What to declare")[2]
-    rows = "".join(line.split("|")[1] for line in text.partition("\n## ")[0].splitlines() if line.startswith("| `"))
+    text = (
+        (Path(__file__).parents[2] / "docs" / "laws.md")
+        .read_text("utf-8")
+        .partition("## What to declare")[2]
+    )
+    rows = "".join(
+        line.split("|")[1]
+        for line in text.partition("\n## ")[0].splitlines()
+        if line.startswith("| `")
+    )
     assert f"`sf.testing.Meta` has {len(Meta._fields)} fields" in text
     assert set(re.findall(r"`(\w+)=", rows)) == set(Meta._fields)
 

@@ -1,4 +1,6 @@
-"""`parametrize_laws`: one pytest test for each check, and failures that are expected."""
+"""`parametrize_laws`: one pytest test for each check, and failures that are
+expected.
+"""
 
 import subprocess
 import sys
@@ -29,8 +31,25 @@ ROOT = Path(__file__).parents[2]
 def outcome(tmp_path, failures, strict=True):
     file = tmp_path / "test_it.py"
     file.write_text(FILE.format(failures=failures, strict=strict), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-n", "0", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": ""})
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        str(file),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
     return done.returncode, done.stdout
 
 
@@ -60,12 +79,21 @@ def test_an_expected_failure_is_one_for_its_row_alone(tmp_path):
 def test_one_that_passes_all_the_same_is_an_error_unless_it_is_not_strict(tmp_path):
     code, text = outcome(tmp_path, {"counts_are_exact": "keeps one too many"})
     assert code == 1 and "XPASS(strict)" in text and "1 failed, 1 xfailed" in text
-    code, text = outcome(tmp_path, {"counts_are_exact": "keeps one too many"}, strict=False)
+    code, text = outcome(
+        tmp_path, {"counts_are_exact": "keeps one too many"}, strict=False
+    )
     assert code == 0 and "1 xfailed, 1 xpassed" in text
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="expected_failures: no check is named counts_are_right"):
-        sf.testing.parametrize_laws([(static, NEVER)], expected_failures={"counts_are_right": "?"})
-    with pytest.raises(TypeError, match=r"expected rows of sf.testing.Row, or of \(make_alg.*\), got function"):
+    with pytest.raises(
+        ValueError, match="expected_failures: no check is named counts_are_right"
+    ):
+        sf.testing.parametrize_laws(
+            [(static, NEVER)], expected_failures={"counts_are_right": "?"}
+        )
+    with pytest.raises(
+        TypeError,
+        match=r"expected rows of sf.testing.Row, or of \(make_alg.*\), got function",
+    ):
         sf.testing.parametrize_laws([by(one_more)])

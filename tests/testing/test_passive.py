@@ -1,4 +1,6 @@
-"""`passive`: the bits of the algorithm, and an error for each promise that a broken one breaks."""
+"""`passive`: the bits of the algorithm, and an error for each promise that a broken one
+breaks.
+"""
 
 import importlib
 import random
@@ -23,14 +25,18 @@ GMP = sf.gmp(sf.schedules.polynomial(0.25, 0.75, begin=0, end=2), when=sf.every(
 SHARED = torch.zeros(4, 6)
 
 
-def states(algorithm: sf.Algorithm, steps: int = 4, grads: Tree = GRADS) -> list[sf.State]:
+def states(
+    algorithm: sf.Algorithm, steps: int = 4, grads: Tree = GRADS
+) -> list[sf.State]:
     found = [algorithm.init(PARAMS)]
     for step in range(steps):
         found.append(algorithm.update(found[-1], grads, step))
     return found
 
 
-@pytest.mark.parametrize("algorithm", [RIGL, GMP, sf.dense(), sf.ste(0.5), sf.snfs(0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [RIGL, GMP, sf.dense(), sf.ste(0.5), sf.snfs(0.5)], ids=repr
+)
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_bits_are_those_without(algorithm: sf.Algorithm, inside: bool) -> None:
     optimizer = sf.optimizers.adamw(0.1)
@@ -43,10 +49,13 @@ def test_the_bits_are_those_without(algorithm: sf.Algorithm, inside: bool) -> No
         assert_same("a state", a, b)
 
 
-# ---- planted bugs ----------------------------------------------------------------------------------
+# ---- planted bugs --------------------------------------------------------------------
 
 
-def after(change: Callable[[sf.State, sf.State, Tree, Any], Any], algorithm: sf.Algorithm = RIGL) -> sf.Algorithm:
+def after(
+    change: Callable[[sf.State, sf.State, Tree, Any], Any],
+    algorithm: sf.Algorithm = RIGL,
+) -> sf.Algorithm:
     """`change(old, new, grads, step)` has the last word in every update."""
 
     def update(state: sf.State, grads: Tree, step: Any) -> Any:
@@ -92,69 +101,127 @@ MONOTONE = Meta(start="magnitude", monotone=True)
 
 # what the message says: the algorithm, its promises, the sparsity
 BUGS: dict[str, tuple[sf.Algorithm, Meta | None, float | None]] = {
-    r"update at step 0 writes to its input, grads at 'a'": (writes("grads"), None, None),
-    r"update at step 0 writes to its input, state at 'params.a'": (writes("state"), None, None),
-    r"update at step 0 writes to its input, state at 'masks.a'": (writes("masks"), None, None),
-    r"update at step 0 reads or advances a global generator": (draws(lambda: torch.rand(1)), None, None),
-    r"step 0 reads or advances a global generator": (draws(lambda: np.random.rand()), None, None),
+    r"update at step 0 writes to its input, grads at 'a'": (
+        writes("grads"),
+        None,
+        None,
+    ),
+    r"update at step 0 writes to its input, state at 'params.a'": (
+        writes("state"),
+        None,
+        None,
+    ),
+    r"update at step 0 writes to its input, state at 'masks.a'": (
+        writes("masks"),
+        None,
+        None,
+    ),
+    r"update at step 0 reads or advances a global generator": (
+        draws(lambda: torch.rand(1)),
+        None,
+        None,
+    ),
+    r"step 0 reads or advances a global generator": (
+        draws(lambda: np.random.rand()),
+        None,
+        None,
+    ),
     r"0 reads or advances a global generator": (draws(random.random), None, None),
-    r"init reads or advances": (RIGL._replace(init=lambda p: (torch.rand(1), RIGL.init(p))[1]), None, None),
+    r"init reads or advances": (
+        RIGL._replace(init=lambda p: (torch.rand(1), RIGL.init(p))[1]),
+        None,
+        None,
+    ),
     r"init writes to its input, params at 'b'": (
         RIGL._replace(init=lambda p: (p["b"].add_(0), RIGL.init(p))[1]),
         None,
         None,
     ),
     r"init keeps its params in the state at 'params.a'": (
-        sf.dense()._replace(init=lambda params: sf.State(params, sf.dense().init(params).masks)),
+        sf.dense()._replace(
+            init=lambda params: sf.State(params, sf.dense().init(params).masks)
+        ),
         None,
         None,
     ),
     r"update at step 0 keeps its grads in the state at 'scores.grad.a'": (
         sf.Algorithm(
-            lambda p: sf.dense().init(p)._replace(scores={"grad": optree.tree_map(torch.zeros_like, p)}),
+            lambda p: (
+                sf.dense()
+                .init(p)
+                ._replace(scores={"grad": optree.tree_map(torch.zeros_like, p)})
+            ),
             lambda state, grads, step: state._replace(scores={"grad": grads}),
         ),
         None,
         None,
     ),
     r"keeps a part of a tensor of the old state at 'params.a'": (
-        after(lambda old, new, grads, step: leaf(new, "params", lambda _: old.params["a"].reshape(6, 4).t())),
+        after(
+            lambda old, new, grads, step: leaf(
+                new, "params", lambda _: old.params["a"].reshape(6, 4).t()
+            )
+        ),
         None,
         None,
     ),
     r"keeps a view with strides \(1, 4\) at 'params.a'": (
-        after(lambda old, new, grads, step: leaf(new, "params", lambda x: x.t().contiguous().t())),
+        after(
+            lambda old, new, grads, step: leaf(
+                new, "params", lambda x: x.t().contiguous().t()
+            )
+        ),
         None,
         None,
     ),
-    r"update at step 0 gives no State, but dict": (after(lambda old, new, grads, step: new.params), None, None),
+    r"update at step 0 gives no State, but dict": (
+        after(lambda old, new, grads, step: new.params),
+        None,
+        None,
+    ),
     r"changes the structure: .*unknown leaf at 'scores.0' .*the old state lack": (
-        after(lambda old, new, grads, step: new._replace(scores=(torch.ones(()), torch.ones(())))),
+        after(
+            lambda old, new, grads, step: new._replace(
+                scores=(torch.ones(()), torch.ones(()))
+            )
+        ),
         None,
         None,
     ),
-    r"update at step 0 changes the structure: .*float32 at 'params.a', got torch.float64": (
+    r"update at step 0 changes the structure: .*float32 at 'params.a', got "
+    r"torch.float64": (
         after(lambda old, new, grads, step: leaf(new, "params", torch.Tensor.double)),
         None,
         None,
     ),
     r"init changes the structure: expected a bool mask at 'a'": (
-        RIGL._replace(init=lambda params: leaf(RIGL.init(params), "masks", torch.Tensor.float)),
+        RIGL._replace(
+            init=lambda params: leaf(RIGL.init(params), "masks", torch.Tensor.float)
+        ),
         None,
         None,
     ),
     r"update at step 1 changes the mask at 'a', where no trigger fires": (
-        after(lambda old, new, grads, step: leaf(new, "masks", first_flipped) if step == 1 else new),
+        after(
+            lambda old, new, grads, step: (
+                leaf(new, "masks", first_flipped) if step == 1 else new
+            )
+        ),
         DECLARED._replace(pruned="keep"),
         None,
     ),
-    r"update at step 0: weights off the mask at 'a' are not \+0.0; declare Meta\(pruned=": (
+    r"update at step 0: weights off the mask at 'a' are not \+0.0; declare "
+    r"Meta\(pruned=": (
         after(lambda old, new, grads, step: leaf(new, "params", lambda x: x + 1.0)),
         DECLARED,
         None,
     ),
     r"update at step 1: weights off the mask at 'a' are not": (
-        after(lambda old, new, grads, step: leaf(new, "params", negative_zeros) if step == 1 else new),
+        after(
+            lambda old, new, grads, step: (
+                leaf(new, "params", negative_zeros) if step == 1 else new
+            )
+        ),
         DECLARED,
         None,
     ),
@@ -170,12 +237,25 @@ BUGS: dict[str, tuple[sf.Algorithm, Meta | None, float | None]] = {
     ),
     r"init: \[12\] units are kept, expected \[18\], in \['a'\]": (RIGL, DECLARED, 0.25),
     r"update at step 2: \[18\] units are kept, expected \[6\]": (
-        after(lambda old, new, grads, step: leaf(new, "masks", lambda _: old.masks["a"]), GMP),
-        Meta(level=lambda s: sf.schedules.polynomial(0.25, s, begin=0, end=2), when=sf.every(2), start="magnitude"),
+        after(
+            lambda old, new, grads, step: leaf(new, "masks", lambda _: old.masks["a"]),
+            GMP,
+        ),
+        Meta(
+            level=lambda s: sf.schedules.polynomial(0.25, s, begin=0, end=2),
+            when=sf.every(2),
+            start="magnitude",
+        ),
         0.75,
     ),
     r"update at step 0: a mask of monotone=True keeps what was pruned": (
-        sf.rigl(0.5, when=sf.every(2), init="magnitude", drop_fraction=1.0, exclude_dropped=True),
+        sf.rigl(
+            0.5,
+            when=sf.every(2),
+            init="magnitude",
+            drop_fraction=1.0,
+            exclude_dropped=True,
+        ),
         MONOTONE,
         None,
     ),
@@ -189,41 +269,70 @@ def test_a_broken_promise_is_noticed(message: str) -> None:
         states(passive(algorithm, meta=meta, sparsity=sparsity))
 
 
-def test_counts_of_an_algorithm_of_ours_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_an_algorithm_of_ours_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With an optimizer and terms around it, and nothing declared."""
-    broken = sf.with_optimizer(sf.with_terms(RIGL, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1))
+    broken = sf.with_optimizer(
+        sf.with_terms(RIGL, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1)
+    )
     states(passive(broken))
-    monkeypatch.setattr("sparsefn.algorithms.cycle._lost", lambda cycle, units, active, had, *rest: had - 3)
-    monkeypatch.setattr("sparsefn.algorithms.cycle._more", lambda cycle, units, grow, taken, more: more * 0)
-    with pytest.raises(Broken, match=r"update at step 0: \[3\] units are kept, expected \[12\], in \['a'\]"):
+    monkeypatch.setattr(
+        "sparsefn.algorithms.cycle._lost",
+        lambda cycle, units, active, had, *rest: had - 3,
+    )
+    monkeypatch.setattr(
+        "sparsefn.algorithms.cycle._more",
+        lambda cycle, units, grow, taken, more: more * 0,
+    )
+    with pytest.raises(
+        Broken,
+        match=r"update at step 0: \[3\] units are kept, expected \[12\], in \['a'\]",
+    ):
         states(passive(broken))
 
 
 def test_off_the_mask_every_block_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("sparsefn.testing.passive"), "_BLOCK", 5)
-    late = after(lambda old, new, grads, step: leaf(new, "params", lambda x: x + 1.0) if step == 3 else new)
+    monkeypatch.setattr(
+        importlib.import_module("sparsefn.testing.passive"), "_BLOCK", 5
+    )
+    late = after(
+        lambda old, new, grads, step: (
+            leaf(new, "params", lambda x: x + 1.0) if step == 3 else new
+        )
+    )
     with pytest.raises(Broken, match="update at step [3-8]: weights off the mask"):
         states(passive(late, meta=Meta(when=sf.at([0]))), 9)
 
 
 def test_a_step_in_which_nothing_is_finite_changes_no_count() -> None:
     grads = {"a": torch.full((4, 6), torch.nan), "b": torch.ones(3)}
-    states(passive(sf.with_optimizer(GMP, sf.optimizers.sgd(0.1), skip_nonfinite=True)), grads=grads)
+    states(
+        passive(sf.with_optimizer(GMP, sf.optimizers.sgd(0.1), skip_nonfinite=True)),
+        grads=grads,
+    )
 
 
-# ---- where ---------------------------------------------------------------------------------------
+# ---- where ---------------------------------------------------------------------------
 
 
 def test_under_transforms_structure_is_checked() -> None:
-    healthy, double = passive(RIGL), passive(after(lambda o, n, g, s: leaf(n, "params", torch.Tensor.double)))
+    healthy, double = (
+        passive(RIGL),
+        passive(after(lambda o, n, g, s: leaf(n, "params", torch.Tensor.double))),
+    )
     stacked = sf.ensemble.stack([RIGL.init(PARAMS)] * 2)
     both = sf.ensemble.stack([GRADS] * 2)
     wanted = RIGL.update(RIGL.init(PARAMS), GRADS, 0)
-    for member in sf.ensemble.unstack(torch.vmap(healthy.update, in_dims=(0, 0, None))(stacked, both, 0)):
+    for member in sf.ensemble.unstack(
+        torch.vmap(healthy.update, in_dims=(0, 0, None))(stacked, both, 0)
+    ):
         assert_same("a member", wanted, member)
     with pytest.raises(Broken, match="changes the structure"):
         torch.vmap(double.update, in_dims=(0, 0, None))(stacked, both, 0)
-    assert torch.vmap(healthy.init)({name: torch.stack([x, x]) for name, x in PARAMS.items()}).masks["b"].shape == (2,)
+    assert torch.vmap(healthy.init)(
+        {name: torch.stack([x, x]) for name, x in PARAMS.items()}
+    ).masks["b"].shape == (2,)
     meta = optree.tree_map(lambda x: x.to("meta"), PARAMS)
     assert healthy.update(healthy.init(meta), meta, 0).params["a"].is_meta
 
@@ -233,7 +342,10 @@ def test_compiled_it_has_the_same_bits() -> None:
     update = torch.compile(passive(RIGL).update, backend="eager", fullgraph=True)
     state = wanted = RIGL.init(PARAMS)
     for step in range(3):
-        state, wanted = update(state, GRADS, torch.tensor(step)), RIGL.update(wanted, GRADS, step)
+        state, wanted = (
+            update(state, GRADS, torch.tensor(step)),
+            RIGL.update(wanted, GRADS, step),
+        )
         assert_same(f"step {step}", wanted, state)
 
 
@@ -264,14 +376,20 @@ def test_in_a_loop_of_torch_optim() -> None:
 
 def test_what_is_chosen_among_masks_is_watched_too() -> None:
     algorithm = sf.chain(sf.static(0.5, init="magnitude"), passive(RIGL))
-    for a, b in zip(states(algorithm), states(sf.chain(sf.static(0.5, init="magnitude"), RIGL)), strict=True):
+    for a, b in zip(
+        states(algorithm),
+        states(sf.chain(sf.static(0.5, init="magnitude"), RIGL)),
+        strict=True,
+    ):
         assert_same("a state", a, b)
     assert passive(RIGL).within is not None and passive(sf.dense()).within is None
 
 
 def test_donated_writes_over_states() -> None:
     trained = sf.with_optimizer(RIGL, sf.optimizers.adamw(0.1))
-    with pytest.raises(ValueError, match="passive: expected an algorithm that is pure, got sf.donated"):
+    with pytest.raises(
+        ValueError, match="passive: expected an algorithm that is pure, got sf.donated"
+    ):
         passive(sf.donated(trained))
     given = sf.donated(passive(trained))
     state = given.init(PARAMS)
@@ -285,7 +403,12 @@ def test_it_is_shown_as_its_call_and_says_what_it_expects() -> None:
     wrong: Any = "rigl"
     with pytest.raises(TypeError, match="passive: expected an Algorithm.*got str"):
         passive(wrong)
-    with pytest.raises(TypeError, match=re.escape("passive: expected meta to be a sf.testing.Meta, got str")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape("passive: expected meta to be a sf.testing.Meta, got str"),
+    ):
         passive(RIGL, meta=wrong)
-    with pytest.raises(ValueError, match=re.escape("passive: expected meta beside sparsity=0.5")):
+    with pytest.raises(
+        ValueError, match=re.escape("passive: expected meta beside sparsity=0.5")
+    ):
         passive(RIGL, sparsity=0.5)

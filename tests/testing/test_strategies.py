@@ -31,7 +31,10 @@ def leaves(tree):
     "condition",
     [
         lambda tree: isinstance(tree, list),
-        lambda tree: isinstance(tree, dict) and any(isinstance(part, tuple) for part in tree.values()),
+        lambda tree: (
+            isinstance(tree, dict)
+            and any(isinstance(part, tuple) for part in tree.values())
+        ),
         lambda tree: {x.dtype for x in leaves(tree)} >= {torch.float32, torch.bfloat16},
         lambda tree: any(x.dtype == torch.float64 for x in leaves(tree)),
         lambda tree: any(x.ndim > 1 and x.numel() == 0 for x in leaves(tree)),
@@ -39,10 +42,27 @@ def leaves(tree):
         lambda tree: any(x.isnan().any() for x in leaves(tree)),
         lambda tree: any(x.isinf().any() for x in leaves(tree)),
         lambda tree: any(((x == 0) & torch.signbit(x)).any() for x in leaves(tree)),
-        lambda tree: any(((x != 0) & (x.abs() < torch.finfo(x.dtype).smallest_normal)).any() for x in leaves(tree)),
-        lambda tree: any(x.numel() > 4 and len(x.unique()) < x.numel() / 2 for x in leaves(tree)),
+        lambda tree: any(
+            ((x != 0) & (x.abs() < torch.finfo(x.dtype).smallest_normal)).any()
+            for x in leaves(tree)
+        ),
+        lambda tree: any(
+            x.numel() > 4 and len(x.unique()) < x.numel() / 2 for x in leaves(tree)
+        ),
     ],
-    ids=["list", "tuple", "mixed", "float64", "empty", "single", "nan", "inf", "negative-zero", "subnormal", "ties"],
+    ids=[
+        "list",
+        "tuple",
+        "mixed",
+        "float64",
+        "empty",
+        "single",
+        "nan",
+        "inf",
+        "negative-zero",
+        "subnormal",
+        "ties",
+    ],
 )
 def test_params_trees_hold_every_hard_case(condition):
     holds(strategies.params_trees(), condition)
@@ -58,9 +78,14 @@ def test_distinct_trees_have_no_ties(tree):
 @FEW
 @given(strategies.params_trees(sf.testing.Form(rows=2, columns=4, least=2, ndims=(2,))))
 def test_forms_are_kept(tree):
-    chosen = [x for path, x in sf.tree.flatten(tree)[0].items() if sf.default_where(path, x)]
+    chosen = [
+        x for path, x in sf.tree.flatten(tree)[0].items() if sf.default_where(path, x)
+    ]
     assert chosen
-    assert all(x.ndim == 2 and x.shape[0] % 2 == 0 and x.shape[1] % 4 == 0 and x.numel() >= 32 for x in chosen)
+    assert all(
+        x.ndim == 2 and x.shape[0] % 2 == 0 and x.shape[1] % 4 == 0 and x.numel() >= 32
+        for x in chosen
+    )
 
 
 @pytest.mark.deep
@@ -73,11 +98,16 @@ def test_gradients_are_like_the_params():
 
 
 def test_steps_and_sparsities():
-    holds(strategies.steps(), lambda step: isinstance(step, torch.Tensor) and int(step) > 1000)
+    holds(
+        strategies.steps(),
+        lambda step: isinstance(step, torch.Tensor) and int(step) > 1000,
+    )
     holds(strategies.steps(), lambda step: step == 0 and isinstance(step, int))
     for value in (0.0, 1.0, 0.5):
         holds(strategies.sparsities(), lambda s, value=value: s == value)
-    holds(strategies.sparsities(12), lambda s: 0 < s < 1 and math.isclose(s * 12 % 1, 0.5))
+    holds(
+        strategies.sparsities(12), lambda s: 0 < s < 1 and math.isclose(s * 12 % 1, 0.5)
+    )
 
 
 @FEW
@@ -99,11 +129,15 @@ def test_a_layout_is_found_for_every_pattern(pattern):
     run = case(Source(bytes(range(250)) * 4), layout.form, EVERY, False)
     for path, leaf in sf.tree.flatten(run.params)[0].items():
         if sf.default_where(path, leaf) and leaf.numel():
-            sf.topk_mask(leaf.float(), None if pattern.fixed is not None else 0, pattern=pattern)
+            sf.topk_mask(
+                leaf.float(), None if pattern.fixed is not None else 0, pattern=pattern
+            )
 
 
 def test_one_large_run_is_always_the_same():
-    assert sf.checkpoint.tree_equal(strategies.large().params, strategies.large().params)
+    assert sf.checkpoint.tree_equal(
+        strategies.large().params, strategies.large().params
+    )
     assert min(x.numel() for x in [strategies.large(elements=1000).params["a"]]) >= 1000
 
 
@@ -112,7 +146,13 @@ def test_trees_have_three_sparsified_leaves_of_several_dtypes(build):
     tree = strategies.large().params if build == "large" else None
 
     def counts(tree):
-        chosen = [leaf.dtype for path, leaf in sf.tree.flatten(tree)[0].items() if sf.default_where(path, leaf)]
+        chosen = [
+            leaf.dtype
+            for path, leaf in sf.tree.flatten(tree)[0].items()
+            if sf.default_where(path, leaf)
+        ]
         return len(chosen) >= 3 and len(set(chosen)) >= 2
 
-    assert counts(find(strategies.params_trees(), counts, settings=MANY) if tree is None else tree)
+    assert counts(
+        find(strategies.params_trees(), counts, settings=MANY) if tree is None else tree
+    )

@@ -1,4 +1,6 @@
-"""The `Meta` that would hold is found in one call, with what it gives up and what no declaration mends."""
+"""The `Meta` that would hold is found in one call, with what it gives up and what no
+declaration mends.
+"""
 
 import optree
 import pytest
@@ -12,7 +14,9 @@ FAST = [law for law in LAWS if law is not COMPILE]
 
 
 def suggestion(make, meta=sf.testing.Meta(), laws=FAST):
-    return sf.testing.check_laws(make, meta=meta, laws=laws, max_examples=8, suggest=True).suggestion
+    return sf.testing.check_laws(
+        make, meta=meta, laws=laws, max_examples=8, suggest=True
+    ).suggestion
 
 
 def noisy(sparsity, key):
@@ -23,7 +27,9 @@ def noisy(sparsity, key):
 
         def mask(path, x):
             full = sf.default_where(path, x)
-            return torch.ones(x.shape if full else (), dtype=torch.bool, device=x.device)
+            return torch.ones(
+                x.shape if full else (), dtype=torch.bool, device=x.device
+            )
 
         return sf.State(params, sf.tree.map_with_path(mask, params), key=key)
 
@@ -31,10 +37,14 @@ def noisy(sparsity, key):
         def mask(weight, draw, old):
             if not old.ndim:
                 return old
-            return sf.topk_mask(weight.abs() * (1 + draw), sf.budgets.n_kept(weight.numel(), sparsity))
+            return sf.topk_mask(
+                weight.abs() * (1 + draw), sf.budgets.n_kept(weight.numel(), sparsity)
+            )
 
         drawn = sf.scores.random(state, (), step)
-        return state._replace(masks=optree.tree_map(mask, state.params, drawn, state.masks))
+        return state._replace(
+            masks=optree.tree_map(mask, state.params, drawn, state.masks)
+        )
 
     def update(state, grads, step):
         step = sf.triggers.check_step(step)
@@ -51,9 +61,16 @@ def of_noisy():
 @pytest.mark.deep
 def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
     meta = of_noisy.meta
-    assert (meta.when, meta.start, meta.pruned, meta.stochastic) == (sf.every(2), "dense", "keep", "anew")
+    assert (meta.when, meta.start, meta.pruned, meta.stochastic) == (
+        sf.every(2),
+        "dense",
+        "keep",
+        "anew",
+    )
     assert of_noisy.broken == () and "counts_are_exact" in of_noisy.held
-    report = sf.testing.check_laws(noisy, meta=meta, laws=FAST, max_examples=8, on_fail="report")
+    report = sf.testing.check_laws(
+        noisy, meta=meta, laws=FAST, max_examples=8, on_fail="report"
+    )
     assert report.ok and set(report.held) == set(of_noisy.held)
 
 
@@ -61,50 +78,84 @@ def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
 def test_the_text_is_code_that_says_why(of_noisy):
     assert eval(of_noisy.text, {"sf": sf, "torch": torch}) == of_noisy.meta
     assert 'start="dense",  # after init all weights are kept' in of_noisy.text
-    assert "when=sf.every(2),  # of the first 12 steps masks change at these" in of_noisy.text
+    assert (
+        "when=sf.every(2),  # of the first 12 steps masks change at these"
+        in of_noisy.text
+    )
     assert 'pruned="keep",  # else pruned_weights_are_zero fails: ' in of_noisy.text
 
 
 def test_what_is_given_up_is_said():
-    found = suggestion(by(one_more), sf.testing.Meta(start="magnitude", pruned="train"), laws=LAWS[:2])
+    found = suggestion(
+        by(one_more), sf.testing.Meta(start="magnitude", pruned="train"), laws=LAWS[:2]
+    )
     assert "exact_count=False,  # gives up counts_are_exact: after init: " in found.text
     assert not found.meta.exact_count and "counts_are_exact" not in found.held
 
 
 def test_a_bug_that_no_declaration_mends_is_told_as_one():
     found = suggestion(draws, laws=[sf.testing.laws.PURITY])
-    assert [line.partition(": ")[0] for line in found.broken] == ["draws breaks purity, functions_are_pure"]
+    assert [line.partition(": ")[0] for line in found.broken] == [
+        "draws breaks purity, functions_are_pure"
+    ]
     assert "functions_are_pure" not in found.held
 
 
 def test_what_the_call_says_is_not_said_again():
-    made = {"when": sf.every(2), "distribution": sf.budgets.erk(), "pruned": "keep", "score": sf.scores.saliency}
+    made = {
+        "when": sf.every(2),
+        "distribution": sf.budgets.erk(),
+        "pruned": "keep",
+        "score": sf.scores.saliency,
+    }
     found = suggestion(lambda s, key: sf.gmp(s, **made), laws=LAWS[:3])
     assert found.broken == () and "counts_are_exact" in found.held
     assert eval(found.text, {"sf": sf}) == found.meta
-    assert found.meta == sf.testing.Meta(start="magnitude", choose=sf.scores.saliency, monotone=True)
+    assert found.meta == sf.testing.Meta(
+        start="magnitude", choose=sf.scores.saliency, monotone=True
+    )
 
 
 def test_what_the_call_says_is_not_looked_for():
-    found = suggestion(lambda s, key: sf.gmp(s), laws=LAWS[9:10])  # masks that change at no step, though they may
+    found = suggestion(
+        lambda s, key: sf.gmp(s), laws=LAWS[9:10]
+    )  # masks that change at no step, though they may
     assert found.meta == sf.testing.Meta()
 
 
 @pytest.mark.deep
 def test_an_exchange_is_read_from_the_call():
-    exchange = sf.testing.Exchange(sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3))
-    found = suggestion(lambda s, key: sf.rigl(s, when=sf.every(2), key=key), laws=LAWS[:4])
+    exchange = sf.testing.Exchange(
+        sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3)
+    )
+    found = suggestion(
+        lambda s, key: sf.rigl(s, when=sf.every(2), key=key), laws=LAWS[:4]
+    )
     assert repr(found.meta.choose) == repr(exchange)
-    assert {"the_worst_are_exchanged", "exchanges_conserve", "counts_are_exact"} <= set(found.held)
-    code = "drop=sf.scores.magnitude, grow=sf.scores.gradient, fraction=sf.schedules.constant(0.3)"
+    assert {"the_worst_are_exchanged", "exchanges_conserve", "counts_are_exact"} <= set(
+        found.held
+    )
+    code = (
+        "drop=sf.scores.magnitude, grow=sf.scores.gradient, "
+        "fraction=sf.schedules.constant(0.3)"
+    )
     assert f"choose=sf.testing.Exchange({code}),  # holds" in found.text
-    drawn = suggestion(lambda s, key: sf.set(s, drop_fraction=0.5, key=key), laws=LAWS[:4]).meta.choose
+    drawn = suggestion(
+        lambda s, key: sf.set(s, drop_fraction=0.5, key=key), laws=LAWS[:4]
+    ).meta.choose
     assert drawn.grow is None and drawn.fraction(0) == 0.5
-    assert suggestion(lambda s, key: sf.rigl(s, steps=1000, key=key), laws=LAWS[:2]).meta.choose is None
+    assert (
+        suggestion(
+            lambda s, key: sf.rigl(s, steps=1000, key=key), laws=LAWS[:2]
+        ).meta.choose
+        is None
+    )
 
 
 @pytest.mark.deep(but=["at*"])
-@pytest.mark.parametrize("when", [sf.every(3), sf.every(4, start=1), sf.at([2]), sf.never()], ids=repr)
+@pytest.mark.parametrize(
+    "when", [sf.every(3), sf.every(4, start=1), sf.at([2]), sf.never()], ids=repr
+)
 def test_the_trigger_is_seen_over_more_steps_than_a_run_has(when):
     def mine(sparsity, key):
         base = sf.gmp(sparsity, when=when, init="dense")
@@ -113,17 +164,30 @@ def test_the_trigger_is_seen_over_more_steps_than_a_run_has(when):
     assert suggestion(mine, laws=LAWS[9:10]).meta.when == when
 
 
-@pytest.mark.parametrize("given", [sf.testing.Meta(start="dense"), sf.testing.Meta(start="dense", when=sf.every(2))])
+@pytest.mark.parametrize(
+    "given",
+    [sf.testing.Meta(start="dense"), sf.testing.Meta(start="dense", when=sf.every(2))],
+)
 def test_a_wrong_start_is_mended_before_counts_are_given_up(given):
     found = suggestion(lambda s, key: sf.gmp(s, when=sf.every(2)), given, laws=LAWS[:4])
-    assert (found.meta.start, found.meta.exact_count) == ("magnitude", True) and found.broken == ()
+    assert (found.meta.start, found.meta.exact_count) == (
+        "magnitude",
+        True,
+    ) and found.broken == ()
     assert {"counts_are_exact", "the_best_are_kept"} <= set(found.held)
     assert 'start="magnitude",  # holds' in found.text
 
 
 def test_a_wrong_start_that_no_magnitude_mends_is_another_one():
-    found = suggestion(lambda s, key: sf.static(s, key=key), sf.testing.Meta(start="dense"), laws=LAWS[:2])
-    assert (found.meta.start, found.meta.exact_count) == ("other", True) and "counts_are_exact" in found.held
+    found = suggestion(
+        lambda s, key: sf.static(s, key=key),
+        sf.testing.Meta(start="dense"),
+        laws=LAWS[:2],
+    )
+    assert (found.meta.start, found.meta.exact_count) == (
+        "other",
+        True,
+    ) and "counts_are_exact" in found.held
 
 
 @pytest.mark.deep
@@ -137,7 +201,9 @@ def test_a_wrong_trigger_is_mended_before_idleness_is_given_up():
 
 
 def test_what_is_declared_stays_where_it_holds():
-    given = sf.testing.Meta(when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True)
+    given = sf.testing.Meta(
+        when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True
+    )
     found = suggestion(lambda s, key: sf.gmp(s, when=sf.every(2)), given, laws=LAWS[:4])
     assert found.meta == given and found.broken == ()
 
@@ -148,4 +214,7 @@ def test_where_nothing_runs_nothing_is_promised():
 
     found = suggestion(fails, laws=LAWS[:1])
     assert found.text == "sf.testing.Meta()"
-    assert found.broken == ("fails: make raises RuntimeError: not written yet; w of shape (2, 3), torch.float32",)
+    assert found.broken == (
+        "fails: make raises RuntimeError: not written yet; w of shape (2, 3), "
+        "torch.float32",
+    )

@@ -15,7 +15,12 @@ from sparsefn.testing.written import code_of, declarations, meta_code, tensor_co
     [
         *(None, True, 3, 0.5, "train"),
         *(sf.every(3, start=1), sf.never(), sf.at([1, 2]), sf.always()),
-        *(sf.scores.magnitude, sf.scores.lamp, sf.budgets.global_(floor=0.25), sf.patterns.nm(2, 4)),
+        *(
+            sf.scores.magnitude,
+            sf.scores.lamp,
+            sf.budgets.global_(floor=0.25),
+            sf.patterns.nm(2, 4),
+        ),
         sf.scores.ranked(sf.scores.magnitude),
     ],
     ids=lambda value: getattr(value, "__name__", repr(value)),
@@ -44,7 +49,11 @@ def test_tensors_keep_their_bits(x):
 
 
 def test_trees():
-    tree = {"a": [torch.zeros(1)], "b": (torch.ones(1),), "c": WeightAndBias(torch.zeros(1), torch.zeros(1))}
+    tree = {
+        "a": [torch.zeros(1)],
+        "b": (torch.ones(1),),
+        "c": WeightAndBias(torch.zeros(1), torch.zeros(1)),
+    }
     tree["d"] = collections.OrderedDict(x=torch.zeros(2))
     made = eval(code_of(tree), {"sf": sf, "torch": torch, "collections": collections})
     assert sf.checkpoint.tree_equal(made, tree)
@@ -56,9 +65,20 @@ def test_what_has_no_name_has_no_code():
 
 
 def test_promises():
-    meta = sf.testing.Meta(pattern=sf.patterns.nm(2, 4), when=sf.at([1]), choose=sf.scores.magnitude, baseline=None)
-    code = "when=sf.at([1]), pattern=sf.patterns.nm(2, 4), choose=sf.scores.magnitude, baseline=None"
+    meta = sf.testing.Meta(
+        pattern=sf.patterns.nm(2, 4),
+        when=sf.at([1]),
+        choose=sf.scores.magnitude,
+        baseline=None,
+    )
+    code = (
+        "when=sf.at([1]), pattern=sf.patterns.nm(2, 4), choose=sf.scores.magnitude, "
+        "baseline=None"
+    )
     assert meta_code(meta) == f"sf.testing.Meta({code})"
     hidden = sf.testing.Meta(level=lambda s: lambda step: s)
     assert meta_code(hidden) == "meta"
-    assert declarations(hidden._replace(start="dense"), hidden) == ("meta._replace", {"start": '"dense"'})
+    assert declarations(hidden._replace(start="dense"), hidden) == (
+        "meta._replace",
+        {"start": '"dense"'},
+    )

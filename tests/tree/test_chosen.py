@@ -1,11 +1,21 @@
-"""Which leaves are sparsified: the default rule, functions, globs, and what is refused."""
+"""Which leaves are sparsified: the default rule, functions, globs, and what is
+refused.
+"""
 
 import re
 
 import pytest
 import torch
 
-from sparsefn.tree.chosen import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves, shares, why_dense
+from sparsefn.tree.chosen import (
+    _ANYWHERE,
+    _LAST_WORDS,
+    _WORDS,
+    default_where,
+    select_leaves,
+    shares,
+    why_dense,
+)
 
 W, B = torch.zeros(2, 2), torch.zeros(2)
 
@@ -99,11 +109,15 @@ DENSE = """
 
 
 def rows(table):
-    return [(path, tuple(map(int, shape))) for path, *shape in map(str.split, table.strip().splitlines())]
+    return [
+        (path, tuple(map(int, shape)))
+        for path, *shape in map(str.split, table.strip().splitlines())
+    ]
 
 
 @pytest.mark.parametrize(
-    ("path", "shape", "chosen"), [(*row, table is SPARSE) for table in (SPARSE, DENSE) for row in rows(table)]
+    ("path", "shape", "chosen"),
+    [(*row, table is SPARSE) for table in (SPARSE, DENSE) for row in rows(table)],
 )
 def test_default_where(path, shape, chosen):
     assert default_where(path, torch.zeros(shape)) is chosen
@@ -125,8 +139,15 @@ def test_globs_match_whole_paths_tell_case_apart_and_cross_dots():
     params = {"enc": {"0": {"weight": W, "bias": B}}, "Enc": {"weight": W}}
     assert list(select_leaves(params, "enc.*")) == ["enc.0.bias", "enc.0.weight"]
     assert list(select_leaves(params, "*weight")) == ["Enc.weight", "enc.0.weight"]
-    assert list(select_leaves(params, ("enc.0.bias", "Enc.*"))) == ["Enc.weight", "enc.0.bias"]
-    with pytest.raises(ValueError, match=r"where: no path matches 'weight'; the paths are 'Enc.weight', 'enc.0.bias'"):
+    assert list(select_leaves(params, ("enc.0.bias", "Enc.*"))) == [
+        "Enc.weight",
+        "enc.0.bias",
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"where: no path matches 'weight'; the paths are 'Enc.weight', "
+        r"'enc.0.bias'",
+    ):
         select_leaves(params, "weight")
     with pytest.raises(ValueError, match=r"no path matches 'nothing\*'"):
         select_leaves(params, ["enc.*", "nothing*"])
@@ -149,16 +170,25 @@ def test_nothing_selected_warns_with_the_paths():
 
 
 def test_params_must_be_floating_point_tensors():
-    with pytest.raises(TypeError, match=r"expected floating-point params, got torch.int64 at 'a.b'"):
+    with pytest.raises(
+        TypeError, match=r"expected floating-point params, got torch.int64 at 'a.b'"
+    ):
         select_leaves({"a": {"b": torch.zeros(2, 2, dtype=torch.int64)}, "w": W})
-    with pytest.raises(TypeError, match=r"expected floating-point params, got torch.complex64 at 'w'"):
+    with pytest.raises(
+        TypeError, match=r"expected floating-point params, got torch.complex64 at 'w'"
+    ):
         select_leaves({"w": torch.zeros(2, 2, dtype=torch.complex64)})
-    with pytest.raises(TypeError, match=r"expected floating-point params, got float at '1'"):
+    with pytest.raises(
+        TypeError, match=r"expected floating-point params, got float at '1'"
+    ):
         select_leaves([W, 1.0])
 
 
 def test_other_kinds_of_where_are_refused():
-    with pytest.raises(TypeError, match="expected where to be a function, a glob or a sequence of globs, got int"):
+    with pytest.raises(
+        TypeError,
+        match="expected where to be a function, a glob or a sequence of globs, got int",
+    ):
         select_leaves({"w": W}, 3)
     with pytest.raises(TypeError, match="expected where to hold globs, got int"):
         select_leaves({"w": W}, ["*", 3])
@@ -169,7 +199,9 @@ def test_under_compile_and_vmap():
         return [leaf * 2 for leaf in select_leaves({"w": w, "b": w[0]}, ["w"]).values()]
 
     w = torch.arange(8.0).reshape(2, 2, 2)
-    assert torch.equal(torch.compile(chosen, fullgraph=True, backend="eager")(w[0])[0], w[0] * 2)
+    assert torch.equal(
+        torch.compile(chosen, fullgraph=True, backend="eager")(w[0])[0], w[0] * 2
+    )
     assert torch.equal(torch.vmap(lambda w: torch.stack(chosen(w)))(w)[:, 0], w * 2)
 
 
@@ -183,7 +215,11 @@ def test_under_compile_and_vmap():
         ("cls_token", (1, 2), "'token' in its name"),
         ("shared.weight", (9, 2), "'shared.weight' in its name"),
         ("fc.weight_g", (4, 1), "magnitudes of weight norm"),
-        ("fc.parametrizations.weight.original", (4, 4), "'fc.weight' is computed from it"),
+        (
+            "fc.parametrizations.weight.original",
+            (4, 4),
+            "'fc.weight' is computed from it",
+        ),
         ("parametrizations.weight.0.lora_A", (4, 4), "'weight' is computed from it"),
     ],
 )
@@ -191,13 +227,22 @@ def test_why_a_leaf_is_dense(path, shape, why):
     leaf = torch.zeros(shape)
     assert why_dense(path, leaf) == why
     assert default_where(path, leaf) is (why == "")
-    asked = torch.compile(lambda x: x + len(why_dense(path, x)), backend="eager", fullgraph=True)
+    asked = torch.compile(
+        lambda x: x + len(why_dense(path, x)), backend="eager", fullgraph=True
+    )
     assert torch.equal(asked(leaf), leaf + len(why))
 
 
 def test_shares_give_each_leaf_to_the_first_that_chooses_it():
-    tree, like = {"a": {"w": 1, "b": 2}, "c": 3}, {"a": {"w": torch.ones(2, 2), "b": torch.ones(2)}, "c": torch.ones(1)}
-    rows = shares("split", [lambda path, leaf: leaf.ndim == 2, "a.*", "*.b"], tree, like)
+    tree, like = (
+        {"a": {"w": 1, "b": 2}, "c": 3},
+        {"a": {"w": torch.ones(2, 2), "b": torch.ones(2)}, "c": torch.ones(1)},
+    )
+    rows = shares(
+        "split", [lambda path, leaf: leaf.ndim == 2, "a.*", "*.b"], tree, like
+    )
     assert rows == [{"a.w": 1}, {"a.b": 2}, {}, {"c": 3}]
-    with pytest.raises(ValueError, match="split: no path matches 'd'; the paths are 'a.b', 'a.w', 'c'"):
+    with pytest.raises(
+        ValueError, match="split: no path matches 'd'; the paths are 'a.b', 'a.w', 'c'"
+    ):
         shares("split", ["d"], tree, like)

@@ -1,4 +1,6 @@
-"""A module, its parameters or lazy layers in the place of a tree of tensors: errors that say what to write."""
+"""A module, its parameters or lazy layers in the place of a tree of tensors: errors
+that say what to write.
+"""
 
 import re
 import warnings
@@ -8,7 +10,13 @@ import torch
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.tree.mends import check_not_lazy, check_tree, mend_of, no_tree, warn_without_names
+from sparsefn.tree.mends import (
+    check_not_lazy,
+    check_tree,
+    mend_of,
+    no_tree,
+    warn_without_names,
+)
 
 NAMED = "write dict(module.named_parameters())"
 GIVEN = {
@@ -40,7 +48,11 @@ def lazy_net():
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_init_names_the_mend(name, given):
-    kind = {"module": "Sequential", "pairs": "(name, tensor) pairs", "optimizer": "SGD"}.get(given, "generator")
+    kind = {
+        "module": "Sequential",
+        "pairs": "(name, tensor) pairs",
+        "optimizer": "SGD",
+    }.get(given, "generator")
     told = f"expected params to be a tree of tensors, got {kind}; {NAMED}"
     with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
         ALGORITHMS[name].init(GIVEN[given](net()))
@@ -71,15 +83,26 @@ def test_what_else_takes_params_or_a_state_names_the_mend(given):
         lambda: sf.report.changed(state, value()),
         lambda: sf.distributed.commit(model, value()),
     ):
-        with pytest.raises(TypeError, match=re.escape("write algorithm.init(dict(module.named_parameters()))")):
+        with pytest.raises(
+            TypeError,
+            match=re.escape("write algorithm.init(dict(module.named_parameters()))"),
+        ):
             act()
-    with pytest.raises(ValueError, match=re.escape("write {name: p.grad for name, p in module.named_parameters()}")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "write {name: p.grad for name, p in module.named_parameters()}"
+        ),
+    ):
         sf.rigl(0.5).update(state, value(), 0)
 
 
 def test_a_state_dict_has_buffers():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
-    told = f"got torch.int64 at '1.num_batches_tracked', a buffer, which a state_dict() has, too; {NAMED}"
+    told = (
+        "got torch.int64 at '1.num_batches_tracked', a buffer, which a state_dict() "
+        f"has, too; {NAMED}"
+    )
     with pytest.raises(TypeError, match=re.escape(told)):
         sf.rigl(0.5).init(model.state_dict())
 
@@ -87,7 +110,10 @@ def test_a_state_dict_has_buffers():
 def test_a_state_dict_beside_a_dict_names_the_types():
     model = net()
     state = sf.rigl(0.5).init(model.state_dict())
-    told = "the containers differ: grads are of type dict and params of type OrderedDict; write dict(...) around both"
+    told = (
+        "the containers differ: grads are of type dict and params of type OrderedDict; "
+        "write dict(...) around both"
+    )
     with pytest.raises(ValueError, match=re.escape(told)):
         sf.rigl(0.5).update(state, dict(model.named_parameters()), 0)
 
@@ -104,7 +130,9 @@ def test_gradients_without_names():
 
 def test_step_and_gradients_in_the_other_order():
     state = sf.rigl(0.5).init({"w": torch.ones(2, 2)})
-    with pytest.raises(ValueError, match=re.escape("got int; write update(state, grads, step)")):
+    with pytest.raises(
+        ValueError, match=re.escape("got int; write update(state, grads, step)")
+    ):
         sf.rigl(0.5).update(state, 0, state.params)
 
 
@@ -117,12 +145,17 @@ def test_a_module_in_the_place_of_a_sparsity():
 
 def test_a_list_of_parameters_has_no_names():
     model = net()
-    told = f"init: a list of parameters has no names, which tell embeddings, norms and layers apart; {NAMED}"
+    told = (
+        "init: a list of parameters has no names, which tell embeddings, norms and "
+        f"layers apart; {NAMED}"
+    )
     with pytest.warns(UserWarning, match=re.escape(told)):
         sf.rigl(0.5).init(list(model.parameters()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sf.rigl(0.5).init([p.detach() for p in model.parameters()])  # a list of plain tensors is a tree like others
+        sf.rigl(0.5).init(
+            [p.detach() for p in model.parameters()]
+        )  # a list of plain tensors is a tree like others
         sf.rigl(0.5).init(dict(model.named_parameters()))
         warn_without_names([])
 
@@ -133,9 +166,13 @@ def test_lazy_layers_are_named_with_the_mend():
     told = r"lazy layers have not made '0.\w+', .*: run the module on a batch first$"
     for act in (
         lambda lazy: sf.rigl(0.5).init(dict(lazy.named_parameters())),
-        lambda lazy: sf.partition([("*", sf.rigl(0.5))]).init(dict(lazy.named_parameters())),
+        lambda lazy: sf.partition([("*", sf.rigl(0.5))]).init(
+            dict(lazy.named_parameters())
+        ),
         lambda lazy: sf.report.plan(sf.rigl(0.5), dict(lazy.named_parameters())),
-        lambda lazy: sf.attach(sf.rigl(0.5), lazy, torch.optim.SGD(lazy.parameters(), lr=0.1)),
+        lambda lazy: sf.attach(
+            sf.rigl(0.5), lazy, torch.optim.SGD(lazy.parameters(), lr=0.1)
+        ),
         lambda lazy: sf.modules.params_of(lazy),
         lambda lazy: sf.modules.call(lazy, state, x),
         lambda lazy: sf.modules.bake(lazy, state),
@@ -148,7 +185,10 @@ def test_lazy_layers_are_named_with_the_mend():
     ):
         with pytest.raises(ValueError, match=told):
             act(lazy_net())
-    with pytest.raises(ValueError, match="buffers of the Sequential .* '1.running_mean', '1.running_var' yet"):
+    with pytest.raises(
+        ValueError,
+        match="buffers of the Sequential .* '1.running_mean', '1.running_var' yet",
+    ):
         sf.modules.buffers_of(lazy_net())
 
 
@@ -161,7 +201,14 @@ def test_a_lazy_module_serves_after_a_batch():
 
 
 def test_trees_pass():
-    for value in ({"w": torch.ones(1)}, [torch.ones(1)], (), torch.ones(1), sf.State({}, {}), None):
+    for value in (
+        {"w": torch.ones(1)},
+        [torch.ones(1)],
+        (),
+        torch.ones(1),
+        sf.State({}, {}),
+        None,
+    ):
         assert no_tree("params", value) == mend_of("params", value) == ""
         check_tree("params", value)
     check_not_lazy("params", {"w": torch.ones(1), "n": 1.0}.items())

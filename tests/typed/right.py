@@ -18,7 +18,7 @@ params = sf.modules.params_of(net)
 assert_type(params, dict[str, Tensor])
 
 
-# ---- algorithms -----------------------------------------------------------------------------------
+# ---- algorithms ----------------------------------------------------------------------
 
 
 def halfway(step: Step) -> float:
@@ -35,15 +35,32 @@ def a_third(fraction: float | Tensor, active: Tensor) -> Tensor:
 
 def run(algorithm: sf.Algorithm) -> sf.State:
     state = algorithm.init(params)
-    return algorithm.update(state, {path: torch.ones_like(leaf) for path, leaf in params.items()}, 0)
+    return algorithm.update(
+        state, {path: torch.ones_like(leaf) for path, leaf in params.items()}, 0
+    )
 
 
 levels: list[Level] = [0.5, torch.tensor(0.5), halfway, sf.schedules.linear(0.1, 0.01)]
 schedule: Schedule = sf.schedules.polynomial(0.0, 0.9, begin=0, end=100)
-scores: list[Score] = [sf.scores.magnitude, weighted, sf.scores.ema(weighted, 0.9), sf.scores.momentum(0.9)]
-plain: list[PlainScore] = [weighted, lambda state, grads, step: grads, sf.scores.distance()]
+scores: list[Score] = [
+    sf.scores.magnitude,
+    weighted,
+    sf.scores.ema(weighted, 0.9),
+    sf.scores.momentum(0.9),
+]
+plain: list[PlainScore] = [
+    weighted,
+    lambda state, grads, step: grads,
+    sf.scores.distance(),
+]
 for level in levels:
-    for one in (sf.gmp(level), sf.static(level), sf.rigl(level), sf.supermask(level), sf.iterative(level)):
+    for one in (
+        sf.gmp(level),
+        sf.static(level),
+        sf.rigl(level),
+        sf.supermask(level),
+        sf.iterative(level),
+    ):
         assert_type(run(one), sf.State)
 for score in [*scores, *plain]:
     run(sf.one_shot(0.5, score))
@@ -52,23 +69,49 @@ for score in [*scores, *plain]:
 
 sf.set(0.9, by_sign=True, steps=100, where="*.weight", key=sf.random.key(0))
 sf.gmp(0.9, steps=100)
-sf.rigl(0.9, drop_fraction=0.3, when=sf.every(100, stop=1000), distribution=sf.budgets.erk(), pruned="train")
-sf.rigl("current", drop_fraction=sf.schedules.cosine_decay(0.3, 100), init=sf.static(0.5), count=a_third)
+sf.rigl(
+    0.9,
+    drop_fraction=0.3,
+    when=sf.every(100, stop=1000),
+    distribution=sf.budgets.erk(),
+    pruned="train",
+)
+sf.rigl(
+    "current",
+    drop_fraction=sf.schedules.cosine_decay(0.3, 100),
+    init=sf.static(0.5),
+    count=a_third,
+)
 sf.rigl(None, pattern=sf.patterns.nm(2, 4), redistribute=None, where=["0.*", "1.*"])
-sf.snfs(0.9, decay=0.9, redistribute=sf.redistribute.Redistribute(sf.redistribute.mean_active, most=0.9))
-sf.drop_grow(0.9, drop=sf.scores.magnitude, grow=weighted, grow_count=sf.redistribute.independently)
+sf.snfs(
+    0.9,
+    decay=0.9,
+    redistribute=sf.redistribute.Redistribute(sf.redistribute.mean_active, most=0.9),
+)
+sf.drop_grow(
+    0.9,
+    drop=sf.scores.magnitude,
+    grow=weighted,
+    grow_count=sf.redistribute.independently,
+)
 sf.iterative(count=3, init="dense")
 sf.iterative(0.2, count=a_third, when=lambda step: step % 2 == 0)
 sf.static(0.5, init={"0.weight": torch.ones(4, 4) > 0})
-sf.static(0.5, init=lambda params: sf.masks.from_zeros(params), where=lambda path, leaf: leaf.ndim == 2)
+sf.static(
+    0.5,
+    init=lambda params: sf.masks.from_zeros(params),
+    where=lambda path, leaf: leaf.ndim == 2,
+)
 sf.ste(0.5, pattern=sf.patterns.block((2, 2), "max"), init="magnitude")
 widths = sf.tied([["0.weight", 0], ["1.weight", 1]], reduce="l2")
-sets = sf.tied([[["0.weight", 0], ["1.weight", 1, [0, 1, -1]]], [["1.weight", 0, 2, 3]]])
+sets = sf.tied(
+    [[["0.weight", 0], ["1.weight", 1, [0, 1, -1]]], [["1.weight", 0, 2, 3]]]
+)
 assert_type(widths, sf.patterns.Pattern)
 sf.supermask("bernoulli", link=torch.sigmoid, init=lambda params: params)
 sf.supermask(0.5, mode="joint", init="zeros")
 
-# ---- composition ----------------------------------------------------------------------------------
+# ---- composition ---------------------------------------------------------------------
 
 
 class Plain:
@@ -77,16 +120,26 @@ class Plain:
     def init(self, params: Tree) -> Tree:
         return ()
 
-    def update(self, updates: Tree, state: Tree, *, params: Tree, inplace: bool = False) -> tuple[Tree, Tree]:
+    def update(
+        self, updates: Tree, state: Tree, *, params: Tree, inplace: bool = False
+    ) -> tuple[Tree, Tree]:
         return sf.tree.map_with_path(lambda path, leaf: -0.1 * leaf, updates), state
 
 
-inner = sf.chain(sf.static(0.5), sf.partition([("0.*", sf.gmp(0.5)), (sf.default_where, sf.dense())]))
-for optimizer in (sf.optimizers.sgd(0.1, momentum=0.9), sf.optimizers.adamw(halfway, betas=(0.9, 0.99)), Plain()):
+inner = sf.chain(
+    sf.static(0.5), sf.partition([("0.*", sf.gmp(0.5)), (sf.default_where, sf.dense())])
+)
+for optimizer in (
+    sf.optimizers.sgd(0.1, momentum=0.9),
+    sf.optimizers.adamw(halfway, betas=(0.9, 0.99)),
+    Plain(),
+):
     trained = run(sf.with_optimizer(sf.rigl(0.5), optimizer, reset=sf.at([3])))
     assert_type(trained, sf.State)
 run(inner)
-mixed = sf.optimizers.by_path([("*.bias", sf.optimizers.sgd(0.1)), (sf.default_where, sf.optimizers.adam(1e-3))])
+mixed = sf.optimizers.by_path(
+    [("*.bias", sf.optimizers.sgd(0.1)), (sf.default_where, sf.optimizers.adam(1e-3))]
+)
 assert_type(mixed, sf.optimizers.Optimizer)
 two_rates = sf.optimizers.parts({"params": mixed, "scores": sf.optimizers.sgd(halfway)})
 run(sf.with_optimizer(sf.supermask(0.5, mode="joint"), two_rates, skip_nonfinite=True))
@@ -95,7 +148,7 @@ run(sf.sequence(sf.gmp(schedule, init="dense"), sf.rigl("current", drop_fraction
 sf.with_terms(sf.dense(), sf.terms.l1(1e-3), sf.terms.on("*.weight", sf.terms.l2(1e-3)))
 sf.reparametrised(sf.reparam.power(2.0), sf.static(0.5))
 
-# ---- states, modules and the rest -----------------------------------------------------------------
+# ---- states, modules and the rest ----------------------------------------------------
 
 state = run(sf.static(0.5))
 moved = state._replace(params=sf.apply_masks(state.params, state.masks))
@@ -116,7 +169,9 @@ assert_type(sparse_average, nn.Module)
 share: float = dropped.all.norm
 shipped: dict[str, Tensor] = sf.modules.mask_average(net.state_dict(), again.masks)[0]
 assert_type(sf.shrink(net, run(sf.one_shot(0.5, pattern=widths)), x), nn.Module)
-gradients: Callable[..., tuple[Tree, Tree]] = sf.modules.value_and_grad(lambda p: (p["0.weight"] ** 2).sum())
+gradients: Callable[..., tuple[Tree, Tree]] = sf.modules.value_and_grad(
+    lambda p: (p["0.weight"] ** 2).sum()
+)
 value, grads = gradients(params)
 assert_type(sf.checkpoint.state_dict(again), dict[str, Tensor])
 sf.checkpoint.load_state_dict(again, sf.checkpoint.state_dict(again))
@@ -124,7 +179,10 @@ pairs = sf.static(None, pattern=sf.patterns.nm(2, 4)).init(params)
 compressed = sf.checkpoint.compress(pairs, sf.patterns.nm(2, 4))
 assert_type(compressed, dict[str, Tensor])
 assert_type(sf.checkpoint.decompress(compressed), sf.State)
-sf.checkpoint.compress(pairs, [("0.*", sf.patterns.nm(2, 4, axis=1)), (sf.default_where, sf.patterns.nm(2, 4))])
+sf.checkpoint.compress(
+    pairs,
+    [("0.*", sf.patterns.nm(2, 4, axis=1)), (sf.default_where, sf.patterns.nm(2, 4))],
+)
 assert_type(sf.topk_mask(x, 2, pattern=sf.patterns.nm(2, 4)), Tensor)
 assert_type(sf.gate(x, x, x > 0, mode="ste"), Tensor)
 assert_type(sf.random.split(sf.random.key(0), 2), Tensor)
@@ -140,10 +198,12 @@ assert_type(sf.from_config({"algorithm": "static", "sparsity": 0.5}), sf.Algorit
 sf.curvature.fisher(lambda params, batch: (params["0.weight"] * batch).sum(), (x,))
 
 
-# ---- in a loop of torch.optim ---------------------------------------------------------------------
+# ---- in a loop of torch.optim --------------------------------------------------------
 
 torchs = torch.optim.AdamW(net.parameters())
-sparse = sf.attach(sf.supermask(0.5, mode="joint"), net, torchs, extra_group={"lr": 1e-2})
+sparse = sf.attach(
+    sf.supermask(0.5, mode="joint"), net, torchs, extra_group={"lr": 1e-2}
+)
 net(torch.ones(2, 4)).sum().backward()
 sparse.before_step()
 torchs.step()

@@ -60,7 +60,9 @@ sf.optimizers.sgd(0.1, momentum=None)  # error: arg-type
 sf.optimizers.by_path({"*": sf.optimizers.sgd(0.1)})  # error: arg-type
 sf.optimizers.by_path([("*", algorithm)])  # error: list-item
 sf.optimizers.parts([("params", sf.optimizers.sgd(0.1))])  # error: arg-type
-sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1), skip_nonfinite="yes")  # error: arg-type
+sf.with_optimizer(
+    algorithm, sf.optimizers.sgd(0.1), skip_nonfinite="yes"
+)  # error: arg-type
 sf.clip_norm(params, "1.0")  # error: arg-type
 sf.ema(params, 0.9)  # error: arg-type
 sf.chain([algorithm, algorithm])  # error: arg-type
@@ -91,9 +93,13 @@ sf.at(3)  # error: arg-type
 sf.gate(params["w"], params["w"], params["w"], mode="hard")  # error: arg-type
 sf.scores.ema(sf.scores.gradient)  # error: call-arg
 sf.random.key("0")  # error: arg-type
-sf.attach(layer, sf.rigl(0.5, steps=1), torch.optim.AdamW(layer.parameters()))  # error: arg-type
+sf.attach(
+    layer, sf.rigl(0.5, steps=1), torch.optim.AdamW(layer.parameters())
+)  # error: arg-type
 sf.attach(sf.rigl(0.5, steps=1), layer, sf.optimizers.sgd(0.1))  # error: arg-type
-sf.attach(sf.rigl(0.5, steps=1), layer, torch.optim.AdamW(layer.parameters())).after_step("0")  # error: arg-type
+sf.attach(
+    sf.rigl(0.5, steps=1), layer, torch.optim.AdamW(layer.parameters())
+).after_step("0")  # error: arg-type
 sf.donated(state)  # error: arg-type
 sf.report.plan(params, sf.rigl(0.9))  # error: arg-type
 sf.report.scalars(params)  # error: arg-type

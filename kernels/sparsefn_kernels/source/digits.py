@@ -1,9 +1,11 @@
 """Large segments, second part: the threshold digit by digit, and the rest of the mask.
 
-Each unit of a segment has a composite of its key and its place counted down, and no two are equal. So the winners are
-those whose composite is at least that of the last of them, T, and ties need no case of their own. Passes find T from
-its top digit on, 8 bits at a time: among the units near the threshold where the bracket holds, among all where not.
-Each program works out for itself what the pass before it left, so that nothing waits.
+Each unit of a segment has a composite of its key and its place counted down, and no two
+are equal. So the winners are those whose composite is at least that of the last of
+them, T, and ties need no case of their own. Passes find T from its top digit on, 8 bits
+at a time: among the units near the threshold where the bracket holds, among all where
+not. Each program works out for itself what the pass before it left, so that nothing
+waits.
 """
 
 import triton
@@ -32,15 +34,20 @@ from sparsefn_kernels.source.keys import (
 DONE = tl.constexpr(0)  # the first pass wrote the mask
 AMONG_NEAR = tl.constexpr(2)  # T is searched among the units near the threshold
 AMONG_ALL = tl.constexpr(3)
-KNOWN = tl.constexpr(2)  # added to either of the two: the digits of T that are left are zeros
-TIED = tl.constexpr(6)  # the key of T is known, and too many units have it: its place is searched among all
+KNOWN = tl.constexpr(
+    2
+)  # added to either of the two: the digits of T that are left are zeros
+TIED = tl.constexpr(
+    6
+)  # the key of T is known, and too many units have it: its place is searched among all
 
 
 @triton.jit
 def before_pass(
     lot, s, row, counts, ends, tally, states, found, d, segments, last_shift, BITS: tl.constexpr
 ):  # fmt: skip
-    """What is known of T before pass d: (mode, wanted, digits of the key, digits of the place).
+    """What is known of T before pass d: (mode, wanted, digits of the key, digits of the
+    place).
 
     `wanted` is how many of the units that share the digits of T so far are winners.
     """
@@ -54,7 +61,11 @@ def before_pass(
         held = (wanted > 0) & (wanted <= near)  # T is in the bracket
         done = (wanted == 0) | (k <= 0) | ((hi == least(BITS)) & (wanted > 0))
         fits = near <= tl.load(lot + ROOM)
-        mode = tl.where(held, tl.where(fits, AMONG_NEAR, tl.where(lo == hi, TIED, AMONG_ALL)), AMONG_ALL)
+        mode = tl.where(
+            held,
+            tl.where(fits, AMONG_NEAR, tl.where(lo == hi, TIED, AMONG_ALL)),
+            AMONG_ALL,
+        )
         mode = tl.where(done, DONE, mode).to(tl.int64)
         wanted = tl.where(mode == AMONG_ALL, k, wanted)
         key = tl.where(mode == TIED, unsigned(hi, BITS), 0)
@@ -76,7 +87,9 @@ def before_pass(
                 key |= digit << last_shift
             else:
                 place |= digit << last_shift
-            mode = tl.where(tl.sum(tl.where(here, h, 0), 0) == wanted, mode + KNOWN, mode)
+            mode = tl.where(
+                tl.sum(tl.where(here, h, 0), 0) == wanted, mode + KNOWN, mode
+            )
         if d * 8 == BITS:
             mode = tl.where(mode == TIED, AMONG_ALL, mode)
     return mode, wanted, key, place
@@ -118,7 +131,12 @@ def segment_of(lots, many, w, JOINT: tl.constexpr, STEPS: tl.constexpr):
 def keys_near(lot, s, j, near, near_key, near_place, offs, B: tl.constexpr):
     """(inside, keys, places) of a block of the units near the threshold."""
     inside = j * B + offs < near
-    at = tl.load(lot + NEAR) + (s - tl.load(lot + SEGMENT)) * tl.load(lot + ROOM) + j * B + offs
+    at = (
+        tl.load(lot + NEAR)
+        + (s - tl.load(lot + SEGMENT)) * tl.load(lot + ROOM)
+        + j * B
+        + offs
+    )
     keys = tl.load(near_key + at, mask=inside, other=0)
     return inside, keys, tl.load(near_place + at, mask=inside, other=0).to(tl.int64)
 
@@ -129,7 +147,9 @@ def count_digits(
     JOINT: tl.constexpr, FLAGS: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr,
     PLACE: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Pass d: how many of the units that share the digits of T so far have which next one."""
+    """Pass d: how many of the units that share the digits of T so far have which next
+    one.
+    """
     lot, row, s, worker = segment_of(lots, many, tl.program_id(0), JOINT, STEPS)
     mode, wanted, key, place = before_pass(
         lot, s, row, counts, ends, tally, states, found, d, segments, last_shift, BITS
@@ -148,11 +168,15 @@ def count_digits(
     if mode == AMONG_NEAR:
         chunks = (near + B - 1) // B
     offs = tl.arange(0, B)
-    same_above = tl.full((), -256, tl.int64) << shift  # of the first digit, above all bits
+    same_above = (
+        tl.full((), -256, tl.int64) << shift
+    )  # of the first digit, above all bits
     total = tl.zeros((256,), tl.int32)
     for j in range(worker, chunks, tl.load(lot + WORKERS)):
         if mode == AMONG_NEAR:
-            inside, keys, places = keys_near(lot, s, j, near, near_key, near_place, offs, B)
+            inside, keys, places = keys_near(
+                lot, s, j, near, near_key, near_place, offs, B
+            )
         else:
             _leaf, span, _row, start, size = chunk_at(spans, many, first + j, STEPS, B)
             inside = offs < size
@@ -165,7 +189,11 @@ def count_digits(
         if d * 8 < BITS:
             same = inside & (((words ^ key) & same_above) == 0)
         else:
-            same = inside & (words == key) & ((((PLACE - places) ^ place) & same_above) == 0)
+            same = (
+                inside
+                & (words == key)
+                & ((((PLACE - places) ^ place) & same_above) == 0)
+            )
             words = PLACE - places
         total += tl.histogram(((words >> shift) & 255).to(tl.int32), 256, mask=same)
     to = found + (d * segments + s) * 256 + tl.arange(0, 256)
@@ -194,9 +222,13 @@ def finish(
     offs = tl.arange(0, B)
     for j in range(worker, blocks, tl.load(lot + WORKERS)):
         if is_near:
-            inside, keys, places = keys_near(lot, s, j, near, near_key, near_place, offs, B)
+            inside, keys, places = keys_near(
+                lot, s, j, near, near_key, near_place, offs, B
+            )
             wide = keys.to(tl.int64)
-            won = inside & ((wide > threshold) | ((wide == threshold) & (PLACE - places >= place)))
+            won = inside & (
+                (wide > threshold) | ((wide == threshold) & (PLACE - places >= place))
+            )
             c = first + places // B
             leaves = find(spans, SPAN, SPAN_CHUNK, many, c, STEPS)
             own = spans + leaves * SPAN
@@ -214,7 +246,9 @@ def finish(
                 keys = keys_of_chunk(span, start, size, offs, FLAGS, False, BITS, INF)
             wide = keys.to(tl.int64)
             places = (j * B + offs).to(tl.int64)
-            best = (wide > threshold) | ((wide == threshold) & (PLACE - places >= place))
+            best = (wide > threshold) | (
+                (wide == threshold) & (PLACE - places >= place)
+            )
             best = best & (keys != least(BITS))
             to = tl.load(span + OUT).to(tl.pointer_type(tl.int8))
             tl.store(to + start + offs, best.to(tl.int8), mask=offs < size)

@@ -1,4 +1,6 @@
-"""Large segments, first part: a bracket of the threshold from a sample, and the one pass over all scores."""
+"""Large segments, first part: a bracket of the threshold from a sample, and the one
+pass over all scores.
+"""
 
 import triton
 import triton.language as tl
@@ -30,10 +32,14 @@ def bracket(
     spans, lots, many, counts, ends, reach, JOINT: tl.constexpr, FLAGS: tl.constexpr, BITS: tl.constexpr,
     INF: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """The (least, greatest) key that the threshold of a segment probably has, from M of its units."""
+    """The (least, greatest) key that the threshold of a segment probably has, from M of
+    its units.
+    """
     s = tl.program_id(0)
     i = tl.arange(0, M)
-    jitter = ((i.to(tl.int64) * 0x9E3779B1) >> 7) & 1023  # a thousandth of a step: no period of the scores is met
+    jitter = (
+        (i.to(tl.int64) * 0x9E3779B1) >> 7
+    ) & 1023  # a thousandth of a step: no period of the scores is met
     if JOINT:
         lot = lots
         row = s
@@ -50,7 +56,9 @@ def bracket(
         keys = keys_at(span, 0, place, i < M, FLAGS, BITS, INF)
     else:
         span = spans + leaf * SPAN
-        keys = keys_at(span, row * tl.load(span + WIDTH), place, i < M, FLAGS, BITS, INF)
+        keys = keys_at(
+            span, row * tl.load(span + WIDTH), place, i < M, FLAGS, BITS, INF
+        )
     k = count_of(lot, row, counts)
     share = tl.minimum(tl.maximum(k.to(tl.float32) / n.to(tl.float32), 0.0), 1.0)
     rank = share * M
@@ -82,12 +90,16 @@ def _divided(
         above = above & (offs < size)
         near = near & (offs < size)
     put(span, start, size, offs, above, WHOLE)
-    both = tl.sum(tl.sum(above.to(tl.int32) * 65536 + near.to(tl.int32), 1), 0).to(tl.int64)
+    both = tl.sum(tl.sum(above.to(tl.int32) * 65536 + near.to(tl.int32), 1), 0).to(
+        tl.int64
+    )
     old = tl.atomic_add(tally + s, ((both >> 16) << 32) | (both & 65535), sem="relaxed")
     if (both & 65535) > 0:
         room = tl.load(lot + ROOM).to(tl.int32)
         groups = tl.sum(near.to(tl.int32), 1)
-        to = (old & 0xFFFFFFFF).to(tl.int32) + (tl.cumsum(groups, 0) - groups - 1)[:, None]
+        to = (old & 0xFFFFFFFF).to(tl.int32) + (tl.cumsum(groups, 0) - groups - 1)[
+            :, None
+        ]
         to += tl.cumsum(near.to(tl.int32), 1)
         fits = near & (to < room)
         first = tl.load(lot + NEAR) + (s - tl.load(lot + SEGMENT)) * room
@@ -100,9 +112,11 @@ def divide(
     spans, lots, many, ends, tally, near_key, near_place, JOINT: tl.constexpr, FLAGS: tl.constexpr,
     ALIGNED: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The mask of keys above the bracket; keys inside it are kept with their places, in any order, and both counted.
+    """The mask of keys above the bracket; keys inside it are kept with their places, in
+    any order, and both counted.
 
-    The tally of a segment has both counts in one number: those above in the upper half, those inside in the lower.
+    The tally of a segment has both counts in one number: those above in the upper half,
+    those inside in the lower.
     """
     c = tl.program_id(0)
     leaf, span, row, start, size = chunk_at(spans, many, c, STEPS, B)
@@ -119,6 +133,40 @@ def divide(
         chunk -= row * ((tl.load(span + WIDTH) + B - 1) // B)
     place = (chunk * B).to(tl.int32)
     if ALIGNED and size == B:
-        _divided(lot, span, s, start, size, place, lo, hi, tally, near_key, near_place, FLAGS, True, BITS, INF, B)
+        _divided(
+            lot,
+            span,
+            s,
+            start,
+            size,
+            place,
+            lo,
+            hi,
+            tally,
+            near_key,
+            near_place,
+            FLAGS,
+            True,
+            BITS,
+            INF,
+            B,
+        )
     else:
-        _divided(lot, span, s, start, size, place, lo, hi, tally, near_key, near_place, FLAGS, False, BITS, INF, B)
+        _divided(
+            lot,
+            span,
+            s,
+            start,
+            size,
+            place,
+            lo,
+            hi,
+            tally,
+            near_key,
+            near_place,
+            FLAGS,
+            False,
+            BITS,
+            INF,
+            B,
+        )

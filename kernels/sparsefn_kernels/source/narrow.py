@@ -1,4 +1,6 @@
-"""Rows of few units, as N:M patterns have them: a unit's rank is the number of better units in its row."""
+"""Rows of few units, as N:M patterns have them: a unit's rank is the number of better
+units in its row.
+"""
 
 import triton
 import triton.language as tl
@@ -13,9 +15,13 @@ def _keys(
 ):  # fmt: skip
     keys = ordered(tl.load(scores + offs, mask=inside, other=0), ABS, BITS, INF)
     if ALLOW:
-        keys = tl.where(tl.load(allow + offs, mask=inside, other=0) != 0, keys, least(BITS))
+        keys = tl.where(
+            tl.load(allow + offs, mask=inside, other=0) != 0, keys, least(BITS)
+        )
     if DENY:
-        keys = tl.where(tl.load(deny + offs, mask=inside, other=1) == 0, keys, least(BITS))
+        keys = tl.where(
+            tl.load(deny + offs, mask=inside, other=1) == 0, keys, least(BITS)
+        )
     return keys
 
 
@@ -25,7 +31,9 @@ def select_narrow(
     DENY: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, UNITS: tl.constexpr, WIDE: tl.constexpr,
     R: tl.constexpr,
 ):  # fmt: skip
-    """The winners of R rows (rows, UNITS, columns), each column of a row by itself; WIDE is a power of two."""
+    """The winners of R rows (rows, UNITS, columns), each column of a row by itself;
+    WIDE is a power of two.
+    """
     competition = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = competition < rows * columns
     row = competition // columns
@@ -36,7 +44,18 @@ def select_narrow(
     keys = _keys(scores, allow, deny, offs, inside, ABS, ALLOW, DENY, BITS, INF)
     rank = tl.zeros((R, WIDE), tl.int32)
     for other in tl.static_range(UNITS):
-        theirs = _keys(scores, allow, deny, start + other * columns, there, ABS, ALLOW, DENY, BITS, INF)[:, None]
+        theirs = _keys(
+            scores,
+            allow,
+            deny,
+            start + other * columns,
+            there,
+            ABS,
+            ALLOW,
+            DENY,
+            BITS,
+            INF,
+        )[:, None]
         ahead = (unit > other)[None, :]  # wins at a tie
         rank += ((theirs > keys) | ((theirs == keys) & ahead)).to(tl.int32)
     k = tl.load(counts + count_at + competition * count_step, mask=there, other=0)

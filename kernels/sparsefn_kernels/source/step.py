@@ -1,7 +1,9 @@
-"""Steps of optimizers under masks, with the bits of `optimizers/adam.py` and `optimizers/sgd.py`.
+"""Steps of optimizers under masks, with the bits of `optimizers/adam.py` and
+`optimizers/sgd.py`.
 
-Every operation rounds once, as those of torch do: launch with `enable_fp_fusion=False`. Numbers that are 64 bits wide
-come as the words of float64: a float would be passed in 32 bits.
+Every operation rounds once, as those of torch do: launch with `enable_fp_fusion=False`.
+Numbers that are 64 bits wide come as the words of float64: a float would be passed in
+32 bits.
 """
 
 import triton
@@ -93,7 +95,9 @@ def adam(
     table, many, count, decay1, decay2, rate, new_count, new_decay1, new_decay2, beta1: tl.int64, beta2: tl.int64,
     eps: tl.int64, decay: tl.int64, DECAY: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A step of Adam of a chunk of a tensor. DECAY: 0 for none, 1 added to the gradient, 2 taken from the update."""
+    """A step of Adam of a chunk of a tensor. DECAY: 0 for none, 1 added to the
+    gradient, 2 taken from the update.
+    """
     c, row, first, numbers = _place(table, many, STEPS, B)
     b1 = _float64(beta1)
     b2 = _float64(beta2)
@@ -102,7 +106,9 @@ def adam(
     d2 = tl.load(decay2) * b2
     speed = tl.load(rate)
     scale = tl.sqrt(1.0 - d2)
-    size = (speed * scale / (1.0 - d1)).to(tl.float32) * -1.0  # Triton's own minus takes from 0: no -0.0
+    size = (speed * scale / (1.0 - d1)).to(
+        tl.float32
+    ) * -1.0  # Triton's own minus takes from 0: no -0.0
     least = (_float64(eps) * scale).to(tl.float32)
     shrink = (speed * wide).to(tl.float32)
     part1 = (1.0 - b1).to(tl.float32)
@@ -114,9 +120,37 @@ def adam(
     b2 = b2.to(tl.float32)
     wide = wide.to(tl.float32)
     if ALIGNED and first + B <= numbers:
-        _adam_chunk(row, first, numbers, size, least, shrink, part1, part2, b2, wide, DECAY, True, B)
+        _adam_chunk(
+            row,
+            first,
+            numbers,
+            size,
+            least,
+            shrink,
+            part1,
+            part2,
+            b2,
+            wide,
+            DECAY,
+            True,
+            B,
+        )
     else:
-        _adam_chunk(row, first, numbers, size, least, shrink, part1, part2, b2, wide, DECAY, False, B)
+        _adam_chunk(
+            row,
+            first,
+            numbers,
+            size,
+            least,
+            shrink,
+            part1,
+            part2,
+            b2,
+            wide,
+            DECAY,
+            False,
+            B,
+        )
 
 
 @triton.jit
@@ -150,6 +184,10 @@ def sgd(
     keep = _float64(momentum).to(tl.float32)
     wide = _float64(decay).to(tl.float32)
     if ALIGNED and first + B <= numbers:
-        _sgd_chunk(row, first, numbers, speed, keep, wide, DECAY, MOMENTUM, NESTEROV, True, B)
+        _sgd_chunk(
+            row, first, numbers, speed, keep, wide, DECAY, MOMENTUM, NESTEROV, True, B
+        )
     else:
-        _sgd_chunk(row, first, numbers, speed, keep, wide, DECAY, MOMENTUM, NESTEROV, False, B)
+        _sgd_chunk(
+            row, first, numbers, speed, keep, wide, DECAY, MOMENTUM, NESTEROV, False, B
+        )

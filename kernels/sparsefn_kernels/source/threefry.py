@@ -1,7 +1,9 @@
-"""Draws of Threefry-2x32-20 and numbers made from its words, with the bits of `engine/draws/threefry.py`.
+"""Draws of Threefry-2x32-20 and numbers made from its words, with the bits of
+`engine/draws/threefry.py`.
 
-Normals are computed in float64, operation for operation as `engine/numbers/elementary.py` does, and rounded once to
-float32. No product may be fused with a sum: launch with `enable_fp_fusion=False`.
+Normals are computed in float64, operation for operation as
+`engine/numbers/elementary.py` does, and rounded once to float32. No product may be
+fused with a sum: launch with `enable_fp_fusion=False`.
 """
 
 import triton
@@ -75,7 +77,9 @@ def _log(x):
     f = tl.where(large, m * 0.5, m) - 1.0
     s = f / (f + 2.0)
     z = s * s
-    tail = s * (f - z * _horner(_ATANH_TAIL, _TAIL, z)) - k * tl.full((), _LN2_LO, tl.float64)
+    tail = s * (f - z * _horner(_ATANH_TAIL, _TAIL, z)) - k * tl.full(
+        (), _LN2_LO, tl.float64
+    )
     return k * tl.full((), _LN2_HI, tl.float64) - (tail - f)
 
 
@@ -86,7 +90,11 @@ def _cospi(x):
     upper = x > 0.5
     x = tl.where(upper, 1.0 - x, x)
     rest = 0.5 - x
-    value = tl.where(x <= 0.25, _horner(_COS, _CIRCLE, x * x), rest * _horner(_SIN, _CIRCLE, rest * rest))
+    value = tl.where(
+        x <= 0.25,
+        _horner(_COS, _CIRCLE, x * x),
+        rest * _horner(_SIN, _CIRCLE, rest * rest),
+    )
     return tl.where(upper, -value, value)
 
 
@@ -124,8 +132,9 @@ def draw(
 ):  # fmt: skip
     """Draws of keys (rows, 2), n each: of 0..n-1, or of the places in the index.
 
-    KIND says what of: "words", "pairs", "uniform", "normal"; "below" compares the first word with a number, "chances"
-    with 2^32 times a chance. DIGITS are those of the significand of what is drawn: of 8, bfloat16 is written as words.
+    KIND says what of: "words", "pairs", "uniform", "normal"; "below" compares the first
+    word with a number, "chances" with 2^32 times a chance. DIGITS are those of the
+    significand of what is drawn: of 8, bfloat16 is written as words.
     """
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     inside = i < total
@@ -154,7 +163,9 @@ def draw(
     elif KIND == "below":
         made = (x0.to(tl.int64) < below).to(tl.int8)
     elif KIND == "chances":
-        chance = tl.load(chances + row * chance_step + column, mask=inside, other=0).to(tl.float64)
+        chance = tl.load(chances + row * chance_step + column, mask=inside, other=0).to(
+            tl.float64
+        )
         made = (x0.to(tl.float64) < chance * 4294967296.0).to(tl.int8)
     elif KIND == "uniform":
         made = _uniform(x0, x1, DIGITS)
@@ -181,7 +192,9 @@ def draw_leaves(
     table, many, keys, XOR0: tl.constexpr, XOR1: tl.constexpr, KIND: tl.constexpr, DIGITS: tl.constexpr,
     STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Uniforms or normals of many tensors, each from its own key (many, 2): a chunk of one of them."""
+    """Uniforms or normals of many tensors, each from its own key (many, 2): a chunk of
+    one of them.
+    """
     c = tl.program_id(0)
     leaf = find(table, DRAWN, DRAWN_CHUNK, many, c, STEPS)
     row = table + leaf * DRAWN

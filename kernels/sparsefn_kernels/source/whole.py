@@ -16,12 +16,15 @@ from sparsefn_kernels.source.keys import (
     least,
 )
 
-BIAS = tl.constexpr(1 << 62)  # a number that is passed with it always has 64 bits: one kernel serves for all numbers
+# a number that is passed with it always has 64 bits: one kernel serves for all numbers
+BIAS = tl.constexpr(1 << 62)
 
 
 @triton.jit(do_not_specialize=["numbers"])
 def write_table(table, numbers, N: tl.constexpr):
-    """Numbers into a table. As arguments of a launch they need no memory that the host must keep."""
+    """Numbers into a table. As arguments of a launch they need no memory that the host
+    must keep.
+    """
     for i in tl.static_range(N):
         tl.store(table + i, numbers[i] - BIAS)
 
@@ -31,7 +34,9 @@ def select_whole(
     spans, lots, many, counts, FLAGS: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, STEPS: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
-    """The winners of a segment of at most B units: its threshold by bits, then ties in order."""
+    """The winners of a segment of at most B units: its threshold by bits, then ties in
+    order.
+    """
     c = tl.program_id(0)
     leaf = find(spans, SPAN, SPAN_CHUNK, many, c, STEPS)
     span = spans + leaf * SPAN
@@ -48,4 +53,8 @@ def select_whole(
     missing = k - tl.sum(above.to(tl.int32), 0)
     won = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= missing))
     won = won & (keys != least(BITS)) & (k > 0)
-    tl.store(tl.load(span + OUT).to(tl.pointer_type(tl.int8)) + start + offs, won.to(tl.int8), mask=inside)
+    tl.store(
+        tl.load(span + OUT).to(tl.pointer_type(tl.int8)) + start + offs,
+        won.to(tl.int8),
+        mask=inside,
+    )

@@ -13,7 +13,9 @@ pytestmark = by_interpreter
 
 
 @triton.jit
-def _written(raw, out, ABS: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, N: tl.constexpr):
+def _written(
+    raw, out, ABS: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, N: tl.constexpr
+):
     i = tl.arange(0, N)
     tl.store(out + i, keys.ordered(tl.load(raw + i), ABS, BITS, INF))
 
@@ -30,8 +32,12 @@ def _found(table, out, x, STEPS: tl.constexpr):
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize(("dtype", "infinity"), [(torch.float16, 0x7C00), (torch.bfloat16, 0x7F80)], ids=str)
-def test_all_words_of_16_bits_have_the_order_of_the_definition(dtype, infinity, absolute):
+@pytest.mark.parametrize(
+    ("dtype", "infinity"), [(torch.float16, 0x7C00), (torch.bfloat16, 0x7F80)], ids=str
+)
+def test_all_words_of_16_bits_have_the_order_of_the_definition(
+    dtype, infinity, absolute
+):
     raw = torch.arange(-(1 << 15), 1 << 15).to(torch.int16)
     out = torch.empty(1 << 16, dtype=torch.int32)
     _written[(1,)](raw, out, ABS=absolute, BITS=16, INF=infinity, N=1 << 16)
@@ -42,10 +48,14 @@ def test_all_words_of_16_bits_have_the_order_of_the_definition(dtype, infinity, 
     assert out.min() > -(1 << 15), "the least is for units that do not compete"
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(16, torch.int32), (32, torch.int32), (64, torch.int64)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(16, torch.int32), (32, torch.int32), (64, torch.int64)]
+)
 def test_the_key_of_a_rank(bits, dtype):
     top = 1 << (bits - 1)
-    values = torch.randint(-top, top - 1, (128,), dtype=dtype, generator=torch.Generator().manual_seed(0))
+    values = torch.randint(
+        -top, top - 1, (128,), dtype=dtype, generator=torch.Generator().manual_seed(0)
+    )
     values[:40] = values[0]
     order = values[:100].sort(descending=True).values.tolist()
     out = torch.empty(1, dtype=dtype)

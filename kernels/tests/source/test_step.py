@@ -18,8 +18,15 @@ NUMBERS = {
 
 def is_exact(made):
     """Nothing spilled, nothing fused, and no subnormal number counted as zero."""
-    wide = any(name.startswith("LDG.E.128") for name in made.loads), any(x.startswith("STG.E.128") for x in made.stores)
-    return made.spills == 0 and all(wide) and not re.search(r"\b(fma|mad)\.\S*f(32|64)|\.ftz|\.approx", made.ptx)
+    wide = (
+        any(name.startswith("LDG.E.128") for name in made.loads),
+        any(x.startswith("STG.E.128") for x in made.stores),
+    )
+    return (
+        made.spills == 0
+        and all(wide)
+        and not re.search(r"\b(fma|mad)\.\S*f(32|64)|\.ftz|\.approx", made.ptx)
+    )
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -30,12 +37,21 @@ def test_adam_rounds_every_operation(decay, capability):
     assert is_exact(made)
     for operation in ("div.rn.f32", "sqrt.rn.f32", "div.rn.f64", "sqrt.rn.f64"):
         assert operation in made.ptx
-    assert not is_exact(built(step.adam, NUMBERS, 4, capability, **how)), "the option is what keeps them apart"
+    assert not is_exact(built(step.adam, NUMBERS, 4, capability, **how)), (
+        "the option is what keeps them apart"
+    )
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_rounds_every_operation(nesterov, capability):
-    how = {"DECAY": True, "MOMENTUM": True, "NESTEROV": nesterov, "ALIGNED": True, "STEPS": 6, "B": 1024}
+    how = {
+        "DECAY": True,
+        "MOMENTUM": True,
+        "NESTEROV": nesterov,
+        "ALIGNED": True,
+        "STEPS": 6,
+        "B": 1024,
+    }
     assert is_exact(built(step.sgd, NUMBERS, 4, capability, fused=False, **how))
     assert not is_exact(built(step.sgd, NUMBERS, 4, capability, **how))

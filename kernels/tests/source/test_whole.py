@@ -14,7 +14,9 @@ pytestmark = by_compiler
 def test_a_segment_in_one_program_is_built_without_spills(bits, capability):
     how = {"FLAGS": True, "BITS": bits, "INF": INFINITY[bits], "STEPS": 6}
     for block, warps in ((64, 1), (8192, 16)):
-        assert built(whole.select_whole, {}, warps, capability, **how, B=block).spills == 0
+        assert (
+            built(whole.select_whole, {}, warps, capability, **how, B=block).spills == 0
+        )
 
 
 @pytest.mark.parametrize("n", written._AT_ONCE)

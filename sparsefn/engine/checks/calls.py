@@ -1,4 +1,6 @@
-"""Checks of functions among the arguments: of how they are called, and of unknown keywords."""
+"""Checks of functions among the arguments: of how they are called, and of unknown
+keywords.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from sparsefn.engine.checks.factories import shown, uncalled
 
 
 def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
-    """Raise TypeError unless it is a function that can be called with as many arguments as are named.
+    """Raise TypeError unless it is a function that can be called with as many arguments
+    as are named.
 
     >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
     >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
@@ -21,7 +24,8 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
         ...
     TypeError: expected distribution to be a function of (shapes, sparsity), got erk itself; call it: erk()
 
-    A function whose signature Python does not know is not looked at, nor is any while compiling.
+    A function whose signature Python does not know is not looked at, nor is any while
+    compiling.
     """
     if torch.compiler.is_compiling():
         return
@@ -39,23 +43,30 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError:
-        name, own = getattr(fn, "__name__", None) or shown(fn), ", ".join(signature.parameters)
+        name, own = (
+            getattr(fn, "__name__", None) or shown(fn),
+            ", ".join(signature.parameters),
+        )
         raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
 
 
 def _takes(fn: Callable[..., object], n: int) -> bool:
-    # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
+    # Whether n arguments are surely right, seen at a glance: algorithms are made anew
+    # at every step of an ensemble.
     fn = _inner(fn)
     own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
     if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
         return False
     most = own.__code__.co_argcount - (own is not fn)
     least = most - len(own.__defaults__ or ())
-    return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
+    return least <= n and (
+        n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS)
+    )
 
 
 def _inner(fn: Callable[..., object]) -> Callable[..., object]:
-    # What the function calls in the end, as long as it hands on whatever it gets: another one has arguments of its own.
+    # What the function calls in the end, as long as it hands on whatever it gets:
+    # another one has arguments of its own.
     while hasattr(fn, "__wrapped__") and not (
         isinstance(fn, FunctionType) and not fn.__code__.co_flags & inspect.CO_VARARGS
     ):
@@ -64,7 +75,8 @@ def _inner(fn: Callable[..., object]) -> Callable[..., object]:
 
 
 def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that the function does not know, and name the closest one.
+    """Raise TypeError for a keyword that the function does not know, and name the
+    closest one.
 
     >>> check_keywords("rigl", ["drop_fractoin"], ["drop", "drop_fraction"])
     Traceback (most recent call last):
@@ -77,5 +89,11 @@ def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}; {hint}")
+            hint = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"expected one of {', '.join(known)}"
+            )
+            raise TypeError(
+                f"{call}() got an unexpected keyword argument {name!r}; {hint}"
+            )

@@ -28,23 +28,43 @@ def check_kind(step: Step) -> Step:
         ...
     TypeError: expected step to be an int or a 0-d int64 tensor, got float
 
-    An integer of another kind, such as NumPy's, comes back as an int. ValueError for an int that does not fit
-    int64, or whose successor does not.
+    An integer of another kind, such as NumPy's, comes back as an int. ValueError for an
+    int that does not fit int64, or whose successor does not.
     """
-    if torch.compiler.is_compiling() and not isinstance(step, int | float | Tensor) and hasattr(step, "__array__"):
-        step = torch.as_tensor(step, device="cpu")  # while compiling, a NumPy integer is an array without dimensions
-        step = step if step.is_floating_point() or step.dtype == torch.bool else step.to(torch.int64)
+    if (
+        torch.compiler.is_compiling()
+        and not isinstance(step, int | float | Tensor)
+        and hasattr(step, "__array__")
+    ):
+        step = torch.as_tensor(
+            step, device="cpu"
+        )  # while compiling, a NumPy integer is an array without dimensions
+        step = (
+            step
+            if step.is_floating_point() or step.dtype == torch.bool
+            else step.to(torch.int64)
+        )
     if isinstance(step, Tensor):
         if step.dtype != torch.int64:
-            raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got a tensor of {step.dtype}")
+            raise TypeError(
+                "expected step to be an int or a 0-d int64 tensor, got a tensor of "
+                f"{step.dtype}"
+            )
         if step.ndim:
-            raise ValueError(f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}")
+            raise ValueError(
+                f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}"
+            )
         return step
     if isinstance(step, bool) or not isinstance(step, int | Integral):
-        raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got {type(step).__name__}")
+        raise TypeError(
+            "expected step to be an int or a 0-d int64 tensor, got "
+            f"{type(step).__name__}"
+        )
     step = int(step)
     if not -(2**63) <= step < 2**63 - 1:
-        raise ValueError(f"expected a step that fits int64, as the one after it must, got {step}")
+        raise ValueError(
+            f"expected a step that fits int64, as the one after it must, got {step}"
+        )
     return step
 
 
@@ -55,9 +75,10 @@ def check_step(step: Step) -> Step:
     >>> checks.check_step(3)
     3
 
-    Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a tensor: that
-    graph serves every step. Raises TypeError for another type or dtype, ValueError for an int that is negative
-    or above 2**63 - 2 and for a tensor that is not 0-d.
+    Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a
+    tensor: that graph serves every step. Raises TypeError for another type or dtype,
+    ValueError for an int that is negative or above 2**63 - 2 and for a tensor that is
+    not 0-d.
     """
     step = check_kind(step)
     if isinstance(step, Tensor):
@@ -65,7 +86,9 @@ def check_step(step: Step) -> Step:
     if step < 0:
         raise ValueError(f"expected step >= 0, got {step}")
     if torch.compiler.is_compiling():
-        return torch.full((), step, dtype=torch.int64, device="cpu")  # as_tensor would compile anew for every step
+        return torch.full(
+            (), step, dtype=torch.int64, device="cpu"
+        )  # as_tensor would compile anew for every step
     return step
 
 
@@ -80,7 +103,8 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def as_int(call: str, name: str, value: object) -> int:
-    """The argument of that name as an int, of whatever kind of integer it is, such as NumPy's; a bool is none.
+    """The argument of that name as an int, of whatever kind of integer it is, such as
+    NumPy's; a bool is none.
 
     >>> from sparsefn.engine.checks import checks
     >>> checks.as_int("after_step", "step", 1.0)
@@ -104,7 +128,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def check_int(call: str, name: str, value: object, low: int | None = None) -> None:
-    """Raise unless the argument of that name is an int and at least `low`; the call, if any, begins the error.
+    """Raise unless the argument of that name is an int and at least `low`; the call, if
+    any, begins the error.
 
     >>> from sparsefn.engine.checks import checks
     >>> checks.check_int("every(n)", "n", 0, 1)
@@ -114,13 +139,16 @@ def check_int(call: str, name: str, value: object, low: int | None = None) -> No
     """
     where = f"{call}: " if call else ""
     if not is_int(value):
-        raise TypeError(f"{where}expected {name} to be an int, got {type(value).__name__}")
+        raise TypeError(
+            f"{where}expected {name} to be an int, got {type(value).__name__}"
+        )
     if low is not None and value < low:
         raise ValueError(f"{where}expected {name} >= {low}, got {value}")
 
 
 def check_whole(call: str, name: str, value: object, low: int) -> None:
-    """Raise unless the argument of that name is a 0-d int64 tensor, or passes `check_int`.
+    """Raise unless the argument of that name is a 0-d int64 tensor, or passes
+    `check_int`.
 
     >>> from sparsefn.engine.checks import checks
     >>> checks.check_whole("every(n)", "n", torch.tensor(0.5), 1)
@@ -135,9 +163,15 @@ def check_whole(call: str, name: str, value: object, low: int) -> None:
         if isinstance(value, int) and value >= 2**63:
             raise ValueError(f"{call}: expected {name} to fit int64, got {value}")
     elif value.dtype != torch.int64:
-        raise TypeError(f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor of {value.dtype}")
+        raise TypeError(
+            f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor "
+            f"of {value.dtype}"
+        )
     elif value.ndim:
-        raise ValueError(f"{call}: expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
+        raise ValueError(
+            f"{call}: expected {name} to be a 0-d tensor, got shape "
+            f"{tuple(value.shape)}"
+        )
 
 
 def check_pairs(name: str, rules: Sequence[object]) -> None:
@@ -147,7 +181,10 @@ def check_pairs(name: str, rules: Sequence[object]) -> None:
     """
     for i, rule in enumerate(rules):
         if not isinstance(rule, tuple | list) or len(rule) != 2:
-            raise TypeError(f"{name}: expected a list of pairs, got {type(rule).__name__} at position {i}")
+            raise TypeError(
+                f"{name}: expected a list of pairs, got {type(rule).__name__} at "
+                f"position {i}"
+            )
 
 
 def check_trigger(name: str, trigger: object) -> None:
@@ -160,7 +197,10 @@ def check_trigger(name: str, trigger: object) -> None:
     TypeError: expected when to be a trigger such as every(100) or at([0]), got 100
     """
     if not callable(trigger):
-        raise TypeError(f"expected {name} to be a trigger such as every(100) or at([0]), got {trigger!r}")
+        raise TypeError(
+            f"expected {name} to be a trigger such as every(100) or at([0]), got "
+            f"{trigger!r}"
+        )
     check_call(name, trigger, "step")
 
 
@@ -177,7 +217,9 @@ def check_sparsity(sparsity: Real, what: str = "sparsity") -> Real:
     if isinstance(sparsity, Tensor):
         if not sparsity.is_floating_point() or sparsity.ndim:
             got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
-            raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
+            raise TypeError(
+                f"expected {what} to be a 0-d floating-point tensor, got {got}"
+            )
         return sparsity
     percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
     hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
@@ -185,9 +227,14 @@ def check_sparsity(sparsity: Real, what: str = "sparsity") -> Real:
         if sparsity in (0, 1) and is_int(sparsity):
             hint = f"; a fraction is written {float(sparsity)}"
         kind = type(sparsity).__name__
-        raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
+        raise TypeError(
+            f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}"
+        )
     if not isinstance(sparsity, float):
-        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}{_table(what, sparsity)}")
+        raise TypeError(
+            f"expected {what} to be a float in [0, 1], got "
+            f"{sparsity!r}{_table(what, sparsity)}"
+        )
     if not 0.0 <= sparsity <= 1.0:
         raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
     return sparsity
@@ -200,11 +247,16 @@ def _table(what: str, value: object) -> str:
     if value and all(is_int(name) for name in value):
         return f"; for one by step write sf.schedules.piecewise({value!r})"
     beside = "beside the sparsity of the other leaves"
-    return f"; for one by path write distribution=sf.budgets.by_path({value!r}) {beside}" if what == "sparsity" else ""
+    return (
+        f"; for one by path write distribution=sf.budgets.by_path({value!r}) {beside}"
+        if what == "sparsity"
+        else ""
+    )
 
 
 def numbers(**values: object) -> list[Real]:
-    """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d float tensor.
+    """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d
+    float tensor.
 
     >>> from sparsefn.engine.checks import checks
     >>> checks.numbers(init=0.5, final=1)
@@ -226,20 +278,32 @@ def number(name: str, value: object) -> Real:
     >>> checks.number("slope", 1)
     1.0
 
-    Raises TypeError for another type or dtype, ValueError for NaN, inf or a tensor that is not 0-d.
+    Raises TypeError for another type or dtype, ValueError for NaN, inf or a tensor that
+    is not 0-d.
     """
     if isinstance(value, Tensor):
         if not value.is_floating_point():
-            raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got a tensor of {value.dtype}")
+            raise TypeError(
+                f"expected {name} to be a number or a 0-d float tensor, got a tensor "
+                f"of {value.dtype}"
+            )
         if value.ndim:
-            raise ValueError(f"expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
+            raise ValueError(
+                f"expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}"
+            )
         return value.to(torch.float64)
     if not is_number(value):
-        raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got {type(value).__name__}")
+        raise TypeError(
+            f"expected {name} to be a number or a 0-d float tensor, got "
+            f"{type(value).__name__}"
+        )
     try:
         finite = float(value)
     except OverflowError:
-        raise ValueError(f"expected {name} to fit a float, got an int of {int(value).bit_length()} bits") from None
+        raise ValueError(
+            f"expected {name} to fit a float, got an int of {int(value).bit_length()} "
+            "bits"
+        ) from None
     if not math.isfinite(finite):
         raise ValueError(f"expected {name} to be finite, got {value}")
     return finite

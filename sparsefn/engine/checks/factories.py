@@ -38,7 +38,10 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any] = {}  # never written to
 
     def __repr__(self) -> str:
-        parts = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
+        parts = [
+            *map(shown, self.args),
+            *(f"{name}={shown(value)}" for name, value in self.kwargs.items()),
+        ]
         return f"{self.make.__name__}({', '.join(parts)})"
 
     def arguments(self) -> dict[str, Any]:
@@ -49,7 +52,8 @@ class Call(NamedTuple):
 
 
 class FromCall:
-    """The base of objects that know the call which made them; a changed copy does not know it.
+    """The base of objects that know the call which made them; a changed copy does not
+    know it.
 
     >>> rigl = sf.rigl(0.9)
     >>> isinstance(rigl, FromCall), isinstance(rigl._replace(within=None), FromCall)
@@ -61,7 +65,11 @@ class FromCall:
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> Any:
         call = vars(self).get("_call")
-        return super().__reduce_ex__(protocol) if call is None else (_made_again, tuple(call))
+        return (
+            super().__reduce_ex__(protocol)
+            if call is None
+            else (_made_again, tuple(call))
+        )
 
 
 class Described(FromCall):
@@ -84,7 +92,8 @@ Described.__name__ = "function"  # errors then name the type that users know
 
 
 def described(make: Callable[P, Made]) -> Callable[P, Made]:
-    """A factory whose functions, tuples of functions and patterns know the call that made them.
+    """A factory whose functions, tuples of functions and patterns know the call that
+    made them.
 
     >>> @described
     ... def above(limit):
@@ -92,8 +101,9 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
     >>> above(limit=2), above(2)(3)
     (above(limit=2), True)
 
-    Lists and dicts among the arguments are copied, and iterators read into lists, so that the call stays what it was.
-    Inside `torch.compile` the factory is as it would be without this.
+    Lists and dicts among the arguments are copied, and iterators read into lists, so
+    that the call stays what it was. Inside `torch.compile` the factory is as it would
+    be without this.
     """
 
     @functools.wraps(make)
@@ -108,25 +118,39 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
 
 
 def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
-    """The same function, marked as one that makes things, so that it is not taken for one of them.
+    """The same function, marked as one that makes things, so that it is not taken for
+    one of them.
 
     >>> factory_of(lambda n: range(n))(3)
     range(0, 3)
     """
-    vars(make)["_makes"] = make.__code__  # which functools.wraps does not copy to a function around it
+    vars(make)["_makes"] = (
+        make.__code__
+    )  # which functools.wraps does not copy to a function around it
     return make
 
 
 def uncalled(value: object) -> str:
-    """How to call a factory that was given in the place of what it makes; "" for anything else.
+    """How to call a factory that was given in the place of what it makes; "" for
+    anything else.
 
-    >>> uncalled(sf.budgets.erk), uncalled(sf.budgets.erk()), uncalled(sf.optimizers.adamw)
+    >>> (
+    ...     uncalled(sf.budgets.erk),
+    ...     uncalled(sf.budgets.erk()),
+    ...     uncalled(sf.optimizers.adamw),
+    ... )
     ('erk itself; call it: erk()', '', 'adamw itself; call it: adamw(lr)')
     """
-    if not callable(value) or getattr(value, "_makes", None) is not getattr(value, "__code__", value):
+    if not callable(value) or getattr(value, "_makes", None) is not getattr(
+        value, "__code__", value
+    ):
         return ""
     parameters = inspect.signature(value).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
     name = getattr(value, "__name__", "it")
     return f"{name} itself; call it: {name}({', '.join(needed)})"
 
@@ -134,7 +158,8 @@ def uncalled(value: object) -> str:
 def takes_keywords_of(
     base: Callable[..., Any], known: Iterable[str] | None = None, **defaults: Any
 ) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
-    """A function that hands its keywords on gets a signature which shows them, as `help` does.
+    """A function that hands its keywords on gets a signature which shows them, as
+    `help` does.
 
     >>> def draw(shape, *, color, width=1): ...
     >>> @takes_keywords_of(draw, color="red")
@@ -144,16 +169,24 @@ def takes_keywords_of(
     >>> print(inspect.signature(circle))
     (radius, *, color='red', width=1)
 
-    The parameters by name are those of `base` that are `known`, where they are not the function's own, with these
-    defaults.
+    The parameters by name are those of `base` that are `known`, where they are not the
+    function's own, with these defaults.
     """
 
     def signed(make: Callable[P, Made]) -> Callable[P, Made]:
         here = inspect.signature(make)
         own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
         names = {p.name for p in own}
-        theirs = [p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        rest = [p for p in theirs if p.name not in names and (known is None or p.name in known)]
+        theirs = [
+            p
+            for p in inspect.signature(base).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        ]
+        rest = [
+            p
+            for p in theirs
+            if p.name not in names and (known is None or p.name in known)
+        ]
         more = [p.replace(default=defaults.get(p.name, p.default)) for p in rest]
         make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return make
@@ -161,13 +194,19 @@ def takes_keywords_of(
     return signed
 
 
-def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Made:
+def with_call(
+    made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Made:
     """The same object, of a type that shows and pickles it as this call.
 
     >>> with_call(lambda x: x, sf.schedules.linear, 1.0, slope=0.5)
     linear(1.0, slope=0.5)
     """
-    return made if torch.compiler.is_compiling() else _knowing(made, Call(make, args, kwargs))
+    return (
+        made
+        if torch.compiler.is_compiling()
+        else _knowing(made, Call(make, args, kwargs))
+    )
 
 
 def call_of(made: object) -> Call | None:
@@ -177,17 +216,23 @@ def call_of(made: object) -> Call | None:
     (rigl(0.9), None)
     """
     # functools.wraps copies what a function knows to another one.
-    found = None if isinstance(made, FunctionType) else getattr(made, "__dict__", {}).get("_call")
+    found = (
+        None
+        if isinstance(made, FunctionType)
+        else getattr(made, "__dict__", {}).get("_call")
+    )
     return found if isinstance(found, Call) else None
 
 
 def parts_of(made: object) -> Iterator[object]:
-    """An object, and everything that it was made of: the arguments of its calls, at any depth.
+    """An object, and everything that it was made of: the arguments of its calls, at any
+    depth.
 
     >>> sf.scores.saliency in list(parts_of(sf.methods.snip(0.9)))
     True
 
-    The calls themselves are there, too, also one inside the function whose call the object shows.
+    The calls themselves are there, too, also one inside the function whose call the
+    object shows.
     """
     yield made
     items: Iterable[object] = ()
@@ -202,12 +247,18 @@ def parts_of(made: object) -> Iterator[object]:
 
 
 def has_name(fn: object) -> bool:
-    """Whether a function is known to others: by the call that made it, or by its own name in its module.
+    """Whether a function is known to others: by the call that made it, or by its own
+    name in its module.
 
-    >>> has_name(sf.schedules.linear(1.0, 0.5)), has_name(sf.scores.saliency), has_name(lambda x: x)
+    >>> (
+    ...     has_name(sf.schedules.linear(1.0, 0.5)),
+    ...     has_name(sf.scores.saliency),
+    ...     has_name(lambda x: x),
+    ... )
     (True, True, False)
 
-    One that is being decorated is not, as its name will be that of the decorated function.
+    One that is being decorated is not, as its name will be that of the decorated
+    function.
     """
     if isinstance(fn, FromCall) or torch.compiler.is_compiling():
         return isinstance(fn, FromCall)
@@ -235,7 +286,8 @@ def _knowing(made: Made, call: Call) -> Made:
 
 @functools.cache
 def _kind(kind: type[Any]) -> type[Any]:
-    # Of objects that know their call. `_replace` of a named tuple goes through `_make`, which makes one that does not.
+    # Of objects that know their call. `_replace` of a named tuple goes through `_make`,
+    # which makes one that does not.
     if issubclass(kind, FromCall):
         return kind
     names = ("__module__", "__qualname__", "__doc__", "_make")
@@ -243,7 +295,9 @@ def _kind(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (FromCall, kind), same)
 
 
-def _made_again(make: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _made_again(
+    make: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     return make(*args, **kwargs)
 
 
@@ -251,11 +305,14 @@ def _copied(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple or hasattr(kind, "__next__"):
         return (tuple if kind is tuple else list)(map(_copied, value))
-    return {name: _copied(item) for name, item in value.items()} if kind is dict else value
+    return (
+        {name: _copied(item) for name, item in value.items()} if kind is dict else value
+    )
 
 
 def shown(value: Any) -> str:
-    """An argument as it would be written: functions and classes by name, tensors in short.
+    """An argument as it would be written: functions and classes by name, tensors in
+    short.
 
     >>> print(shown([sf.scores.magnitude, 0.5, sf.random.key(7), torch.zeros(3, 4)]))
     [magnitude, 0.5, tensor([0, 7]), tensor(shape=(3, 4), dtype=float32)]
@@ -263,31 +320,43 @@ def shown(value: Any) -> str:
     kind = type(value)
     if kind in (list, tuple):
         text = ", ".join(map(shown, value))
-        return f"[{text}]" if kind is list else f"({text}{',' if len(value) == 1 else ''})"
+        return (
+            f"[{text}]" if kind is list else f"({text}{',' if len(value) == 1 else ''})"
+        )
     if kind is dict:
         return f"{{{', '.join(f'{shown(name)}: {shown(item)}' for name, item in value.items())}}}"
     if isinstance(value, Tensor):
         return _tensor(value)
     if isinstance(value, FunctionType | MethodType | type):
         return value.__qualname__
-    if isinstance(value, BuiltinFunctionType):  # torch.abs is a method of a private class
+    if isinstance(
+        value, BuiltinFunctionType
+    ):  # torch.abs is a method of a private class
         return value.__name__
     if isinstance(value, nn.Module):
         return kind.__name__
     if kind is float:
         return _number(value)
     text = repr(value)
-    return kind.__name__ if " at 0x" in text else text  # an object that does not say what it is
+    return (
+        kind.__name__ if " at 0x" in text else text
+    )  # an object that does not say what it is
 
 
 def _number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else f"float('{value}')"  # `inf` is no name
+    return (
+        repr(value) if math.isfinite(value) else f"float('{value}')"
+    )  # `inf` is no name
 
 
 def _tensor(value: Tensor) -> str:
     kind = str(value.dtype).removeprefix("torch.")
     try:
-        numbers = value.reshape(-1).tolist() if value.ndim < 2 and value.numel() <= _MOST else None
+        numbers = (
+            value.reshape(-1).tolist()
+            if value.ndim < 2 and value.numel() <= _MOST
+            else None
+        )
     except RuntimeError:  # hidden by a transform, or on the meta device
         numbers = None
     if numbers is None:

@@ -1,4 +1,6 @@
-"""Plain data, as JSON gives it, read by name: what is unknown is an error that lists what is known."""
+"""Plain data, as JSON gives it, read by name: what is unknown is an error that lists
+what is known.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ def named(what: str, name: object, table: Mapping[str, T]) -> T:
     return table[name.lower()]
 
 
-def check_keys(what: str, given: Collection[str], known: Collection[str], needed: Collection[str] = ()) -> None:
+def check_keys(
+    what: str,
+    given: Collection[str],
+    known: Collection[str],
+    needed: Collection[str] = (),
+) -> None:
     """Raise ValueError for a key that is not known, and where one is missing.
 
     >>> check_keys("a point", {"x": 1.0}, ["x", "y"], needed=["x", "y"])
@@ -41,20 +48,35 @@ def check_keys(what: str, given: Collection[str], known: Collection[str], needed
     """
     for name in given:
         if name not in known:
-            raise ValueError(f"expected {what} to have keys among {listed(known)}, got {name!r}")
+            raise ValueError(
+                f"expected {what} to have keys among {listed(known)}, got {name!r}"
+            )
     for name in needed:
         if name not in given:
-            raise ValueError(f"expected {what} to have the key {name!r}, got {listed(given) or 'none'}")
+            raise ValueError(
+                f"expected {what} to have the key {name!r}, got "
+                f"{listed(given) or 'none'}"
+            )
 
 
-def called(what: str, make: Callable[..., T], given: Mapping[str, object], **ours: object) -> T:
-    """A function called with the keys of a dict as its arguments; any error in them is a ValueError.
+def called(
+    what: str, make: Callable[..., T], given: Mapping[str, object], **ours: object
+) -> T:
+    """A function called with the keys of a dict as its arguments; any error in them is
+    a ValueError.
 
     >>> called("a point", lambda x, y: (x, y), {"x": 1}, y=2)
     (1, 2)
     """
-    arguments = [p for p in inspect.signature(make).parameters.values() if p.name not in ours]
-    check_keys(what, given, [p.name for p in arguments], [p.name for p in arguments if p.default is p.empty])
+    arguments = [
+        p for p in inspect.signature(make).parameters.values() if p.name not in ours
+    ]
+    check_keys(
+        what,
+        given,
+        [p.name for p in arguments],
+        [p.name for p in arguments if p.default is p.empty],
+    )
     try:
         return make(**given, **ours)
     except TypeError as error:

@@ -10,7 +10,14 @@ from typing import cast, overload
 import torch
 from torch import Tensor, nn
 
-from sparsefn.engine.checks.checks import Level, Schedule, Step, check_call, check_sparsity, number
+from sparsefn.engine.checks.checks import (
+    Level,
+    Schedule,
+    Step,
+    check_call,
+    check_sparsity,
+    number,
+)
 from sparsefn.engine.leaves import placed, written
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.surroundings import known
@@ -50,7 +57,10 @@ def rounded_down(fraction: Real, n: int | Tensor) -> int | Tensor:
 
 
 def _whole(
-    fraction: Real, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
+    fraction: Real,
+    n: int | Tensor,
+    number: Callable[[float], int],
+    tensor: Callable[[Tensor], Tensor],
 ) -> int | Tensor:
     if not isinstance(fraction, Tensor):
         if fraction != fraction:
@@ -58,41 +68,70 @@ def _whole(
         if not isinstance(n, Tensor):
             return number(known(fraction) * n)
         fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
-    part = torch.nan_to_num(fraction.double() * n, nan=0.0)  # what NaN casts to depends on the processor
+    part = torch.nan_to_num(
+        fraction.double() * n, nan=0.0
+    )  # what NaN casts to depends on the processor
     return tensor(part).to(torch.int64)
 
 
-def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequence[int]) -> Tensor:
-    """The counts of all groups at the rates of their leaves: `count(rate, n)`, which may give an int.
+def of_groups(
+    count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequence[int]
+) -> Tensor:
+    """The counts of all groups at the rates of their leaves: `count(rate, n)`, which
+    may give an int.
 
     >>> from sparsefn.engine.checks.rounding import of_groups, rounded
     >>> of_groups(rounded, [0.5, 0.25], torch.tensor([2, 4, 8]), [2, 1])
     tensor([1, 2, 2])
 
-    The library's own rules take the groups of all leaves at once, others those of a leaf.
+    The library's own rules take the groups of all leaves at once, others those of a
+    leaf.
     """
     if count in (rounded, rounded_up, rounded_down):
-        there = [x.double() for x in rates if isinstance(x, Tensor) and x.device == n.device and not x.ndim]
+        there = [
+            x.double()
+            for x in rates
+            if isinstance(x, Tensor) and x.device == n.device and not x.ndim
+        ]
         alike = all(rate is rates[0] for rate in rates)
         if alike or len(there) == len(n):
             return cast(Tensor, count(rates[0] if alike else torch.stack(there), n))
-    given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
+    given = [
+        count(rate, own)
+        for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)
+    ]
     return counts_of_rows(given, groups, n.device)
 
 
-def counts_of_rows(counts: Sequence[int | Tensor], rows: Sequence[int], device: torch.device) -> Tensor:
-    """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or (rows,).
+def counts_of_rows(
+    counts: Sequence[int | Tensor], rows: Sequence[int], device: torch.device
+) -> Tensor:
+    """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or
+    (rows,).
 
     >>> from sparsefn.engine.checks import rounding
     >>> rounding.counts_of_rows([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
     tensor([3, 3, 1, 2])
     """
     if device.type == "cpu" and all(isinstance(count, int) for count in counts):
-        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
+        listed = [
+            count for count, n in zip(counts, rows, strict=True) for _ in range(n)
+        ]
         return torch.tensor(listed, dtype=torch.int64, device=device)
-    known = iter(written([count for count in counts if not isinstance(count, Tensor)], device).unbind())
-    cells = [placed(count, device).to(torch.int64) if isinstance(count, Tensor) else next(known) for count in counts]
-    return torch.cat([cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)])
+    known = iter(
+        written(
+            [count for count in counts if not isinstance(count, Tensor)], device
+        ).unbind()
+    )
+    cells = [
+        placed(count, device).to(torch.int64)
+        if isinstance(count, Tensor)
+        else next(known)
+        for count in counts
+    ]
+    return torch.cat(
+        [cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)]
+    )
 
 
 def n_kept(n: int, sparsity: Real) -> int | Tensor:
@@ -101,12 +140,15 @@ def n_kept(n: int, sparsity: Real) -> int | Tensor:
     >>> sf.budgets.n_kept(10, 0.9), sf.budgets.n_kept(5, 0.5)
     (1, 3)
 
-    An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's description:
-    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, whose value is not read, is
-    clamped, and NaN in it is sparsity 0: everything is kept.
+    An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's
+    description:
+    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, whose
+    value is not read, is clamped, and NaN in it is sparsity 0: everything is kept.
     """
     checked = check_sparsity(sparsity)
-    return n - rounded(checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n)
+    return n - rounded(
+        checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n
+    )
 
 
 @overload
@@ -118,8 +160,14 @@ def as_fraction(sparsity: Level | None, what: str = "sparsity") -> Schedule | No
     if sparsity is None:
         return None
     if isinstance(sparsity, nn.Module):
-        got = f"{type(sparsity).__name__}; a module goes into sf.attach(algorithm, model, optimizer)"
-        raise TypeError(f"expected {what} to be a float in [0, 1], a schedule or a 0-d tensor, got {got}")
+        got = (
+            f"{type(sparsity).__name__}; a module goes into sf.attach(algorithm, "
+            "model, optimizer)"
+        )
+        raise TypeError(
+            f"expected {what} to be a float in [0, 1], a schedule or a 0-d tensor, got "
+            f"{got}"
+        )
     if callable(sparsity):
         check_call(what, sparsity, "step")
         return sparsity
@@ -128,14 +176,21 @@ def as_fraction(sparsity: Level | None, what: str = "sparsity") -> Schedule | No
 
 
 def fraction_at(level: Schedule, step: Step) -> Real:
-    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it, and NaN in a tensor is 0."""
+    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it, and NaN
+    in a tensor is 0.
+    """
     value = level(step)
     if isinstance(value, Tensor):
         return value.nan_to_num(0.0).clamp(0.0, 1.0)
     if not isinstance(value, int | float | numbers.Real):
-        raise TypeError(f"expected a sparsity schedule to give numbers, got {type(value).__name__} at step {step}")
+        raise TypeError(
+            f"expected a sparsity schedule to give numbers, got {type(value).__name__} "
+            f"at step {step}"
+        )
     if value != value:
-        raise ValueError(f"expected a sparsity schedule to give numbers, got {value} at step {step}")
+        raise ValueError(
+            f"expected a sparsity schedule to give numbers, got {value} at step {step}"
+        )
     return float(min(max(value, 0.0), 1.0))
 
 

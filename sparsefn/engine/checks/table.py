@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
-    """Rows of cells as a table whose first `left` columns hold text and the rest numbers.
+    """Rows of cells as a table whose first `left` columns hold text and the rest
+    numbers.
 
     >>> print(aligned([("path", "kept"), ("0.bias", "8"), ("w", "16")], left=1))
     path    kept
@@ -18,7 +19,8 @@ def aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
     rows = []
     for line in lines:
         cells = [
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(w) if i < left else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]
         rows.append("  ".join(cells).rstrip())
     return "\n".join(rows)
@@ -30,4 +32,7 @@ def natural(path: str) -> list[str | int]:
     >>> sorted(["10.w", "2.w", "2.b"], key=natural)
     ['2.b', '2.w', '10.w']
     """
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", path))]
+    return [
+        int(part) if i % 2 else part
+        for i, part in enumerate(re.split(r"([0-9]+)", path))
+    ]

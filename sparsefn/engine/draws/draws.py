@@ -1,7 +1,9 @@
-"""Draws of keys, with checks: of a shape, of an index, or of the part of a DTensor that this process holds.
+"""Draws of keys, with checks: of a shape, of an index, or of the part of a DTensor that
+this process holds.
 
-Element i of a draw is a function of the key and of i. So a process draws its part of a DTensor from the places of that
-part in the whole, and gets what one process would have drawn there.
+Element i of a draw is a function of the key and of i. So a process draws its part of a
+DTensor from the places of that part in the whole, and gets what one process would have
+drawn there.
 """
 
 from __future__ import annotations
@@ -30,15 +32,25 @@ def check_key(key: Tensor) -> None:
     ValueError: expected a key of shape (2,) or (..., 2), got ()
     """
     if not isinstance(key, Tensor):
-        raise TypeError(f"expected a key from sf.random.key(seed), got {type(key).__name__}")
+        raise TypeError(
+            f"expected a key from sf.random.key(seed), got {type(key).__name__}"
+        )
     if key.dtype != torch.int64:
-        raise TypeError(f"expected a key of dtype torch.int64, got {key.dtype}; make one by sf.random.key(seed)")
+        raise TypeError(
+            f"expected a key of dtype torch.int64, got {key.dtype}; make one by "
+            "sf.random.key(seed)"
+        )
     if key.ndim == 0 or key.shape[-1] != 2:
-        raise ValueError(f"expected a key of shape (2,) or (..., 2), got {tuple(key.shape)}")
+        raise ValueError(
+            f"expected a key of shape (2,) or (..., 2), got {tuple(key.shape)}"
+        )
 
 
-def checked(key: Tensor, shape: Sequence[int], index: Tensor | None) -> tuple[tuple[int, ...], Tensor | None]:
-    """The shape as a tuple and the index as one row, after checks of both and of the key.
+def checked(
+    key: Tensor, shape: Sequence[int], index: Tensor | None
+) -> tuple[tuple[int, ...], Tensor | None]:
+    """The shape as a tuple and the index as one row, after checks of both and of the
+    key.
 
     >>> from sparsefn.engine.draws.draws import checked
     >>> checked(sf.random.key(0), [2, 3], None)
@@ -46,21 +58,34 @@ def checked(key: Tensor, shape: Sequence[int], index: Tensor | None) -> tuple[tu
     """
     check_key(key)
     if isinstance(shape, int):
-        raise TypeError(f"expected shape to be a sequence of ints, got {shape}; write ({shape},)")
+        raise TypeError(
+            f"expected shape to be a sequence of ints, got {shape}; write ({shape},)"
+        )
     shape = tuple(shape)
     if any(size < 0 for size in shape):
         raise ValueError(f"expected a shape without negative sizes, got {shape}")
     if index is not None:
         if not isinstance(index, Tensor) or index.dtype != torch.int64:
             got = index.dtype if isinstance(index, Tensor) else type(index).__name__
-            raise TypeError(f"expected index to be an int64 tensor of global element indices, got {got}")
+            raise TypeError(
+                "expected index to be an int64 tensor of global element indices, got "
+                f"{got}"
+            )
         if tuple(index.shape) != shape:
-            raise ValueError(f"expected index of the draw's shape {shape}, got {tuple(index.shape)}")
+            raise ValueError(
+                f"expected index of the draw's shape {shape}, got {tuple(index.shape)}"
+            )
         index = index.reshape(-1)
     return shape, index
 
 
-def draws_of(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, dtype: torch.dtype) -> Tensor:
+def draws_of(
+    key: Tensor,
+    shape: Sequence[int],
+    index: Tensor | None,
+    kind: str,
+    dtype: torch.dtype,
+) -> Tensor:
     """Draws of a kind and a shape for each key.
 
     >>> from sparsefn.engine.draws.draws import draws_of
@@ -68,7 +93,9 @@ def draws_of(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str,
     tensor([1797259609])
     """
     size, places = checked(key, shape, index)
-    return draw(key, places, math.prod(size), kind, dtype).reshape((*key.shape[:-1], *size))
+    return draw(key, places, math.prod(size), kind, dtype).reshape(
+        (*key.shape[:-1], *size)
+    )
 
 
 def as_keys(pairs: Tensor) -> Tensor:
@@ -90,7 +117,9 @@ def digest(text: str) -> int:
     -1839474028305099322
     """
     # Not hash(), which changes with PYTHONHASHSEED.
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True
+    )
 
 
 def folded_key(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
@@ -100,7 +129,8 @@ def folded_key(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
     >>> folded_key(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
 
-    It is where the key is; where a CPU key is folded with a number on a device, it is there.
+    It is where the key is; where a CPU key is folded with a number on a device, it is
+    there.
     """
     if isinstance(data, Tensor) and data.device != key.device:
         if key.device.type == "cpu":
@@ -115,7 +145,8 @@ def folded_key(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
 
 
 def drawn_like(key: Tensor, leaf: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    """Draws of the shape of a leaf, where it is; of a DTensor, this process's part of them, laid out like it.
+    """Draws of the shape of a leaf, where it is; of a DTensor, this process's part of
+    them, laid out like it.
 
     >>> from sparsefn.engine.draws.draws import drawn_like
     >>> drawn_like(sf.random.key(0), torch.zeros(1), "uniform", torch.float32)
@@ -126,17 +157,24 @@ def drawn_like(key: Tensor, leaf: Tensor, kind: str, dtype: torch.dtype) -> Tens
     if not is_sharded(leaf):
         return draws_of(key, leaf.shape, None, kind, dtype)
     extent = drawn_extent(key, leaf)
-    return sharded_like(draw(key, extent, math.prod(extent.size), kind, dtype).reshape(extent.size), leaf)
+    return sharded_like(
+        draw(key, extent, math.prod(extent.size), kind, dtype).reshape(extent.size),
+        leaf,
+    )
 
 
 def drawn_extent(key: Tensor, leaf: Tensor) -> Extent:
-    """Where the part of a DTensor lies that one key draws. Raises ValueError for more than one key.
+    """Where the part of a DTensor lies that one key draws. Raises ValueError for more
+    than one key.
 
     Also raises the errors of `shards.extent_of`.
     """
     check_key(key)
     if key.ndim != 1:
-        raise ValueError(f"expected a key of shape (2,) for a draw like a DTensor, got {tuple(key.shape)}")
+        raise ValueError(
+            "expected a key of shape (2,) for a draw like a DTensor, got "
+            f"{tuple(key.shape)}"
+        )
     return extent_of(leaf)
 
 
@@ -150,7 +188,9 @@ def check_draw_dtype(dtype: torch.dtype) -> None:
     TypeError: expected dtype float16, bfloat16, float32 or float64, got torch.int64
     """
     if dtype not in DIGITS:
-        raise TypeError(f"expected dtype float16, bfloat16, float32 or float64, got {dtype}")
+        raise TypeError(
+            f"expected dtype float16, bfloat16, float32 or float64, got {dtype}"
+        )
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
@@ -164,8 +204,11 @@ def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in pairs)
 
 
-def flips(key: Tensor, chances: int | Tensor, places: Tensor | Extent | None, n: int) -> Tensor:
-    """Where the word of a place is below a number in [0, 2^32], or below 2^32 times its chance: one row of n.
+def flips(
+    key: Tensor, chances: int | Tensor, places: Tensor | Extent | None, n: int
+) -> Tensor:
+    """Where the word of a place is below a number in [0, 2^32], or below 2^32 times its
+    chance: one row of n.
 
     >>> from sparsefn.engine.draws.draws import flips
     >>> flips(sf.random.key(0), 1 << 30, None, 3)
@@ -177,15 +220,23 @@ def flips(key: Tensor, chances: int | Tensor, places: Tensor | Extent | None, n:
     if isinstance(chances, Tensor):
         check_device("a key and its probabilities", key.device, chances)
     if not torch.compiler.is_compiling():
-        drawn: Tensor | None = backends.asked("coins", key.device.type, key, chances, places, n)
+        drawn: Tensor | None = backends.asked(
+            "coins", key.device.type, key, chances, places, n
+        )
         if drawn is not None:
             return drawn
     below: int | Tensor = chances
     if isinstance(chances, Tensor):
-        scaled = (chances.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
+        scaled = (
+            (chances.to(torch.float64) * 2.0**32)
+            .ceil()
+            .nan_to_num(0.0)
+            .clamp(0.0, 2.0**32)
+        )
         below = scaled.to(torch.int64).reshape(-1)
     words = draw(key, places, n, "words", torch.int64)
     if not torch.compiler.is_compiling():
         return words < below
-    # The sign of a difference: compiled for a CPU, a comparison writes bools one by one, three times as slow.
+    # The sign of a difference: compiled for a CPU, a comparison writes bools one by
+    # one, three times as slow.
     return reinterpreted((((words - below) >> 63) & 1).to(torch.uint8), torch.bool)

@@ -1,8 +1,9 @@
-"""The draws of all leaves of a tree: on a device in one pass over the words, whatever the number of leaves.
+"""The draws of all leaves of a tree: on a device in one pass over the words, whatever
+the number of leaves.
 
-A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves are folded together, on the CPU
-if the key and the step are there, and the words of leaves laid end to end are drawn at once. A backend draws all
-of them by itself.
+A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves
+are folded together, on the CPU if the key and the step are there, and the words of
+leaves laid end to end are drawn at once. A backend draws all of them by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.draws.draws import as_keys, check_key, digest, drawn_like, folded_key
+from sparsefn.engine.draws.draws import (
+    as_keys,
+    check_key,
+    digest,
+    drawn_like,
+    folded_key,
+)
 from sparsefn.engine.draws.threefry import draw, finished, halves, told
 from sparsefn.engine.draws.words import rounds
 from sparsefn.engine.leaves import MOST, apart, brought, packs, pays, written
@@ -26,7 +33,10 @@ def unchecked_key(key: Tensor, path: str, step: Step | None = None) -> Tensor:
     """The key of one leaf at one step, from a key and steps that were checked.
 
     >>> from sparsefn.engine.draws.leaf_draws import unchecked_key
-    >>> torch.equal(unchecked_key(sf.random.key(0), "w", 5), sf.random.leaf_key(sf.random.key(0), "w", 5))
+    >>> torch.equal(
+    ...     unchecked_key(sf.random.key(0), "w", 5),
+    ...     sf.random.leaf_key(sf.random.key(0), "w", 5),
+    ... )
     True
     """
     own = folded_key(key, digest(path), "fold str")
@@ -34,28 +44,56 @@ def unchecked_key(key: Tensor, path: str, step: Step | None = None) -> Tensor:
 
 
 def drawn_leaves(
-    key: Tensor, leaves: Mapping[str, Tensor], step: Step | None, kind: str, dtype: torch.dtype
+    key: Tensor,
+    leaves: Mapping[str, Tensor],
+    step: Step | None,
+    kind: str,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Draws like each leaf, from its own key at a step: what `drawn_like` gives with `leaf_key`.
+    """Draws like each leaf, from its own key at a step: what `drawn_like` gives with
+    `leaf_key`.
 
     >>> from sparsefn.engine.draws.leaf_draws import drawn_leaves
-    >>> drawn_leaves(sf.random.key(0), {"w": torch.zeros(1)}, None, "uniform", torch.float32)
+    >>> drawn_leaves(
+    ...     sf.random.key(0), {"w": torch.zeros(1)}, None, "uniform", torch.float32
+    ... )
     {'w': tensor([0.3044])}
     """
     check_key(key)
     tensors = [x.detach() for x in leaves.values()]
     if key.ndim != 1 or any_sharded(tensors) or not pays(tensors):
-        return {path: drawn_like(unchecked_key(key, path, step), leaf, kind, dtype) for path, leaf in leaves.items()}
-    return dict(zip(leaves, draws_laid(key, list(leaves), tensors, step, kind, dtype), strict=True))
+        return {
+            path: drawn_like(unchecked_key(key, path, step), leaf, kind, dtype)
+            for path, leaf in leaves.items()
+        }
+    return dict(
+        zip(
+            leaves,
+            draws_laid(key, list(leaves), tensors, step, kind, dtype),
+            strict=True,
+        )
+    )
 
 
 def draws_laid(
-    key: Tensor, paths: Sequence[str], leaves: Sequence[Tensor], step: Step | None, kind: str, dtype: torch.dtype
+    key: Tensor,
+    paths: Sequence[str],
+    leaves: Sequence[Tensor],
+    step: Step | None,
+    kind: str,
+    dtype: torch.dtype,
 ) -> list[Tensor]:
     """`drawn_leaves` of leaves that are laid end to end wherever they are.
 
     >>> from sparsefn.engine.draws.leaf_draws import draws_laid
-    >>> draws_laid(sf.random.key(0), ["w", "b"], [torch.zeros(1), torch.zeros(0)], None, "uniform", torch.float32)
+    >>> draws_laid(
+    ...     sf.random.key(0),
+    ...     ["w", "b"],
+    ...     [torch.zeros(1), torch.zeros(0)],
+    ...     None,
+    ...     "uniform",
+    ...     torch.float32,
+    ... )
     [tensor([0.3044]), tensor([])]
     """
     made: dict[int, Tensor] = {}
@@ -67,20 +105,31 @@ def draws_laid(
             continue
         sizes = [x.numel() for x in alike]
         keys = keys_on_device(key, [paths[i] for i in pack], step, device)
-        drawn: list[Tensor] | None = asked("draws_of_leaves", device.type, keys, sizes, *told(kind, dtype))
+        drawn: list[Tensor] | None = asked(
+            "draws_of_leaves", device.type, keys, sizes, *told(kind, dtype)
+        )
         if drawn is not None:
-            made |= zip(pack, (x.view(leaf.shape) for x, leaf in zip(drawn, alike, strict=True)), strict=True)
+            made |= zip(
+                pack,
+                (x.view(leaf.shape) for x, leaf in zip(drawn, alike, strict=True)),
+                strict=True,
+            )
             continue
         words = halves(keys, kind)
         counter = torch.arange(min(max(sizes), MOST), dtype=torch.int32, device=device)
-        k0, k1 = (torch.cat([k.expand(n) for k, n in zip(half.unbind(), sizes, strict=True)]) for half in words)
+        k0, k1 = (
+            torch.cat([k.expand(n) for k, n in zip(half.unbind(), sizes, strict=True)])
+            for half in words
+        )
         index = torch.cat([counter[:n] for n in sizes])
         row = finished(*rounds(k0, k1, torch.zeros_like(index[:1]), index), kind, dtype)
         made |= zip(pack, apart(row, alike), strict=True)
     return [made[i] for i in range(len(leaves))]
 
 
-def keys_on_device(key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device) -> Tensor:
+def keys_on_device(
+    key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device
+) -> Tensor:
     """The keys of leaves on a device, (leaves, 2).
 
     >>> from sparsefn.engine.draws.leaf_draws import keys_on_device
@@ -94,5 +143,7 @@ def keys_on_device(key: Tensor, paths: Sequence[str], step: Step | None, device:
         index = written([digest(path) for path in paths], key.device).reshape(-1, 1)
         made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
     if step is None or not (isinstance(step, Tensor) and step.device.type != "cpu"):
-        return brought(made if step is None else folded_key(made, step, "fold int"), device)
+        return brought(
+            made if step is None else folded_key(made, step, "fold int"), device
+        )
     return folded_key(brought(made, device), step, "fold int")

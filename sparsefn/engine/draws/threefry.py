@@ -1,7 +1,8 @@
 """Draws from the Threefry-2x32-20 block function, and numbers made from its words.
 
-Plain keys on a CPU are drawn by numpy in blocks; large draws are traced into a compiled graph, where they fuse with
-the code that uses them; all other draws are one opaque operator. Every way gives the same bits.
+Plain keys on a CPU are drawn by numpy in blocks; large draws are traced into a compiled
+graph, where they fuse with the code that uses them; all other draws are one opaque
+operator. Every way gives the same bits.
 """
 
 from __future__ import annotations
@@ -19,10 +20,25 @@ from sparsefn.engine.draws.words import MASK32, Place
 from sparsefn.engine.leaves import check_device
 from sparsefn.engine.numbers import batch_first, elementary
 from sparsefn.engine.processes import Extent
-from sparsefn.engine.surroundings import Array, See, backends, in_mode, transformed, visible, visible_inside
+from sparsefn.engine.surroundings import (
+    Array,
+    See,
+    backends,
+    in_mode,
+    transformed,
+    visible,
+    visible_inside,
+)
 
-DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
-_LARGE = 1 << 20  # with this many draws of a key or more a compiled graph contains the rounds: two seconds to compile
+DIGITS = {
+    torch.float16: 11,
+    torch.bfloat16: 8,
+    torch.float32: 24,
+    torch.float64: 53,
+}  # of a significand
+# with this many draws of a key or more a compiled graph contains the rounds: two
+# seconds to compile
+_LARGE = 1 << 20
 _MEMORY: dict[torch.dtype, type[np.generic]] = {
     torch.int64: np.int64,
     torch.float16: np.float16,
@@ -42,22 +58,33 @@ def _pairs(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _uniforms(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
-    digits = DIGITS[dtype]  # as many leading bits as the dtype holds exactly, so 1.0 cannot come out
+    digits = DIGITS[
+        dtype
+    ]  # as many leading bits as the dtype holds exactly, so 1.0 cannot come out
     if digits > 32:
-        whole = _pairs(x0, x1, dtype).bitwise_right_shift_(64 - digits).bitwise_and_((1 << digits) - 1)
+        whole = (
+            _pairs(x0, x1, dtype)
+            .bitwise_right_shift_(64 - digits)
+            .bitwise_and_((1 << digits) - 1)
+        )
     else:
         whole = (x0 >> (32 - digits)).bitwise_and_((1 << digits) - 1)
     return whole.to(dtype).mul_(2.0**-digits)
 
 
 def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
-    squared = -2.0 * elementary.value_of("log", (_unsigned(x0) + 1).to(torch.float64) * 2.0**-32)
+    squared = -2.0 * elementary.value_of(
+        "log", (_unsigned(x0) + 1).to(torch.float64) * 2.0**-32
+    )
     angle = _unsigned(x1).to(torch.float64).mul_(2.0**-31)
-    return (cast(Tensor, squared).sqrt() * elementary.value_of("cospi", angle)).to(dtype)
+    return (cast(Tensor, squared).sqrt() * elementary.value_of("cospi", angle)).to(
+        dtype
+    )
 
 
-# The function of the two words, and the number that the key is xored with first. Derived keys have their own domains:
-# a key never equals words that were drawn. (Constants: leading digits of pi.)
+# The function of the two words, and the number that the key is xored with first.
+# Derived keys have their own domains: a key never equals words that were drawn.
+# (Constants: leading digits of pi.)
 _KINDS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]]] = {
     "pairs": (0, 0, _pairs),
     "words": (0, 0, lambda x0, x1, dtype: _unsigned(x0)),
@@ -70,7 +97,8 @@ _KINDS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor
 
 
 def lifted(key: Tensor) -> Tensor:
-    """The key, for operations under a dispatch mode: fake tensors take no real one that was made before them.
+    """The key, for operations under a dispatch mode: fake tensors take no real one that
+    was made before them.
 
     >>> from sparsefn.engine.draws import threefry
     >>> threefry.lifted(sf.random.key(0))
@@ -81,8 +109,11 @@ def lifted(key: Tensor) -> Tensor:
     return key
 
 
-def draw(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
-    """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or an Extent for its n places -> draws (*broadcast(K, I), n).
+def draw(
+    key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype
+) -> Tensor:
+    """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or an Extent for its n places
+    -> draws (*broadcast(K, I), n).
 
     >>> from sparsefn.engine.draws import threefry
     >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
@@ -93,51 +124,82 @@ def draw(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: t
         return _drawn(plain, n, kind, dtype)
     if not isinstance(index, Extent):
         check_device("a key and its indices", key.device, index)
-    if key.device.type != "cpu" and not transformed() and not backends.has_backend("draws", key.device.type):
+    if (
+        key.device.type != "cpu"
+        and not transformed()
+        and not backends.has_backend("draws", key.device.type)
+    ):
         return _by_rounds(key, index, n, kind, dtype)
     if isinstance(index, Extent):
         index = index.places(torch.arange(n, device=key.device))
     key = lifted(key)
-    if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
+    if (
+        torch.compiler.is_compiling()
+        and index is None
+        and kind in ("words", "uniform")
+        and _is_large(n)
+    ):
         return _traced(key, n, kind, dtype)
     drawn: Tensor = operator(key, index, n, kind, dtype)
     return drawn
 
 
 def _is_large(n: int) -> bool:
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads much
+    from torch.fx.experimental.symbolic_shapes import (
+        statically_known_true,
+    )  # loads much
 
-    return statically_known_true(n >= _LARGE) and statically_known_true(n < 1 << 31)  # counters are int32
+    return statically_known_true(n >= _LARGE) and statically_known_true(
+        n < 1 << 31
+    )  # counters are int32
 
 
 def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
-    """The key of a plain key and a plain number, by `kind`; None where either is not plain.
+    """The key of a plain key and a plain number, by `kind`; None where either is not
+    plain.
 
     >>> from sparsefn.engine.draws import threefry
     >>> threefry.fold_in_words(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
     """
-    seen = visible([key, data] if isinstance(data, Tensor) else [key]) if key.ndim == 1 else None
+    seen = (
+        visible([key, data] if isinstance(data, Tensor) else [key])
+        if key.ndim == 1
+        else None
+    )
     if seen is None:
         return None
     number = seen[1] if isinstance(data, Tensor) else data
     k0, k1 = seen[0].tolist()
     xor0, xor1, _ = _KINDS[kind]
-    made = words.pair((k0 ^ xor0) & MASK32, (k1 ^ xor1) & MASK32, (int(number) >> 32) & MASK32, int(number) & MASK32)
+    made = words.pair(
+        (k0 ^ xor0) & MASK32,
+        (k1 ^ xor1) & MASK32,
+        (int(number) >> 32) & MASK32,
+        int(number) & MASK32,
+    )
     return torch.from_numpy(np.array(made, np.int64))
 
 
-def coins(key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int) -> Tensor | None:
-    """Where the first word is below a number, or below 2^32 times a chance; None where a tensor is not plain.
+def coins(
+    key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int
+) -> Tensor | None:
+    """Where the first word is below a number, or below 2^32 times a chance; None where
+    a tensor is not plain.
 
     >>> from sparsefn.engine.draws import threefry
     >>> threefry.coins(torch.tensor([0, 0]), 1 << 30, None, 3)
     tensor([False,  True, False])
 
-    `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never come true.
+    `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never
+    come true.
     """
     plain = _plain(key, index, visible)
-    tensors = [below.float() if below.dtype == torch.bfloat16 else below] if isinstance(below, Tensor) else []
+    tensors = (
+        [below.float() if below.dtype == torch.bfloat16 else below]
+        if isinstance(below, Tensor)
+        else []
+    )
     seen = visible(tensors)
     if plain is None or seen is None:
         return None
@@ -145,14 +207,22 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: in
     chances = seen[0].reshape(-1) if seen else None
     flips = np.empty((len(keys), n), np.bool_)
     if isinstance(below, int):
-        compare, limit = (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
+        compare, limit = (
+            (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
+        )
 
     def use(place: Place, x0: Array, x1: Array) -> None:
         if chances is None:
             compare(x0, limit, flips[place])
         else:
-            with np.errstate(all="ignore"):  # a number too large is always above, and NaN never
-                np.less(x0, np.multiply(chances[place[1]], 2.0**32, dtype=np.float64), flips[place])
+            with np.errstate(
+                all="ignore"
+            ):  # a number too large is always above, and NaN never
+                np.less(
+                    x0,
+                    np.multiply(chances[place[1]], 2.0**32, dtype=np.float64),
+                    flips[place],
+                )
 
     words.words(keys, indices, n, use, second=False)
     return torch.from_numpy(flips).reshape((*batch, n))
@@ -169,7 +239,8 @@ def _plain(key: Tensor, index: Tensor | Extent | None, see: See) -> words.Rows |
 def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     keys, indices, batch = plain
     xor0, xor1, finish = _KINDS[kind]
-    # numpy asks for large pages, which torch does not: a fourth of the time for 1e8 bytes
+    # numpy asks for large pages, which torch does not: a fourth of the time for 1e8
+    # bytes
     values = np.empty((len(keys), n), _MEMORY[dtype])
     out = torch.from_numpy(values)
     out = out.view(torch.bfloat16) if dtype == torch.bfloat16 else out
@@ -211,7 +282,9 @@ def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     """The draws of a kind that two words make.
 
     >>> from sparsefn.engine.draws import threefry
-    >>> threefry.finished(*[torch.tensor([1 << 30], dtype=torch.int32)] * 2, "uniform", torch.float32)
+    >>> threefry.finished(
+    ...     *[torch.tensor([1 << 30], dtype=torch.int32)] * 2, "uniform", torch.float32
+    ... )
     tensor([0.2500])
     """
     return _KINDS[kind][2](x0, x1, dtype)
@@ -226,26 +299,45 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 
 # Opaque to the compiler: small draws are many, and each would take seconds to compile.
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
-def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+def operator(
+    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype
+) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    made: Tensor | None = backends.asked("draws", key.device.type, key, index, n, *told(kind, dtype))
+    made: Tensor | None = backends.asked(
+        "draws", key.device.type, key, index, n, *told(kind, dtype)
+    )
     if made is not None:
         return made
     plain = _plain(key, index, visible_inside)
-    return _by_rounds(key, index, n, kind, dtype) if plain is None else _drawn(plain, n, kind, dtype)
+    return (
+        _by_rounds(key, index, n, kind, dtype)
+        if plain is None
+        else _drawn(plain, n, kind, dtype)
+    )
 
 
-def told(kind: str, dtype: torch.dtype) -> tuple[str, torch.dtype, tuple[int, int], int]:
+def told(
+    kind: str, dtype: torch.dtype
+) -> tuple[str, torch.dtype, tuple[int, int], int]:
     """What a backend is told of a kind."""
     xor0, xor1, finish = _KINDS[kind]
-    return "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0)
+    return (
+        "pairs" if finish is _pairs else kind,
+        dtype,
+        (xor0, xor1),
+        DIGITS.get(dtype, 0),
+    )
 
 
-def _by_rounds(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+def _by_rounds(
+    key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype
+) -> Tensor:
     k0, k1 = halves(key, kind)
     batch = _batch_shape(key, index if isinstance(index, Tensor) else None)
     out = torch.empty((*batch, n), dtype=dtype, device=key.device)
-    block = max(1, (1 << 24) // max(1, math.prod(batch)))  # on a device launches cost more than memory traffic
+    block = max(
+        1, (1 << 24) // max(1, math.prod(batch))
+    )  # on a device launches cost more than memory traffic
     for start in range(0, n, block):
         stop = min(n, start + block)
         if isinstance(index, Tensor):
@@ -253,7 +345,9 @@ def _by_rounds(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dt
         else:
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
             part = part if index is None else index.places(part)
-        x0, x1 = words.rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
+        x0, x1 = words.rounds(
+            k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32)
+        )
         made = finished(x0, x1, kind, dtype)
         if stop - start == n:
             return made
@@ -268,7 +362,9 @@ def _batch_shape(key: Tensor, index: Tensor | None) -> tuple[int, ...]:
 
 
 @operator.register_fake
-def _(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+def _(
+    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype
+) -> Tensor:
     return torch.empty((*_batch_shape(key, index), n), dtype=dtype, device=key.device)
 
 

@@ -1,4 +1,6 @@
-"""Threefry-2x32-20 in numpy, for keys in CPU memory, block by block in buffers that stay in cache; and in torch."""
+"""Threefry-2x32-20 in numpy, for keys in CPU memory, block by block in buffers that
+stay in cache; and in torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PARITY = 0x1BD11BDA
 MASK32 = 0xFFFFFFFF
 _PIECE = 1 << 12  # places of a box that are worked out at a time
 _FEW = 8  # as many blocks take ints as long as arrays
-_SHIFTS = [np.array(r, np.uint32) for r in range(33)]  # a ufunc takes an array sooner than a number
+_SHIFTS = [
+    np.array(r, np.uint32) for r in range(33)
+]  # a ufunc takes an array sooner than a number
 
 Place: TypeAlias = tuple[slice, slice]
 Rows: TypeAlias = tuple[Array, Array | Extent | None, tuple[int, ...]]
@@ -50,12 +54,16 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
     """The words of counters under keys, as int32 tensors that broadcast.
 
     >>> from sparsefn.engine.draws import words
-    >>> [word.item() % 2**32 for word in words.rounds(*[torch.zeros(1, dtype=torch.int32)] * 4)]
+    >>> [
+    ...     word.item() % 2**32
+    ...     for word in words.rounds(*[torch.zeros(1, dtype=torch.int32)] * 4)
+    ... ]
     [1797259609, 2579123966]
     """
-    # int32 wraps around like uint32, but its right shift copies the sign, hence the mask. To the compiler a
-    # product is faster than a left shift, which it guards; and without the views, which make it keep what is
-    # used twice, it would write out every word's whole past again and again.
+    # int32 wraps around like uint32, but its right shift copies the sign, hence the
+    # mask. To the compiler a product is faster than a left shift, which it guards; and
+    # without the views, which make it keep what is used twice, it would write out every
+    # word's whole past again and again.
     schedule = (k0, k1, k0 ^ k1 ^ PARITY)
     x0, x1 = x0 + k0, x1 + k1
     for i in range(5):
@@ -69,7 +77,8 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
 
 
 def rows(keys: Array, index: Array | None) -> Rows:
-    """Keys (*K, 2) as (rows, 2), indices (*I, n) as (rows or 1, n), and the batch that rows stand for.
+    """Keys (*K, 2) as (rows, 2), indices (*I, n) as (rows or 1, n), and the batch that
+    rows stand for.
 
     >>> import numpy as np
     >>> from sparsefn.engine.draws import words
@@ -78,36 +87,59 @@ def rows(keys: Array, index: Array | None) -> Rows:
     ((6, 2), (1, 4), (2, 3))
     """
     if index is None or index.ndim == 1:
-        return keys.reshape(-1, 2), None if index is None else index[None], keys.shape[:-1]
+        return (
+            keys.reshape(-1, 2),
+            None if index is None else index[None],
+            keys.shape[:-1],
+        )
     batch = np.broadcast_shapes(keys.shape[:-1], index.shape[:-1])
     count = math.prod(batch)
-    wide = np.broadcast_to(index, (*batch, index.shape[-1])).reshape(count, index.shape[-1])
+    wide = np.broadcast_to(index, (*batch, index.shape[-1])).reshape(
+        count, index.shape[-1]
+    )
     return np.broadcast_to(keys, (*batch, 2)).reshape(count, 2), wide, batch
 
 
 def words(
-    keys: Array, index: Array | Extent | None, n: int, use: Callable[[Place, Array, Array], None], second: bool
+    keys: Array,
+    index: Array | Extent | None,
+    n: int,
+    use: Callable[[Place, Array, Array], None],
+    second: bool,
 ) -> None:
-    """Give the words of every block to `use`, with the rows and columns that they belong to.
+    """Give the words of every block to `use`, with the rows and columns that they
+    belong to.
 
     >>> import numpy as np
     >>> from sparsefn.engine.draws import words
-    >>> words.words(np.zeros((1, 2), np.int64), None, 1, lambda place, x0, x1: print(x0, x1), True)
+    >>> words.words(
+    ...     np.zeros((1, 2), np.int64),
+    ...     None,
+    ...     1,
+    ...     lambda place, x0, x1: print(x0, x1),
+    ...     True,
+    ... )
     [[1797259609]] [[2579123966]]
 
-    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), an Extent for its n places, or None for 0..n-1. The words
-    are uint32 of the place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is
-    called from several threads. Without `second` the other words are left unfinished.
+    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), an Extent for its n
+    places, or None for 0..n-1. The words are uint32 of the place's shape, in buffers
+    that are reused: `use` may write to them, and must not keep them. It is called from
+    several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
     if count * n <= _FEW:
         if not isinstance(index, np.ndarray):
-            index = (np.arange(n) if index is None else index.places(np.arange(n)))[None]
+            index = (np.arange(n) if index is None else index.places(np.arange(n)))[
+                None
+            ]
         x0, x1 = _few(keys, index, (count, n))
         return use((slice(0, count), slice(0, n)), x0, x1)
     k0, k1 = keys[:, :1].astype(np.uint32), keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
-    added = [(schedule[(i + 1) % 3], schedule[(i + 2) % 3] + np.uint32(i + 1)) for i in range(5)]
+    added = [
+        (schedule[(i + 1) % 3], schedule[(i + 2) % 3] + np.uint32(i + 1))
+        for i in range(5)
+    ]
     width, height = max(1, min(n, BLOCK)), max(1, min(count, BLOCK // max(n, 1)))
     places = [
         (slice(row, min(row + height, count)), slice(column, min(column + width, n)))
@@ -121,10 +153,16 @@ def words(
         for place in share:
             down, across = place
             shape = (down.stop - down.start, across.stop - across.start)
-            a, b, c = (buffer[: shape[0] * shape[1]].reshape(shape) for buffer in buffers)
+            a, b, c = (
+                buffer[: shape[0] * shape[1]].reshape(shape) for buffer in buffers
+            )
             high: Array
-            if index is None:  # a block never crosses a multiple of 2^32, as its size divides that
-                np.add(counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b)
+            if (
+                index is None
+            ):  # a block never crosses a multiple of 2^32, as its size divides that
+                np.add(
+                    counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b
+                )
                 high = k0[down] + np.uint32(across.start >> 32)
             elif isinstance(index, Extent):
                 _write_places(index, across, b, c)
@@ -143,13 +181,16 @@ def words(
 
 
 def _write_places(extent: Extent, across: slice, low: Array, high: Array) -> None:
-    # A few places at a time: all of a block's, as int64 and with what finds them, are larger than the draws.
+    # A few places at a time: all of a block's, as int64 and with what finds them, are
+    # larger than the draws.
     narrow = extent.numel < 1 << 32
     high[...] = 0
     for start in range(across.start, across.stop, _PIECE):
         stop = min(start + _PIECE, across.stop)
         here = np.s_[:, start - across.start : stop - across.start]
-        places = extent.places(np.arange(start, stop, dtype=np.uint32 if narrow else np.int64))
+        places = extent.places(
+            np.arange(start, stop, dtype=np.uint32 if narrow else np.int64)
+        )
         low[here] = places.astype(np.uint32, copy=False)
         if not narrow:
             high[here] = places >> 32
@@ -158,14 +199,24 @@ def _write_places(extent: Extent, across: slice, low: Array, high: Array) -> Non
 def _few(keys: Array, index: Array, shape: tuple[int, int]) -> Array:
     made = [
         pair(k0 & MASK32, k1 & MASK32, i >> 32 & MASK32, i & MASK32)
-        for (k0, k1), row in zip(keys.tolist(), np.broadcast_to(index, shape).tolist(), strict=True)
+        for (k0, k1), row in zip(
+            keys.tolist(), np.broadcast_to(index, shape).tolist(), strict=True
+        )
         for i in row
     ]
     return np.array(made, np.uint32).reshape(*shape, 2).transpose(2, 0, 1).copy()
 
 
-def _rounds(high: Array, added: list[tuple[Array, Array]], a: Array, b: Array, c: Array, second: bool) -> None:
-    # The key is in `high` and in `b` already; `a` is yet to be filled, `c` is to write on.
+def _rounds(
+    high: Array,
+    added: list[tuple[Array, Array]],
+    a: Array,
+    b: Array,
+    c: Array,
+    second: bool,
+) -> None:
+    # The key is in `high` and in `b` already; `a` is yet to be filled, `c` is to write
+    # on.
     np.add(b, high, a)
     for i, (to_a, to_b) in enumerate(added):
         for j, r in enumerate(ROTATIONS[i % 2]):

@@ -1,9 +1,32 @@
 """Formulas over the leaves of a tree: in one pass over memory, or in one launch."""
 
 from sparsefn.engine.leaves import blockwise, leafwise, lists
-from sparsefn.engine.leaves.donation import Emptied, empty, giving, offer, saves, take, unshared_memory
-from sparsefn.engine.leaves.leafwise import are_zeroed, either, is_sparse, sparse_among, zero_, zeroed
+from sparsefn.engine.leaves.donation import (
+    Emptied,
+    empty,
+    giving,
+    offer,
+    saves,
+    take,
+    unshared_memory,
+)
+from sparsefn.engine.leaves.leafwise import (
+    are_zeroed,
+    either,
+    is_sparse,
+    sparse_among,
+    zero_,
+    zeroed,
+)
 from sparsefn.engine.leaves.lists import MOST, apart, end_to_end, packs, pays
 from sparsefn.engine.leaves.mask_bytes import from_bytes
 from sparsefn.engine.leaves.members import hidden, one_by_one
-from sparsefn.engine.leaves.memory import BLOCK, as_tensor_on, brought, check_device, placed, run_jobs, written
+from sparsefn.engine.leaves.memory import (
+    BLOCK,
+    as_tensor_on,
+    brought,
+    check_device,
+    placed,
+    run_jobs,
+    written,
+)

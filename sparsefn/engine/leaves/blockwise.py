@@ -1,7 +1,8 @@
 """Rows of flat arrays, for passes over the memory of leaves in blocks.
 
-A pass is made of a row for each leaf, with the flat memory of tensors and of results, and a kernel. Kernels get blocks
-that stay in a core's cache. A result may take the memory of a tensor that is given away (`donation.py`).
+A pass is made of a row for each leaf, with the flat memory of tensors and of results,
+and a kernel. Kernels get blocks that stay in a core's cache. A result may take the
+memory of a tensor that is given away (`donation.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ Row = tuple[Array, ...]
 
 
 def flat_memory(*tensors: Tensor, least: int | None = None) -> Row | None:
-    """The flat memory of contiguous tensors of one shape; None unless all of it may be read past torch.
+    """The flat memory of contiguous tensors of one shape; None unless all of it may be
+    read past torch.
 
     >>> from sparsefn.engine.leaves import blockwise
     >>> blockwise.flat_memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
     (4096,)
 
-    None for tensors of fewer than `least` elements (`SMALL` by default), those whose gradient is wanted, and where a
-    transform, a trace or a device hides them. bfloat16 comes as int16 words.
+    None for tensors of fewer than `least` elements (`SMALL` by default), those whose
+    gradient is wanted, and where a transform, a trace or a device hides them. bfloat16
+    comes as int16 words.
     """
     shape = tensors[0].shape
     if shape.numel() < (SMALL if least is None else least):
@@ -41,33 +44,47 @@ def flat_memory(*tensors: Tensor, least: int | None = None) -> Row | None:
 
 
 def add_row(
-    rows: list[Row], *tensors: Tensor, results: int, least: int | None = None, over: Sequence[int] = ()
+    rows: list[Row],
+    *tensors: Tensor,
+    results: int,
+    least: int | None = None,
+    over: Sequence[int] = (),
 ) -> list[Tensor] | None:
-    """Append the flat memory of tensors and of new ones, which are returned; None, and no row, as in `flat_memory`.
+    """Append the flat memory of tensors and of new ones, which are returned; None, and
+    no row, as in `flat_memory`.
 
     >>> from sparsefn.engine.leaves import blockwise
     >>> rows = []
-    >>> (sums,) = blockwise.add_row(rows, torch.ones(2), torch.ones(2), results=1, least=1)
+    >>> (sums,) = blockwise.add_row(
+    ...     rows, torch.ones(2), torch.ones(2), results=1, least=1
+    ... )
     >>> a, b, out = rows[0]
     >>> out[:] = a + b
     >>> sums
     tensor([2., 2.])
 
-    The new tensors have the shape and dtype of the last one. `over` names a tensor for each of the last results, whose
-    memory that result takes if it is given away.
+    The new tensors have the shape and dtype of the last one. `over` names a tensor for
+    each of the last results, whose memory that result takes if it is given away.
     """
     flat = flat_memory(*tensors, least=least)
     return None if flat is None else append_row(rows, flat, tensors, results, over)
 
 
 def add_masked_row(
-    rows: list[Row], mask: Tensor, *tensors: Tensor, results: int, over: Sequence[int] = ()
+    rows: list[Row],
+    mask: Tensor,
+    *tensors: Tensor,
+    results: int,
+    over: Sequence[int] = (),
 ) -> list[Tensor] | None:
-    """`add_row` of a mask and tensors that it belongs to; a 0-d mask, that of a dense leaf, is True everywhere.
+    """`add_row` of a mask and tensors that it belongs to; a 0-d mask, that of a dense
+    leaf, is True everywhere.
 
     >>> from sparsefn.engine.leaves import blockwise
     >>> rows = []
-    >>> _ = blockwise.add_masked_row(rows, torch.tensor(True), torch.ones(64, 64), results=1)
+    >>> _ = blockwise.add_masked_row(
+    ...     rows, torch.tensor(True), torch.ones(64, 64), results=1
+    ... )
     >>> rows[0][0]
     array([ True,  True,  True, ...,  True,  True,  True], shape=(4096,))
 
@@ -83,34 +100,50 @@ def add_masked_row(
 
 
 def append_row(
-    rows: list[Row], flat: Row, tensors: Sequence[Tensor], results: int, over: Sequence[int] = ()
+    rows: list[Row],
+    flat: Row,
+    tensors: Sequence[Tensor],
+    results: int,
+    over: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Append memory that `flat_memory` found, or a view of it, and that of new tensors, which are returned.
+    """Append memory that `flat_memory` found, or a view of it, and that of new tensors,
+    which are returned.
 
     >>> from sparsefn.engine.leaves import blockwise
     >>> rows, x = [], torch.ones(2)
-    >>> blockwise.append_row(rows, blockwise.flat_memory(x, least=1), [x], 1)[0].shape, len(rows[0])
+    >>> (
+    ...     blockwise.append_row(rows, blockwise.flat_memory(x, least=1), [x], 1)[
+    ...         0
+    ...     ].shape,
+    ...     len(rows[0]),
+    ... )
     (torch.Size([2]), 2)
     """
-    shape, dtype = tensors[-1].shape, tensors[-1].dtype  # it may be the first to be taken
+    shape, dtype = (
+        tensors[-1].shape,
+        tensors[-1].dtype,
+    )  # it may be the first to be taken
     made = [_fresh(flat[-1], shape, dtype) for _ in range(results - len(over))]
     for i in over:
         taken = take(tensors[i])
-        made.append(_fresh(flat[-1], shape, dtype) if taken is None else (taken, flat[i]))
+        made.append(
+            _fresh(flat[-1], shape, dtype) if taken is None else (taken, flat[i])
+        )
     rows.append((*flat, *(memory for _, memory in made)))
     return [new for new, _ in made]
 
 
 def _fresh(like: Array, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Array]:
-    # A new CPU tensor, and its memory, laid out as the array is. What torch makes may be wrapped by a transform, and
-    # may lie on another device.
+    # A new CPU tensor, and its memory, laid out as the array is. What torch makes may
+    # be wrapped by a transform, and may lie on another device.
     memory = np.empty(like.shape, like.dtype)
     made = torch.from_numpy(memory)
     return (made if made.dtype == dtype else made.view(dtype)).reshape(shape), memory
 
 
 def run_blocks(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
-    """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
+    """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread
+    where that is worth it.
 
     >>> import numpy as np
     >>> from sparsefn.engine.leaves import blockwise
@@ -122,17 +155,26 @@ def run_blocks(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -
     >>> out
     array([2., 2., 2.])
 
-    The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets all blocks of a thread, so that it
-    makes its temporaries once. A result that was made with `over` may be the memory of its input: the kernel does not
-    read that input after it has written the result.
+    The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets
+    all blocks of a thread, so that it makes its temporaries once. A result that was
+    made with `over` may be the memory of its input: the kernel does not read that input
+    after it has written the result.
     """
     listed = list(rows)
-    blocks = [tuple(x[at : at + BLOCK] for x in row) for row in listed for at in range(0, row[0].size, BLOCK)]
+    blocks = [
+        tuple(x[at : at + BLOCK] for x in row)
+        for row in listed
+        for at in range(0, row[0].size, BLOCK)
+    ]
     if not blocks:  # nor anything to trace
         return
     threads = min(torch.get_num_threads(), len(blocks))
     if threads > 1:
-        run_jobs(kernel, [blocks[first::threads] for first in range(threads)], sum(row[0].size for row in listed))
+        run_jobs(
+            kernel,
+            [blocks[first::threads] for first in range(threads)],
+            sum(row[0].size for row in listed),
+        )
         return
     with np.errstate(all="ignore"):
         kernel(blocks)

@@ -1,4 +1,6 @@
-"""Memory that is given away: results may be written over the tensors of a state that nobody reads again."""
+"""Memory that is given away: results may be written over the tensors of a state that
+nobody reads again.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What is left of the tensors that are given away, and the ids of those among them that `offer` gave.
-_given: ContextVar[tuple[dict[int, Tensor], set[int]] | None] = ContextVar("given", default=None)
+# What is left of the tensors that are given away, and the ids of those among them that
+# `offer` gave.
+_given: ContextVar[tuple[dict[int, Tensor], set[int]] | None] = ContextVar(
+    "given", default=None
+)
 
 
 @contextlib.contextmanager
 def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """A context in which results may take the memory of these tensors; yields the tensors that are not taken yet.
+    """A context in which results may take the memory of these tensors; yields the
+    tensors that are not taken yet.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
@@ -33,7 +39,8 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
 
 
 def take(x: Tensor) -> Tensor | None:
-    """A tensor with the memory of one that is given away, which is emptied; None for any other.
+    """A tensor with the memory of one that is given away, which is emptied; None for
+    any other.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
@@ -43,8 +50,8 @@ def take(x: Tensor) -> Tensor | None:
     >>> x
     <given away: float32 of shape (2,)>
 
-    Emptied now, and not at the end: code of a user that reads it later in the same update raises, and gets no values
-    that are overwritten.
+    Emptied now, and not at the end: code of a user that reads it later in the same
+    update raises, and gets no values that are overwritten.
     """
     now = _now()
     if now is None or now[0].pop(id(x), None) is None:
@@ -55,7 +62,8 @@ def take(x: Tensor) -> Tensor | None:
 
 
 def offer(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
-    """Give tensors away that this update has made itself, those that have memory of their own; outside, do nothing.
+    """Give tensors away that this update has made itself, those that have memory of
+    their own; outside, do nothing.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x, y = torch.ones(2), torch.ones(2)
@@ -96,20 +104,33 @@ def offered(x: Tensor) -> bool:
     return now is not None and id(x) in now[0] and id(x) in now[1]
 
 
-def unshared_memory(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """The contiguous tensors that have a storage of their own, which none of the others shares.
+def unshared_memory(
+    tensors: Sequence[Tensor], others: Iterable[Tensor]
+) -> list[Tensor]:
+    """The contiguous tensors that have a storage of their own, which none of the others
+    shares.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
-    >>> donation.unshared_memory([x, x[:1]], []), donation.unshared_memory([x], [x]), donation.unshared_memory([x], [])
+    >>> (
+    ...     donation.unshared_memory([x, x[:1]], []),
+    ...     donation.unshared_memory([x], [x]),
+    ...     donation.unshared_memory([x], []),
+    ... )
     ([], [], [tensor([1., 1.])])
     """
-    owners: dict[int, Tensor | None] = {x.untyped_storage().data_ptr(): None for x in others}
+    owners: dict[int, Tensor | None] = {
+        x.untyped_storage().data_ptr(): None for x in others
+    }
     for x in tensors:
         at = x.untyped_storage().data_ptr()
         owners[at] = None if at in owners else x
     return [
-        x for x in owners.values() if x is not None and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
+        x
+        for x in owners.values()
+        if x is not None
+        and x.is_contiguous()
+        and x.untyped_storage().nbytes() == x.nbytes
     ]
 
 
@@ -128,13 +149,19 @@ class Emptied(Tensor):
     """
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = [*args, *(kwargs or {}).values()]
-        given += [x for group in given if isinstance(group, list | tuple) for x in group]
+        given += [
+            x for group in given if isinstance(group, list | tuple) for x in group
+        ]
         what = next((repr(x) for x in given if isinstance(x, cls)), "<given away>")
         raise ValueError(
-            f"expected a tensor, got {what}: a donated algorithm has updated the state that it belongs to; go on with "
-            "the state that update returned, or copy a state before: optree.tree_map(torch.clone, state)"
+            f"expected a tensor, got {what}: a donated algorithm has updated the state "
+            "that it belongs to; go on with "
+            "the state that update returned, or copy a state before: "
+            "optree.tree_map(torch.clone, state)"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -142,7 +169,8 @@ class Emptied(Tensor):
 
 
 def empty(tensors: Iterable[Tensor]) -> None:
-    """Take the memory of tensors away; every later use of one of them raises ValueError.
+    """Take the memory of tensors away; every later use of one of them raises
+    ValueError.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
@@ -155,7 +183,9 @@ def empty(tensors: Iterable[Tensor]) -> None:
         if type(x) is not Tensor:  # a subclass has a way of its own to hold its memory
             continue
         was = f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
-        if not x.is_inference():  # torch changes no inference tensor outside of inference mode
+        if (
+            not x.is_inference()
+        ):  # torch changes no inference tensor outside of inference mode
             x.set_()  # type: ignore[call-overload]
         x.__class__ = Emptied
         x.__dict__["_was"] = was

@@ -1,8 +1,10 @@
-"""Passes over the leaves of a tree in blocks: the masking in a training step, at the speed of memory.
+"""Passes over the leaves of a tree in blocks: the masking in a training step, at the
+speed of memory.
 
-`torch.where` reads a mask one bool at a time. Here the mask is widened to integers of a float's width, 0 or 1, and
-multiplied with the float's bits: the product is the float or +0.0, for NaN, inf and -0.0, too. Temporaries are blocks
-that are reused; a fresh tensor of the size of a leaf costs more than the arithmetic on it.
+`torch.where` reads a mask one bool at a time. Here the mask is widened to integers of a
+float's width, 0 or 1, and multiplied with the float's bits: the product is the float or
++0.0, for NaN, inf and -0.0, too. Temporaries are blocks that are reused; a fresh tensor
+of the size of a leaf costs more than the arithmetic on it.
 """
 
 from __future__ import annotations
@@ -20,21 +22,33 @@ from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run_b
 from sparsefn.engine.leaves.donation import offered
 from sparsefn.engine.leaves.memory import BLOCK
 from sparsefn.engine.processes import any_sharded, here, sharded_like
-from sparsefn.engine.surroundings import VMAP_REINTERPRETS, Array, differentiated, reinterpreted
+from sparsefn.engine.surroundings import (
+    VMAP_REINTERPRETS,
+    Array,
+    differentiated,
+    reinterpreted,
+)
 
-_FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
+# fewer elements are masked by torch in less time than it takes to look at their memory
+_FEW = 1 << 15
 OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
 
-_WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
+_WORDS = {
+    2: np.dtype(np.int16),
+    4: np.dtype(np.int32),
+    8: np.dtype(np.int64),
+}  # by the size of a float
 
 
 _bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
 
 
 def each_local(fn: OnLists) -> OnLists:
-    """Let an elementwise function of lists of tensors see the local tensors of DTensors; results are laid out alike.
+    """Let an elementwise function of lists of tensors see the local tensors of
+    DTensors; results are laid out alike.
 
-    A result is laid out as the last of its arguments, which are laid out alike or 0-d. Keywords are handed on.
+    A result is laid out as the last of its arguments, which are laid out alike or 0-d.
+    Keywords are handed on.
     """
 
     @functools.wraps(fn)
@@ -49,7 +63,9 @@ def each_local(fn: OnLists) -> OnLists:
 
 
 @each_local
-def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, overwrite: bool = False) -> list[Tensor]:
+def zeroed(
+    masks: Sequence[Tensor], leaves: Sequence[Tensor], *, overwrite: bool = False
+) -> list[Tensor]:
     """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
 
     >>> from sparsefn.engine.leaves import leafwise
@@ -70,7 +86,8 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     >>> leaf
     tensor([1., 0.])
 
-    Autograd does not see it: it is for leaves that are zero there, unless somebody wrote past autograd.
+    Autograd does not see it: it is for leaves that are zero there, unless somebody
+    wrote past autograd.
     """
     for mask, leaf in zip(masks, leaves, strict=True):
         if not mask.ndim:
@@ -84,16 +101,27 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
             memory.copy_(lists.where(mask, memory))
 
 
-def are_zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether others are the leaves with +0.0 off their masks, bit for bit; for plain tensors in CPU memory.
+def are_zeroed(
+    masks: Sequence[Tensor], leaves: Sequence[Tensor], others: Sequence[Tensor]
+) -> bool:
+    """Whether others are the leaves with +0.0 off their masks, bit for bit; for plain
+    tensors in CPU memory.
 
     >>> from sparsefn.engine.leaves import leafwise
-    >>> leafwise.are_zeroed([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 0.0])])
+    >>> leafwise.are_zeroed(
+    ...     [torch.tensor([True, False])],
+    ...     [torch.tensor([1.0, 2.0])],
+    ...     [torch.tensor([1.0, 0.0])],
+    ... )
     True
     """
     rows: list[Row] = []
     for mask, leaf, other in zip(masks, leaves, others, strict=True):
-        flat = _words(mask, leaf, other) if is_sparse(mask, leaf) and leaf.numel() >= _FEW else None
+        flat = (
+            _words(mask, leaf, other)
+            if is_sparse(mask, leaf) and leaf.numel() >= _FEW
+            else None
+        )
         if flat is not None:
             rows.append(flat)
             continue
@@ -118,11 +146,18 @@ def are_zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], others: Sequen
 
 
 @each_local
-def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
-    """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.
+def either(
+    masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
+) -> list[Tensor]:
+    """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is
+    the new one.
 
     >>> from sparsefn.engine.leaves import leafwise
-    >>> leafwise.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
+    >>> leafwise.either(
+    ...     [torch.tensor([True, False])],
+    ...     [torch.tensor([1.0, 2.0])],
+    ...     [torch.tensor([3.0, -0.0])],
+    ... )
     [tensor([1., -0.])]
     """
     return _chosen(_select, lists.where, masks, new, old)
@@ -135,7 +170,8 @@ def _chosen(
     *trees: Sequence[Tensor],
     over: Sequence[int] = (),
 ) -> list[Tensor]:
-    # The results of a kernel for masks and leaves in memory, of a formula for others; a leaf whose mask is 0-d.
+    # The results of a kernel for masks and leaves in memory, of a formula for others; a
+    # leaf whose mask is 0-d.
     rows: list[Row] = []
     results: list[Tensor] = []
     left: list[int] = []
@@ -148,19 +184,29 @@ def _chosen(
             left.append(i)
             results.append(leaves[0])
         else:
-            results += append_row(rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ())
+            results += append_row(
+                rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ()
+            )
     if rows:
         run_blocks(kernel, rows)
     if left:
-        made = lists.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
+        made = lists.each(
+            formula, *([tensors[i] for i in left] for tensors in (masks, *trees))
+        )
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
 
 
 def _masked(mask: Any, leaf: Any) -> Any:
-    # `lists.where`, in less time for the few elements of a plain CPU tensor: a product of words.
-    if type(leaf) is not Tensor or not leaf.is_cpu or differentiated(leaf) or leaf.is_neg():
+    # `lists.where`, in less time for the few elements of a plain CPU tensor: a product
+    # of words.
+    if (
+        type(leaf) is not Tensor
+        or not leaf.is_cpu
+        or differentiated(leaf)
+        or leaf.is_neg()
+    ):
         return lists.where(mask, leaf)
     if not leaf.is_floating_point() or mask.dtype != torch.bool:
         return lists.where(mask, leaf)
@@ -168,18 +214,28 @@ def _masked(mask: Any, leaf: Any) -> Any:
 
 
 @each_local
-def added(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
-    """`old + update` where the mask, old off it; `old + update` whole for a leaf whose mask is 0-d.
+def added(
+    masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]
+) -> list[Tensor]:
+    """`old + update` where the mask, old off it; `old + update` whole for a leaf whose
+    mask is 0-d.
 
     >>> from sparsefn.engine.leaves import leafwise
-    >>> leafwise.added([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
+    >>> leafwise.added(
+    ...     [torch.tensor([True, False])],
+    ...     [torch.tensor([1.0, 2.0])],
+    ...     [torch.tensor([0.5, 0.5])],
+    ... )
     [tensor([1.5000, 2.0000])]
     """
     rows: list[Row] = []
     results: list[Tensor] = []
     left: list[int] = []
     for i, (mask, leaf, update) in enumerate(zip(masks, old, updates, strict=True)):
-        summed = leaf.dtype in (torch.float32, torch.float64)  # numpy's sum of these has torch's bits
+        summed = leaf.dtype in (
+            torch.float32,
+            torch.float64,
+        )  # numpy's sum of these has torch's bits
         flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
         if flat is None:
             left.append(i)
@@ -191,7 +247,11 @@ def added(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
     if left:
         own = [old[i] for i in left]
         sums = lists.each(_summed, own, [updates[i] for i in left])
-        for i, leaf in zip(left, _chosen(_select, lists.where, [masks[i] for i in left], sums, own), strict=True):
+        for i, leaf in zip(
+            left,
+            _chosen(_select, lists.where, [masks[i] for i in left], sums, own),
+            strict=True,
+        ):
             results[i] = leaf
     return results
 
@@ -202,7 +262,8 @@ def _summed(leaf: Tensor, update: Tensor) -> Tensor:
 
 @each_local
 def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """As `zeroed`, but leaves are read first, and handed back as they are if there is nothing to do.
+    """As `zeroed`, but leaves are read first, and handed back as they are if there is
+    nothing to do.
 
     A leaf that is given away is cleaned in its own memory.
 
@@ -238,7 +299,9 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
         run_blocks(look, rows)
     if stains:
         left += looked
-    clean = _chosen(_zero, _masked, [masks[i] for i in left], [leaves[i] for i in left], over=(1,))
+    clean = _chosen(
+        _zero, _masked, [masks[i] for i in left], [leaves[i] for i in left], over=(1,)
+    )
     for i, leaf in zip(left, clean, strict=True):
         results[i] = leaf
     return results
@@ -247,7 +310,11 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
     # The mask as bytes and floats of one dtype as integers.
     dtype = leaves[0].dtype
-    if mask.numel() < blockwise.SMALL or not dtype.is_floating_point or mask.dtype != torch.bool:
+    if (
+        mask.numel() < blockwise.SMALL
+        or not dtype.is_floating_point
+        or mask.dtype != torch.bool
+    ):
         return None
     if any(leaf.dtype != dtype for leaf in leaves):
         return None
@@ -277,18 +344,22 @@ def _move(blocks: Iterable[Row]) -> None:
     for mask, old, update, out in blocks:
         kind = np.float32 if out.itemsize == 4 else np.float64
         np.add(old.view(kind), update.view(kind), out=out.view(kind))
-        # Of most optimizers the updates off the mask are zeros, and there is nothing to put back.
+        # Of most optimizers the updates off the mask are zeros, and there is nothing to
+        # put back.
         if _differ(mask, out, old, spare.view(np.bool_)):
             _either(mask, out, old, out, spare.view(out.dtype))
 
 
 def zero_block(mask: Array, floats: Array, out: Array, wide: Array) -> None:
-    """float32 numbers on a mask, and +0.0 off it; `wide` becomes the mask as integers of a float's width.
+    """float32 numbers on a mask, and +0.0 off it; `wide` becomes the mask as integers
+    of a float's width.
 
     >>> import numpy as np
     >>> from sparsefn.engine.leaves import leafwise
     >>> out, wide = np.empty((2, 2), np.float32)
-    >>> leafwise.zero_block(np.array([True, False]), np.array([7, -np.inf], np.float32), out, wide)
+    >>> leafwise.zero_block(
+    ...     np.array([True, False]), np.array([7, -np.inf], np.float32), out, wide
+    ... )
     >>> out, wide.view(np.int32)
     (array([7., 0.], dtype=float32), array([1, 0], dtype=int32))
     """
@@ -302,11 +373,15 @@ def widen_block(mask: Array, wide: Array) -> None:
 
 
 def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
-    """The param less its update on a mask that was widened, the param off it; the update is overwritten.
+    """The param less its update on a mask that was widened, the param off it; the
+    update is overwritten.
 
     >>> import numpy as np
     >>> from sparsefn.engine.leaves import leafwise
-    >>> wide, p = np.array([1, 0], np.int32).view(np.float32), np.array([3, -0.0], np.float32)
+    >>> wide, p = (
+    ...     np.array([1, 0], np.int32).view(np.float32),
+    ...     np.array([3, -0.0], np.float32),
+    ... )
     >>> leafwise.descend_block(wide, p, np.array([1, np.nan], np.float32), out=p)
     >>> p
     array([ 2., -0.], dtype=float32)
@@ -314,7 +389,9 @@ def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
     `out` may be the param.
     """
     _cover(wide, update, update)
-    np.subtract(p, update, out=out)  # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
+    np.subtract(
+        p, update, out=out
+    )  # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
 
 
 def _cover(wide: Array, floats: Array, out: Array) -> None:

@@ -1,10 +1,13 @@
-"""Elementwise work on many leaves at once: on a device a launch costs more than the traffic of a small leaf.
+"""Elementwise work on many leaves at once: on a device a launch costs more than the
+traffic of a small leaf.
 
-Leaves of a device and of the same dtypes are worked on at once, `MOST` elements at most; a larger leaf is by itself. A
-formula of `+ - * /`, flags and `where` is written once, for a tensor or for `Listed`, whose operations are one launch
-and copy nothing; no operation has a product and a sum in it, so none can be rounded once where the formula rounds
-twice. For other functions leaves are laid end to end, and results are cut apart into tensors with memory of their own.
-CPU tensors, and tensors under a transform or whose gradient is wanted, are worked on one by one.
+Leaves of a device and of the same dtypes are worked on at once, `MOST` elements at
+most; a larger leaf is by itself. A formula of `+ - * /`, flags and `where` is written
+once, for a tensor or for `Listed`, whose operations are one launch and copy nothing; no
+operation has a product and a sum in it, so none can be rounded once where the formula
+rounds twice. For other functions leaves are laid end to end, and results are cut apart
+into tensors with memory of their own. CPU tensors, and tensors under a transform or
+whose gradient is wanted, are worked on one by one.
 """
 
 from __future__ import annotations
@@ -32,17 +35,20 @@ from sparsefn.engine.surroundings import (
 Made = TypeVar("Made", bound="Tensor | tuple[Tensor, ...]")
 Row = tuple[Tensor, ...]
 
-MOST = 1 << 25  # elements laid end to end: the copies of a pack take this much memory, not that of a model
+# elements laid end to end: the copies of a pack take this much memory, not that of a
+# model
+MOST = 1 << 25
 _MOST_ON_CPU = 1 << 22
 
 Value = TypeVar("Value", bound="Tensor | Listed")
 OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
-Other: TypeAlias = "Listed | Tensor | float"  # a tensor is 0-d, on the same device and of the same dtype
+# a tensor is 0-d, on the same device and of the same dtype
+Other: TypeAlias = "Listed | Tensor | float"
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-# ---- leaves at once -----------------------------------------------------------------------------
+# ---- leaves at once ------------------------------------------------------------------
 
 
 def pays(tensors: Sequence[Tensor]) -> bool:
@@ -58,7 +64,8 @@ def pays(tensors: Sequence[Tensor]) -> bool:
 
 
 def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
-    """Places of tensors to work on one part after another, where an update saves memory; else one part.
+    """Places of tensors to work on one part after another, where an update saves
+    memory; else one part.
 
     >>> from sparsefn.engine.leaves import donation
     >>> from sparsefn.engine.leaves import lists
@@ -68,16 +75,24 @@ def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[lis
     ...     lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1], [2]]
 
-    Flags of all elements at once are as large as the masks. A part is one tensor, or has 4 million elements at most; on
-    a device, where launches count, 33 million.
+    Flags of all elements at once are as large as the masks. A part is one tensor, or
+    has 4 million elements at most; on a device, where launches count, 33 million.
     """
     if not saves():
         return [list(range(len(sizes)))]
-    return packs([""] * len(sizes), sizes, _MOST_ON_CPU if all(x.device.type == "cpu" for x in tensors) else MOST)
+    return packs(
+        [""] * len(sizes),
+        sizes,
+        _MOST_ON_CPU if all(x.device.type == "cpu" for x in tensors) else MOST,
+    )
 
 
-def packs(kinds: Sequence[object], sizes: Sequence[int], most: int | None = None) -> list[list[int]]:
-    """Places of the same kind, in order, of which a pack has `most` elements at most, or `MOST`."""
+def packs(
+    kinds: Sequence[object], sizes: Sequence[int], most: int | None = None
+) -> list[list[int]]:
+    """Places of the same kind, in order, of which a pack has `most` elements at most,
+    or `MOST`.
+    """
     made: list[list[int]] = []
     open_: dict[object, tuple[list[int], int]] = {}
     for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
@@ -102,7 +117,8 @@ def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The elements of a tensor cut into tensors of the shapes of some others, each with memory of its own.
+    """The elements of a tensor cut into tensors of the shapes of some others, each with
+    memory of its own.
 
     >>> from sparsefn.engine.leaves import lists
     >>> lists.apart(torch.tensor([1, 2, 3]), [torch.ones(1, 2), torch.ones(1)])
@@ -118,10 +134,15 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
-    """A formula of each row of tensors of one shape; it gives a tensor, or a tuple of them.
+    """A formula of each row of tensors of one shape; it gives a tensor, or a tuple of
+    them.
 
     >>> from sparsefn.engine.leaves import lists
-    >>> lists.each(lambda a, b: a + b, [torch.ones(1), torch.ones(2)], [torch.ones(1), torch.zeros(2)])
+    >>> lists.each(
+    ...     lambda a, b: a + b,
+    ...     [torch.ones(1), torch.ones(2)],
+    ...     [torch.ones(1), torch.zeros(2)],
+    ... )
     [tensor([2.]), tensor([1., 1.])]
     """
     rows: list[Row] = list(zip(*lists, strict=True))
@@ -130,19 +151,30 @@ def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
     return [fn(*row) for row in rows]
 
 
-def laid(fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False) -> list[Made]:
-    """An elementwise function of each row of tensors of one shape, which are worked on at once wherever they are.
+def laid(
+    fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False
+) -> list[Made]:
+    """An elementwise function of each row of tensors of one shape, which are worked on
+    at once wherever they are.
 
     >>> from sparsefn.engine.leaves import lists
-    >>> lists.laid(torch.add, [(torch.ones(1), torch.ones(1)), (torch.ones(2), torch.zeros(2))])
+    >>> lists.laid(
+    ...     torch.add, [(torch.ones(1), torch.ones(1)), (torch.ones(2), torch.zeros(2))]
+    ... )
     [tensor([2.]), tensor([1., 1.])]
 
-    They are laid end to end, but for those of a formula that lie alike in memory. float64 is laid, too: its square root
-    is no operation of lists.
+    They are laid end to end, but for those of a formula that lie alike in memory.
+    float64 is laid, too: its square root is no operation of lists.
     """
     results: dict[int, Made] = {}
-    lists = [formula and alike(row) and all(x.dtype != torch.float64 for x in row) for row in rows]
-    kinds = [(listed, *((x.device, x.dtype) for x in row)) for listed, row in zip(lists, rows, strict=True)]
+    lists = [
+        formula and alike(row) and all(x.dtype != torch.float64 for x in row)
+        for row in rows
+    ]
+    kinds = [
+        (listed, *((x.device, x.dtype) for x in row))
+        for listed, row in zip(lists, rows, strict=True)
+    ]
     for pack in packs(kinds, [row[0].numel() for row in rows]):
         if len(pack) == 1:
             results[pack[0]] = fn(*rows[pack[0]])
@@ -151,7 +183,11 @@ def laid(fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False) ->
         made: Any = fn(*map(Listed if lists[pack[0]] else end_to_end, columns))
         several = isinstance(made, tuple)
         parts = [_apart(x, columns[0]) for x in (made if several else (made,))]
-        results |= zip(pack, cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]), strict=True)
+        results |= zip(
+            pack,
+            cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]),
+            strict=True,
+        )
     return [results[i] for i in range(len(rows))]
 
 
@@ -159,7 +195,7 @@ def _apart(made: Tensor | Listed, like: Sequence[Tensor]) -> list[Tensor]:
     return made.tensors if isinstance(made, Listed) else apart(made, like)
 
 
-# ---- formulas -----------------------------------------------------------------------------------
+# ---- formulas ------------------------------------------------------------------------
 
 
 class Listed:
@@ -224,7 +260,9 @@ class Listed:
     __rmul__ = __mul__
 
     def _by(self, fn: OfLists, other: Other) -> Listed:
-        return Listed(fn(self.tensors, other.tensors if isinstance(other, Listed) else other))
+        return Listed(
+            fn(self.tensors, other.tensors if isinstance(other, Listed) else other)
+        )
 
     def of_flags(self, fn: OfLists, other: Listed) -> Listed:
         """A function of the bytes of flags."""
@@ -270,18 +308,30 @@ def both(flags: Value, others: Value) -> Value:
     return _of_flags(TIMES_EACH, torch.logical_and, flags, others)
 
 
-def _of_flags(of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value) -> Value:
-    made: Any = flags.of_flags(of_bytes, others) if isinstance(flags, Listed) else of_one(flags, others)  # type: ignore[arg-type]
+def _of_flags(
+    of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value
+) -> Value:
+    made: Any = (
+        flags.of_flags(of_bytes, others)
+        if isinstance(flags, Listed)
+        else of_one(flags, others)
+    )  # type: ignore[arg-type]
     return made  # type: ignore[no-any-return]
 
 
 def alike(row: Sequence[Tensor]) -> bool:
-    """Whether tensors of one shape lie alike in memory, without gaps, so that one operation may pass over all.
+    """Whether tensors of one shape lie alike in memory, without gaps, so that one
+    operation may pass over all.
 
     >>> from sparsefn.engine.leaves import lists
-    >>> lists.alike([torch.ones(2, 3), torch.zeros(2, 3)]), lists.alike([torch.ones(2, 2), torch.ones(2, 2).T])
+    >>> (
+    ...     lists.alike([torch.ones(2, 3), torch.zeros(2, 3)]),
+    ...     lists.alike([torch.ones(2, 2), torch.ones(2, 2).T]),
+    ... )
     (True, False)
     """
     first = row[0]
-    dense = first.is_contiguous() or (first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last))
+    dense = first.is_contiguous() or (
+        first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)
+    )
     return dense and all(x.stride() == first.stride() for x in row)

@@ -1,4 +1,6 @@
-"""Operators whose members are worked on one after another under `vmap`, with values that are known."""
+"""Operators whose members are worked on one after another under `vmap`, with values
+that are known.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ def hidden(*tensors: Tensor) -> bool:
     >>> hidden(torch.ones(2))
     False
     """
-    return (transformed() or in_mode()) and any(read(x.detach().sum()) is None for x in tensors)
+    return (transformed() or in_mode()) and any(
+        read(x.detach().sum()) is None for x in tensors
+    )
 
 
 def one_by_one(op: Any) -> None:
-    """Let a `torch.library.custom_op` run under `vmap` by a loop over members, each with the bits that it has alone.
+    """Let a `torch.library.custom_op` run under `vmap` by a loop over members, each
+    with the bits that it has alone.
 
     >>> from sparsefn.solve.least_squares import refit  # is such an operator
     >>> weights, eye, mask = torch.ones(3, 2, 2), torch.eye(2), torch.eye(2) > 0
@@ -33,7 +38,14 @@ def one_by_one(op: Any) -> None:
         members = []
         for i in range(info.batch_size):
             pairs = zip(args, in_dims, strict=True)
-            members.append(op(*(x.select(dim, i) if isinstance(dim, int) else x for x, dim in pairs)))
+            members.append(
+                op(
+                    *(
+                        x.select(dim, i) if isinstance(dim, int) else x
+                        for x, dim in pairs
+                    )
+                )
+            )
         if isinstance(members[0], Tensor):
             return torch.stack(members), 0
         stacked = tuple(torch.stack(parts) for parts in zip(*members, strict=True))

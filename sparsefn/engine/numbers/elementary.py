@@ -1,10 +1,13 @@
-"""exp, log, power and cos(pi x) from `+ - * /` and floor: the same bits for floats and tensors.
+"""exp, log, power and cos(pi x) from `+ - * /` and floor: the same bits for floats and
+tensors.
 
-The libraries behind Python, eager tensors and compiled code round `exp` and `cos` differently in the
-last place. Here all of them go through one sequence of exactly rounded operations: argument reduction,
-a series, and error-free sums and products where it takes more than float64.
+The libraries behind Python, eager tensors and compiled code round `exp` and `cos`
+differently in the last place. Here all of them go through one sequence of exactly
+rounded operations: argument reduction, a series, and error-free sums and products where
+it takes more than float64.
 
-Derivatives of every order, forward and backward, are those of torch's own functions; at the ends of a range see there.
+Derivatives of every order, forward and backward, are those of torch's own functions; at
+the ends of a range see there.
 """
 
 from __future__ import annotations
@@ -27,12 +30,16 @@ from sparsefn.engine.numbers.numbers import (
 )
 from sparsefn.engine.surroundings import differentiated, reinterpreted
 
-# ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for every exponent k.
+# ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for
+# every exponent k.
 LN2_HI = 0.6931471803691238
 LN2_LO = 1.9082149292705877e-10
 _LOG2_E = 1.4426950408889634
 SQRT2 = 1.4142135623730951
-EXP_MIN, EXP_MAX = -708.0, 709.782712893384  # below: 0, no subnormals (compiled code may flush them); above: inf
+EXP_MIN, EXP_MAX = (
+    -708.0,
+    709.782712893384,
+)  # below: 0, no subnormals (compiled code may flush them); above: inf
 _EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))
 ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
 COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
@@ -64,7 +71,9 @@ def cospi(x: Real) -> Real:
 def _cospi(x: Real) -> Real:
     x = real_where(x < 0.0, -x, x)
     x = x - 2.0 * floor(x * 0.5)
-    x = real_where(x > 1.0, 2.0 - x, x)  # cos is even around 1, then odd around 1/2; all of it exact
+    x = real_where(
+        x > 1.0, 2.0 - x, x
+    )  # cos is even around 1, then odd around 1/2; all of it exact
     upper = x > 0.5
     x = real_where(upper, 1.0 - x, x)
     rest = 0.5 - x
@@ -79,7 +88,8 @@ def exp(x: Real) -> Real:
     >>> elementary.exp(0.0), elementary.exp(-1000.0)
     (1.0, 0.0)
 
-    Within 1 unit in the last place; 0 below -708, inf above 709.78, and of slope 0 there.
+    Within 1 unit in the last place; 0 below -708, inf above 709.78, and of slope 0
+    there.
     """
     return _smooth("exp", x, 0.0)
 
@@ -102,7 +112,9 @@ def _power_of_two(k: Real) -> Real:
 
 
 def _split_exponent(x: Real) -> tuple[Real, Real]:
-    """(k, f) with x = 2^k (1 + f) and 1 + f in (sqrt(1/2), sqrt(2)]; x is positive and normal."""
+    """(k, f) with x = 2^k (1 + f) and 1 + f in (sqrt(1/2), sqrt(2)]; x is positive and
+    normal.
+    """
     k: Real
     m: Real
     if isinstance(x, Tensor):
@@ -136,7 +148,9 @@ def _log(x: Real) -> Real:
 
 
 def _log_sum(x: Real) -> tuple[Real, Real]:
-    """log(x) as an unevaluated sum, to about 60 bits: 2 atanh(f / (2 + f)) with a corrected quotient."""
+    """log(x) as an unevaluated sum, to about 60 bits: 2 atanh(f / (2 + f)) with a
+    corrected quotient.
+    """
     k, f = _split_exponent(x)
     d, d_low = two_sum(2.0, f)
     s = f / d
@@ -144,7 +158,9 @@ def _log_sum(x: Real) -> tuple[Real, Real]:
     s_low = ((f - p) - p_low - s * d_low) / d
     z = s * s
     high, low = two_sum(k * LN2_HI, 2.0 * s)
-    return two_sum(high, low + (2.0 * s_low + k * LN2_LO + s * z * _horner(ATANH_TAIL, z)))
+    return two_sum(
+        high, low + (2.0 * s_low + k * LN2_LO + s * z * _horner(ATANH_TAIL, z))
+    )
 
 
 def real_power(base: Real, exponent: Real) -> Real:
@@ -154,9 +170,10 @@ def real_power(base: Real, exponent: Real) -> Real:
     >>> elementary.real_power(0.5, 3.0), elementary.real_power(0.0, 2.0)
     (0.125, 0.0)
 
-    Within 1 unit in the last place for results between 1e-40 and 1e40, and a few beyond. A negative
-    exponent needs a positive base; a negative base gives NaN. Slopes at base 0 are those of the base for
-    exponent 1 and 0 for others; where the value is not finite they are 0, too.
+    Within 1 unit in the last place for results between 1e-40 and 1e40, and a few
+    beyond. A negative exponent needs a positive base; a negative base gives NaN. Slopes
+    at base 0 are those of the base for exponent 1 and 0 for others; where the value is
+    not finite they are 0, too.
     """
     return _smooth("power", base, exponent)
 
@@ -164,7 +181,11 @@ def real_power(base: Real, exponent: Real) -> Real:
 def _power(base: Real, exponent: Real) -> Real:
     high, low = _log_sum(real_where(base > 0.0, base, 1.0))
     p, p_low = two_product(exponent, high)
-    value = real_where(base > 0.0, _exp_sum(p, p_low + exponent * low), real_where(base == 0.0, 0.0, math.nan))
+    value = real_where(
+        base > 0.0,
+        _exp_sum(p, p_low + exponent * low),
+        real_where(base == 0.0, 0.0, math.nan),
+    )
     return real_where(exponent == 0.0, 1.0, real_where(exponent == 1.0, base, value))
 
 
@@ -180,17 +201,24 @@ _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
     "log": lambda x, _: _log(x),
     "power": _power,
 }
-# Torch's own where they are finite and have a slope, and elsewhere constants: they serve for derivatives.
+# Torch's own where they are finite and have a slope, and elsewhere constants: they
+# serve for derivatives.
 _DERIVATIVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cospi": lambda x, y, value: torch.cos(math.pi * (x - 2.0 * torch.floor(x * 0.5))),
-    "exp": lambda x, y, value: torch.exp(torch.where((x > EXP_MIN) & (x < EXP_MAX), x, 0.0)),
-    "log": lambda x, y, value: torch.log(torch.where((x > 0.0) & (x < math.inf), x, 1.0)),
+    "exp": lambda x, y, value: torch.exp(
+        torch.where((x > EXP_MIN) & (x < EXP_MAX), x, 0.0)
+    ),
+    "log": lambda x, y, value: torch.log(
+        torch.where((x > 0.0) & (x < math.inf), x, 1.0)
+    ),
     "power": _slope_of_power,
 }
 
 
 def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
-    """A function by name, without derivatives: for random draws, and for many numbers at a time."""
+    """A function by name, without derivatives: for random draws, and for many numbers
+    at a time.
+    """
     return _FUNCTIONS[name](x, y)
 
 
@@ -202,8 +230,8 @@ def _smooth(name: str, x: Real, y: Real) -> Real:
     value: Tensor = _on_tensors(name, a.detach(), b.detach())
     if not differentiated(a, b):
         return value
-    # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
-    # as -0.0 + 0.0 would be 0.0.
+    # A zero that has the slopes: a backward of the operator's own would not reach
+    # forward mode. It is subtracted, as -0.0 + 0.0 would be 0.0.
     slope = _DERIVATIVES[name](a, b, value)
     return value - (slope.detach() - slope)
 
@@ -216,7 +244,9 @@ def _on_tensors(name: str, x: Tensor, y: Tensor) -> Tensor:
     if x.device.type == "cpu" and x.numel() == y.numel() == 1:
         a, b = x.item(), y.item()
         if math.isfinite(a) and math.isfinite(b):
-            return out.fill_(_FUNCTIONS[name](a, b))  # the same operations, faster on floats
+            return out.fill_(
+                _FUNCTIONS[name](a, b)
+            )  # the same operations, faster on floats
     return out.copy_(like(x, _FUNCTIONS[name](x, y)))
 
 
@@ -227,7 +257,9 @@ def _empty(name: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 @_on_tensors.register_vmap
-def _(info: object, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+def _(
+    info: object, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor
+) -> tuple[Tensor, int]:
     return _on_tensors(name, *batch_first(in_dims[1:], x, y)), 0
 
 
@@ -238,8 +270,9 @@ def sqrt(x: Tensor) -> Tensor:
     >>> elementary.sqrt(torch.tensor([0.0, 2.0, 9.0]))
     tensor([0.0000, 1.4142, 3.0000])
 
-    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of -0.0 it is 0.0. The slope at 0
-    is 0 and not inf: so are those of norms of zeros and of Adam's steps.
+    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of
+    -0.0 it is 0.0. The slope at 0 is 0 and not inf: so are those of norms of zeros and
+    of Adam's steps.
     """
     if not differentiated(x) and x.dtype != torch.float64:
         return x.double().sqrt_().to(x.dtype).add_(0.0)  # -0.0 becomes 0.0
@@ -259,10 +292,16 @@ def _corrected_sqrt(x: Tensor) -> Tensor:
 
 
 def raised(x: Tensor, order: float) -> Tensor:
-    """Numbers from 0 up to the power of an order, as a norm adds them: of order 0, whether they are not 0."""
+    """Numbers from 0 up to the power of an order, as a norm adds them: of order 0,
+    whether they are not 0.
+    """
     if order == 0:
         return (x != 0).to(x.dtype)
-    return whole_power(x, int(order)) if order >= 1 and order == int(order) else _wide_power(x, order)
+    return (
+        whole_power(x, int(order))
+        if order >= 1 and order == int(order)
+        else _wide_power(x, order)
+    )
 
 
 def root(total: Tensor, order: float) -> Tensor:
@@ -275,4 +314,8 @@ def root(total: Tensor, order: float) -> Tensor:
 def _wide_power(x: Tensor, exponent: float) -> Tensor:
     value = real_power(x.double(), exponent)
     value = torch.where(x == (0 if exponent < 0 else math.inf), math.inf, value)
-    return torch.where(x == math.inf, 0.0, value).to(x.dtype) if exponent < 0 else value.to(x.dtype)
+    return (
+        torch.where(x == math.inf, 0.0, value).to(x.dtype)
+        if exponent < 0
+        else value.to(x.dtype)
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# What is computed with. The 8-bit floats of torch only store numbers: hardly any operation takes them.
+# What is computed with. The 8-bit floats of torch only store numbers: hardly any
+# operation takes them.
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 

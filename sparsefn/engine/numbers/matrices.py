@@ -1,4 +1,6 @@
-"""A weight as the matrix of outputs by inputs that the statistics of its inputs belong to."""
+"""A weight as the matrix of outputs by inputs that the statistics of its inputs belong
+to.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,40 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 
-def as_matrix(weight: Tensor, stats: Mapping[str, Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A weight as a matrix of (outputs, inputs), and the function that gives such a matrix the weight's shape again.
+def as_matrix(
+    weight: Tensor, stats: Mapping[str, Tensor]
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """A weight as a matrix of (outputs, inputs), and the function that gives such a
+    matrix the weight's shape again.
 
-    >>> stats = sf.calibration.inputs(torch.nn.Conv2d(2, 5, 3), None, torch.ones(1, 2, 4, 4))["weight"]
+    >>> stats = sf.calibration.inputs(
+    ...     torch.nn.Conv2d(2, 5, 3), None, torch.ones(1, 2, 4, 4)
+    ... )["weight"]
     >>> matrix, restore = sf.calibration.as_matrix(torch.ones(5, 2, 3, 3), stats)
     >>> matrix.shape, stats["gram"].shape, restore(matrix).shape
     (torch.Size([5, 18]), torch.Size([18, 18]), torch.Size([5, 2, 3, 3]))
 
-    `stats` are those of one leaf from `sf.calibration.inputs`. Columns are in the order of "square" and "gram". Where
-    parts of the outputs read other inputs, as in a convolution with groups, the matrix is (groups, outputs of one,
-    inputs). ValueError for a weight that the statistics do not fit.
+    `stats` are those of one leaf from `sf.calibration.inputs`. Columns are in the order
+    of "square" and "gram". Where parts of the outputs read other inputs, as in a
+    convolution with groups, the matrix is (groups, outputs of one, inputs). ValueError
+    for a weight that the statistics do not fit.
     """
     count, square, shape = stats["count"], stats["square"], tuple(weight.shape)
-    transposed = square.ndim == count.ndim + 2  # (inputs, 1): the weight is stored as (inputs, outputs)
+    transposed = (
+        square.ndim == count.ndim + 2
+    )  # (inputs, 1): the weight is stored as (inputs, outputs)
     width = square.shape[count.ndim] if square.ndim > count.ndim else 0
-    fits = weight.ndim >= 2 and count.ndim <= 1 and square.shape[: count.ndim] == count.shape
+    fits = (
+        weight.ndim >= 2
+        and count.ndim <= 1
+        and square.shape[: count.ndim] == count.shape
+    )
     turned = weight.mT if transposed and fits else weight
     wide = fits and width in (turned.shape[-1], math.prod(turned.shape[1:]))
     if not wide or (width and weight.numel() // width % math.prod(count.shape)):
-        got = f"got those of {width} inputs" + (f" in {len(count)} groups" if count.ndim == 1 else "")
+        got = f"got those of {width} inputs" + (
+            f" in {len(count)} groups" if count.ndim == 1 else ""
+        )
         raise ValueError(f"expected the statistics of a weight of shape {shape}, {got}")
     outputs = math.prod(turned.shape) // max(width, 1) // math.prod(count.shape)
 

@@ -1,7 +1,7 @@
 """Numbers that are a Python float or a float64 tensor, treated by the same operations.
 
-`+ - * /` and floor are rounded exactly wherever IEEE float64 is kept: eager, batched or compiled, a
-float and a tensor have the same bits.
+`+ - * /` and floor are rounded exactly wherever IEEE float64 is kept: eager, batched or
+compiled, a float and a tensor have the same bits.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ Real: TypeAlias = float | Tensor
 
 
 def real_where(condition: bool | Tensor, a: Real, b: Real) -> Real:
-    """`a` if the condition holds, else `b`; elementwise where the condition is a tensor.
+    """`a` if the condition holds, else `b`; elementwise where the condition is a
+    tensor.
 
     >>> from sparsefn.engine.numbers import numbers
-    >>> numbers.real_where(True, 1.0, 2.0), numbers.real_where(torch.tensor(False), 1.0, 2.0)
+    >>> (
+    ...     numbers.real_where(True, 1.0, 2.0),
+    ...     numbers.real_where(torch.tensor(False), 1.0, 2.0),
+    ... )
     (1.0, tensor(2., dtype=torch.float64))
     """
     if not isinstance(condition, Tensor):
@@ -43,7 +47,8 @@ def like(model: Tensor, value: Real) -> Tensor:
 
 
 def divide(a: Real, b: Real) -> Real:
-    """`a / b`, truly divided: torch takes some quotients of a tensor and a Python number as products with 1 / b.
+    """`a / b`, truly divided: torch takes some quotients of a tensor and a Python
+    number as products with 1 / b.
 
     >>> from sparsefn.engine.numbers import numbers
     >>> numbers.divide(1.0, 4.0)
@@ -65,7 +70,8 @@ def held(x: Real, low: Real, high: Real) -> Real:
 
 
 def between(first: Real, last: Real, share: Real) -> Real:
-    """`last + (first - last) * share`, never an ulp outside of the two, and exactly either of them at 1 and 0.
+    """`last + (first - last) * share`, never an ulp outside of the two, and exactly
+    either of them at 1 and 0.
 
     >>> from sparsefn.engine.numbers import numbers
     >>> numbers.between(0.5, 0.1, 1.0), numbers.between(0.5, 0.1, 0.0)
@@ -74,8 +80,15 @@ def between(first: Real, last: Real, share: Real) -> Real:
     It is monotone in the share.
     """
     value = last + (first - last) * share
-    low, high = real_where(first < last, first, last), real_where(first < last, last, first)
-    return real_where(share >= 1.0, first, real_where(value < low, low, real_where(value > high, high, value)))
+    low, high = (
+        real_where(first < last, first, last),
+        real_where(first < last, last, first),
+    )
+    return real_where(
+        share >= 1.0,
+        first,
+        real_where(value < low, low, real_where(value > high, high, value)),
+    )
 
 
 def floor(x: Real) -> Real:
@@ -139,14 +152,16 @@ def whole_power(x: Power, n: int) -> Power:
 
 
 def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Tensor:
-    """The entries along the first dimension joined into one: the later half with the first, until one is left.
+    """The entries along the first dimension joined into one: the later half with the
+    first, until one is left.
 
     >>> from sparsefn.engine.numbers import numbers
     >>> numbers.folded(torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]))
     tensor([ 6., 60.])
 
-    The first part is the largest power of two below their number, so that of seven the last three go to the first
-    three. An order of sums that does not depend on the layout, the device or the number of threads.
+    The first part is the largest power of two below their number, so that of seven the
+    last three go to the first three. An order of sums that does not depend on the
+    layout, the device or the number of threads.
     """
     while len(x) > 1:
         half = 1 << (len(x) - 1).bit_length() - 1
@@ -156,11 +171,19 @@ def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> T
     return x[0]
 
 
-def batch_first(dims: Sequence[int | None], *tensors: Tensor | None) -> list[Tensor | None]:
-    """The arguments of a batching rule, the batch in front of those that have one, ready to broadcast.
+def batch_first(
+    dims: Sequence[int | None], *tensors: Tensor | None
+) -> list[Tensor | None]:
+    """The arguments of a batching rule, the batch in front of those that have one,
+    ready to broadcast.
 
     >>> from sparsefn.engine.numbers import numbers
-    >>> [x.shape for x in numbers.batch_first((1, None), torch.zeros(3, 5), torch.zeros(4, 3))]
+    >>> [
+    ...     x.shape
+    ...     for x in numbers.batch_first(
+    ...         (1, None), torch.zeros(3, 5), torch.zeros(4, 3)
+    ...     )
+    ... ]
     [torch.Size([5, 1, 3]), torch.Size([4, 3])]
     """
     pairs = list(zip(tensors, dims, strict=False))
@@ -176,13 +199,15 @@ def batch_first(dims: Sequence[int | None], *tensors: Tensor | None) -> list[Ten
 
 
 def widened(x: Tensor) -> Tensor:
-    """The tensor in float32, or as it is if its dtype is that or wider; rounded to its dtype in compiled code, too.
+    """The tensor in float32, or as it is if its dtype is that or wider; rounded to its
+    dtype in compiled code, too.
 
     >>> from sparsefn.engine.numbers import numbers
     >>> numbers.widened(torch.ones((), dtype=torch.bfloat16)).dtype
     torch.float32
 
-    Where a graph computes x, the compiler leaves out the rounding between that and what follows.
+    Where a graph computes x, the compiler leaves out the rounding between that and what
+    follows.
     """
     if torch.compiler.is_compiling() and x.element_size() == 2:
         made: Tensor = _widened(x)

@@ -1,4 +1,6 @@
-"""Rows of scores in falling order, for scores and counts that depend on the order; nothing is selected here."""
+"""Rows of scores in falling order, for scores and counts that depend on the order;
+nothing is selected here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ def falling(rows: Tensor) -> Tensor:
     >>> falling(torch.tensor([1.0, float("nan"), 3.0, 1.0]))
     tensor([2, 0, 3, 1])
 
-    Equal entries stay in the order of their places, and NaN is last: the order in which entries are selected.
+    Equal entries stay in the order of their places, and NaN is last: the order in which
+    entries are selected.
     """
     return torch.sort(-rows, dim=-1, stable=True).indices
 
@@ -29,40 +32,51 @@ def back(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def running_sums(rows: Tensor) -> Tensor:
-    """Sums of each row up to each entry, the entry included: the same bits on every device.
+    """Sums of each row up to each entry, the entry included: the same bits on every
+    device.
 
     >>> from sparsefn.engine.numbers.ranks import running_sums
     >>> running_sums(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor([ 1.,  3.,  6., 10.])
 
-    Sums of 2, 4, 8, ... entries are added to one another, which fixes the order: Hillis and Steele 1986, "Data
-    parallel algorithms", doi 10.1145/7902.7903. `torch.cumsum` adds in another order on each device. The sums of
-    entries that are not negative never fall.
+    Sums of 2, 4, 8, ... entries are added to one another, which fixes the order: Hillis
+    and Steele 1986, "Data parallel algorithms", doi 10.1145/7902.7903. `torch.cumsum`
+    adds in another order on each device. The sums of entries that are not negative
+    never fall.
     """
     sums, width, reach = rows, rows.shape[-1], 1
     while reach < width:
-        sums = torch.cat([sums[..., :reach], sums[..., reach:] + sums[..., :-reach]], -1)
+        sums = torch.cat(
+            [sums[..., :reach], sums[..., reach:] + sums[..., :-reach]], -1
+        )
         reach *= 2
     return sums.cummax(-1).values if width else sums
 
 
 def ranks_within(rows: Tensor, *classes: Tensor) -> Tensor:
-    """How many entries of its row and class each entry is better than: int64, 0 for the worst of a class.
+    """How many entries of its row and class each entry is better than: int64, 0 for the
+    worst of a class.
 
     >>> from sparsefn.engine.numbers.ranks import ranks_within
-    >>> ranks_within(torch.tensor([5.0, 2.0, 3.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    >>> ranks_within(
+    ...     torch.tensor([5.0, 2.0, 3.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 1.0])
+    ... )
     tensor([2, 1, 0, 0])
 
-    Entries are of one class if all `classes` are equal there. Of equal entries the first is the better one, as in
-    selection, and NaN is worst.
+    Entries are of one class if all `classes` are equal there. Of equal entries the
+    first is the better one, as in selection, and NaN is worst.
     """
     order = falling(rows).flip(-1)  # the worst first
     for kind in classes:
-        order = order.gather(-1, torch.sort(kind.gather(-1, order), dim=-1, stable=True).indices)
+        order = order.gather(
+            -1, torch.sort(kind.gather(-1, order), dim=-1, stable=True).indices
+        )
     place = torch.arange(rows.shape[-1], device=rows.device).expand(rows.shape)
     starts = place == 0
     for kind in classes:
         kind = kind.gather(-1, order)
-        starts = torch.cat([starts[..., :1], starts[..., 1:] | (kind[..., 1:] != kind[..., :-1])], -1)
+        starts = torch.cat(
+            [starts[..., :1], starts[..., 1:] | (kind[..., 1:] != kind[..., :-1])], -1
+        )
     first = torch.where(starts, place, 0).cummax(-1).values if rows.shape[-1] else place
     return back(place - first, order)

@@ -2,7 +2,12 @@
 
 from sparsefn.engine.processes import collectives
 from sparsefn.engine.processes.agreements import agree, agreement, is_open, scope, tell
-from sparsefn.engine.processes.alignment import Alignment, alignment_of, check_grid, realigned
+from sparsefn.engine.processes.alignment import (
+    Alignment,
+    alignment_of,
+    check_grid,
+    realigned,
+)
 from sparsefn.engine.processes.collectives import Exchange, Gather, Sum, alone, in_step
 from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.processes.lines import Groups, is_first

@@ -1,10 +1,13 @@
-"""Agreements of processes: an error that one of them raises is raised on all, and none waits for it.
+"""Agreements of processes: an error that one of them raises is raised on all, and none
+waits for it.
 
-Processes agree where they change masks, and there alone: other steps send nothing. So an error before is told only if
-the others are about to agree. They leave a note before they do, which asks for no answer.
+Processes agree where they change masks, and there alone: other steps send nothing. So
+an error before is told only if the others are about to agree. They leave a note before
+they do, which asks for no answer.
 
-With an agreement processes compare what they see: the call, the step, and the leaves with their shapes, dtypes and
-placements. Where these differ, the messages after it would have other sizes, or not be the same messages at all.
+With an agreement processes compare what they see: the call, the step, and the leaves
+with their shapes, dtypes and placements. Where these differ, the messages after it
+would have other sizes, or not be the same messages at all.
 """
 
 from __future__ import annotations
@@ -41,8 +44,11 @@ class _Scope(NamedTuple):
 _scope: ContextVar[_Scope] = ContextVar("scope", default=_Scope())  # noqa: B039
 
 
-def agree(groups: Groups, error: BaseException | None = None, seen: Seen | None = None) -> None:
-    """Raise on all processes of some groups if one comes with an error, or if they do not see the same.
+def agree(
+    groups: Groups, error: BaseException | None = None, seen: Seen | None = None
+) -> None:
+    """Raise on all processes of some groups if one comes with an error, or if they do
+    not see the same.
 
     >>> from sparsefn.engine.processes import agreements
     >>> agreements.agree((), ValueError("no"))
@@ -50,21 +56,27 @@ def agree(groups: Groups, error: BaseException | None = None, seen: Seen | None 
         ...
     ValueError: no
 
-    An error is raised as it is where it is from. Takes one exchange of 8 bytes. Every exchange begins with it, so that
-    a process with an error may call it in place of the exchange. Inside `agreement` and `scope` it is over their
-    groups, whatever the exchange is over: a process with an error does not know which exchange the others are at.
-    Raises ValueError where they do not see the same, and `Lost` where the others do not come.
+    An error is raised as it is where it is from. Takes one exchange of 8 bytes. Every
+    exchange begins with it, so that a process with an error may call it in place of the
+    exchange. Inside `agreement` and `scope` it is over their groups, whatever the
+    exchange is over: a process with an error does not know which exchange the others
+    are at. Raises ValueError where they do not see the same, and `Lost` where the
+    others do not come.
     """
     scope = _scope.get()
     groups, error = _joined(scope.groups, groups), error or scope.error
     line = Line(groups)
     text = _as_text(seen or {})
-    told = line.blocks(np.zeros(_DIGEST, np.uint8) if error is not None else _digest(text))
+    told = line.blocks(
+        np.zeros(_DIGEST, np.uint8) if error is not None else _digest(text)
+    )
     if not told.any(1).all():
         words = line.blocks(_words(error))
         if error is None:
             first = min(bytes(row).rstrip(b"\0") for row in words if row.any())
-            error = RuntimeError(f"another process failed: {first.decode(errors='ignore')}")
+            error = RuntimeError(
+                f"another process failed: {first.decode(errors='ignore')}"
+            )
     elif (told != told[0]).any():
         error = ValueError(_difference(line.texts(text)))
     if error is not None:
@@ -81,7 +93,8 @@ def agreement(groups: Groups) -> Iterator[None]:
     ...     int("1")
     1
 
-    Inside, exchanges and agreements may stand. An error that they have raised everywhere is not told again.
+    Inside, exchanges and agreements may stand. An error that they have raised
+    everywhere is not told again.
     """
     outer = _scope.get()
     groups = _joined(outer.groups, groups)
@@ -103,7 +116,8 @@ def agreement(groups: Groups) -> Iterator[None]:
 
 @contextmanager
 def scope(groups: Groups, error: Exception | None = None) -> Iterator[None]:
-    """Code whose agreements are over these groups; with an error, the first of them raises it on all processes.
+    """Code whose agreements are over these groups; with an error, the first of them
+    raises it on all processes.
 
     >>> from sparsefn.engine.processes import agreements
     >>> with agreements.scope((), ValueError("no")):
@@ -113,7 +127,9 @@ def scope(groups: Groups, error: Exception | None = None) -> Iterator[None]:
     ValueError: no
     """
     outer = _scope.get()
-    token = _scope.set(_Scope(_joined(outer.groups, groups), error or outer.error, outer.is_open))
+    token = _scope.set(
+        _Scope(_joined(outer.groups, groups), error or outer.error, outer.is_open)
+    )
     try:
         yield
     finally:
@@ -131,7 +147,8 @@ def is_open() -> bool:
 
 
 def tell(groups: Groups, error: Exception) -> NoReturn:
-    """Raise an error, and on all processes of the groups where they wait for this one in an agreement.
+    """Raise an error, and on all processes of the groups where they wait for this one
+    in an agreement.
 
     >>> from sparsefn.engine.processes import agreements
     >>> agreements.tell((), ValueError("no"))
@@ -157,9 +174,14 @@ def _others_wait(groups: Groups) -> bool:
         for rank in torch.distributed.get_process_group_ranks(group_of(name))
         if rank != own
     }
-    with suppress(RuntimeError):  # a store that is gone: the error is this process's own
+    with suppress(
+        RuntimeError
+    ):  # a store that is gone: the error is this process's own
         while store is not None and time.monotonic() < end:
-            if any(store.check([key]) and int(store.get(key)) > begun for key, begun in keys.items()):
+            if any(
+                store.check([key]) and int(store.get(key)) > begun
+                for key, begun in keys.items()
+            ):
                 return True
             time.sleep(0.01)
     return False
@@ -199,23 +221,35 @@ def _digest(text: bytes) -> Array:
 
 def _difference(texts: Sequence[bytes]) -> str:
     # The first thing that two processes do not see alike, in words.
-    told = {rank: {(what, path): words for what, path, words in rows} for rank, rows in map(json.loads, texts)}
+    told = {
+        rank: {(what, path): words for what, path, words in rows}
+        for rank, rows in map(json.loads, texts)
+    }
     first = min(told)
     keys = dict.fromkeys(key for rank in sorted(told) for key in told[rank])
-    key = next(key for key in keys if len({seen.get(key) for seen in told.values()}) > 1)
-    other = next(rank for rank in sorted(told) if told[rank].get(key) != told[first].get(key))
+    key = next(
+        key for key in keys if len({seen.get(key) for seen in told.values()}) > 1
+    )
+    other = next(
+        rank for rank in sorted(told) if told[rank].get(key) != told[first].get(key)
+    )
     what, path = key
     nothing = "no leaf" if path else "none"
     has, other_has = (told[rank].get(key, nothing) for rank in (first, other))
     same = f"expected the same {what} on every rank, but "
     if not path:
         return f"{same}rank {first} has {has}, and rank {other} has {other_has}"
-    return f"{same}not at {path!r}: rank {first} has {has} there, and rank {other} has {other_has} there"
+    return (
+        f"{same}not at {path!r}: rank {first} has {has} there, and rank {other} has "
+        f"{other_has} there"
+    )
 
 
 def _words(error: BaseException | None) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     row = np.zeros(_WORDS, np.uint8)
     if error is not None and torch.distributed.is_initialized():
-        said = f"rank {torch.distributed.get_rank()}, {type(error).__name__}: {error}".encode()[:_WORDS]
+        said = f"rank {torch.distributed.get_rank()}, {type(error).__name__}: {error}".encode()[
+            :_WORDS
+        ]
         row[: len(said)] = np.frombuffer(said, np.uint8)
     return row

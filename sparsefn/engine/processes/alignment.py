@@ -1,7 +1,8 @@
-"""Units of which shards hold parts: each is moved to one process, where it competes as a whole, and back.
+"""Units of which shards hold parts: each is moved to one process, where it competes as
+a whole, and back.
 
-An alignment is the box of elements that a process looks at: its own, with every border moved up to a multiple of the
-unit.
+An alignment is the box of elements that a process looks at: its own, with every border
+moved up to a multiple of the unit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from torch import Tensor
 from sparsefn.engine.processes.agreements import agree
 from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.processes.lines import group_of, waiting
-from sparsefn.engine.processes.shards import Box, Layout, extent_of, is_sharded, layout_of, words_of
+from sparsefn.engine.processes.shards import (
+    Box,
+    Layout,
+    extent_of,
+    is_sharded,
+    layout_of,
+    words_of,
+)
 
 Ranks = tuple[int, ...]  # of one process in the groups over which a tensor is split
 Boxes: TypeAlias = dict[Ranks, Box]
@@ -26,10 +34,11 @@ Piece: TypeAlias = tuple[Ranks, Ranks]  # from one process to another
 
 
 class Alignment(NamedTuple):
-    """Where the elements of a DTensor lie, and the box of whole units that this process looks at.
+    """Where the elements of a DTensor lie, and the box of whole units that this process
+    looks at.
 
-    `extent` is as the shards are, `box` as the units are. The rest is for `moved`: the layout, and the boxes of all
-    processes before and after.
+    `extent` is as the shards are, `box` as the units are. The rest is for `moved`: the
+    layout, and the boxes of all processes before and after.
     """
 
     extent: Extent
@@ -40,16 +49,20 @@ class Alignment(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether an element goes to another process, on this process or on any other."""
+        """Whether an element goes to another process, on this process or on any
+        other.
+        """
         return self.old != self.new
 
 
 def alignment_of(x: Tensor, cell: Sequence[int]) -> Alignment:
-    """Where the units of a DTensor are whole on one process; `cell` is the size of a unit along each dimension.
+    """Where the units of a DTensor are whole on one process; `cell` is the size of a
+    unit along each dimension.
 
-    Every border moves up to a multiple of the cell. Where that leaves a process without elements that has some now,
-    the tensor is cut between whole cells along other dimensions instead, if that keeps more processes busy. Replicas
-    do the same on each copy. All is worked out from shapes. Raises the errors of `extent_of`.
+    Every border moves up to a multiple of the cell. Where that leaves a process without
+    elements that has some now, the tensor is cut between whole cells along other
+    dimensions instead, if that keeps more processes busy. Replicas do the same on each
+    copy. All is worked out from shapes. Raises the errors of `extent_of`.
     """
     extent, layout = extent_of(x), layout_of(x)
     old, new = _boxes(layout.shape, layout.cuts, layout.sizes, tuple(cell))
@@ -58,7 +71,10 @@ def alignment_of(x: Tensor, cell: Sequence[int]) -> Alignment:
 
 @lru_cache(maxsize=1024)
 def _boxes(
-    shape: tuple[int, ...], cuts: tuple[tuple[int, int], ...], sizes: tuple[int, ...], cell: tuple[int, ...]
+    shape: tuple[int, ...],
+    cuts: tuple[tuple[int, int], ...],
+    sizes: tuple[int, ...],
+    cell: tuple[int, ...],
 ) -> tuple[Boxes, Boxes]:
     """The boxes of all processes, as they are and with whole cells."""
     ranks = list(itertools.product(*map(range, sizes)))
@@ -69,7 +85,10 @@ def _boxes(
 
     def scaled(boxes: Boxes) -> Boxes:
         return {
-            at: tuple((min(a * c, n), min(b * c, n)) for (a, b), c, n in zip(box, cell, shape, strict=True))
+            at: tuple(
+                (min(a * c, n), min(b * c, n))
+                for (a, b), c, n in zip(box, cell, shape, strict=True)
+            )
             for at, box in boxes.items()
         }
 
@@ -79,27 +98,42 @@ def _boxes(
 
     old = cut(shape, cuts)
     new = scaled(
-        {at: tuple((-(-a // c), -(-b // c)) for (a, b), c in zip(box, cell, strict=True)) for at, box in old.items()}
+        {
+            at: tuple(
+                (-(-a // c), -(-b // c)) for (a, b), c in zip(box, cell, strict=True)
+            )
+            for at, box in old.items()
+        }
     )
     if busy(new)[0] < busy(old)[0]:
         grid = tuple(-(-n // c) for n, c in zip(shape, cell, strict=True))
         groups = [group for group, _ in cuts]
         ways = itertools.product(range(len(shape)), repeat=len(groups))
-        best = max((scaled(cut(grid, tuple(zip(groups, way, strict=True)))) for way in ways), key=busy)
+        best = max(
+            (scaled(cut(grid, tuple(zip(groups, way, strict=True)))) for way in ways),
+            key=busy,
+        )
         new = best if busy(best)[0] > busy(new)[0] else new
     return old, new
 
 
-def realigned(tensors: Sequence[Tensor], alignments: Sequence[Alignment | None], back: bool = False) -> list[Tensor]:
-    """The parts of tensors that this process holds, moved to the boxes of their alignments, or back from there.
+def realigned(
+    tensors: Sequence[Tensor],
+    alignments: Sequence[Alignment | None],
+    back: bool = False,
+) -> list[Tensor]:
+    """The parts of tensors that this process holds, moved to the boxes of their
+    alignments, or back from there.
 
     >>> from sparsefn.engine.processes.alignment import realigned
     >>> realigned([torch.tensor([1, 2])], [None])
     [tensor([1, 2])]
 
-    `tensors` are plain ones of the sizes of `alignment.extent` (`alignment.box` to go back). Where no element moves, or
-    the alignment is None, a tensor is handed on as it is. All tensors travel in the same messages: one for each group
-    over which one of those that move is split, and none where none moves. All processes of these groups must call it.
+    `tensors` are plain ones of the sizes of `alignment.extent` (`alignment.box` to go
+    back). Where no element moves, or the alignment is None, a tensor is handed on as it
+    is. All tensors travel in the same messages: one for each group over which one of
+    those that move is split, and none where none moves. All processes of these groups
+    must call it.
     """
     routes = {
         i: _Route(tensors[i], alignment, back)
@@ -108,10 +142,13 @@ def realigned(tensors: Sequence[Tensor], alignments: Sequence[Alignment | None],
     }
     if not routes:
         return list(tensors)
-    # On a mesh of two dimensions an element goes along one of them first and then along the other. So it needs no group
-    # but those that the mesh has, and no process outside the mesh, nor another replica, takes part. Names differ
-    # between processes: what is the same on all is the order in which groups appear.
-    groups = tuple(dict.fromkeys(name for route in routes.values() for name in route.names))
+    # On a mesh of two dimensions an element goes along one of them first and then along
+    # the other. So it needs no group but those that the mesh has, and no process
+    # outside the mesh, nor another replica, takes part. Names differ between processes:
+    # what is the same on all is the order in which groups appear.
+    groups = tuple(
+        dict.fromkeys(name for route in routes.values() for name in route.names)
+    )
     agree(groups)
     for name in groups:
         taking = [route for route in routes.values() if name in route.names]
@@ -121,12 +158,14 @@ def realigned(tensors: Sequence[Tensor], alignments: Sequence[Alignment | None],
 
 
 def check_grid(leaves: Mapping[str, Tensor]) -> None:
-    """Raise ValueError, naming paths and meshes, for DTensors whose meshes are no dimensions of one grid of processes.
+    """Raise ValueError, naming paths and meshes, for DTensors whose meshes are no
+    dimensions of one grid of processes.
 
     >>> from sparsefn.engine.processes.alignment import check_grid
     >>> check_grid({"w": torch.ones(2)})
 
-    The processes of one competition are counted group by group, as the rows and columns of a grid.
+    The processes of one competition are counted group by group, as the rows and columns
+    of a grid.
     """
     seen: dict[str, tuple[str, set[int]]] = {}
     for path, leaf in leaves.items():
@@ -135,33 +174,61 @@ def check_grid(leaves: Mapping[str, Tensor]) -> None:
             for other, (first, others) in seen.items():
                 if other != name and len(ranks & others) > 1:
                     raise ValueError(
-                        "expected leaves of one competition to be cut along dimensions of one mesh, but "
-                        f"{first!r} is {words_of(leaves[first])} and {path!r} is {words_of(leaf)}; give them one mesh, "
+                        "expected leaves of one competition to be cut along dimensions "
+                        "of one mesh, but "
+                        f"{first!r} is {words_of(leaves[first])} and {path!r} is "
+                        f"{words_of(leaf)}; give them one mesh, "
                         "or a budget for each leaf, such as sf.budgets.erk()"
                     )
             seen.setdefault(name, (path, ranks))
 
 
 class _Route:
-    """The pieces of one tensor that are on this process, as bytes: of any dtype, in one message."""
+    """The pieces of one tensor that are on this process, as bytes: of any dtype, in one
+    message.
+    """
 
     def __init__(self, x: Tensor, alignment: Alignment, back: bool) -> None:
-        self.names, self.sizes, self.at = alignment.layout.names, alignment.layout.sizes, alignment.layout.at
-        self.old, self.new = (alignment.new, alignment.old) if back else (alignment.old, alignment.new)
+        self.names, self.sizes, self.at = (
+            alignment.layout.names,
+            alignment.layout.sizes,
+            alignment.layout.at,
+        )
+        self.old, self.new = (
+            (alignment.new, alignment.old) if back else (alignment.old, alignment.new)
+        )
         self.dtype, self.device, self.gone = x.dtype, x.device, frozenset[int]()
         held = x.detach().contiguous().view(torch.uint8)
-        self.pieces = {piece: held[self.slices(piece, self.old[self.at])] for piece in self.held(self.gone)}
+        self.pieces = {
+            piece: held[self.slices(piece, self.old[self.at])]
+            for piece in self.held(self.gone)
+        }
 
     def held(self, gone: frozenset[int]) -> Iterator[Piece]:
-        """Which pieces this process holds after they have gone along these groups: the same order on all processes."""
+        """Which pieces this process holds after they have gone along these groups: the
+        same order on all processes.
+        """
         pairs = list(enumerate(zip(self.sizes, self.at, strict=True)))
-        sources = itertools.product(*(range(n) if i in gone else (at,) for i, (n, at) in pairs))
-        targets = list(itertools.product(*((at,) if i in gone else range(n) for i, (n, at) in pairs)))
-        return (piece for piece in itertools.product(sources, targets) if _numel(self.box(piece)))
+        sources = itertools.product(
+            *(range(n) if i in gone else (at,) for i, (n, at) in pairs)
+        )
+        targets = list(
+            itertools.product(
+                *((at,) if i in gone else range(n) for i, (n, at) in pairs)
+            )
+        )
+        return (
+            piece
+            for piece in itertools.product(sources, targets)
+            if _numel(self.box(piece))
+        )
 
     def box(self, piece: Piece) -> Box:
         return tuple(
-            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(self.old[piece[0]], self.new[piece[1]], strict=True)
+            (max(a, c), min(b, d))
+            for (a, b), (c, d) in zip(
+                self.old[piece[0]], self.new[piece[1]], strict=True
+            )
         )
 
     def shape(self, box: Box) -> list[int]:
@@ -169,7 +236,10 @@ class _Route:
         return [*sizes[:-1], sizes[-1] * self.dtype.itemsize]
 
     def slices(self, piece: Piece, within: Box) -> tuple[slice, ...]:
-        bounds = [(a - c, b - c) for (a, b), (c, _) in zip(self.box(piece), within, strict=True)]
+        bounds = [
+            (a - c, b - c)
+            for (a, b), (c, _) in zip(self.box(piece), within, strict=True)
+        ]
         first, end = bounds[-1]
         bounds[-1] = (first * self.dtype.itemsize, end * self.dtype.itemsize)
         return tuple(slice(a, b) for a, b in bounds)
@@ -177,14 +247,18 @@ class _Route:
     def arrived(self) -> Tensor:
         """The tensor, once its pieces have gone along all groups."""
         box = self.new[self.at]
-        made = torch.empty([b - a for a, b in box], dtype=self.dtype, device=self.device)
+        made = torch.empty(
+            [b - a for a, b in box], dtype=self.dtype, device=self.device
+        )
         for piece, part in self.pieces.items():
             made.view(torch.uint8)[self.slices(piece, box)] = part
         return made
 
 
 def _exchange(name: str, routes: Sequence[_Route]) -> None:
-    """One all_to_all over a group. Pieces that stay where they are do not go through it."""
+    """One all_to_all over a group. Pieces that stay where they are do not go through
+    it.
+    """
     sent: dict[int, list[Tensor]] = {}
     awaited: dict[int, list[tuple[_Route, Piece]]] = {}
     for route in routes:
@@ -192,23 +266,30 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
         me, gone = route.at[i], route.gone | {i}
         for piece in list(route.held(route.gone)):
             if piece[1][i] != me:
-                sent.setdefault(piece[1][i], []).append(route.pieces.pop(piece).reshape(-1))
+                sent.setdefault(piece[1][i], []).append(
+                    route.pieces.pop(piece).reshape(-1)
+                )
         for piece in route.held(gone):
             if piece[0][i] != me:
                 awaited.setdefault(piece[0][i], []).append((route, piece))
         route.gone = gone
         count = route.sizes[i]
     expected = {
-        rank: [math.prod(route.shape(route.box(piece))) for route, piece in pieces] for rank, pieces in awaited.items()
+        rank: [math.prod(route.shape(route.box(piece))) for route, piece in pieces]
+        for rank, pieces in awaited.items()
     }
     given = [sum(part.numel() for part in sent.get(rank, [])) for rank in range(count)]
     taken = [sum(expected.get(rank, [])) for rank in range(count)]
     device = routes[0].device
     empty = torch.empty(0, dtype=torch.uint8, device=device)
-    out = torch.cat([empty, *(part for rank in range(count) for part in sent.get(rank, []))])
+    out = torch.cat(
+        [empty, *(part for rank in range(count) for part in sent.get(rank, []))]
+    )
     got = torch.empty(sum(taken), dtype=torch.uint8, device=device)
     with waiting():
-        torch.distributed.all_to_all_single(got, out, taken, given, group=group_of(name))
+        torch.distributed.all_to_all_single(
+            got, out, taken, given, group=group_of(name)
+        )
     lengths = [n for rank in range(count) for n in expected.get(rank, [])]
     parts = iter(torch.split(got, lengths))
     for rank in range(count):

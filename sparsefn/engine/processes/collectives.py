@@ -1,12 +1,14 @@
 """What processes tell each other: the one place that sends anything.
 
-An algorithm that several processes run together is a generator, an exchange. It yields what it has, and gets back what
-all processes have: the sum of their counts, or their values one after another. So it never says how it is answered:
-by other processes, by nobody else (one process), or by a test. Many exchanges run in step, and what they ask for at the
-same time travels together, so that a thousand leaves take as many messages as one.
+An algorithm that several processes run together is a generator, an exchange. It yields
+what it has, and gets back what all processes have: the sum of their counts, or their
+values one after another. So it never says how it is answered: by other processes, by
+nobody else (one process), or by a test. Many exchanges run in step, and what they ask
+for at the same time travels together, so that a thousand leaves take as many messages
+as one.
 
-Every process must hold the same exchanges in the same order, and what each of them asks for next may depend only on
-what it was told, never on the values of one process alone.
+Every process must hold the same exchanges in the same order, and what each of them asks
+for next may depend only on what it was told, never on the values of one process alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ Result = TypeVar("Result")
 
 
 class Sum(NamedTuple):
-    """Counts of one process, of which an exchange wants the sum over all: int64 of one length on every process.
+    """Counts of one process, of which an exchange wants the sum over all: int64 of one
+    length on every process.
 
     >>> from sparsefn.engine.processes import collectives
     >>> collectives.Sum([2, 3]).counts
@@ -36,7 +39,8 @@ class Sum(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Values of one process, of which an exchange wants those of all: one dtype, and any length on each process.
+    """Values of one process, of which an exchange wants those of all: one dtype, and
+    any length on each process.
 
     >>> import numpy as np
     >>> from sparsefn.engine.processes import collectives
@@ -62,7 +66,8 @@ def values_of_all(values: Array) -> Exchange[Array]:
 
 
 def texts_of_all(text: str) -> Exchange[list[str]]:
-    """The text of each process. Most say the same, of which a number tells: the texts are sent where they differ.
+    """The text of each process. Most say the same, of which a number tells: the texts
+    are sent where they differ.
 
     >>> from sparsefn.engine.processes import collectives
     >>> collectives.alone(collectives.texts_of_all("same"))
@@ -96,7 +101,8 @@ def alone(exchange: Exchange[Result]) -> Result:
 
 
 def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
-    """The results of many exchanges, each with the names of the process groups that it goes over.
+    """The results of many exchanges, each with the names of the process groups that it
+    goes over.
 
     >>> from sparsefn.engine.processes import collectives
     >>> def double(n):
@@ -104,12 +110,15 @@ def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
     >>> collectives.in_step([((), double(1)), ((), double(2))])
     [2, 4]
 
-    The processes of an exchange are those of its first group, and with each of them those of its second group, as in
-    the rows and columns of a grid. However many exchanges there are, a step of all takes one sum for all the groups of
-    an exchange, and one exchange of values where some ask for values. Begins with `agreements.agree`.
+    The processes of an exchange are those of its first group, and with each of them
+    those of its second group, as in the rows and columns of a grid. However many
+    exchanges there are, a step of all takes one sum for all the groups of an exchange,
+    and one exchange of values where some ask for values. Begins with
+    `agreements.agree`.
     """
     agree(tuple(dict.fromkeys(name for groups, _ in running for name in groups)))
-    # Names of groups differ from process to process, so that only the order of the exchanges may decide.
+    # Names of groups differ from process to process, so that only the order of the
+    # exchanges may decide.
     alike: dict[Groups, list[int]] = {}
     for i, (groups, _) in enumerate(running):
         alike.setdefault(groups, []).append(i)
@@ -124,7 +133,9 @@ def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
                     asked[i] = running[i][1].send(told[i])  # type: ignore[arg-type]
                 except StopIteration as end:
                     results[i] = end.value
-            for i, answer in zip(asked, _answers(lines[groups], list(asked.values())), strict=True):
+            for i, answer in zip(
+                asked, _answers(lines[groups], list(asked.values())), strict=True
+            ):
                 told[i] = answer
             alike[groups] = list(asked)
     return results
@@ -133,19 +144,27 @@ def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
 def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     # What all processes have of each.
     sums = [np.asarray(one.counts, np.int64) for one in asked if isinstance(one, Sum)]
-    parts = [np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)]
+    parts = [
+        np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)
+    ]
     if not asked:
         return []
-    # The values of all exchanges are one message, which begins with their sizes. Its own size goes with the sums.
+    # The values of all exchanges are one message, which begins with their sizes. Its
+    # own size goes with the sums.
     message = np.concatenate(
-        [part.reshape(-1).view(np.uint8) for part in (np.array([x.size for x in parts], np.int64), *parts)]
+        [
+            part.reshape(-1).view(np.uint8)
+            for part in (np.array([x.size for x in parts], np.int64), *parts)
+        ]
     )
     sizes = np.zeros(line.size if parts else 0, np.int64)
     if parts:
         sizes[line.place] = message.size
     total = line.total(np.concatenate([sizes, *sums]))
     summed = iter(np.split(total[sizes.size :], np.cumsum([x.size for x in sums])[:-1]))
-    gathered = iter(_gathered(line.messages(message, total[: sizes.size]), parts) if parts else [])
+    gathered = iter(
+        _gathered(line.messages(message, total[: sizes.size]), parts) if parts else []
+    )
     return [next(summed) if isinstance(one, Sum) else next(gathered) for one in asked]
 
 
@@ -154,7 +173,9 @@ def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:
     found: list[list[Array]] = [[] for _ in like]
     for message in messages:
         start = 8 * len(like)
-        for parts, one, size in zip(found, like, message[:start].view(np.int64).tolist(), strict=True):
+        for parts, one, size in zip(
+            found, like, message[:start].view(np.int64).tolist(), strict=True
+        ):
             stop = start + size * one.itemsize
             parts.append(np.frombuffer(message[start:stop].tobytes(), one.dtype))
             start = stop

@@ -1,4 +1,6 @@
-"""Where the part of a tensor that one process holds lies in the whole: numbers alone."""
+"""Where the part of a tensor that one process holds lies in the whole: numbers
+alone.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ Index = TypeVar("Index", Array, Tensor)
 
 
 class Extent(NamedTuple):
-    """The box of a tensor, or of its grid of units, that is here, and the process groups that share the whole.
+    """The box of a tensor, or of its grid of units, that is here, and the process
+    groups that share the whole.
 
     >>> from sparsefn.engine.processes.extent import Extent
     >>> Extent(shape=(4, 6), start=(0, 3), size=(4, 3), groups=("1",)).numel
     24
 
-    `shape` is that of the whole, `start` and `size` say which box is here. The processes of each group in `groups`, by
-    name, hold parts of their own; all others that hold the tensor have copies.
+    `shape` is that of the whole, `start` and `size` say which box is here. The
+    processes of each group in `groups`, by name, hold parts of their own; all others
+    that hold the tensor have copies.
     """
 
     shape: tuple[int, ...]
@@ -34,7 +38,8 @@ class Extent(NamedTuple):
         return math.prod(self.shape)
 
     def places(self, index: Index) -> Index:
-        """Row-major indices in the whole of row-major indices in the box; both grow in the same order.
+        """Row-major indices in the whole of row-major indices in the box; both grow in
+        the same order.
 
         >>> import numpy as np
         >>> from sparsefn.engine.processes.extent import Extent
@@ -52,7 +57,8 @@ class Extent(NamedTuple):
 
     @property
     def runs(self) -> list[tuple[int, int, int]]:
-        """Start, size and extent of each dimension, where whole dimensions are one with the dimension before them.
+        """Start, size and extent of each dimension, where whole dimensions are one with
+        the dimension before them.
 
         >>> from sparsefn.engine.processes.extent import Extent
         >>> Extent((4, 6), (1, 0), (2, 6), ()).runs

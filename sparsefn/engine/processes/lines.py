@@ -1,4 +1,6 @@
-"""Messages between processes: over one process group, or over several of a grid, one after another."""
+"""Messages between processes: over one process group, or over several of a grid, one
+after another.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from torch import Tensor
 from sparsefn.engine.surroundings import Array
 
 GATHER = "all_gather_single"
-if not hasattr(torch.distributed, GATHER):  # torch 2.12 has it under the name that later ones warn of
+if not hasattr(
+    torch.distributed, GATHER
+):  # torch 2.12 has it under the name that later ones warn of
     GATHER = "all_gather_into_tensor"
 
 if TYPE_CHECKING:
@@ -25,7 +29,9 @@ Groups: TypeAlias = tuple[str, ...]
 
 
 class Lost(RuntimeError):
-    """Other processes did not come to a message within the timeout of their group, or have ended."""
+    """Other processes did not come to a message within the timeout of their group, or
+    have ended.
+    """
 
 
 @contextmanager
@@ -41,8 +47,10 @@ def waiting() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise Lost(
-            f"rank {torch.distributed.get_rank()} waited for other processes, which did not come, or have ended: every "
-            "process must make the same calls, with the same step and with tensors that are laid out alike; if one of "
+            f"rank {torch.distributed.get_rank()} waited for other processes, which "
+            "did not come, or have ended: every "
+            "process must make the same calls, with the same step and with tensors "
+            "that are laid out alike; if one of "
             f"them failed, its own output says why ({str(error).splitlines()[0]})"
         ) from error
 
@@ -62,7 +70,9 @@ class Line:
 
     @property
     def size(self) -> int:
-        """How many processes there are, where the groups are the rows and columns of a grid."""
+        """How many processes there are, where the groups are the rows and columns of a
+        grid.
+        """
         return math.prod(group.size() for group in self.groups)
 
     @property
@@ -88,14 +98,18 @@ class Line:
         size = block.size
         for group, device in zip(self.groups, self.devices, strict=True):
             here = torch.from_numpy(block).to(device)
-            buffer = torch.empty(group.size() * block.size, dtype=torch.uint8, device=device)  # flat, as gloo wants it
+            buffer = torch.empty(
+                group.size() * block.size, dtype=torch.uint8, device=device
+            )  # flat, as gloo wants it
             with waiting():
                 getattr(torch.distributed, GATHER)(buffer, here, group=group)
                 block = buffer.cpu().numpy()
         return block.reshape(-1, size)
 
     def end_to_end(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The bytes of all processes of the one group, of these sizes: for large tensors, as no message is copied."""
+        """The bytes of all processes of the one group, of these sizes: for large
+        tensors, as no message is copied.
+        """
         (group,), (device,) = self.groups, self.devices
         every = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         for rank, part in enumerate(torch.split(every, list(sizes))):
@@ -110,12 +124,20 @@ class Line:
         """The messages of all processes, of these sizes in bytes."""
         block = np.zeros(int(sizes.max()), np.uint8)
         block[: message.size] = message
-        return [row[:size] for row, size in zip(self.blocks(block), sizes.tolist(), strict=True)]
+        return [
+            row[:size]
+            for row, size in zip(self.blocks(block), sizes.tolist(), strict=True)
+        ]
 
     def texts(self, text: bytes) -> list[bytes]:
         """The texts of all processes."""
-        sizes = self.blocks(np.array([len(text)], np.int64).view(np.uint8)).view(np.int64)
-        return [bytes(row) for row in self.messages(np.frombuffer(text, np.uint8), sizes.reshape(-1))]
+        sizes = self.blocks(np.array([len(text)], np.int64).view(np.uint8)).view(
+            np.int64
+        )
+        return [
+            bytes(row)
+            for row in self.messages(np.frombuffer(text, np.uint8), sizes.reshape(-1))
+        ]
 
 
 def is_first(names: Sequence[str]) -> bool:
@@ -137,7 +159,9 @@ def group_of(name: str) -> ProcessGroup:
 
 
 def board() -> Store | None:
-    """Where processes leave notes for each other without waiting: the store that they met at. MPI has none."""
+    """Where processes leave notes for each other without waiting: the store that they
+    met at. MPI has none.
+    """
     from torch.distributed import distributed_c10d as c10d
 
     return c10d._get_default_store()

@@ -1,7 +1,9 @@
-"""Rows that processes deal out among them where a caller asks for it: each works on its own, and all get those of all.
+"""Rows that processes deal out among them where a caller asks for it: each works on its
+own, and all get those of all.
 
-Nothing is dealt out otherwise, whatever process groups there are. Every process must come to the same calls in the same
-order; each call begins with what it is about, so that another one is an error on all processes, and none waits.
+Nothing is dealt out otherwise, whatever process groups there are. Every process must
+come to the same calls in the same order; each call begins with what it is about, so
+that another one is an error on all processes, and none waits.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ from sparsefn.engine.processes.collectives import in_step, texts_of_all, values_
 from sparsefn.engine.processes.lines import Groups, Line
 from sparsefn.engine.surroundings import transformed
 
-_READ = 2**19  # bytes of a tensor that a checksum reads: other values differ in more than a few
+_READ = (
+    2**19
+)  # bytes of a tensor that a checksum reads: other values differ in more than a few
 _dealing: ContextVar[Groups] = ContextVar("dealing", default=())
-dealing = _dealing.get  # the groups whose processes deal out rows here; every change of masks asks
+dealing = (
+    _dealing.get
+)  # the groups whose processes deal out rows here; every change of masks asks
 
 
 @contextmanager
 def dealt(groups: Groups) -> Iterator[None]:
-    """Code in which the processes of a group deal out rows; an error of one of them is raised on all.
+    """Code in which the processes of a group deal out rows; an error of one of them is
+    raised on all.
 
     >>> from sparsefn.engine.processes import rows
     >>> with rows.dealt(()):
@@ -50,7 +57,8 @@ def _is_dealt() -> bool:
 
 
 def own(n: int) -> range:
-    """Which of n things in a row are this process's: runs that follow each other, the first processes' no shorter.
+    """Which of n things in a row are this process's: runs that follow each other, the
+    first processes' no shorter.
 
     >>> from sparsefn.engine.processes import rows
     >>> rows.own(3)
@@ -59,13 +67,16 @@ def own(n: int) -> range:
     if not _is_dealt():
         return range(n)
     if transformed():
-        raise ValueError("by_rows: expected calls outside of vmap and other transforms of torch.func")
+        raise ValueError(
+            "by_rows: expected calls outside of vmap and other transforms of torch.func"
+        )
     line = Line(dealing())
     return range(-(-n * line.place // line.size), -(-n * (line.place + 1) // line.size))
 
 
 def gathered(*own: Tensor) -> list[Tensor]:
-    """Tensors of which each process has some rows, made whole on every process, in the order of the processes.
+    """Tensors of which each process has some rows, made whole on every process, in the
+    order of the processes.
 
     >>> from sparsefn.engine.processes import rows
     >>> rows.gathered(torch.ones(1))
@@ -76,12 +87,18 @@ def gathered(*own: Tensor) -> list[Tensor]:
     parts, line = [_bytes(x) for x in own], Line(dealing())
     (told,) = in_step([(dealing(), values_of_all(np.array([len(x) for x in parts])))])
     sizes = told.reshape(line.size, -1).T.tolist()
-    every = [line.end_to_end(part, size) for part, size in zip(parts, sizes, strict=True)]
-    return [y.view(x.dtype).reshape(-1, *x.shape[1:]).to(x.device) for x, y in zip(own, every, strict=True)]
+    every = [
+        line.end_to_end(part, size) for part, size in zip(parts, sizes, strict=True)
+    ]
+    return [
+        y.view(x.dtype).reshape(-1, *x.shape[1:]).to(x.device)
+        for x, y in zip(own, every, strict=True)
+    ]
 
 
 def check_alike(*what: object) -> None:
-    """Raise ValueError on all processes unless all come here with the same: tensors of the same values, or words.
+    """Raise ValueError on all processes unless all come here with the same: tensors of
+    the same values, or words.
 
     >>> from sparsefn.engine.processes import rows
     >>> rows.check_alike("obs", torch.ones(1))
@@ -91,12 +108,17 @@ def check_alike(*what: object) -> None:
     words = re.sub(r" at 0x\w+", "", "\t".join(map(_told, what)))
     (told,) = in_step([(dealing(), texts_of_all(words))])
     for rank, text in enumerate(told):
-        for x, y in zip_longest(told[0].split("\t"), text.split("\t"), fillvalue="nothing"):
+        for x, y in zip_longest(
+            told[0].split("\t"), text.split("\t"), fillvalue="nothing"
+        ):
             if x != y:
                 head = text.split("\t")[0]
-                where = f"in {head}" if told[0].startswith(f"{head}\t") else "they are at"
+                where = (
+                    f"in {head}" if told[0].startswith(f"{head}\t") else "they are at"
+                )
                 raise ValueError(
-                    "by_rows: expected the same calls with the same values on all processes, but "
+                    "by_rows: expected the same calls with the same values on all "
+                    "processes, but "
                     f"{where}: {x} on process 0, and {y} on process {rank}"
                 )
 
@@ -108,7 +130,9 @@ def _bytes(x: Tensor) -> Tensor:
 def _told(x: object) -> str:
     if not isinstance(x, Tensor):
         return str(x)
-    return f"a tensor of {tuple(x.shape)}, {x.dtype} with checksum {_checksum(_bytes(x))}"
+    return (
+        f"a tensor of {tuple(x.shape)}, {x.dtype} with checksum {_checksum(_bytes(x))}"
+    )
 
 
 def _checksum(x: Tensor) -> int:

@@ -1,7 +1,9 @@
-"""What torch's DTensors hold: the one place that knows tensors of which other processes hold parts.
+"""What torch's DTensors hold: the one place that knows tensors of which other processes
+hold parts.
 
-A DTensor has the shape of the whole, and what is computed from it may still be the part of one process: a sum is
-"partial" until the processes add theirs. Read as a number it would be another one on each of them.
+A DTensor has the shape of the whole, and what is computed from it may still be the part
+of one process: a sum is "partial" until the processes add theirs. Read as a number it
+would be another one on each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from torch import Tensor
 
 from sparsefn.engine.processes.agreements import agree, agreement
 from sparsefn.engine.processes.extent import Extent
-from sparsefn.engine.surroundings import eagerly, read, temporarily_clear_interpreter_stack, unwrapped
+from sparsefn.engine.surroundings import (
+    eagerly,
+    read,
+    temporarily_clear_interpreter_stack,
+    unwrapped,
+)
 
 Out = TypeVar("Out")
 Rebuild = Callable[[Sequence[Tensor]], Out]
@@ -30,8 +37,9 @@ class Layout(NamedTuple):
     >>> Layout((5, 6), ((0, 0),), (2,), ("1",), (1,)).box((1,))
     ((3, 5), (0, 6))
 
-    `cuts` are pairs of a group's position and the dimension that it cuts, in the order in which they are made.
-    `sizes` are the sizes of the groups, `names` their names, and `at` is this process's rank in each.
+    `cuts` are pairs of a group's position and the dimension that it cuts, in the order
+    in which they are made. `sizes` are the sizes of the groups, `names` their names,
+    and `at` is this process's rank in each.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +60,12 @@ class Layout(NamedTuple):
 
     def extent(self, box: Box) -> Extent:
         """A box of this tensor as an Extent."""
-        return Extent(self.shape, tuple(a for a, _ in box), tuple(b - a for a, b in box), self.names)
+        return Extent(
+            self.shape,
+            tuple(a for a, _ in box),
+            tuple(b - a for a, b in box),
+            self.names,
+        )
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -69,14 +82,16 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
 
 
 def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of which processes may hold parts, as plain tensors that are complete on every process.
+    """Tensors of which processes may hold parts, as plain tensors that are complete on
+    every process.
 
     >>> from sparsefn.engine.processes.shards import whole
     >>> whole([torch.tensor(3), torch.tensor(4)])
     [tensor(3), tensor(4)]
 
-    Meant for counts and other small results. The 0-d ones of one dtype, mesh and placement travel together, so that
-    counting many leaves takes one message. All processes of a mesh must call it.
+    Meant for counts and other small results. The 0-d ones of one dtype, mesh and
+    placement travel together, so that counting many leaves takes one message. All
+    processes of a mesh must call it.
     """
     results = list(tensors)
     together: dict[Any, list[int]] = {}
@@ -87,18 +102,25 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
             together.setdefault((x.device_mesh, x.placements, x.dtype), []).append(i)  # type: ignore[attr-defined]
     for (mesh, placements, _), at in together.items():
         parts = torch.stack([results[i].to_local() for i in at])  # type: ignore[attr-defined]
-        sums = sys.modules["torch.distributed.tensor"].DTensor.from_local(parts, mesh, placements, run_check=False)
+        sums = sys.modules["torch.distributed.tensor"].DTensor.from_local(
+            parts, mesh, placements, run_check=False
+        )
         for i, x in zip(at, sums.full_tensor().unbind(), strict=True):
             results[i] = x
     return results
 
 
 def layout_of(x: Tensor, sums: bool = False) -> Layout:
-    """How the processes have cut a DTensor. Raises the errors of `extent_of`; with `sums` not those of partial ones."""
+    """How the processes have cut a DTensor. Raises the errors of `extent_of`; with
+    `sums` not those of partial ones.
+    """
     mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
     ranks = mesh.get_coordinate()
     if ranks is None:
-        raise ValueError(f"expected a DTensor on a mesh that contains this process, got {_named(x)} on {mesh}")
+        raise ValueError(
+            f"expected a DTensor on a mesh that contains this process, got {_named(x)} "
+            f"on {mesh}"
+        )
     cuts: list[tuple[int, int]] = []
     for i in reversed(range(mesh.ndim)):
         placement = placements[i]
@@ -106,19 +128,25 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
             continue
         if placement.is_partial() or not hasattr(placement, "dim"):
             raise ValueError(
-                f"expected a DTensor of shards or replicas, got {_named(x)}; redistribute it to the placements of "
+                f"expected a DTensor of shards or replicas, got {_named(x)}; "
+                "redistribute it to the placements of "
                 "its parameter first"
             )
-        # A strided shard says that some mesh dimensions after it cut first. Only where all of them do is a part a box.
+        # A strided shard says that some mesh dimensions after it cut first. Only where
+        # all of them do is a part a box.
         stride = getattr(placement, "split_factor", 1)
         if stride == 1:
             cuts.insert(0, (i, placement.dim))
-        elif stride == math.prod(mesh.size(j) for j, dim in cuts if dim == placement.dim):
+        elif stride == math.prod(
+            mesh.size(j) for j, dim in cuts if dim == placement.dim
+        ):
             cuts.append((i, placement.dim))
         else:
             raise ValueError(
-                "expected strided shards only together with the shards that they are strided by, as FSDP2 over "
-                f"tensor parallelism has them, got {_named(x)}, whose parts are no boxes"
+                "expected strided shards only together with the shards that they are "
+                "strided by, as FSDP2 over "
+                f"tensor parallelism has them, got {_named(x)}, whose parts are no "
+                "boxes"
             )
     split = sorted(i for i, _ in cuts if mesh.size(i) > 1)
     return Layout(
@@ -133,9 +161,10 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
 def extent_of(x: Tensor) -> Extent:
     """Where the part of a DTensor that this process holds lies in the whole.
 
-    All is worked out from the shape of the whole, so that processes agree without a message. Replicas have no group.
-    Raises ValueError for a partial tensor, for strided shards that are no boxes, for shards that torch.chunk would not
-    make, and for a mesh without this process. Callers add the path.
+    All is worked out from the shape of the whole, so that processes agree without a
+    message. Replicas have no group. Raises ValueError for a partial tensor, for strided
+    shards that are no boxes, for shards that torch.chunk would not make, and for a mesh
+    without this process. Callers add the path.
     """
     return _checked_extent(x, layout_of(x))
 
@@ -145,24 +174,33 @@ def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     held = tuple(here(x).shape)
     if held != extent.size:
         raise ValueError(
-            f"expected a DTensor cut as torch.chunk cuts, on rank {torch.distributed.get_rank()} a part of shape "
+            "expected a DTensor cut as torch.chunk cuts, on rank "
+            f"{torch.distributed.get_rank()} a part of shape "
             f"{extent.size}, got a part of shape {held} of {_named(x)}"
         )
     return extent
 
 
 def here(x: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor as it is."""
+    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor
+    as it is.
+    """
     return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
 
 
 def sharded_like(local: Tensor, x: Tensor) -> Tensor:
-    """A DTensor that is laid out as x from the part of this process; the part itself where x is plain."""
+    """A DTensor that is laid out as x from the part of this process; the part itself
+    where x is plain.
+    """
     if not is_sharded(x):
         return local
-    # Without the shape every process would work out another one from shards of different sizes.
+    # Without the shape every process would work out another one from shards of
+    # different sizes.
     mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
-    module, strides = sys.modules["torch.distributed.tensor"], [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
+    module, strides = (
+        sys.modules["torch.distributed.tensor"],
+        [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)],
+    )
     made: Tensor = module.DTensor.from_local(
         local, mesh, placements, run_check=False, shape=x.shape, stride=tuple(strides)
     )
@@ -170,29 +208,39 @@ def sharded_like(local: Tensor, x: Tensor) -> Tensor:
 
 
 def check_plain(what: str, path: str, x: Tensor, instead: str = "") -> None:
-    """Raise ValueError for a DTensor where something reads whole tensors; `instead` says what else to do."""
+    """Raise ValueError for a DTensor where something reads whole tensors; `instead`
+    says what else to do.
+    """
     if is_sharded(x):
-        raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}{instead}")
+        raise ValueError(
+            f"{what}: expected plain tensors, got a DTensor at {path!r}{instead}"
+        )
 
 
 def check_bare(path: str, x: Tensor) -> None:
-    """Raise ValueError for a DTensor inside a transform of torch.func, which hides whose part is whose."""
+    """Raise ValueError for a DTensor inside a transform of torch.func, which hides
+    whose part is whose.
+    """
     inner = x if torch.compiler.is_compiling() else unwrapped(x)
     if inner is not x and is_sharded(inner):
         raise ValueError(
-            f"expected a DTensor outside of vmap and other transforms of torch.func, got {_named(inner)} in one at "
+            "expected a DTensor outside of vmap and other transforms of torch.func, "
+            f"got {_named(inner)} in one at "
             f"{path!r}; update the members of an ensemble one by one"
         )
 
 
 def check_shards(path: str, x: Tensor) -> None:
-    """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`; or inside a transform."""
+    """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`; or
+    inside a transform.
+    """
     check_bare(path, x)
     check_local_size(path, x)
 
 
 def check_local_size(path: str, x: Tensor, what: str = "", sums: bool = False) -> None:
-    """Raise ValueError, naming path and sizes, for a DTensor whose part here has another size: see `extent_of`.
+    """Raise ValueError, naming path and sizes, for a DTensor whose part here has
+    another size: see `extent_of`.
 
     >>> from sparsefn.engine.processes.shards import check_local_size
     >>> check_local_size("w", torch.ones(2))
@@ -207,21 +255,36 @@ def check_local_size(path: str, x: Tensor, what: str = "", sums: bool = False) -
 
 
 def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    """The names of the process groups of the meshes of some DTensors, by first appearance; () for plain tensors."""
+    """The names of the process groups of the meshes of some DTensors, by first
+    appearance; () for plain tensors.
+    """
     meshes = {x.device_mesh: None for x in tensors if is_sharded(x)}  # type: ignore[attr-defined]
-    return tuple({mesh.get_group(i).group_name: None for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1})
+    return tuple(
+        {
+            mesh.get_group(i).group_name: None
+            for mesh in meshes
+            for i in range(mesh.ndim)
+            if mesh.size(i) > 1
+        }
+    )
 
 
-def agreed(call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]], fn: Callable[[], Out]) -> Out:
-    """The result of a function that may call code of a user: an error on one process is raised on all of them.
+def agreed(
+    call: Mapping[str, object],
+    leaves: Mapping[str, Mapping[str, Any]],
+    fn: Callable[[], Out],
+) -> Out:
+    """The result of a function that may call code of a user: an error on one process is
+    raised on all of them.
 
     >>> from sparsefn.engine.processes.shards import agreed
     >>> agreed({"call": "sum"}, {"scores": {"w": torch.ones(2)}}, lambda: 3)
     3
 
-    The processes are those of the meshes of some DTensors. They begin by comparing what the call is, by names, and its
-    leaves, by what they are and by path. Raises ValueError on all where these differ, or the part of one has another
-    size than the whole and its placements say.
+    The processes are those of the meshes of some DTensors. They begin by comparing what
+    the call is, by names, and its leaves, by what they are and by path. Raises
+    ValueError on all where these differ, or the part of one has another size than the
+    whole and its placements say.
     """
     groups = groups_of(x for tree in leaves.values() for x in tree.values())
     if not groups:
@@ -232,7 +295,9 @@ def agreed(call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]], 
 
 
 @eagerly
-def _compare(call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]]) -> None:
+def _compare(
+    call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]]
+) -> None:
     seen = {(name, ""): str(read(value)) for name, value in call.items()}
     for what, tree in leaves.items():
         for path, leaf in tree.items():
@@ -259,7 +324,9 @@ def is_spread(x: Tensor, like_: Tensor) -> bool:
 
 
 def laid_out(x: Tensor, like_: Tensor) -> Tensor:
-    """A DTensor with the placements of another one, over whose mesh it may be spread in another way."""
+    """A DTensor with the placements of another one, over whose mesh it may be spread in
+    another way.
+    """
     if not is_spread(x, like_):
         return x
     moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]
@@ -271,37 +338,56 @@ def part(full: Tensor, x: Tensor) -> Tensor:
     if not is_sharded(x):
         return full
     extent = extent_of(x)
-    box = tuple(slice(first, first + n) for first, n in zip(extent.start, extent.size, strict=True))
+    box = tuple(
+        slice(first, first + n)
+        for first, n in zip(extent.start, extent.size, strict=True)
+    )
     return sharded_like(full[box].contiguous(), x)
 
 
 def laid_like(x: Tensor, like_: Tensor) -> Tensor:
-    """A tensor on the device of another one and laid out as it, of which processes hold parts or all have the whole."""
-    return (part if x.ndim and not is_sharded(x) else laid_out)(x.to(like_.device), like_)
+    """A tensor on the device of another one and laid out as it, of which processes hold
+    parts or all have the whole.
+    """
+    return (part if x.ndim and not is_sharded(x) else laid_out)(
+        x.to(like_.device), like_
+    )
 
 
 def words_of(x: Tensor) -> str:
     """How a tensor is laid out, in words."""
-    return f"laid out as {list(x.placements)} over {x.device_mesh}" if is_sharded(x) else "plain"  # type: ignore[attr-defined]
+    return (
+        f"laid out as {list(x.placements)} over {x.device_mesh}"
+        if is_sharded(x)
+        else "plain"
+    )  # type: ignore[attr-defined]
 
 
 def _named(x: Tensor) -> str:
     return f"one of shape {tuple(x.shape)} with placements {x.placements}"  # type: ignore[attr-defined]
 
 
-def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[Sequence[tuple[Any, ...]], Rebuild[Out]]:
-    """Rows of tensors as local ones, and a function that rebuilds a tree of results laid out as their first tensors."""
+def localized(
+    rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]
+) -> tuple[Sequence[tuple[Any, ...]], Rebuild[Out]]:
+    """Rows of tensors as local ones, and a function that rebuilds a tree of results
+    laid out as their first tensors.
+    """
     if not any_sharded([row[0] for row in rows]):
         return rows, rebuild
     firsts = [row[0] for row in rows]
     parts = [tuple(map(here, row)) for row in rows]
-    return parts, lambda results: rebuild([sharded_like(*pair) for pair in zip(results, firsts, strict=True)])
+    return parts, lambda results: rebuild(
+        [sharded_like(*pair) for pair in zip(results, firsts, strict=True)]
+    )
 
 
 def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
-    """What a function makes of a tensor, for constants: of a DTensor inside `torch.func.vjp`, as if it were outside.
+    """What a function makes of a tensor, for constants: of a DTensor inside
+    `torch.func.vjp`, as if it were outside.
 
-    Inside, nobody sees that it is one, and what is drawn or selected for it would be a plain tensor.
+    Inside, nobody sees that it is one, and what is drawn or selected for it would be a
+    plain tensor.
     """
     inner = x if torch.compiler.is_compiling() else unwrapped(x)
     if inner is x or not is_sharded(inner):

@@ -1,5 +1,12 @@
 """Exact top-k of each row, and integers by share."""
 
-from sparsefn.engine.selection.dispatch import Count, Entry, dealt_winners, totals, totals_of, winners
+from sparsefn.engine.selection.dispatch import (
+    Count,
+    Entry,
+    dealt_winners,
+    totals,
+    totals_of,
+    winners,
+)
 from sparsefn.engine.selection.shares import Counts, apportion, spread, vector
 from sparsefn.engine.selection.tiling import tiles

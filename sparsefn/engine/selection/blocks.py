@@ -1,4 +1,6 @@
-"""Passes over the scores of one competition, block by block, on one thread or several."""
+"""Passes over the scores of one competition, block by block, on one thread or
+several.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from sparsefn.engine.selection.entries import Arrays, eligible, reshaped
 from sparsefn.engine.surroundings import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
-_CROWDED, _MOST = 32, 1 << 16  # at most size / 32 scores are collected, or 65,536 if that is more
+_CROWDED, _MOST = (
+    32,
+    1 << 16,
+)  # at most size / 32 scores are collected, or 65,536 if that is more
 
 Out = TypeVar("Out")
 
@@ -24,10 +29,14 @@ def cut(at: Arrays, where: slice | int) -> Arrays:
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
-    >>> blocks.cut(*entries.arrays([entries.Entry(torch.ones(5))]), slice(None, None, 2)).out.shape
+    >>> blocks.cut(
+    ...     *entries.arrays([entries.Entry(torch.ones(5))]), slice(None, None, 2)
+    ... ).out.shape
     (3,)
     """
-    wide, narrow, allow, deny, out, absolute = at  # spelt out, as a call for few scores takes microseconds
+    wide, narrow, allow, deny, out, absolute = (
+        at  # spelt out, as a call for few scores takes microseconds
+    )
     return Arrays(
         None if wide is None else wide[where],
         None if narrow is None else narrow[where],
@@ -45,7 +54,9 @@ def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
     >>> flags = np.array([True, True])
-    >>> (at,) = entries.arrays([entries.Entry(torch.ones(3), deny=torch.tensor([False, True, False]))])
+    >>> (at,) = entries.arrays(
+    ...     [entries.Entry(torch.ones(3), deny=torch.tensor([False, True, False]))]
+    ... )
     >>> blocks.bar(at, 1, 3, flags)
     >>> flags
     array([False,  True])
@@ -61,8 +72,13 @@ class Scratch:
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
-    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([-1.0, 2.0]), absolute=True)])
-    >>> [scores.tolist() for _, _, scores, _, _ in blocks.Scratch(2, double=False).blocks(at)]
+    >>> (at,) = entries.arrays(
+    ...     [entries.Entry(torch.tensor([-1.0, 2.0]), absolute=True)]
+    ... )
+    >>> [
+    ...     scores.tolist()
+    ...     for _, _, scores, _, _ in blocks.Scratch(2, double=False).blocks(at)
+    ... ]
     [[1.0, 2.0]]
     """
 
@@ -71,28 +87,35 @@ class Scratch:
         self.flags: Array = np.empty(size, np.bool_)
 
     def blocks(self, at: Arrays) -> Iterator[tuple[int, int, Array, Array, Array]]:
-        """Start, end and scores of each block, its part of the mask, and flags to write to."""
+        """Start, end and scores of each block, its part of the mask, and flags to write
+        to.
+        """
         for start in range(0, at.out.size, BLOCK):
             stop = min(start + BLOCK, at.out.size)
             scores = self.read(at, slice(start, stop), self.scores[: stop - start])
             yield start, stop, scores, at.out[start:stop], self.flags[: stop - start]
 
     def read(self, at: Arrays, where: slice, buffer: Array) -> Array:
-        """Some of the scores: a view of the memory if that needs no change, else written into the buffer."""
+        """Some of the scores: a view of the memory if that needs no change, else
+        written into the buffer.
+        """
         if at.narrow is not None:
             torch.from_numpy(buffer).copy_(at.narrow[where])
             return np.abs(buffer, out=buffer) if at.absolute else buffer
         assert at.wide is not None
         if at.absolute:
             return np.abs(at.wide[where], out=buffer)
-        if at.wide.dtype != buffer.dtype:  # float32 scores in one competition with float64 scores
+        if (
+            at.wide.dtype != buffer.dtype
+        ):  # float32 scores in one competition with float64 scores
             buffer[...] = at.wide[where]
             return buffer
         return at.wide[where]
 
 
 class Work(NamedTuple):
-    """The entries of a competition in their order, in shares of which each may have a thread of its own.
+    """The entries of a competition in their order, in shares of which each may have a
+    thread of its own.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
@@ -114,15 +137,20 @@ class Work(NamedTuple):
 
         if len(self.shares) == 1:
             return run_share(self.shares[0])
-        return [out for outs in run_jobs(run_share, self.shares, self.size) for out in outs]
+        return [
+            out for outs in run_jobs(run_share, self.shares, self.size) for out in outs
+        ]
 
     def scratch(self, share: list[Arrays]) -> Scratch:
         """Buffers for the blocks of some entries."""
-        return Scratch(min(BLOCK, max((at.out.size for at in share), default=0)), self.double)
+        return Scratch(
+            min(BLOCK, max((at.out.size for at in share), default=0)), self.double
+        )
 
 
 def work_on(competitors: Sequence[Arrays]) -> Work:
-    """Entries, flattened and divided between the threads that torch may use; a few million scores are for one thread.
+    """Entries, flattened and divided between the threads that torch may use; a few
+    million scores are for one thread.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
@@ -143,26 +171,39 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
             shares[-1].append(cut(at, slice(first, stop)))
             left -= stop - first
             first = stop
-    double = any(at.wide is not None and at.wide.dtype == np.float64 for at in competitors)
+    double = any(
+        at.wide is not None and at.wide.dtype == np.float64 for at in competitors
+    )
     return Work(shares, double, size)
 
 
 def sample(work: Work, step: int | None = None) -> Array:
-    """Every `step`-th score, if it competes, with NaN as -inf: some ten thousand unless a step is given.
+    """Every `step`-th score, if it competes, with NaN as -inf: some ten thousand unless
+    a step is given.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
-    >>> blocks.sample(blocks.work_on(entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])))
+    >>> blocks.sample(
+    ...     blocks.work_on(
+    ...         entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])
+    ...     )
+    ... )
     array([  1., -inf], dtype=float32)
     """
-    wanted = 1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
-    step = step or work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
+    wanted = (
+        1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
+    )
+    step = (
+        step or work.size // wanted | 1
+    )  # odd, as rows of a matrix mostly have even lengths
     drawn, first = [], 0
     for share in work.shares:
         scratch = work.scratch(share)
         for at in share:
             some = cut(at, slice(first, None, step))
-            scores = scratch.read(some, slice(None), np.empty(some.out.size, scratch.scores.dtype))
+            scores = scratch.read(
+                some, slice(None), np.empty(some.out.size, scratch.scores.dtype)
+            )
             open_ = eligible(some.allow, some.deny)
             scores = scores if open_ is None else scores[open_]
             drawn.append(np.fmax(scores, -np.inf))
@@ -171,7 +212,8 @@ def sample(work: Work, step: int | None = None) -> Array:
 
 
 def write(work: Work, wins: np.ufunc, value: float) -> None:
-    """Make each mask that of the units that compete and whose scores compare with a value in some way.
+    """Make each mask that of the units that compete and whose scores compare with a
+    value in some way.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import blocks
@@ -191,7 +233,9 @@ def write(work: Work, wins: np.ufunc, value: float) -> None:
 
 
 class Found(NamedTuple):
-    """How many scores are above a bracket and inside it, and the places and values of the collected ones."""
+    """How many scores are above a bracket and inside it, and the places and values of
+    the collected ones.
+    """
 
     above: int
     inside: int
@@ -199,8 +243,16 @@ class Found(NamedTuple):
     values: Array
 
 
-def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool, most: int | None = None) -> Found:
-    """The scores inside a bracket, unless they are too many; the mask becomes the units above.
+def collect(
+    work: Work,
+    low: float,
+    low_open: bool,
+    high: float,
+    high_open: bool,
+    most: int | None = None,
+) -> Found:
+    """The scores inside a bracket, unless they are too many; the mask becomes the units
+    above.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
@@ -209,16 +261,23 @@ def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool
     >>> found.above, found.inside, found.places, at.out.tolist()
     (1, 2, [array([1, 3])], [False, False, True, False])
 
-    An open end does not belong to the bracket. There are places for each entry. More than `most` are counted alone.
+    An open end does not belong to the bracket. There are places for each entry. More
+    than `most` are counted alone.
     """
     reaches = np.greater if low_open else np.greater_equal
     exceeds = np.greater_equal if high_open else np.greater
     one = low == high and not (low_open or high_open)
-    # For all threads together: threads that read it at the same moment collect some more, which costs memory alone.
+    # For all threads together: threads that read it at the same moment collect some
+    # more, which costs memory alone.
     spare = [max(work.size // _CROWDED, _MOST) if most is None else most]
 
     def step(at: Arrays, scratch: Scratch) -> tuple[int, int, Array, Array]:
-        above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [scratch.scores[:0]]
+        above, inside, places, values = (
+            0,
+            0,
+            [np.empty(0, np.int64)],
+            [scratch.scores[:0]],
+        )
         for start, stop, scores, winners, flags in scratch.blocks(at):
             exceeds(scores, high, out=winners)
             if one:
@@ -246,7 +305,8 @@ def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool
 
 
 def add(work: Work, places: Sequence[Array], keep: Array) -> None:
-    """Put collected units into the mask: the places of each entry, where their flags, end to end, are set.
+    """Put collected units into the mask: the places of each entry, where their flags,
+    end to end, are set.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import blocks
@@ -258,13 +318,16 @@ def add(work: Work, places: Sequence[Array], keep: Array) -> None:
     array([False, False,  True])
     """
     first = 0
-    for at, found in zip((at for share in work.shares for at in share), places, strict=True):
+    for at, found in zip(
+        (at for share in work.shares for at in share), places, strict=True
+    ):
         at.out[found[keep[first : first + found.size]]] = True
         first += found.size
 
 
 def fill(work: Work, missing: int, value: float) -> None:
-    """Put the first units that have the value into the mask, as many as are missing; NaN stands for every NaN.
+    """Put the first units that have the value into the mask, as many as are missing;
+    NaN stands for every NaN.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
@@ -280,7 +343,9 @@ def fill(work: Work, missing: int, value: float) -> None:
             for start, stop, scores, winners, flags in scratch.blocks(at):
                 if missing <= 0:
                     return
-                np.not_equal(scores, scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
+                np.not_equal(scores, scores, out=flags) if math.isnan(
+                    value
+                ) else np.equal(scores, value, out=flags)
                 bar(at, start, stop, flags)
                 count = int(np.count_nonzero(flags))
                 if count <= missing:

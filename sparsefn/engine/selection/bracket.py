@@ -1,10 +1,13 @@
-"""The k best of very many scores: a bracket from a sample, one pass in blocks, an exact finish.
+"""The k best of very many scores: a bracket from a sample, one pass in blocks, an exact
+finish.
 
-A strided sample brackets the threshold. One pass writes the units above the bracket straight into the mask and
-collects the few scores inside it; a partition finds the best of those. Counts then say whether the sample was right:
-where it was not, the bracket moves and the pass is made again, and where too many scores are inside, some of them are
-the next sample. So the sample decides about speed alone. A value that very many scores share, as the zeros of a
-pruned tensor, is tried as the threshold by itself: its units are never collected.
+A strided sample brackets the threshold. One pass writes the units above the bracket
+straight into the mask and collects the few scores inside it; a partition finds the best
+of those. Counts then say whether the sample was right: where it was not, the bracket
+moves and the pass is made again, and where too many scores are inside, some of them are
+the next sample. So the sample decides about speed alone. A value that very many scores
+share, as the zeros of a pruned tensor, is tried as the threshold by itself: its units
+are never collected.
 """
 
 from __future__ import annotations
@@ -23,17 +26,21 @@ from sparsefn.engine.surroundings import Array
 _CLOSER = 1 << 15  # scores of the next sample, where too many are inside a bracket
 _SORTED = 1 << 11  # up to this many scores a sort is faster than a partition
 SMALL = 1 << 15  # up to this many scores are partitioned without a sample
-_SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
+# standard deviations of a rank in the sample on either side; a miss costs another pass
+_SURE = 2.5
 _FEW = 7  # up to this many equal scores around the wanted rank are chance
 _HEAVY = 32  # a value that more than 1/32 of the sample have is tried by itself
 
 
 def write_best(competitors: Sequence[Arrays], k: int) -> None:
-    """Write into each `out` the mask of the k best of all entries: larger first, NaN last, then the earlier.
+    """Write into each `out` the mask of the k best of all entries: larger first, NaN
+    last, then the earlier.
 
     >>> from sparsefn.engine.selection import bracket
     >>> from sparsefn.engine.selection import entries
-    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True)])
+    >>> (at,) = entries.arrays(
+    ...     [entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True)]
+    ... )
     >>> bracket.write_best([at], 1)
     >>> at.out
     array([False, False,  True])
@@ -57,7 +64,9 @@ def all_win(competitors: Sequence[Arrays]) -> None:
 
     >>> from sparsefn.engine.selection import bracket
     >>> from sparsefn.engine.selection import entries
-    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))])
+    >>> (at,) = entries.arrays(
+    ...     [entries.Entry(torch.ones(2), torch.tensor([True, False]))]
+    ... )
     >>> bracket.all_win([at])
     >>> at.out
     array([ True, False])
@@ -99,11 +108,15 @@ def best(values: Array, k: int) -> Array:
 
 
 def mostly_tied(values: Array) -> bool:
-    """Whether a tenth of some values or more are probably equal, by a look at a few of them.
+    """Whether a tenth of some values or more are probably equal, by a look at a few of
+    them.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import bracket
-    >>> bracket.mostly_tied(np.arange(1000)), bracket.mostly_tied(np.arange(1000).clip(500))
+    >>> (
+    ...     bracket.mostly_tied(np.arange(1000)),
+    ...     bracket.mostly_tied(np.arange(1000).clip(500)),
+    ... )
     (False, True)
     """
     few = np.sort(values[:: max(values.size >> 6, 1)])
@@ -121,7 +134,8 @@ def _with_nan(values: Array, k: int) -> Array:
 
 
 class Bracket(NamedTuple):
-    """Where the threshold, the least score that wins, lies: the ends belong to it unless they are open.
+    """Where the threshold, the least score that wins, lies: the ends belong to it
+    unless they are open.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import bracket
@@ -141,7 +155,8 @@ class Bracket(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """A value above which all units win, and of the `equal` units that have it the first `missing`.
+    """A value above which all units win, and of the `equal` units that have it the
+    first `missing`.
 
     NaN stands for every NaN, and all numbers are above it.
     """
@@ -152,9 +167,11 @@ class Threshold(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """Scores of which the best `need` are still to be found; all better units are written as winners.
+    """Scores of which the best `need` are still to be found; all better units are
+    written as winners.
 
-    The places, for each entry, and the values are those of one process; all processes together have `size`.
+    The places, for each entry, and the values are those of one process; all processes
+    together have `size`.
     """
 
     places: list[Array]
@@ -163,20 +180,26 @@ class Inside(NamedTuple):
     size: int
 
 
-def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int) -> Exchange[Threshold | Inside]:
-    """The threshold of the k best, where fewer than all win, or the few scores among which it is.
+def narrowed(
+    work: blocks.Work, sample: Array, share: float, k: int, closer: int
+) -> Exchange[Threshold | Inside]:
+    """The threshold of the k best, where fewer than all win, or the few scores among
+    which it is.
 
     >>> from sparsefn.engine.processes import collectives
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import bracket
     >>> from sparsefn.engine.selection import entries
     >>> work = blocks.work_on(entries.arrays([entries.Entry(torch.arange(100.0))]))
-    >>> left = collectives.alone(bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15))
+    >>> left = collectives.alone(
+    ...     bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15)
+    ... )
     >>> left.need, left.size
     (13, 23)
 
-    The work has the scores of one process. The sample is of the scores of all, and the share is the one of all that
-    wins. Where too many scores are inside a bracket, about `closer` of them are the next sample.
+    The work has the scores of one process. The sample is of the scores of all, and the
+    share is the one of all that wins. Where too many scores are inside a bracket, about
+    `closer` of them are the next sample.
     """
     known, reach = Bracket(), _SURE
     while True:
@@ -199,7 +222,9 @@ def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int
             return Threshold(bracket.high, 0, 0)
         if 0 < need <= inside == held:
             return Inside(places, values, need, inside)
-        if 0 < need <= inside:  # too many to collect: the scores that were are a closer sample
+        if (
+            0 < need <= inside
+        ):  # too many to collect: the scores that were are a closer sample
             known, share, reach = bracket, need / inside, _SURE
             del places
             sample = yield Gather(values[:: held // closer | 1].copy())
@@ -224,12 +249,19 @@ def _search(work: blocks.Work, share: float, k: int) -> None:
     blocks.fill(work, left.missing, left.value)
 
 
-def _window(sample: Array, share: float, reach: float, known: Bracket) -> tuple[Bracket, Array]:
-    # The scores of the sample around the wanted rank, inside the known bracket, and the narrower bracket they make.
+def _window(
+    sample: Array, share: float, reach: float, known: Bracket
+) -> tuple[Bracket, Array]:
+    # The scores of the sample around the wanted rank, inside the known bracket, and the
+    # narrower bracket they make.
     n = sample.size
     rank, spread = (1 - share) * n, reach * math.sqrt(n * share * (1 - share)) + 4
     first, last = math.floor(rank - spread), math.ceil(rank + spread)
-    ordered = np.partition(sample, (first, last)) if first >= 0 and last < n else np.sort(sample)
+    ordered = (
+        np.partition(sample, (first, last))
+        if first >= 0 and last < n
+        else np.sort(sample)
+    )
     bracket = known
     if first >= 0 and known.has(ordered[first]):
         bracket = bracket._replace(low=float(ordered[first]), low_open=False)
@@ -240,13 +272,21 @@ def _window(sample: Array, share: float, reach: float, known: Bracket) -> tuple[
 
 
 def _heavy(sample: Array, section: Array) -> float | None:
-    # The commonest value around the wanted rank, or an end of it, if many scores have it.
+    # The commonest value around the wanted rank, or an end of it, if many scores have
+    # it.
     section = np.sort(section)
     likely = [*section[:1], *section[-1:]]
     if (section[_FEW:] == section[: max(section.size - _FEW, 0)]).any():
         values, counts = np.unique(section, return_counts=True)
         likely.insert(0, values[counts.argmax()])
-    return next((float(x) for x in likely if np.count_nonzero(sample == x) * _HEAVY > sample.size), None)
+    return next(
+        (
+            float(x)
+            for x in likely
+            if np.count_nonzero(sample == x) * _HEAVY > sample.size
+        ),
+        None,
+    )
 
 
 def _at_once(competitors: Sequence[Arrays], k: int) -> None:

@@ -1,7 +1,8 @@
-"""Exact top-k of each row: numpy for CPU tensors, one operator under vmap and compile, fixed-shape torch elsewhere.
+"""Exact top-k of each row: numpy for CPU tensors, one operator under vmap and compile,
+fixed-shape torch elsewhere.
 
-This is the one door to selection: nothing outside this folder imports another module of it. README.md one folder up
-tells which way serves when.
+This is the one door to selection: nothing outside this folder imports another module of
+it. README.md one folder up tells which way serves when.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
 
 
-def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) -> list[Tensor]:
+def winners(
+    entries: Sequence[Entry], counts: Counts, *, joint: bool = False
+) -> list[Tensor]:
     """Masks of the best units of each row of some tensors, as many as their counts say.
 
     >>> from sparsefn.engine.selection.dispatch import Entry, winners
@@ -47,31 +50,52 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     >>> winners([Entry(scores), Entry(scores[:, 2:], absolute=True)], [2], joint=True)
     [tensor([[False,  True, False, False]]), tensor([[ True, False]])]
 
-    Each row of scores (rows, units) is a competition, and each column of each row of scores (rows, units, columns).
-    Its count is an int or an integer tensor of any value: one count an entry, () or (1,), or one a competition,
-    (rows * columns,). One tensor may hold the counts of all competitions end to end. With `joint` there is one
-    competition of all entries, in their order and row-major inside, and one count; nothing is concatenated. Larger
-    scores win first, then the lower index; NaN ranks below -inf. Where fewer units compete than the count says, all
-    of them win. Raises TypeError for scores that are not floats.
+    Each row of scores (rows, units) is a competition, and each column of each row of
+    scores (rows, units, columns). Its count is an int or an integer tensor of any
+    value: one count an entry, () or (1,), or one a competition, (rows * columns,). One
+    tensor may hold the counts of all competitions end to end. With `joint` there is one
+    competition of all entries, in their order and row-major inside, and one count;
+    nothing is concatenated. Larger scores win first, then the lower index; NaN ranks
+    below -inf. Where fewer units compete than the count says, all of them win. Raises
+    TypeError for scores that are not floats.
     """
-    wide, floats, extents = False, True, False  # wide: whether columns are to be laid out as rows
+    wide, floats, extents = (
+        False,
+        True,
+        False,
+    )  # wide: whether columns are to be laid out as rows
     for scores, _, _, _, extent in entries:
         floats = floats and scores.dtype in FLOATS
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
         extents = extents or extent is not None
     if extents:
-        return shared.winners(entries, _by_entry(entries, counts, joint), joint, winners)
+        return shared.winners(
+            entries, _by_entry(entries, counts, joint), joint, winners
+        )
     if not floats:
         check(entries)
     if not entries:
         return []
     if wide and not joint:
-        masks = winners([x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x) for x in entries], counts)
-        return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in zip(masks, entries, strict=True)]
+        masks = winners(
+            [
+                x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x)
+                for x in entries
+            ],
+            counts,
+        )
+        return [
+            fixed.laid_back(mask, entry.scores.shape)
+            for mask, entry in zip(masks, entries, strict=True)
+        ]
     seen = _in_memory(entries, counts, None, joint, visible)
     if seen is not None:
         return seen
-    return _elsewhere([entry._replace(scores=entry.scores.detach()) for entry in entries], counts, joint)
+    return _elsewhere(
+        [entry._replace(scores=entry.scores.detach()) for entry in entries],
+        counts,
+        joint,
+    )
 
 
 def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
@@ -86,13 +110,18 @@ def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
     return winners(entries, counts)
 
 
-def totals(flags: Sequence[Tensor], extents: Sequence[Extent | None] | None = None) -> Tensor:
+def totals(
+    flags: Sequence[Tensor], extents: Sequence[Extent | None] | None = None
+) -> Tensor:
     """How many flags are set in each row of some bool tensors, end to end: int64.
 
-    Flags with an extent are those of this process, and all processes of its groups count together.
+    Flags with an extent are those of this process, and all processes of its groups
+    count together.
 
     >>> from sparsefn.engine.selection import dispatch
-    >>> dispatch.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
+    >>> dispatch.totals(
+    ...     [torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])]
+    ... )
     tensor([1, 2, 1])
     """
     if extents is not None and any(extent is not None for extent in extents):
@@ -102,7 +131,11 @@ def totals(flags: Sequence[Tensor], extents: Sequence[Extent | None] | None = No
     if seen is None and pays(flags):
         return joined.totals(flags)
     if not flags or seen is None:
-        return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
+        return (
+            torch.cat([rows.sum(-1) for rows in flags])
+            if flags
+            else torch.zeros(0, dtype=torch.int64, device="cpu")
+        )
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
@@ -112,24 +145,35 @@ def totals_of(entries: Sequence[Entry], flags: Sequence[Tensor]) -> Tensor:
     return totals(flags, [entry.extent for entry in entries])
 
 
-# ---- visible memory ------------------------------------------------------------------------------
+# ---- visible memory ------------------------------------------------------------------
 
 
 def _in_memory(
-    entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
+    entries: Sequence[Entry],
+    counts: Counts,
+    spans: Sequence[int] | None,
+    joint: bool,
+    see: See,
 ) -> list[Tensor] | None:
     seen = arrays(entries, see)
     numbers = None if seen is None else _numbers(entries, counts, spans, joint, see)
-    if seen is None or numbers is None or not TINY[0] > TINY[1]:  # this thread counts subnormal numbers as zero
+    if (
+        seen is None or numbers is None or not TINY[0] > TINY[1]
+    ):  # this thread counts subnormal numbers as zero
         return None
-    if joint or (len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2):  # one competition
+    if joint or (
+        len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2
+    ):  # one competition
         (k,) = numbers
         bracket.write_best(seen, k if isinstance(k, int) else int(k.item()))
     else:
         rest = []
         for at, n in zip(seen, numbers, strict=True):
             if fixed.is_narrow(at.out.shape):
-                groups.top_of_groups(at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)), np.asarray(n))
+                groups.top_of_groups(
+                    at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)),
+                    np.asarray(n),
+                )
             else:
                 rest.append((at, np.asarray(n)))
         if rest:
@@ -138,7 +182,11 @@ def _in_memory(
 
 
 def _numbers(
-    entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
+    entries: Sequence[Entry],
+    counts: Counts,
+    spans: Sequence[int] | None,
+    joint: bool,
+    see: See,
 ) -> Sequence[int | Array] | None:
     # The counts of each entry, one or one a competition.
     if not isinstance(counts, Tensor):
@@ -158,11 +206,17 @@ def _numbers(
 
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
-    return [1] if joint else [math.prod(entry.scores.shape[::2]) for entry in entries]  # rows and columns
+    return (
+        [1] if joint else [math.prod(entry.scores.shape[::2]) for entry in entries]
+    )  # rows and columns
 
 
 def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:
-    return torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
+    return (
+        torch.split(counts, _spans(entries, joint))
+        if isinstance(counts, Tensor)
+        else counts
+    )
 
 
 def _placed(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Count]:
@@ -170,7 +224,7 @@ def _placed(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Count
     return [placed(n, entry.scores.device) for n, entry in pairs]
 
 
-# ---- other devices, transforms and programs -------------------------------------------------------
+# ---- other devices, transforms and programs ------------------------------------------
 
 
 def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Tensor]:
@@ -180,39 +234,74 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         if joint:
             check_device("all scores of one competition", device, scores)
     hidden = transformed() or is_in_torch_dispatch_mode()  # which may count operations
-    if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not hidden:
-        return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]  # torch's own shapes overflow
+    if (
+        device.type == "meta"
+        and all(entry.scores.is_meta for entry in entries)
+        and not hidden
+    ):
+        return [
+            torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries
+        ]  # torch's own shapes overflow
     kinds = [entry.scores.device.type for entry in entries]
-    own_way = all(kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds)
+    own_way = all(
+        kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds
+    )
     if not own_way and joined.takes(entries):
         own = _placed(entries, counts, joint)
-        return joined.joint_masks(entries, own[0]) if joint else joined.winners(entries, own)
+        return (
+            joined.joint_masks(entries, own[0])
+            if joint
+            else joined.winners(entries, own)
+        )
     exported = is_exporting() or not own_way
     fused = [
-        exported or (torch.compiler.is_compiling() and not joint and fixed.is_few(entry.scores.shape))
+        exported
+        or (
+            torch.compiler.is_compiling()
+            and not joint
+            and fixed.is_few(entry.scores.shape)
+        )
         for entry in entries
     ]
     # An operator takes two empty tensors for one memory.
-    left = [i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()]
+    left = [
+        i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()
+    ]
     if isinstance(counts, Tensor) and len(left) == len(entries):
-        return _by_operator(entries, placed(counts, device), _spans(entries, joint), joint)
+        return _by_operator(
+            entries, placed(counts, device), _spans(entries, joint), joint
+        )
     own = _placed(entries, counts, joint)
     if exported and joint:
         return fixed.jointly(entries, own[0])
-    won = {i: fixed.of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]}
+    won = {
+        i: fixed.of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]
+    }
     if left:
         some = own if joint else [own[i] for i in left]
         spans = [n.numel() if isinstance(n, Tensor) else 1 for n in some]
-        masks = _by_operator([entries[i] for i in left], counts_of_rows(some, spans, device), spans, joint)
+        masks = _by_operator(
+            [entries[i] for i in left],
+            counts_of_rows(some, spans, device),
+            spans,
+            joint,
+        )
         won |= dict(zip(left, masks, strict=True))
-    return [won[i] if i in won else torch.zeros_like(x.scores, dtype=torch.bool) for i, x in enumerate(entries)]
+    return [
+        won[i] if i in won else torch.zeros_like(x.scores, dtype=torch.bool)
+        for i, x in enumerate(entries)
+    ]
 
 
-# ---- the operator --------------------------------------------------------------------------------
+# ---- the operator --------------------------------------------------------------------
 
 
-def _by_operator(entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool) -> list[Tensor]:
-    scores, allow, deny, absolute = (list(column) for column in zip(*(entry[:4] for entry in entries), strict=True))
+def _by_operator(
+    entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool
+) -> list[Tensor]:
+    scores, allow, deny, absolute = (
+        list(column) for column in zip(*(entry[:4] for entry in entries), strict=True)
+    )
     return _operator(scores, allow, deny, absolute, counts, spans, joint)  # type: ignore[no-any-return]
 
 
@@ -226,46 +315,87 @@ def _operator(
     spans: Sequence[int],
     joint: bool,
 ) -> list[Tensor]:
-    """Masks like the scores. The counts stand end to end: one an entry or one a competition, as the spans say."""
-    entries = [Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)]
-    won: list[Tensor] | None = backends.asked("winners", scores[0].device.type, entries, counts, spans, joint)
+    """Masks like the scores. The counts stand end to end: one an entry or one a
+    competition, as the spans say.
+    """
+    entries = [
+        Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)
+    ]
+    won: list[Tensor] | None = backends.asked(
+        "winners", scores[0].device.type, entries, counts, spans, joint
+    )
     won = won or _in_memory(entries, counts, spans, joint, visible_inside)
     if won is None:
         own = torch.split(counts, list(spans))
         rows = zip(entries, own, strict=False)
-        won = fixed.jointly(entries, own[0]) if joint else [fixed.of_rows(x, n) for x, n in rows]
-        return [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
+        won = (
+            fixed.jointly(entries, own[0])
+            if joint
+            else [fixed.of_rows(x, n) for x, n in rows]
+        )
+        return [
+            mask.clone() for mask in won
+        ]  # parts of one tensor may not leave an operator
     return won
 
 
 @_operator.register_fake
 def _(scores: Sequence[Tensor], *rest: object) -> list[Tensor]:
-    return [torch.empty(leaf.shape, dtype=torch.bool, device=leaf.device) for leaf in scores]
+    return [
+        torch.empty(leaf.shape, dtype=torch.bool, device=leaf.device) for leaf in scores
+    ]
 
 
 @_operator.register_vmap
-def _(info: object, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[Tensor], list[int]]:
+def _(
+    info: object, in_dims: tuple[Any, ...], *given: Any
+) -> tuple[list[Tensor], list[int]]:
     scores, allow, deny, absolute, counts, spans, joint = given
     members: int = info.batch_size  # type: ignore[attr-defined]
 
     def batched(x: Tensor, dim: int | None) -> Tensor:
         return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
 
-    def all_batched(tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Tensor | None]:
-        return [None if x is None else batched(x, dim) for x, dim in zip(tensors, dims, strict=True)]
+    def all_batched(
+        tensors: Sequence[Tensor | None], dims: Sequence[int | None]
+    ) -> list[Tensor | None]:
+        return [
+            None if x is None else batched(x, dim)
+            for x, dim in zip(tensors, dims, strict=True)
+        ]
 
-    columns = [all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)]
+    columns = [
+        all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)
+    ]
     every, own_counts = batched(counts, in_dims[4]), in_dims[4] is not None
     if joint:
-        one = ([[None if x is None else x[i] for x in column] for column in columns] for i in range(members))
-        won = [_operator(*member, absolute, n, spans, True) for member, n in zip(one, every, strict=True)]
-        return [torch.stack(masks) for masks in zip(*won, strict=True)], [0] * len(scores)
+        one = (
+            [[None if x is None else x[i] for x in column] for column in columns]
+            for i in range(members)
+        )
+        won = [
+            _operator(*member, absolute, n, spans, True)
+            for member, n in zip(one, every, strict=True)
+        ]
+        return [torch.stack(masks) for masks in zip(*won, strict=True)], [0] * len(
+            scores
+        )
     # The rows of all members are rows of one call.
     shapes = [x.shape for x in columns[0] if x is not None]
-    rows = [[None if x is None else x.flatten(0, 1) for x in column] for column in columns]
+    rows = [
+        [None if x is None else x.flatten(0, 1) for x in column] for column in columns
+    ]
     parts = []
     for part, shape in zip(torch.split(every, list(spans), -1), shapes, strict=True):
         shared = not own_counts and part.shape[1] == 1
-        parts.append(part[0] if shared else part.expand(members, fixed.competitions(shape[1:])).reshape(-1))
-    masks = _operator(*rows, absolute, torch.cat(parts), [part.numel() for part in parts], False)
-    return [mask.reshape(shape) for mask, shape in zip(masks, shapes, strict=True)], [0] * len(scores)
+        parts.append(
+            part[0]
+            if shared
+            else part.expand(members, fixed.competitions(shape[1:])).reshape(-1)
+        )
+    masks = _operator(
+        *rows, absolute, torch.cat(parts), [part.numel() for part in parts], False
+    )
+    return [mask.reshape(shape) for mask, shape in zip(masks, shapes, strict=True)], [
+        0
+    ] * len(scores)

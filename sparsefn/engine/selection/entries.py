@@ -1,4 +1,6 @@
-"""The entries of a competition: tensors of scores and flags, and their memory as arrays."""
+"""The entries of a competition: tensors of scores and flags, and their memory as
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,25 @@ from sparsefn.engine.surroundings import Array, See, visible
 
 Flags = TypeVar("Flags", Tensor, Array)
 
-TINY: Array = np.array([1e-45, 0.0], np.float32)  # equal where the thread counts subnormal numbers as zero
+TINY: Array = np.array(
+    [1e-45, 0.0], np.float32
+)  # equal where the thread counts subnormal numbers as zero
 
 
 class Entry(NamedTuple):
-    """One tensor of a competition, and which of its units compete: the units of `allow` that are not in `deny`.
+    """One tensor of a competition, and which of its units compete: the units of `allow`
+    that are not in `deny`.
 
     >>> from sparsefn.engine.selection.entries import Entry
     >>> Entry(torch.tensor([[1.0, 2.0]])).allow is None
     True
 
-    `scores` are floats of shape (rows, units), or (rows, units, columns) where the units of each column compete by
-    themselves. `allow` and `deny` are bool tensors of that shape; None is all of `allow` and none of `deny`. With
-    `absolute` the scores are absolute values, which are not stored. With an `extent` scores are (1, units): the box of
-    the whole that is on this process, and all processes of its groups select together.
+    `scores` are floats of shape (rows, units), or (rows, units, columns) where the
+    units of each column compete by themselves. `allow` and `deny` are bool tensors of
+    that shape; None is all of `allow` and none of `deny`. With `absolute` the scores
+    are absolute values, which are not stored. With an `extent` scores are (1, units):
+    the box of the whole that is on this process, and all processes of its groups select
+    together.
     """
 
     scores: Tensor
@@ -41,7 +48,8 @@ class Entry(NamedTuple):
 class Arrays(NamedTuple):
     """The memory of an entry, and the array that its mask is written to.
 
-    `wide` is float32 or float64. A 16-bit tensor comes as `narrow` and is widened block by block.
+    `wide` is float32 or float64. A 16-bit tensor comes as `narrow` and is widened block
+    by block.
     """
 
     wide: Array | None
@@ -66,7 +74,8 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
-    """The arrays of entries, with a new one for each mask; None unless all memory is visible.
+    """The arrays of entries, with a new one for each mask; None unless all memory is
+    visible.
 
     >>> from sparsefn.engine.selection import bracket
     >>> from sparsefn.engine.selection import entries
@@ -79,7 +88,13 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     if memory is None:
         return None
     left, made = iter(memory), []
-    for scores, allow, deny, absolute, _ in entries:  # spelt out, as a call for few scores takes microseconds
+    for (
+        scores,
+        allow,
+        deny,
+        absolute,
+        _,
+    ) in entries:  # spelt out, as a call for few scores takes microseconds
         values = next(left)
         allowed = None if allow is None else next(left)
         denied = None if deny is None else next(left)
@@ -92,13 +107,18 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
 
 
 def reshaped(at: Arrays, shape: tuple[int, ...] = (-1,)) -> Arrays:
-    """The arrays in another shape, or as one row: their mask is written where that of the given ones is.
+    """The arrays in another shape, or as one row: their mask is written where that of
+    the given ones is.
 
     >>> from sparsefn.engine.selection import entries
-    >>> entries.reshaped(*entries.arrays([entries.Entry(torch.ones(2, 2, 1))]), (2, 2)).out.shape
+    >>> entries.reshaped(
+    ...     *entries.arrays([entries.Entry(torch.ones(2, 2, 1))]), (2, 2)
+    ... ).out.shape
     (2, 2)
     """
-    wide, narrow, allow, deny = (None if x is None else x.reshape(shape) for x in at[:4])
+    wide, narrow, allow, deny = (
+        None if x is None else x.reshape(shape) for x in at[:4]
+    )
     return Arrays(wide, narrow, allow, deny, at.out.reshape(shape), at.absolute)  # type: ignore[arg-type]
 
 
@@ -118,13 +138,17 @@ def open_count(competitors: Sequence[Arrays]) -> int:
     """How many units compete; `out` may be overwritten.
 
     >>> from sparsefn.engine.selection import entries
-    >>> entries.open_count(entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))]))
+    >>> entries.open_count(
+    ...     entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))])
+    ... )
     1
     """
     count = 0
     for at in competitors:
         if at.allow is None:
-            count += at.out.size - (0 if at.deny is None else int(np.count_nonzero(at.deny)))
+            count += at.out.size - (
+                0 if at.deny is None else int(np.count_nonzero(at.deny))
+            )
         elif at.deny is None:
             count += int(np.count_nonzero(at.allow))
         else:

@@ -1,4 +1,6 @@
-"""Winners by torch operations of fixed shapes: for exported programs, for the operator, and for other devices."""
+"""Winners by torch operations of fixed shapes: for exported programs, for the operator,
+and for other devices.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from sparsefn.engine.selection.entries import Entry, eligible
 Count: TypeAlias = int | Tensor
 
 
-# ---- shapes --------------------------------------------------------------------------------------
+# ---- shapes --------------------------------------------------------------------------
 
 
 def competitions(shape: Sequence[int]) -> int:
@@ -35,7 +37,9 @@ def is_narrow(shape: Sequence[int]) -> bool:
     >>> fixed.is_narrow((9, 4)), fixed.is_narrow((1, 4)), fixed.is_narrow((9, 100))
     (True, False, False)
     """
-    return 0 < shape[1] <= groups.WIDEST and (shape[0] > 1 or (len(shape) == 3 and shape[2] > 1))
+    return 0 < shape[1] <= groups.WIDEST and (
+        shape[0] > 1 or (len(shape) == 3 and shape[2] > 1)
+    )
 
 
 def is_few(shape: Sequence[int]) -> bool:
@@ -58,7 +62,10 @@ def as_rows(entry: Entry) -> Entry:
     if entry.scores.ndim == 2:
         return entry
     scores, allow, deny = (
-        None if x is None else x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1]) for x in entry[:3]
+        None
+        if x is None
+        else x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1])
+        for x in entry[:3]
     )
     assert scores is not None
     return Entry(scores, allow, deny, entry.absolute)
@@ -76,10 +83,10 @@ def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
     return mask.reshape(shape[0], shape[2], shape[1]).transpose(1, 2).contiguous()
 
 
-# ---- counts --------------------------------------------------------------------------------------
+# ---- counts --------------------------------------------------------------------------
 
 
-# ---- winners -------------------------------------------------------------------------------------
+# ---- winners -------------------------------------------------------------------------
 
 
 def of_rows(entry: Entry, count: Count) -> Tensor:
@@ -96,7 +103,11 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
     if not few:
         return laid_back(reference.top_of_rows(keys, count), shape)
     if isinstance(count, Tensor):
-        count = count.reshape(()) if count.numel() == 1 else count.reshape(shape[0], *shape[2:])
+        count = (
+            count.reshape(())
+            if count.numel() == 1
+            else count.reshape(shape[0], *shape[2:])
+        )
     won = groups.top_by_pairs(keys, count)
     return won if open_ is None else won & open_
 
@@ -105,10 +116,19 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
     """The keys of some entries as one row, in the wider integers if there are any.
 
     >>> from sparsefn.engine.selection import fixed
-    >>> fixed.keys_of([Entry(torch.zeros(1, 1)), Entry(torch.tensor([[-0.0, 1.0]]), torch.tensor([[True, False]]))])
+    >>> fixed.keys_of(
+    ...     [
+    ...         Entry(torch.zeros(1, 1)),
+    ...         Entry(torch.tensor([[-0.0, 1.0]]), torch.tensor([[True, False]])),
+    ...     ]
+    ... )
     tensor([          0,           0, -2147483648], dtype=torch.int32)
     """
-    wide = torch.float64 if any(entry.scores.dtype == torch.float64 for entry in entries) else torch.float32
+    wide = (
+        torch.float64
+        if any(entry.scores.dtype == torch.float64 for entry in entries)
+        else torch.float32
+    )
     runs: list[list[Entry]] = []  # neighbours of one kind
     for entry in entries:
         kind = entry.scores.dtype, entry.absolute
@@ -118,7 +138,10 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
             runs.append([entry])
     keys = []
     for alike in runs:
-        scores, open_ = end_to_end([x.scores for x in alike]), eligible(_flags(alike, True), _flags(alike, False))
+        scores, open_ = (
+            end_to_end([x.scores for x in alike]),
+            eligible(_flags(alike, True), _flags(alike, False)),
+        )
         keys.append(reference.rank_keys(scores, open_, wide, alike[0].absolute))
     return keys[0] if len(keys) == 1 else torch.cat(keys)
 
@@ -130,16 +153,30 @@ def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
         return None
     usual = torch.full((), allowed, dtype=torch.bool, device=entries[0].scores.device)
     pairs = zip(given, entries, strict=True)
-    return end_to_end([usual.expand(x.scores.numel()) if flags is None else flags for flags, x in pairs])
+    return end_to_end(
+        [
+            usual.expand(x.scores.numel()) if flags is None else flags
+            for flags, x in pairs
+        ]
+    )
 
 
 def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     """The winners of one competition of all entries.
 
     >>> from sparsefn.engine.selection import fixed
-    >>> fixed.jointly([Entry(torch.tensor([[1.0, 3.0]])), Entry(torch.tensor([[3.0, 2.0]]).double())], 1)
+    >>> fixed.jointly(
+    ...     [
+    ...         Entry(torch.tensor([[1.0, 3.0]])),
+    ...         Entry(torch.tensor([[3.0, 2.0]]).double()),
+    ...     ],
+    ...     1,
+    ... )
     [tensor([[False,  True]]), tensor([[False, False]])]
     """
     won = reference.top_of_rows(keys_of(entries)[None], count)[0]
     parts = torch.split(won, [entry.scores.numel() for entry in entries])
-    return [mask.reshape(entry.scores.shape) for mask, entry in zip(parts, entries, strict=True)]
+    return [
+        mask.reshape(entry.scores.shape)
+        for mask, entry in zip(parts, entries, strict=True)
+    ]

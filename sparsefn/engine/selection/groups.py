@@ -1,7 +1,8 @@
-"""Top-k of rows of few units, as N:M patterns have them: a unit's rank is the number of better units in its row.
+"""Top-k of rows of few units, as N:M patterns have them: a unit's rank is the number of
+better units in its row.
 
-Each unit is compared with the next one of its row, then with the next but one, and so on: passes over whole blocks,
-with nothing sorted and no layout changed.
+Each unit is compared with the next one of its row, then with the next but one, and so
+on: passes over whole blocks, with nothing sorted and no layout changed.
 """
 
 from __future__ import annotations
@@ -16,49 +17,69 @@ from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.selection.entries import Arrays, eligible
 from sparsefn.engine.surroundings import Array
 
-WIDEST = 32  # units of a row: there are as many passes, so that wider rows are better partitioned
-PAIRED = 4  # units of a row: of more, compiled code is slower than the passes over memory
+# units of a row: there are as many passes, so that wider rows are better partitioned
+WIDEST = 32
+PAIRED = (
+    4  # units of a row: of more, compiled code is slower than the passes over memory
+)
 _BLOCK = 2 * BLOCK  # scores at a time: they are read in place, and all else is bytes
 
 _Block: TypeAlias = tuple[slice, slice, slice]
 
 
 def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
-    """The units of the largest keys of each row, by torch operations on pairs of units, which a compiler fuses.
+    """The units of the largest keys of each row, by torch operations on pairs of units,
+    which a compiler fuses.
 
     >>> from sparsefn.engine.selection import groups
     >>> groups.top_by_pairs(torch.tensor([[[1], [4], [4], [2]]]), 1).squeeze(2)
     tensor([[False,  True, False, False]])
 
-    Keys are (rows, units, columns); the count is an int, or a tensor that spreads to (rows, columns).
+    Keys are (rows, units, columns); the count is an int, or a tensor that spreads to
+    (rows, columns).
     """
     units = keys.unbind(1)
-    ranks = [torch.full_like(unit, place, dtype=torch.int32) for place, unit in enumerate(units)]
+    ranks = [
+        torch.full_like(unit, place, dtype=torch.int32)
+        for place, unit in enumerate(units)
+    ]
     for i, first in enumerate(units):
         for j in range(i + 1, len(units)):
             beaten = (units[j] > first).to(torch.int32)
             ranks[i], ranks[j] = ranks[i] + beaten, ranks[j] - beaten
-    return torch.stack([rank < count for rank in ranks], 1)  # compared first: compiled code then stores bytes alone
+    return torch.stack(
+        [rank < count for rank in ranks], 1
+    )  # compared first: compiled code then stores bytes alone
 
 
 def top_of_groups(at: Arrays, count: Array) -> None:
-    """Write into `out` the mask of the best units of each row, or of each column of each row.
+    """Write into `out` the mask of the best units of each row, or of each column of
+    each row.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries
     >>> from sparsefn.engine.selection import groups
-    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([[[1.0], [-4.0], [4.0], [2.0]]]), absolute=True)])
+    >>> (at,) = entries.arrays(
+    ...     [
+    ...         entries.Entry(
+    ...             torch.tensor([[[1.0], [-4.0], [4.0], [2.0]]]), absolute=True
+    ...         )
+    ...     ]
+    ... )
     >>> groups.top_of_groups(at, np.array(2))
     >>> at.out.reshape(-1)
     array([False,  True,  True, False])
 
-    Arrays are (rows, units, columns) of at most 255 units; the count has any values, of shape () or (1,) for all, or
-    (rows * columns,). The order is that of `reference.top_of_rows`.
+    Arrays are (rows, units, columns) of at most 255 units; the count has any values, of
+    shape () or (1,) for all, or (rows * columns,). The order is that of
+    `reference.top_of_rows`.
     """
     height, units, width = at.out.shape
     if not at.out.size:
         return
-    if count.size == 1 or count.min() == count.max():  # one number is compared much faster
+    if (
+        count.size == 1 or count.min() == count.max()
+    ):  # one number is compared much faster
         limit: int | Array = min(max(int(count.flat[0]), 0), units)
     else:
         own = count.clip(0, units).astype(np.uint8).reshape(height, 1, width)
@@ -68,7 +89,9 @@ def top_of_groups(at: Arrays, count: Array) -> None:
 
     def select(share: list[_Block]) -> None:
         shape = at.out[share[0]].shape
-        buffers: Array = np.empty((2, max(at.out[block].size for block in share)), words.dtype)
+        buffers: Array = np.empty(
+            (2, max(at.out[block].size for block in share)), words.dtype
+        )
         flags: Array = np.empty(buffers.shape, np.uint8)
         place, fits = _places(shape)
         for block in share:
@@ -83,16 +106,24 @@ def top_of_groups(at: Arrays, count: Array) -> None:
                 end = keys.size - lag * out.shape[2]
                 worse = beaten[:end]
                 np.greater(keys[-end:], keys[:end], out=worse.view(np.bool_))
-                np.bitwise_and(worse, inside[:end], out=worse)  # the last units of a row meet those of the next
+                np.bitwise_and(
+                    worse, inside[:end], out=worse
+                )  # the last units of a row meet those of the next
                 np.add(rank[:end], worse, out=rank[:end])
                 np.subtract(rank[-end:], worse, out=rank[-end:])
-            np.less(rank.reshape(out.shape), limit if isinstance(limit, int) else limit[block], out=out)
+            np.less(
+                rank.reshape(out.shape),
+                limit if isinstance(limit, int) else limit[block],
+                out=out,
+            )
             if open_ is not None:
                 np.bitwise_and(out, open_, out=out)
 
     blocks = _blocks(height, units, width)
     step = -(-len(blocks) // torch.get_num_threads())
-    run_jobs(select, [blocks[i : i + step] for i in range(0, len(blocks), step)], at.out.size)
+    run_jobs(
+        select, [blocks[i : i + step] for i in range(0, len(blocks), step)], at.out.size
+    )
 
 
 def _words(at: Arrays) -> tuple[Array, int]:
@@ -101,7 +132,9 @@ def _words(at: Arrays) -> tuple[Array, int]:
         word = np.dtype(np.int32 if at.wide.itemsize == 4 else np.int64)
         return at.wide.view(word), int(np.array(np.inf, at.wide.dtype).view(word))
     assert at.narrow is not None
-    return at.narrow.view(torch.int16).numpy(), 0x7C00 if at.narrow.dtype == torch.float16 else 0x7F80
+    return at.narrow.view(
+        torch.int16
+    ).numpy(), 0x7C00 if at.narrow.dtype == torch.float16 else 0x7F80
 
 
 def _blocks(height: int, units: int, width: int) -> list[_Block]:
@@ -109,19 +142,26 @@ def _blocks(height: int, units: int, width: int) -> list[_Block]:
     wide = min(width, max(1, _BLOCK // units))
     high = max(1, _BLOCK // (units * wide)) if wide == width else 1
     starts = [(i, j) for i in range(0, height, high) for j in range(0, width, wide)]
-    return [(slice(i, min(i + high, height)), slice(None), slice(j, min(j + wide, width))) for i, j in starts]
+    return [
+        (slice(i, min(i + high, height)), slice(None), slice(j, min(j + wide, width)))
+        for i, j in starts
+    ]
 
 
 def _places(shape: tuple[int, ...]) -> tuple[Array, list[Array]]:
-    # The place of each unit in its row, and for each lag, which units have one so far behind them.
+    # The place of each unit in its row, and for each lag, which units have one so far
+    # behind them.
     place: Array = np.empty(shape, np.uint8)
     place[:] = np.arange(shape[1], dtype=np.uint8)[:, None]
     flat = place.reshape(-1)
     return place, [(flat < shape[1] - lag).view(np.uint8) for lag in range(1, shape[1])]
 
 
-def _keys(words: Array, infinity: int, absolute: bool, allow: Array | None, buffers: Array) -> Array:
-    # Integers in the order of `reference.rank_keys`. The words of floats above zero have that order already.
+def _keys(
+    words: Array, infinity: int, absolute: bool, allow: Array | None, buffers: Array
+) -> Array:
+    # Integers in the order of `reference.rank_keys`. The words of floats above zero
+    # have that order already.
     bits = 8 * words.itemsize
     least = -1 << (bits - 1)
     keys: Array = buffers[0, : words.size]
@@ -143,7 +183,9 @@ def _keys(words: Array, infinity: int, absolute: bool, allow: Array | None, buff
     if nan is not None:
         keys = np.where(nan, least + 1, keys)
     if allow is not None:
-        bound = spare  # the largest integer where a unit is eligible, the least where not
+        bound = (
+            spare  # the largest integer where a unit is eligible, the least where not
+        )
         bound.reshape(words.shape)[:] = allow
         np.subtract(bound, 1, out=bound)
         np.bitwise_xor(bound, ~least, out=bound)

@@ -1,7 +1,8 @@
-"""The definition of every selection, by torch operations of fixed shapes: keys in the order of units, and top-k.
+"""The definition of every selection, by torch operations of fixed shapes: keys in the
+order of units, and top-k.
 
-Larger scores come first, then the lower row-major index. NaN ranks below -inf, and -0.0 equals 0.0. The other modules
-of this folder choose the same units faster.
+Larger scores come first, then the lower row-major index. NaN ranks below -inf, and -0.0
+equals 0.0. The other modules of this folder choose the same units faster.
 """
 
 from __future__ import annotations
@@ -12,21 +13,28 @@ from torch import Tensor
 from sparsefn.engine.surroundings import reinterpreted
 
 # The key of a unit that does not compete.
-BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}
+BARRED = {
+    torch.int32: torch.iinfo(torch.int32).min,
+    torch.int64: torch.iinfo(torch.int64).min,
+}
 
 
 def rank_keys(
-    scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None, absolute: bool = False
+    scores: Tensor,
+    eligible: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    absolute: bool = False,
 ) -> Tensor:
-    """Integers in the order of the competition; a unit with the least integer does not compete.
+    """Integers in the order of the competition; a unit with the least integer does not
+    compete.
 
     >>> from sparsefn.engine.selection.reference import rank_keys
     >>> keys = rank_keys(torch.tensor([0.0, -0.0, float("nan"), -float("inf"), 1.0]))
     >>> bool(keys[0] == keys[1]), (keys.argsort()).tolist()
     (True, [2, 3, 0, 1, 4])
 
-    float32 and narrower give int32, float64 gives int64; `dtype` asks for the wider. With `absolute` the scores are
-    absolute values, which are not stored.
+    float32 and narrower give int32, float64 gives int64; `dtype` asks for the wider.
+    With `absolute` the scores are absolute values, which are not stored.
     """
     if not scores.is_floating_point():
         raise TypeError(f"expected floating-point scores, got {scores.dtype}")
@@ -40,13 +48,15 @@ def rank_keys(
 
 
 def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:
-    """Bool mask of the k largest keys of each row; units that do not compete never win, so k is an upper bound.
+    """Bool mask of the k largest keys of each row; units that do not compete never win,
+    so k is an upper bound.
 
     >>> from sparsefn.engine.selection.reference import top_of_rows
     >>> top_of_rows(torch.tensor([[3, 1, 2]], dtype=torch.int32), 2)
     tensor([[ True, False,  True]])
 
-    k is an int, or a tensor with one count for all rows or one a row; it may have any value.
+    k is an int, or a tensor with one count for all rows or one a row; it may have any
+    value.
     """
     size = keys.shape[-1]
     open_ = keys > BARRED[keys.dtype]
@@ -55,11 +65,14 @@ def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:
     if isinstance(k, int):
         if k >= size:
             return open_
-        # Of the smaller side, by `topk` and not by `kthvalue`, which on CUDA reads a row by one block of threads.
+        # Of the smaller side, by `topk` and not by `kthvalue`, which on CUDA reads a
+        # row by one block of threads.
         if 2 * k <= size:
             threshold = torch.topk(keys, k, sorted=False).values.amin(-1, keepdim=True)
         else:
-            threshold = torch.topk(keys, size - k + 1, largest=False, sorted=False).values.amax(-1, keepdim=True)
+            threshold = torch.topk(
+                keys, size - k + 1, largest=False, sorted=False
+            ).values.amax(-1, keepdim=True)
     else:
         k = k.reshape(-1, 1).clamp(0, size)
         order = torch.sort(keys, dim=-1, descending=True).values

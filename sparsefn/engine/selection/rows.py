@@ -18,18 +18,22 @@ _KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def select_rows(rows: Arrays, counts: Array) -> None:
-    """Write into `out` the mask of the best of each row, as many as its count says; the order is that of `write_best`.
+    """Write into `out` the mask of the best of each row, as many as its count says; the
+    order is that of `write_best`.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries
     >>> from sparsefn.engine.selection import rows
-    >>> (table,) = entries.arrays([entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))])
+    >>> (table,) = entries.arrays(
+    ...     [entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))]
+    ... )
     >>> rows.select_rows(table, np.array([2, 1]))
     >>> table.out
     array([[False,  True,  True],
            [ True, False, False]])
 
-    Arrays are (rows, width), counts integers of any value: one for all rows, or one a row.
+    Arrays are (rows, width), counts integers of any value: one for all rows, or one a
+    row.
     """
     height, width = rows.out.shape
     if not rows.out.size:
@@ -48,10 +52,15 @@ def select_rows(rows: Arrays, counts: Array) -> None:
 def _in_blocks(rows: Arrays, counts: Array) -> None:
     height, width = rows.out.shape
     step = max(1, BLOCK // width)
-    scratch = Scratch(min(height, step) * width, rows.wide is not None and rows.wide.dtype == np.float64)
+    scratch = Scratch(
+        min(height, step) * width,
+        rows.wide is not None and rows.wide.dtype == np.float64,
+    )
     for start in range(0, height, step):
         at = slice(start, start + step)
-        scores = scratch.read(rows, at, scratch.scores[: rows.out[at].size].reshape(-1, width))
+        scores = scratch.read(
+            rows, at, scratch.scores[: rows.out[at].size].reshape(-1, width)
+        )
         keys = _keys(scores)
         for flags, barring in ((rows.allow, False), (rows.deny, True)):
             if flags is not None:
@@ -71,7 +80,9 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     >>> [at.out.tolist() for at in tables]
     [[[False, True]], [[True, False, False]]]
     """
-    run_jobs(lambda table: select_rows(*table), tables, sum(at.out.size for at, _ in tables))
+    run_jobs(
+        lambda table: select_rows(*table), tables, sum(at.out.size for at, _ in tables)
+    )
 
 
 def _keys(scores: Array) -> Array:
@@ -88,15 +99,21 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
     places = np.minimum(width - counts, width - 1)
     first = int(places[0])
     if (places == first).all():
-        # A partition at one place is faster, but takes 15 times as long where many scores are equal.
+        # A partition at one place is faster, but takes 15 times as long where many
+        # scores are equal.
         kth = (max(first - 1, 0), first) if mostly_tied(keys.reshape(-1)) else first
         threshold = np.partition(keys, kth, axis=1)[:, first, None]
     else:
         threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
     np.greater_equal(keys, threshold, out=out)
-    if np.count_nonzero(out) > counts.sum():  # no row has fewer than its count, so some have more, by ties
+    if (
+        np.count_nonzero(out) > counts.sum()
+    ):  # no row has fewer than its count, so some have more, by ties
         tied = np.flatnonzero(np.count_nonzero(out, axis=1) > counts)
         above, equal = keys[tied] > threshold[tied], keys[tied] == threshold[tied]
-        equal &= np.cumsum(equal, axis=1, dtype=np.int32) <= (counts[tied] - np.count_nonzero(above, axis=1))[:, None]
+        equal &= (
+            np.cumsum(equal, axis=1, dtype=np.int32)
+            <= (counts[tied] - np.count_nonzero(above, axis=1))[:, None]
+        )
         out[tied] = above | equal
     out &= keys > np.iinfo(keys.dtype).min

@@ -1,9 +1,12 @@
-"""Selection among processes: each holds boxes of some tensors, and all find one threshold for the whole.
+"""Selection among processes: each holds boxes of some tensors, and all find one
+threshold for the whole.
 
-What decides is found as on one process (`bracket.narrowed`), from a sample and counts of all processes. The scores that
-are left inside the bracket are a smaller competition of the same kind, until few enough are left to be sent. Each
-process then writes the masks of its boxes, and of its copies, by the threshold. Units equal to it win by their place in
-the whole: the place before which all of the missing ones lie is searched for by counts.
+What decides is found as on one process (`bracket.narrowed`), from a sample and counts
+of all processes. The scores that are left inside the bracket are a smaller competition
+of the same kind, until few enough are left to be sent. Each process then writes the
+masks of its boxes, and of its copies, by the threshold. Units equal to it win by their
+place in the whole: the place before which all of the missing ones lie is searched for
+by counts.
 """
 
 from __future__ import annotations
@@ -19,16 +22,41 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import BLOCK
-from sparsefn.engine.processes import Exchange, Extent, Gather, Groups, Sum, agree, collectives, is_first
+from sparsefn.engine.processes import (
+    Exchange,
+    Extent,
+    Gather,
+    Groups,
+    Sum,
+    agree,
+    collectives,
+    is_first,
+)
 from sparsefn.engine.selection import blocks
-from sparsefn.engine.selection.bracket import Bracket, Threshold, all_win, best, narrowed
-from sparsefn.engine.selection.entries import TINY, Arrays, Entry, arrays, check, open_count, reshaped
+from sparsefn.engine.selection.bracket import (
+    Bracket,
+    Threshold,
+    all_win,
+    best,
+    narrowed,
+)
+from sparsefn.engine.selection.entries import (
+    TINY,
+    Arrays,
+    Entry,
+    arrays,
+    check,
+    open_count,
+    reshaped,
+)
 from sparsefn.engine.surroundings import Array, eagerly, unwrapped, visible_inside
 
 Count: TypeAlias = int | Tensor
 
 FEW = 1 << 12  # up to this many scores of all processes are sent
-_SAMPLED = 1 << 11  # of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent
+_SAMPLED = (
+    1 << 11
+)  # of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent
 _PROBES = 1 << 10  # places at which ties are counted at a time
 
 
@@ -39,27 +67,45 @@ def winners(
     joint: bool,
     plain: Callable[[Sequence[Entry], Sequence[Count]], list[Tensor]],
 ) -> list[Tensor]:
-    """Masks of the best units of entries, of which some are parts of what several processes hold.
+    """Masks of the best units of entries, of which some are parts of what several
+    processes hold.
 
     >>> from sparsefn.engine.processes.extent import Extent
     >>> from sparsefn.engine.selection import shared
-    >>> whole = shared.Entry(torch.tensor([[1.0, 3.0, 2.0]]), extent=Extent((3,), (0,), (3,), ()))
+    >>> whole = shared.Entry(
+    ...     torch.tensor([[1.0, 3.0, 2.0]]), extent=Extent((3,), (0,), (3,), ())
+    ... )
     >>> shared.winners([whole], [2], False, lambda entries, counts: [])
     [tensor([[False,  True,  True]])]
 
-    An entry that is no part, and is in no joint competition, is selected from by `plain`.
+    An entry that is no part, and is in no joint competition, is selected from by
+    `plain`.
     """
-    groups = tuple(dict.fromkeys(name for entry in entries if entry.extent is not None for name in entry.extent.groups))
-    with _all_numbers_count(), np.errstate(all="ignore"):  # a signalling NaN counts as any other NaN
+    groups = tuple(
+        dict.fromkeys(
+            name
+            for entry in entries
+            if entry.extent is not None
+            for name in entry.extent.groups
+        )
+    )
+    with (
+        _all_numbers_count(),
+        np.errstate(all="ignore"),
+    ):  # a signalling NaN counts as any other NaN
         try:
             seen = _arrays(entries)
             running, alone = [], []
             if joint:
                 sizes = [
-                    at.out.size if x.extent is None else x.extent.numel for x, at in zip(entries, seen, strict=True)
+                    at.out.size if x.extent is None else x.extent.numel
+                    for x, at in zip(entries, seen, strict=True)
                 ]
                 starts = accumulate(sizes, initial=0)
-                pieces = [_piece(*one, groups) for one in zip(entries, seen, starts, strict=False)]
+                pieces = [
+                    _piece(*one, groups)
+                    for one in zip(entries, seen, starts, strict=False)
+                ]
                 running.append((groups, selected(pieces, int(counts[0]), sum(sizes))))
             else:
                 for i, (entry, at) in enumerate(zip(entries, seen, strict=True)):
@@ -67,15 +113,26 @@ def winners(
                         alone.append(i)
                     else:
                         piece = _piece(entry, at, 0, entry.extent.groups)
-                        running.append((entry.extent.groups, selected([piece], int(counts[i]), entry.extent.numel)))
+                        running.append(
+                            (
+                                entry.extent.groups,
+                                selected([piece], int(counts[i]), entry.extent.numel),
+                            )
+                        )
             masks = [torch.from_numpy(at.out) for at in seen]
-            for i, mask in zip(alone, plain([entries[i] for i in alone], [counts[i] for i in alone]), strict=True):
+            for i, mask in zip(
+                alone,
+                plain([entries[i] for i in alone], [counts[i] for i in alone]),
+                strict=True,
+            ):
                 masks[i] = mask
         except Exception as error:
             agree(groups, error)
             raise
         collectives.in_step(running)
-    return [mask.to(entry.scores.device) for mask, entry in zip(masks, entries, strict=True)]
+    return [
+        mask.to(entry.scores.device) for mask, entry in zip(masks, entries, strict=True)
+    ]
 
 
 @eagerly
@@ -91,9 +148,13 @@ def totals(counts: Sequence[Tensor], extents: Sequence[Extent | None]) -> list[T
     def summed(count: Array) -> Exchange[Array]:
         return (yield Sum(count))
 
-    parts = [(i, extent.groups) for i, extent in enumerate(extents) if extent is not None]
+    parts = [
+        (i, extent.groups) for i, extent in enumerate(extents) if extent is not None
+    ]
     made = list(counts)
-    sums = collectives.in_step([(groups, summed(counts[i].cpu().numpy())) for i, groups in parts])
+    sums = collectives.in_step(
+        [(groups, summed(counts[i].cpu().numpy())) for i, groups in parts]
+    )
     for (i, _), total in zip(parts, sums, strict=True):
         made[i] = torch.from_numpy(total).to(counts[i].device)
     return made
@@ -107,11 +168,14 @@ class Piece(NamedTuple):
     >>> from sparsefn.engine.selection import entries
     >>> from sparsefn.engine.selection import shared
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(2))])
-    >>> shared.Piece(at, Extent((2, 2), (0, 1), (2, 1), ()), start=10, counts=True).places(np.array([0, 1]))
+    >>> shared.Piece(
+    ...     at, Extent((2, 2), (0, 1), (2, 1), ()), start=10, counts=True
+    ... ).places(np.array([0, 1]))
     array([11, 13])
 
-    Arrays have one dimension. Without an extent all units of the entry are here; they start at `start` in the whole.
-    One that does not count is a copy: another process counts its units, and only its mask is written here.
+    Arrays have one dimension. Without an extent all units of the entry are here; they
+    start at `start` in the whole. One that does not count is a copy: another process
+    counts its units, and only its mask is written here.
     """
 
     at: Arrays
@@ -121,7 +185,9 @@ class Piece(NamedTuple):
 
     def places(self, index: Array) -> Array:
         """Places in the whole of units that are here; both grow in the same order."""
-        return self.start + (index if self.extent is None else self.extent.places(index))
+        return self.start + (
+            index if self.extent is None else self.extent.places(index)
+        )
 
     def before(self, places: Array) -> Array:
         """How many of the units that are here come before some places in the whole."""
@@ -135,7 +201,8 @@ class Piece(NamedTuple):
 
 
 def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
-    """Write into each `out` the mask of the k best units of all pieces of all processes, `size` with those barred.
+    """Write into each `out` the mask of the k best units of all pieces of all
+    processes, `size` with those barred.
 
     >>> from sparsefn.engine.processes import collectives
     >>> from sparsefn.engine.selection import entries
@@ -145,7 +212,8 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     >>> at.out
     array([False,  True, False])
 
-    Larger scores win first, then the unit that comes first in the whole; NaN ranks below -inf.
+    Larger scores win first, then the unit that comes first in the whole; NaN ranks
+    below -inf.
     """
     every = [piece.at for piece in pieces]
     counted = [piece for piece in pieces if piece.counts]
@@ -159,7 +227,9 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     if k >= total:
         return all_win(every)
     double = blocks.work_on(every).double
-    threshold = yield from _threshold(_work([piece.at for piece in counted], double), k, total)
+    threshold = yield from _threshold(
+        _work([piece.at for piece in counted], double), k, total
+    )
     end = yield from _end_of_ties(counted, double, threshold, size)
     ends = [int(piece.before(np.array([end]))[0]) for piece in pieces]
     value = threshold.value
@@ -175,31 +245,53 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
 
 def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
     while total > FEW:
-        # Of a small competition the sample and what it leaves are sent; of a large one neither is much.
-        wanted = _SAMPLED if total < 1 << 20 else 4 * _SAMPLED if total < 1 << 23 else 8 * _SAMPLED
+        # Of a small competition the sample and what it leaves are sent; of a large one
+        # neither is much.
+        wanted = (
+            _SAMPLED
+            if total < 1 << 20
+            else 4 * _SAMPLED
+            if total < 1 << 23
+            else 8 * _SAMPLED
+        )
         sample = yield Gather(blocks.sample(work, total // wanted | 1))
         left = yield from narrowed(work, sample, k / total, k, wanted)
         if isinstance(left, Threshold):
             return left
-        only = Arrays(left.values, None, None, None, np.empty(left.values.shape, np.bool_), absolute=False)
+        only = Arrays(
+            left.values,
+            None,
+            None,
+            None,
+            np.empty(left.values.shape, np.bool_),
+            absolute=False,
+        )
         work, k, total = _work([only], work.double), left.need, left.size
     numbers = yield Gather(blocks.collect(work, *Bracket()).values)
     if k > numbers.size:
         return Threshold(math.nan, k - numbers.size, total - numbers.size)
     won = numbers[best(numbers, k)]
     value = won.min()
-    return Threshold(float(value), int((won == value).sum()), int((numbers == value).sum()))
+    return Threshold(
+        float(value), int((won == value).sum()), int((numbers == value).sum())
+    )
 
 
-def _end_of_ties(pieces: Sequence[Piece], double: bool, threshold: Threshold, size: int) -> Exchange[int]:
-    # The place before which exactly as many of the units equal to the threshold lie as win.
+def _end_of_ties(
+    pieces: Sequence[Piece], double: bool, threshold: Threshold, size: int
+) -> Exchange[int]:
+    # The place before which exactly as many of the units equal to the threshold lie as
+    # win.
     if threshold.missing in (0, threshold.equal):
         return size if threshold.missing else 0
     low, end, had = 0, size, 0
     while end - low > 1:
         n = min(_PROBES, end - low)
         probes = low + np.arange(1, n) * (end - low) // n
-        equal = sum((_equal(piece, double, threshold.value, low, probes) for piece in pieces), np.zeros_like(probes))
+        equal = sum(
+            (_equal(piece, double, threshold.value, low, probes) for piece in pieces),
+            np.zeros_like(probes),
+        )
         found = had + (yield Sum(equal))
         i = int((found < threshold.missing).sum())
         if i:
@@ -210,13 +302,18 @@ def _end_of_ties(pieces: Sequence[Piece], double: bool, threshold: Threshold, si
 
 
 def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) -> Array:
-    # How many units that are here and equal to a value lie from a place on and before each of some others.
+    # How many units that are here and equal to a value lie from a place on and before
+    # each of some others.
     first, *ends = piece.before(np.array([low, *probes])).tolist()
     at, marks = blocks.cut(piece.at, slice(first, ends[-1])), np.array(ends) - first
     counts: Array = np.zeros_like(marks)
     total = 0
-    for start, stop, scores, _, flags in blocks.Scratch(min(BLOCK, at.out.size), double).blocks(at):
-        np.isnan(scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
+    for start, stop, scores, _, flags in blocks.Scratch(
+        min(BLOCK, at.out.size), double
+    ).blocks(at):
+        np.isnan(scores, out=flags) if math.isnan(value) else np.equal(
+            scores, value, out=flags
+        )
         blocks.bar(at, start, stop, flags)
         found = np.flatnonzero(flags)
         inside = (marks > start) & (marks <= stop)
@@ -226,7 +323,8 @@ def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) ->
 
 
 def _work(competitors: Sequence[Arrays], double: bool) -> blocks.Work:
-    # With buffers of the dtype that all processes use: a float64 entry may count on another one alone.
+    # With buffers of the dtype that all processes use: a float64 entry may count on
+    # another one alone.
     return blocks.work_on(competitors)._replace(double=double)
 
 
@@ -238,13 +336,21 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
         here.append(Entry(unwrapped(scores).cpu(), allow, deny, absolute))
     seen = arrays(here, visible_inside)
     if seen is None:
-        raise TypeError("expected tensors with values in memory to compete over processes, got fake or batched ones")
+        raise TypeError(
+            "expected tensors with values in memory to compete over processes, got "
+            "fake or batched ones"
+        )
     return seen
 
 
 def _piece(entry: Entry, at: Arrays, start: int, groups: Groups) -> Piece:
     own = () if entry.extent is None else entry.extent.groups
-    return Piece(reshaped(at), entry.extent, start, is_first([name for name in groups if name not in own]))
+    return Piece(
+        reshaped(at),
+        entry.extent,
+        start,
+        is_first([name for name in groups if name not in own]),
+    )
 
 
 @contextlib.contextmanager

@@ -19,37 +19,60 @@ Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
 
 def apportion(
-    shares: Mapping[str, float | Tensor], total: int | Tensor, caps: Mapping[str, int | Tensor] | None = None
+    shares: Mapping[str, float | Tensor],
+    total: int | Tensor,
+    caps: Mapping[str, int | Tensor] | None = None,
 ) -> Counts:
-    """Split a total into integers in proportion to shares, by largest remainder; the sum is exact.
+    """Split a total into integers in proportion to shares, by largest remainder; the
+    sum is exact.
 
     >>> sf.budgets.apportion({"a": 2.0, "b": 1.0, "c": 1.0}, 10)
     {'a': 5, 'b': 3, 'c': 2}
-    >>> sf.budgets.apportion({"a": 8.0, "b": 1.0, "c": 1.0}, 10, {"a": 4, "b": 9, "c": 9})
+    >>> sf.budgets.apportion(
+    ...     {"a": 8.0, "b": 1.0, "c": 1.0}, 10, {"a": 4, "b": 9, "c": 9}
+    ... )
     {'a': 4, 'b': 3, 'c': 3}
 
-    The part of a share above its cap goes to the others by share; equal remainders go to the name that sorts first,
-    so that the order of the dict is irrelevant. NaN counts as 0; names of share 0 get something only when all others
-    are full. A positive share below 2**-400 of the largest counts as that. Ints in, ints out; with any tensor the
-    counts are 0-d int64 tensors. A total above the sum of caps or above 2**53, or a negative or infinite share, is a
-    ValueError (where the values are known; an infinite one in a tensor counts as the largest number).
+    The part of a share above its cap goes to the others by share; equal remainders go
+    to the name that sorts first, so that the order of the dict is irrelevant. NaN
+    counts as 0; names of share 0 get something only when all others are full. A
+    positive share below 2**-400 of the largest counts as that. Ints in, ints out; with
+    any tensor the counts are 0-d int64 tensors. A total above the sum of caps or above
+    2**53, or a negative or infinite share, is a ValueError (where the values are known;
+    an infinite one in a tensor counts as the largest number).
     """
-    shares = {name: known(share) if isinstance(share, float) else share for name, share in shares.items()}
+    shares = {
+        name: known(share) if isinstance(share, float) else share
+        for name, share in shares.items()
+    }
     names = sorted(shares)
     for name in names:
         share = shares[name]
         if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
             raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
     limits = dict.fromkeys(names, total) if caps is None else caps
-    plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *limits.values()))
+    plain = not any(
+        isinstance(x, Tensor) for x in (total, *shares.values(), *limits.values())
+    )
     if plain and total > 2**53:
-        raise ValueError(f"expected a total of at most 2**53, up to which counts are exact in float64, got {total}")
+        raise ValueError(
+            "expected a total of at most 2**53, up to which counts are exact in "
+            f"float64, got {total}"
+        )
     if plain and total > sum(limits.values()):
-        raise ValueError(f"cannot hand out {total} among caps that sum to {sum(limits.values())}")
+        raise ValueError(
+            f"cannot hand out {total} among caps that sum to {sum(limits.values())}"
+        )
     if plain:
-        counts = _numbers(tuple(shares[name] for name in names), total, tuple(limits[name] for name in names))
+        counts = _numbers(
+            tuple(shares[name] for name in names),
+            total,
+            tuple(limits[name] for name in names),
+        )
     else:
-        counts = _fill([shares[name] for name in names], [limits[name] for name in names], total).unbind()
+        counts = _fill(
+            [shares[name] for name in names], [limits[name] for name in names], total
+        ).unbind()
     placed = dict(zip(names, counts, strict=True))
     return {name: placed[name] for name in shares}
 
@@ -58,18 +81,26 @@ def apportion(
 def _numbers(
     shares: Sequence[float | Tensor], total: int | Tensor, caps: Sequence[int | Tensor]
 ) -> Sequence[int | Tensor]:
-    # Under compile this is computed while tracing, on real tensors: a budget of Python numbers is not in the graph.
+    # Under compile this is computed while tracing, on real tensors: a budget of Python
+    # numbers is not in the graph.
     with outside_modes():
         return tuple(int(n) for n in _fill(shares, caps, total))
 
 
-def _fill(shares: Sequence[float | Tensor], caps: Sequence[int | Tensor], total: int | Tensor) -> Tensor:
-    device = next((x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)), torch.device("cpu"))
+def _fill(
+    shares: Sequence[float | Tensor], caps: Sequence[int | Tensor], total: int | Tensor
+) -> Tensor:
+    device = next(
+        (x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)),
+        torch.device("cpu"),
+    )
     s = _scaled(torch.nan_to_num(vector(shares, device), nan=0.0))
     c, t = vector(caps, device), vector([total], device)[0]
     first = torch.where(s > 0, c, 0.0)
     given = torch.minimum(t, first.sum())
-    parts = _hand_out(s, given, first) + _hand_out(torch.where(s > 0, 0.0, c), t - given, c - first)
+    parts = _hand_out(s, given, first) + _hand_out(
+        torch.where(s > 0, 0.0, c), t - given, c - first
+    )
     return parts.to(torch.int64)
 
 
@@ -78,8 +109,13 @@ def _scaled(shares: Tensor) -> Tensor:
     if not shares.shape[0]:
         return shares
     peak = shares.amax()
-    factor = real_where(peak > 2.0**400, 2.0**-600, real_where(peak < 2.0**-400, 2.0**600, 1.0))
-    return torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares) * factor
+    factor = real_where(
+        peak > 2.0**400, 2.0**-600, real_where(peak < 2.0**-400, 2.0**600, 1.0)
+    )
+    return (
+        torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares)
+        * factor
+    )
 
 
 def vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
@@ -94,13 +130,18 @@ def vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
     tensors = [v for v in values if isinstance(v, Tensor)]
     if len(tensors) == len(values) and len({x.dtype for x in tensors}) == 1:
         return torch.stack(tensors).double()
-    cells = [v if isinstance(v, Tensor) else torch.full((), v, dtype=torch.float64, device=device) for v in values]
+    cells = [
+        v
+        if isinstance(v, Tensor)
+        else torch.full((), v, dtype=torch.float64, device=device)
+        for v in values
+    ]
     return torch.stack([cell.double() for cell in cells])
 
 
 def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
-    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1. A leaf of share 0
-    # has a cap of 0 here.
+    # Leaves fill up in the order of caps/shares; the level is what the others get for a
+    # share of 1. A leaf of share 0 has a cap of 0 here.
     if not shares.shape[0]:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)
@@ -111,38 +152,58 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     level = torch.where(rest > 0, left / rest, torch.inf)
     open_ = fills_at[order] > level
     at = torch.where(open_, torch.arange(len(s), device=s.device), len(s) - 1).amin()
-    # Where a small share was lost in `rest`, the level falls below what the full ones needed.
-    needed = torch.where(torch.arange(len(s), device=s.device) < at, fills_at[order], 0.0).amax()
-    water = torch.where(open_.any(), torch.maximum(level.gather(0, at.reshape(1))[0], needed), torch.inf)
+    # Where a small share was lost in `rest`, the level falls below what the full ones
+    # needed.
+    needed = torch.where(
+        torch.arange(len(s), device=s.device) < at, fills_at[order], 0.0
+    ).amax()
+    water = torch.where(
+        open_.any(), torch.maximum(level.gather(0, at.reshape(1))[0], needed), torch.inf
+    )
     quota = torch.where(fills_at <= water, caps, torch.minimum(shares * water, caps))
     whole = quota.floor()
     missing = (total - whole.sum()).to(torch.int64)
-    (one_more,) = winners([Entry((quota - whole).reshape(1, -1), (whole < caps).reshape(1, -1))], [missing])
+    (one_more,) = winners(
+        [Entry((quota - whole).reshape(1, -1), (whole < caps).reshape(1, -1))],
+        [missing],
+    )
     return whole + one_more[0]
 
 
-def spread(count: int | Tensor, groups: int, room: Tensor | None = None, like: Tensor | None = None) -> int | Tensor:
-    """A leaf's count split over its competing groups; the first groups take the remainder.
+def spread(
+    count: int | Tensor,
+    groups: int,
+    room: Tensor | None = None,
+    like: Tensor | None = None,
+) -> int | Tensor:
+    """A leaf's count split over its competing groups; the first groups take the
+    remainder.
 
     >>> spread(6, 3), spread(7, 3)
     (2, tensor([3, 2, 2]))
     >>> spread(7, 3, room=torch.tensor([1, 8, 8]))
     tensor([1, 3, 3])
 
-    With `room`, int64 (groups,), no group gets more than its room. An int gives a tensor where `like` is.
+    With `room`, int64 (groups,), no group gets more than its room. An int gives a
+    tensor where `like` is.
     """
     if groups <= 1:
         return count
     if room is not None:
-        return _filled(as_tensor_on(count, room.device).minimum(room.sum()).clamp(min=0), room)
+        return _filled(
+            as_tensor_on(count, room.device).minimum(room.sum()).clamp(min=0), room
+        )
     if isinstance(count, int) and count % groups == 0:
         return count // groups
-    device = next((x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu"))
+    device = next(
+        (x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu")
+    )
     return count // groups + (torch.arange(groups, device=device) < count % groups)
 
 
 def _filled(total: Tensor, room: Tensor) -> Tensor:
-    # Every group gets the same level or its room, if that is less; the highest level is found bit by bit.
+    # Every group gets the same level or its room, if that is less; the highest level is
+    # found bit by bit.
     level = torch.zeros_like(total)
     for bit in reversed(range(_COUNT_BITS)):
         higher = level + (1 << bit)

@@ -1,4 +1,6 @@
-"""Square tiles with n kept in every row and every column: all patterns tried, or a greedy start and swaps."""
+"""Square tiles with n kept in every row and every column: all patterns tried, or a
+greedy start and swaps.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,24 @@ from torch import Tensor
 from sparsefn.engine.selection.entries import Entry, eligible
 from sparsefn.engine.surroundings import at_compile_time, concrete
 
-_PATTERNS = 2048  # of so many all are tried: those of m up to 5, and of one or all but one in 6
+_PATTERNS = (
+    2048  # of so many all are tried: those of m up to 5, and of one or all but one in 6
+)
 _AT_A_TIME = 1 << 18  # numbers, few enough for a core's cache
 _CLASS = 1.0, 17.0, 289.0  # of -inf, inf and NaN: sums over 16 entries keep their order
 
 
 @at_compile_time
 def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
-    """All patterns of a tile, each as the choice of every row among `combinations(range(m), n)`; None for too many.
+    """All patterns of a tile, each as the choice of every row among
+    `combinations(range(m), n)`; None for too many.
 
     >>> from sparsefn.engine.selection.tiling import patterns_of
     >>> patterns_of(1, 2), len(patterns_of(2, 4)), patterns_of(4, 8)
     (((0, 1), (1, 0)), 90, None)
 
-    In the order of their rows, the first row first: a row with earlier columns comes first.
+    In the order of their rows, the first row first: a row with earlier columns comes
+    first.
     """
     return _listed(n, m) if _number(n, m) <= _PATTERNS else None
 
@@ -40,7 +46,8 @@ def _listed(n: int, m: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _number(n: int, m: int) -> float:
-    # How many patterns there are, or more where there are too many: m! of one in a row, known few for small tiles.
+    # How many patterns there are, or more where there are too many: m! of one in a row,
+    # known few for small tiles.
     n = min(n, m - n)
     return math.factorial(m) ** n if n < 2 else {4: 90, 5: 2040}.get(m, math.inf)
 
@@ -52,8 +59,9 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
     >>> tiles(Entry(torch.tensor([[1.0, 3.0, 2.0, 1.0]])), 1, 2)
     tensor([[False,  True,  True, False]])
 
-    Sums of scores are in float64, added in one order. Tiles with the fewest NaN come first, then with the most inf, the
-    fewest -inf, and the largest sum of the rest. Entries that are not eligible count as NaN, and are not kept.
+    Sums of scores are in float64, added in one order. Tiles with the fewest NaN come
+    first, then with the most inf, the fewest -inf, and the largest sum of the rest.
+    Entries that are not eligible count as NaN, and are not kept.
     """
     open_ = eligible(entry.allow, entry.deny)
     scores = entry.scores.detach().double()
@@ -63,7 +71,10 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
     some = max(1, _AT_A_TIME // (m * m if known is None else len(known)))
     if torch.compiler.is_compiling():  # one graph, whatever the size
         some = max(1, scores.shape[0])
-    parts = [_swapped(part, n, m) if known is None else _best(part, n, m, known) for part in torch.split(scores, some)]
+    parts = [
+        _swapped(part, n, m) if known is None else _best(part, n, m, known)
+        for part in torch.split(scores, some)
+    ]
     mask = torch.cat(parts) if parts else torch.zeros_like(scores, dtype=torch.bool)
     return mask if open_ is None else mask & open_
 
@@ -71,19 +82,27 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
 def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
     # Finite scores, and a number for the others that goes before any sum of them.
     low, high, none = _CLASS
-    code = torch.where(scores.isnan(), -none, torch.where(scores == torch.inf, high, 0.0))
+    code = torch.where(
+        scores.isnan(), -none, torch.where(scores == torch.inf, high, 0.0)
+    )
     code = torch.where(scores == -torch.inf, -low, code)
     return torch.where(scores.isfinite(), scores, 0.0), code
 
 
-# ---- all patterns --------------------------------------------------------------------------------
+# ---- all patterns --------------------------------------------------------------------
 
 
 def _best(scores: Tensor, n: int, m: int, known: tuple[tuple[int, ...], ...]) -> Tensor:
-    rows = torch.tensor(list(itertools.combinations(range(m), n)), dtype=torch.int64, device=scores.device)
+    rows = torch.tensor(
+        list(itertools.combinations(range(m), n)),
+        dtype=torch.int64,
+        device=scores.device,
+    )
     chosen = torch.tensor(known, dtype=torch.int64, device=scores.device).reshape(-1, m)
 
-    def totals(values: Tensor) -> Tensor:  # (patterns, tiles), which are copied in whole rows
+    def totals(
+        values: Tensor,
+    ) -> Tensor:  # (patterns, tiles), which are copied in whole rows
         entries = values.reshape(-1, m, m).permute(1, 2, 0).contiguous()
         sums = entries[:, rows[:, 0]] if n else entries.new_zeros(m, 1, values.shape[0])
         for i in range(1, n):
@@ -95,7 +114,8 @@ def _best(scores: Tensor, n: int, m: int, known: tuple[tuple[int, ...], ...]) ->
 
     finite, code = _classes(scores)
     sums = totals(finite)
-    # Scores that are not finite are rare, and their sums are left out where it is known that there are none.
+    # Scores that are not finite are rare, and their sums are left out where it is known
+    # that there are none.
     if concrete((code != 0).any()) is not False:
         codes = totals(code)
         sums = torch.where(codes == codes.amax(0), sums, -torch.inf)
@@ -107,11 +127,12 @@ def _best(scores: Tensor, n: int, m: int, known: tuple[tuple[int, ...], ...]) ->
     return flags[chosen[at]].reshape(-1, m * m)
 
 
-# ---- greedy, then swaps --------------------------------------------------------------------------
+# ---- greedy, then swaps --------------------------------------------------------------
 
 
 def _swapped(scores: Tensor, n: int, m: int) -> Tensor:
-    # Ranks by class and value in one number each: what is not finite goes before any sum of finite scores.
+    # Ranks by class and value in one number each: what is not finite goes before any
+    # sum of finite scores.
     finite, code = _classes(scores)
     reach = finite.abs().amax(-1, keepdim=True) * (4 * m * m)
     worth = (finite + code * torch.where(reach > 0, reach, 1.0)).reshape(-1, m, m)
@@ -138,12 +159,15 @@ def _greedy(worth: Tensor, n: int) -> Tensor:
     for _ in range(n * m):
         free = ~kept & (kept.sum(2) < n)[:, :, None] & (kept.sum(1) < n)[:, None, :]
         open_ = torch.where(free, worth, -torch.inf).flatten(1)
-        kept = kept | _one(free.flatten(1) & (open_ == open_.amax(1, keepdim=True))).reshape(kept.shape)
+        kept = kept | _one(
+            free.flatten(1) & (open_ == open_.amax(1, keepdim=True))
+        ).reshape(kept.shape)
     return kept
 
 
 def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
-    # A row i and a column j that lack an entry, and have (i, j): (k, l) gives way to (i, l) and (k, j). There is one.
+    # A row i and a column j that lack an entry, and have (i, j): (k, l) gives way to
+    # (i, l) and (k, j). There is one.
     m = worth.shape[1]
     for _ in range((n * m + 1) // 2):
         rows, columns = kept.sum(2) < n, kept.sum(1) < n
@@ -151,13 +175,21 @@ def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
             break
         i, j = _one(rows), _one(columns)
         row, column = (kept & i[:, :, None]).any(1), (kept & j[:, None, :]).any(2)
-        gives = kept & ~row[:, None, :] & ~column[:, :, None] & rows.any(1)[:, None, None]
+        gives = (
+            kept & ~row[:, None, :] & ~column[:, :, None] & rows.any(1)[:, None, None]
+        )
         across = torch.where(i[:, :, None], worth, 0.0).sum(1)[:, None, :]
         down = torch.where(j[:, None, :], worth, 0.0).sum(2)[:, :, None]
         gain = torch.where(gives, across + down - worth, -torch.inf).flatten(1)
-        best = _one(gives.flatten(1) & (gain == gain.amax(1, keepdim=True))).reshape(kept.shape)
+        best = _one(gives.flatten(1) & (gain == gain.amax(1, keepdim=True))).reshape(
+            kept.shape
+        )
         k, at = best.any(2), best.any(1)
-        kept = (kept & ~best) | (i[:, :, None] & at[:, None, :]) | (k[:, :, None] & j[:, None, :])
+        kept = (
+            (kept & ~best)
+            | (i[:, :, None] & at[:, None, :])
+            | (k[:, :, None] & j[:, None, :])
+        )
     return kept
 
 
@@ -167,7 +199,10 @@ def _exchange(kept: Tensor, worth: Tensor, i: int, k: int) -> Tensor:
     give = torch.where(above & ~below, more, -torch.inf)
     take = torch.where(below & ~above, -more, -torch.inf)
     gain = give.amax(1, keepdim=True) + take.amax(1, keepdim=True)
-    swap = (_one(give == give.amax(1, keepdim=True)) | _one(take == take.amax(1, keepdim=True))) & (gain > 0)
+    swap = (
+        _one(give == give.amax(1, keepdim=True))
+        | _one(take == take.amax(1, keepdim=True))
+    ) & (gain > 0)
     flip = torch.zeros_like(kept)
     flip[:, i], flip[:, k] = swap, swap
     return kept ^ flip

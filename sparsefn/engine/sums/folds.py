@@ -1,4 +1,6 @@
-"""Arrays joined by halves, as `numbers.folded` joins tensors, in blocks that stay in a core's cache."""
+"""Arrays joined by halves, as `numbers.folded` joins tensors, in blocks that stay in a
+core's cache.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from numpy.typing import DTypeLike
 from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.surroundings import Array
 
-_BLOCK = BLOCK // 2  # elements at a time: they are added in place, beside a copy of them
+_BLOCK = (
+    BLOCK // 2
+)  # elements at a time: they are added in place, beside a copy of them
 _TALL = 128  # elements of a unit in one block, where units lie side by side in memory
-_SHORT = 64  # entries: rows of fewer are added across units, as a loop of its own for each costs more
+# entries: rows of fewer are added across units, as a loop of its own for each costs
+# more
+_SHORT = 64
 
 
 class BlockFold(NamedTuple):
-    """The function of the elements of a block, if there is one, and the function that joins two of them."""
+    """The function of the elements of a block, if there is one, and the function that
+    joins two of them.
+    """
 
     lift: Callable[[Array], Array] | None
     join: np.ufunc
@@ -29,7 +37,8 @@ class BlockFold(NamedTuple):
 
 
 def fold(x: Array, rank: int, work: BlockFold) -> Array:
-    """The entries along the first `rank` dimensions, in row-major order, joined into one.
+    """The entries along the first `rank` dimensions, in row-major order, joined into
+    one.
 
     >>> import numpy as np
     >>> from sparsefn.engine.sums.folds import BlockFold, fold
@@ -47,8 +56,13 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
         some = np.concatenate([fold(part, 1, work) for part in tall])
         return fold(some, rank, work._replace(lift=None))
     out: Array = np.empty(grid, work.dtype)
-    along = sorted(range(len(grid)), key=lambda d: -abs(x.strides[rank + d]))  # as the units lie in memory
-    x, target = x.transpose(*range(rank), *(rank + d for d in along)), out.transpose(along)
+    along = sorted(
+        range(len(grid)), key=lambda d: -abs(x.strides[rank + d])
+    )  # as the units lie in memory
+    x, target = (
+        x.transpose(*range(rank), *(rank + d for d in along)),
+        out.transpose(along),
+    )
     places = list(slabs(target.shape, max(1, _BLOCK // size)))
     elements = (slice(None),) * rank
 
@@ -78,10 +92,22 @@ def _merged(x: Array, rank: int) -> tuple[Array, int]:
 
 
 def _cut(x: Array, rank: int, size: int) -> list[Array]:
-    # Of tall units every `apart`-th element, (elements, units ...): the first steps join these with each other alone.
+    # Of tall units every `apart`-th element, (elements, units ...): the first steps
+    # join these with each other alone.
     first, inner = x.shape[0], size // x.shape[0]
-    beside = min((stride for n, stride in zip(x.shape[rank:], x.strides[rank:], strict=True) if n > 1), default=0)
-    if first <= _TALL or inner & (inner - 1) or not (size > _BLOCK or 0 < beside < x.strides[0]):
+    beside = min(
+        (
+            stride
+            for n, stride in zip(x.shape[rank:], x.strides[rank:], strict=True)
+            if n > 1
+        ),
+        default=0,
+    )
+    if (
+        first <= _TALL
+        or inner & (inner - 1)
+        or not (size > _BLOCK or 0 < beside < x.strides[0])
+    ):
         return []
     apart = 1 << (-(-first // _TALL) - 1).bit_length()
     rows, rest = divmod(first, apart)
@@ -124,8 +150,13 @@ def _block(x: Array, rank: int, work: BlockFold) -> Array:
 
 
 def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
-    """Join the entries of the first dimension; the array may be written to where it is `own`."""
-    beside = min((stride for n, stride in zip(x.shape[1:], x.strides[1:], strict=True) if n > 1), default=0)
+    """Join the entries of the first dimension; the array may be written to where it is
+    `own`.
+    """
+    beside = min(
+        (stride for n, stride in zip(x.shape[1:], x.strides[1:], strict=True) if n > 1),
+        default=0,
+    )
     in_line = x.strides[0] < beside
     while len(x) > 1:
         half = 1 << (len(x) - 1).bit_length() - 1

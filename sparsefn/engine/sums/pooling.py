@@ -1,8 +1,9 @@
 """The score of a unit from the scores of its elements, in one order of additions.
 
-The elements of a unit stand in row-major order. With h the largest power of two below their number, those from h on
-are added to the first ones; then h are left, and the second half is added to the first until one is left. Every
-step adds element by element, which IEEE 754 rounds alike everywhere: on all devices, in every layout of memory, on
+The elements of a unit stand in row-major order. With h the largest power of two below
+their number, those from h on are added to the first ones; then h are left, and the
+second half is added to the first until one is left. Every step adds element by element,
+which IEEE 754 rounds alike everywhere: on all devices, in every layout of memory, on
 any number of threads, batched and compiled.
 """
 
@@ -19,7 +20,13 @@ from torch import Tensor
 
 from sparsefn.engine.numbers import folded, raised, root, whole_power
 from sparsefn.engine.sums.folds import BlockFold, fold
-from sparsefn.engine.surroundings import Array, See, is_exporting, visible, visible_inside
+from sparsefn.engine.surroundings import (
+    Array,
+    See,
+    is_exporting,
+    visible,
+    visible_inside,
+)
 
 Box = tuple[int, ...]
 
@@ -31,39 +38,49 @@ _JOINS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], np.ufunc]] = {
 
 
 class Pooling(NamedTuple):
-    """A reduction of the last dimension: "sum", "mean", "max", "min", "norm" of some order.
+    """A reduction of the last dimension: "sum", "mean", "max", "min", "norm" of some
+    order.
 
     >>> from sparsefn.engine.sums.pooling import Pooling
     >>> Pooling("norm", 2)(torch.tensor([[3.0, -4.0], [0.0, 1.0]]))
     tensor([5., 1.])
 
-    Scores of 16 bits are pooled in float32. There is no gradient, and zero is 0.0, never -0.0. The sum of bools is
-    an int32 count, their maximum whether one is set. Raises TypeError for other scores that are not floats.
+    Scores of 16 bits are pooled in float32. There is no gradient, and zero is 0.0,
+    never -0.0. The sum of bools is an int32 count, their maximum whether one is set.
+    Raises TypeError for other scores that are not floats.
     """
 
     name: str
     order: float = 1.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return pool(rows, (1,) * (rows.ndim - 1) + tuple(rows.shape[-1:]), self).squeeze(-1)
+        return pool(
+            rows, (1,) * (rows.ndim - 1) + tuple(rows.shape[-1:]), self
+        ).squeeze(-1)
 
 
 Reduction: TypeAlias = Callable[[Tensor], Tensor] | Pooling
 
 
 def in_boxes(x: Tensor, box: Box) -> Tensor:
-    """View x, whose sizes are divisible by box, as its grid of boxes followed by the dimensions of a box.
+    """View x, whose sizes are divisible by box, as its grid of boxes followed by the
+    dimensions of a box.
 
     >>> from sparsefn.engine.sums.pooling import in_boxes
     >>> in_boxes(torch.zeros(4, 9), (2, 3)).shape
     torch.Size([2, 3, 2, 3])
     """
-    sizes = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b if b else 1, b)]
+    sizes = [
+        n
+        for size, b in zip(x.shape, box, strict=True)
+        for n in (size // b if b else 1, b)
+    ]
     return x.reshape(sizes).permute(*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2))
 
 
 def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
-    """One number for each box of x, whose sizes are divisible by box, laid out as their grid.
+    """One number for each box of x, whose sizes are divisible by box, laid out as their
+    grid.
 
     >>> from sparsefn.engine.sums.pooling import Pooling, pool
     >>> pool(torch.ones(2, 6), (2, 3), Pooling("sum"))
@@ -71,7 +88,9 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
 
     Of an empty tensor these are zeros.
     """
-    if not x.is_floating_point() and (x.dtype != torch.bool or how.name in ("mean", "norm")):
+    if not x.is_floating_point() and (
+        x.dtype != torch.bool or how.name in ("mean", "norm")
+    ):
         raise TypeError(f"expected floating-point scores, got {x.dtype}")
     x, name, order = x.detach(), how.name, float(how.order)
     if not x.numel():
@@ -81,7 +100,11 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
         return seen
     compiling = torch.compiler.is_compiling() and not is_exporting()
     plain = is_exporting() or (x.device.type != "cpu" and not compiling)
-    return reference(x, box, name, order) if plain else _operator(x, list(box), name, order)
+    return (
+        reference(x, box, name, order)
+        if plain
+        else _operator(x, list(box), name, order)
+    )
 
 
 def _grid(x: Tensor, box: Box) -> list[int]:
@@ -97,7 +120,13 @@ def _dtype(x: Tensor, name: str) -> torch.dtype:
 def _join(name: str, order: float) -> str:
     if name in ("max", "min"):
         return name
-    return "add" if name != "norm" or math.isfinite(order) else "max" if order > 0 else "min"
+    return (
+        "add"
+        if name != "norm" or math.isfinite(order)
+        else "max"
+        if order > 0
+        else "min"
+    )
 
 
 def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
@@ -108,18 +137,26 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     tensor([[1., 1.]])
     """
     parts = in_boxes(x, box).to(_dtype(x, name))
-    parts = parts.permute(*range(x.ndim, 2 * x.ndim), *range(x.ndim)).reshape(math.prod(box), *_grid(x, box))
+    parts = parts.permute(*range(x.ndim, 2 * x.ndim), *range(x.ndim)).reshape(
+        math.prod(box), *_grid(x, box)
+    )
     if name == "norm":
         parts = parts.abs() if math.isinf(order) else raised(parts.abs(), order)
     total = folded(parts, _JOINS[_join(name, order)][0])
     if x.dtype == torch.bool:
         return total
-    if name == "mean":  # a tensor over a Python number is a product with 1 / n on some devices
-        total = total / torch.full((), math.prod(box), dtype=total.dtype, device=total.device)
-    return (root(total, order) if name == "norm" else total) + 0  # which makes 0.0 of -0.0
+    if (
+        name == "mean"
+    ):  # a tensor over a Python number is a product with 1 / n on some devices
+        total = total / torch.full(
+            (), math.prod(box), dtype=total.dtype, device=total.device
+        )
+    return (
+        root(total, order) if name == "norm" else total
+    ) + 0  # which makes 0.0 of -0.0
 
 
-# ---- the operator, inside which tensors are ordinary ----------------------------------------------
+# ---- the operator, inside which tensors are ordinary ---------------------------------
 
 
 @torch.library.custom_op("sparsefn::pool", mutates_args=())
@@ -135,11 +172,18 @@ def _(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
 
 
 @_operator.register_vmap
-def _(info: object, in_dims: tuple[int, ...], x: Tensor, box: list[int], name: str, order: float) -> tuple[Tensor, int]:
+def _(
+    info: object,
+    in_dims: tuple[int, ...],
+    x: Tensor,
+    box: list[int],
+    name: str,
+    order: float,
+) -> tuple[Tensor, int]:
     return _operator(x.movedim(in_dims[0], 0), [1, *box], name, order), 0
 
 
-# ---- ordinary CPU tensors -------------------------------------------------------------------------
+# ---- ordinary CPU tensors ------------------------------------------------------------
 
 
 def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor | None:
@@ -149,18 +193,32 @@ def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor
     parts = seen[0]
     rank, size, lift = x.ndim, math.prod(box), None
     if x.dtype == torch.bool:
-        parts = parts.view(np.uint8) if size < 256 or name != "sum" else parts.astype(np.int32)
+        parts = (
+            parts.view(np.uint8)
+            if size < 256 or name != "sum"
+            else parts.astype(np.int32)
+        )
     elif name == "norm" or parts.itemsize == 2:
         lift = partial(_lifted, name, order, x.dtype == torch.bfloat16)
-    work = BlockFold(lift, _JOINS[_join(name, order)][1], np.float32 if parts.itemsize == 2 else parts.dtype)
+    work = BlockFold(
+        lift,
+        _JOINS[_join(name, order)][1],
+        np.float32 if parts.itemsize == 2 else parts.dtype,
+    )
     with np.errstate(all="ignore"):
         total = fold(parts.transpose(*range(rank, 2 * rank), *range(rank)), rank, work)
         if x.dtype == torch.bool:
-            return torch.from_numpy(total.astype(np.int32 if name == "sum" else np.bool_))
+            return torch.from_numpy(
+                total.astype(np.int32 if name == "sum" else np.bool_)
+            )
         if name == "mean":
             total /= size
         total += 0  # which makes 0.0 of -0.0
-    return root(torch.from_numpy(total), order) if name == "norm" else torch.from_numpy(total)
+    return (
+        root(torch.from_numpy(total), order)
+        if name == "norm"
+        else torch.from_numpy(total)
+    )
 
 
 def _lifted(name: str, order: float, brain: bool, block: Array) -> Array:
@@ -173,6 +231,8 @@ def _lifted(name: str, order: float, brain: bool, block: Array) -> Array:
     if math.isinf(order):
         return np.abs(block)
     if order >= 1 and order == int(order):
-        return np.asarray(whole_power(np.abs(block) if order % 2 else block, int(order)))
+        return np.asarray(
+            whole_power(np.abs(block) if order % 2 else block, int(order))
+        )
     powers: Array = raised(torch.from_numpy(np.abs(block)), order).numpy()
     return powers

@@ -2,7 +2,12 @@
 
 from sparsefn.engine.surroundings import backends
 from sparsefn.engine.surroundings.backends import asked
-from sparsefn.engine.surroundings.older import differentiating, guards_by_name, is_exporting, replaceable
+from sparsefn.engine.surroundings.older import (
+    differentiating,
+    guards_by_name,
+    is_exporting,
+    replaceable,
+)
 from sparsefn.engine.surroundings.transforms import (
     ADD_EACH,
     CAST,

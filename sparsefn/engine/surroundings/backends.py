@@ -1,17 +1,23 @@
-"""Backends: whoever computes for a kind of device what this library computes, in a way of its own with the same bits.
+"""Backends: whoever computes for a kind of device what this library computes, in a way
+of its own with the same bits.
 
-A backend is registered by `BACKENDS[name, device type] = function`. The function gets what stands here; it returns None
-for what it leaves to this library.
+A backend is registered by `BACKENDS[name, device type] = function`. The function gets
+what stands here; it returns None for what it leaves to this library.
 
-- `winners(entries, counts, spans, joint)`: the masks of `selection/dispatch.py`'s operator.
-- `draws(key, index, n, kind, dtype, domain, digits)`: those of `threefry.py`'s operator. `kind` is "words", "pairs",
-  "uniform" or "normal", `domain` what the key is xored with, `digits` are those of the significand of the dtype.
-- `draws_of_leaves(keys, sizes, kind, dtype, domain, digits)`: draws of keys (leaves, 2), a tensor of each size.
+- `winners(entries, counts, spans, joint)`: the masks of `selection/dispatch.py`'s
+  operator.
+- `draws(key, index, n, kind, dtype, domain, digits)`: those of `threefry.py`'s
+  operator. `kind` is "words", "pairs", "uniform" or "normal", `domain` what the key is
+  xored with, `digits` are those of the significand of the dtype.
+- `draws_of_leaves(keys, sizes, kind, dtype, domain, digits)`: draws of keys (leaves,
+  2), a tensor of each size.
 - `coins(key, chances, places, n)`: those of `draws.flips`.
-- `adam(rows, numbers, betas, eps, decay, decoupled)`: a step under masks. A row is a param, its mask, gradient and
-  moments; `numbers` are the count, the powers of the betas and the rate. Gives the new param and moments of each row,
-  and the new count and powers.
-- `sgd(rows, numbers, momentum, nesterov, decay)`: the same; `numbers` are the count and the rate.
+- `adam(rows, numbers, betas, eps, decay, decoupled)`: a step under masks. A row is a
+  param, its mask, gradient and moments; `numbers` are the count, the powers of the
+  betas and the rate. Gives the new param and moments of each row, and the new count and
+  powers.
+- `sgd(rows, numbers, momentum, nesterov, decay)`: the same; `numbers` are the count and
+  the rate.
 """
 
 from __future__ import annotations
@@ -33,7 +39,8 @@ def has_backend(name: str, device: str) -> bool:
 
 
 def asked(name: str, device: str, *args: Any) -> Any:
-    """What the backend of a kind of device makes of some arguments; None where there is none, or it declines.
+    """What the backend of a kind of device makes of some arguments; None where there is
+    none, or it declines.
 
     >>> from sparsefn.engine.surroundings import backends
     >>> backends.asked("winners", "meta", [], torch.tensor([]), [], False)

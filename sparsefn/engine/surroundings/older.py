@@ -30,7 +30,8 @@ def is_exporting() -> bool:
 
 
 def replaceable(cls: Class) -> Class:
-    """Mark a named tuple that compiled code returns: what `_replace` made comes out of the compiler of 2.11 empty.
+    """Mark a named tuple that compiled code returns: what `_replace` made comes out of
+    the compiler of 2.11 empty.
 
     >>> from typing import NamedTuple
     >>> from sparsefn.engine.surroundings.older import replaceable
@@ -44,14 +45,18 @@ def replaceable(cls: Class) -> Class:
 
 
 def _replace(self: Any, **fields: Any) -> Any:
-    values = [fields.pop(name) if name in fields else value for name, value in zip(self._fields, self, strict=True)]
+    values = [
+        fields.pop(name) if name in fields else value
+        for name, value in zip(self._fields, self, strict=True)
+    ]
     if fields:
         raise ValueError(f"Got unexpected field names: {list(fields)!r}")
     return type(self)(*values)
 
 
 def differentiating(fn: Function) -> Function:
-    """Mark a function that asks torch.func for derivatives: in inference mode those of 2.11 are zeros, so it is left.
+    """Mark a function that asks torch.func for derivatives: in inference mode those of
+    2.11 are zeros, so it is left.
 
     >>> from sparsefn.engine.surroundings.older import differentiating
     >>> with torch.inference_mode():
@@ -74,8 +79,9 @@ def differentiating(fn: Function) -> Function:
 def guards_by_name(program: ExportedProgram, model: nn.Module) -> ExportedProgram:
     """The program, whose checks of inputs find what its model takes as `**kwargs`.
 
-    torch 2.14 writes `L['kwargs']['x']` for an input that the program itself names `x`, and `program.module()` then
-    fails with "name 'L' is not defined". Other releases write `L['x']`.
+    torch 2.14 writes `L['kwargs']['x']` for an input that the program itself names `x`,
+    and `program.module()` then fails with "name 'L' is not defined". Other releases
+    write `L['x']`.
 
     >>> from sparsefn.engine.surroundings.older import guards_by_name
     >>> program = torch.export.export(nn.ReLU(), (torch.ones(1),))
@@ -84,6 +90,8 @@ def guards_by_name(program: ExportedProgram, model: nn.Module) -> ExportedProgra
     """
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            guards = [guard.replace(f"L['{name}'][", "L[") for guard in program._guards_code]
+            guards = [
+                guard.replace(f"L['{name}'][", "L[") for guard in program._guards_code
+            ]
             program._guards_code = guards
     return program

@@ -1,6 +1,8 @@
-"""What compile, vmap, grad and modes hide, and what they let Python know: the one place for torch's private names.
+"""What compile, vmap, grad and modes hide, and what they let Python know: the one place
+for torch's private names.
 
-All but `torch.compiler.is_compiling` is private to torch, which may rename it; so nothing else of the package uses it.
+All but `torch.compiler.is_compiling` is private to torch, which may rename it; so
+nothing else of the package uses it.
 """
 
 from __future__ import annotations
@@ -21,48 +23,80 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
 )
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as temporarily_clear_interpreter_stack
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack as temporarily_clear_interpreter_stack,
+)
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode as is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
+from torch.utils._python_dispatch import (
+    is_in_torch_dispatch_mode as is_in_torch_dispatch_mode,
+)
 
 from sparsefn.engine.surroundings.older import is_exporting
 
 Array: TypeAlias = np.ndarray[Any, Any]
-See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]  # `visible`, or `visible_inside` in an operator
+See: TypeAlias = Callable[
+    [Sequence[Tensor]], list[Array] | None
+]  # `visible`, or `visible_inside` in an operator
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under autograd or under inference_mode.
+# A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under
+# autograd or under inference_mode.
 _DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
 _TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
 _PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
-_TYPES = frozenset((Tensor, torch.nn.Parameter))  # a subclass may mean something else by its memory
+_TYPES = frozenset(
+    (Tensor, torch.nn.Parameter)
+)  # a subclass may mean something else by its memory
 CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
-GROUPED = torch.ops.aten._grouped_mm  # consecutive rows times a matrix each, as of experts
-ADD_EACH = torch._foreach_add_  # a number to each of some tensors: the numbers are arguments of the launch
+GROUPED = (
+    torch.ops.aten._grouped_mm
+)  # consecutive rows times a matrix each, as of experts
+ADD_EACH = (
+    torch._foreach_add_
+)  # a number to each of some tensors: the numbers are arguments of the launch
 COPY_EACH = torch._foreach_copy_  # one launch for many tensors
-SUM_EACH, LESS_EACH, LARGER_EACH = torch._foreach_add, torch._foreach_sub, torch._foreach_maximum
+SUM_EACH, LESS_EACH, LARGER_EACH = (
+    torch._foreach_add,
+    torch._foreach_sub,
+    torch._foreach_maximum,
+)
 LARGEST_EACH = torch._foreach_max
-TIMES_EACH, OVER_EACH, ROOT_EACH = torch._foreach_mul, torch._foreach_div, torch._foreach_sqrt_
+TIMES_EACH, OVER_EACH, ROOT_EACH = (
+    torch._foreach_mul,
+    torch._foreach_div,
+    torch._foreach_sqrt_,
+)
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
-VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")  # in 2.13
+VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key(
+    "aten::view.dtype", "FuncTorchBatched"
+)  # in 2.13
 
 
 def concrete(value: Any) -> Any:
-    """The Python number in a 0-d CPU tensor, or None where a transform or a device hides it.
+    """The Python number in a 0-d CPU tensor, or None where a transform or a device
+    hides it.
 
     >>> concrete(torch.tensor(3)), concrete(2.5)
     (3, 2.5)
 
     Nothing waits for a device.
     """
-    return None if isinstance(value, Tensor) and value.device.type != "cpu" else read(value)
+    return (
+        None
+        if isinstance(value, Tensor) and value.device.type != "cpu"
+        else read(value)
+    )
 
 
 def read(value: Any) -> Any:
-    """The Python number in a 0-d tensor of any device, for which it waits; None where a transform hides it.
+    """The Python number in a 0-d tensor of any device, for which it waits; None where a
+    transform hides it.
 
     >>> from sparsefn.engine.surroundings.transforms import read
     >>> read(torch.tensor(3))
@@ -79,7 +113,8 @@ def read(value: Any) -> Any:
 
 
 def known(value: Any) -> Any:
-    """The number itself; compiled code then knows its value, and no longer computes with it.
+    """The number itself; compiled code then knows its value, and no longer computes
+    with it.
 
     >>> known(0.1), known(3)
     (0.1, 3)
@@ -90,7 +125,8 @@ def known(value: Any) -> Any:
 
 
 def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bits of a tensor as another dtype of the same size: `x.view(dtype)`, for which older torch has no vmap rule.
+    """The bits of a tensor as another dtype of the same size: `x.view(dtype)`, for
+    which older torch has no vmap rule.
 
     >>> from sparsefn.engine.surroundings.transforms import reinterpreted
     >>> reinterpreted(torch.tensor([1.0]), torch.int32)
@@ -111,19 +147,27 @@ def _(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @_reinterpreted.register_vmap
-def _(info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+def _(
+    info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, int]:
     return _reinterpreted(x, dtype), in_dims[0]
 
 
 def computed_once(x: Tensor) -> Tensor:
-    """The tensor; compiled code has it in memory, and does not compute it again in every loop that reads it.
+    """The tensor; compiled code has it in memory, and does not compute it again in
+    every loop that reads it.
 
     >>> from sparsefn.engine.surroundings.transforms import computed_once
     >>> computed_once(torch.tensor(0.5))
     tensor(0.5000)
     """
-    # The compiler makes a view of sizes and strides of memory alone, and keeps others as what they are computed from.
-    return x.as_strided(x.shape, x.stride()) if is_compiling() and not is_exporting() else x
+    # The compiler makes a view of sizes and strides of memory alone, and keeps others
+    # as what they are computed from.
+    return (
+        x.as_strided(x.shape, x.stride())
+        if is_compiling() and not is_exporting()
+        else x
+    )
 
 
 def fused(*results: Tensor) -> bool:
@@ -133,19 +177,22 @@ def fused(*results: Tensor) -> bool:
     >>> fused(torch.zeros(1))
     False
 
-    What such code computes and does not select costs no pass over memory, and its NaN reaches no gradient. Ask of what
-    was computed: under a transform the compiler does not say it of arguments.
+    What such code computes and does not select costs no pass over memory, and its NaN
+    reaches no gradient. Ask of what was computed: under a transform the compiler does
+    not say it of arguments.
     """
     return is_compiling() and not any(x.requires_grad for x in results)
 
 
 def at_compile_time(fn: Function) -> Function:
-    """Mark a function of Python values: compiled code calls it while it is traced and keeps the result.
+    """Mark a function of Python values: compiled code calls it while it is traced and
+    keeps the result.
 
     >>> at_compile_time(lambda word: len(word))("four")
     4
 
-    As `torch.compiler.assume_constant_result`, which imports the compiler, and that takes a second.
+    As `torch.compiler.assume_constant_result`, which imports the compiler, and that
+    takes a second.
     """
     fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return fn
@@ -180,7 +227,8 @@ def transformed() -> bool:
 
 
 class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that looks on, and leaves tensors and results as they are: the library does what it does without it.
+    """A mode that looks on, and leaves tensors and results as they are: the library
+    does what it does without it.
 
     >>> from sparsefn.engine.surroundings.transforms import Onlooker, in_mode
     >>> issubclass(Onlooker, TorchDispatchMode)
@@ -189,7 +237,8 @@ class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def in_mode() -> bool:
-    """Whether a dispatch mode sees the operations, and may change them: fake tensors, a trace, a counter of FLOPs.
+    """Whether a dispatch mode sees the operations, and may change them: fake tensors, a
+    trace, a counter of FLOPs.
 
     >>> from sparsefn.engine.surroundings.transforms import in_mode
     >>> in_mode()
@@ -208,24 +257,35 @@ def outside_modes() -> contextlib.AbstractContextManager[object]:
     ...     torch.ones(1).item()
     1.0
     """
-    return _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext()
+    return (
+        _disable_current_modes()
+        if is_in_torch_dispatch_mode()
+        else contextlib.nullcontext()
+    )
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether someone may ask for a derivative. Compiled code is traced once for all who do.
+    """Whether someone may ask for a derivative. Compiled code is traced once for all
+    who do.
 
     >>> from sparsefn.engine.surroundings.transforms import differentiated
-    >>> differentiated(torch.zeros(1)), differentiated(torch.zeros(1, requires_grad=True))
+    >>> (
+    ...     differentiated(torch.zeros(1)),
+    ...     differentiated(torch.zeros(1, requires_grad=True)),
+    ... )
     (False, True)
     """
     if is_compiling() or forward_ad._current_level >= 0:
         return True
     levels = get_interpreter_stack() or []
-    return any(level.key() in _GRADIENTS for level in levels) or any(x.requires_grad for x in tensors)
+    return any(level.key() in _GRADIENTS for level in levels) or any(
+        x.requires_grad for x in tensors
+    )
 
 
 def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """The memory of CPU tensors as arrays, shared; None where a transform, a mode or a device hides some of it.
+    """The memory of CPU tensors as arrays, shared; None where a transform, a mode or a
+    device hides some of it.
 
     >>> from sparsefn.engine.surroundings.transforms import visible
     >>> visible([torch.tensor([1.0, 2.0])])
@@ -233,20 +293,24 @@ def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
     >>> _ = torch.vmap(lambda x: print(visible([x])) or x)(torch.ones(1, 2))
     None
 
-    bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through an array, and it must not be
-    written to unless the tensor was made for that.
+    bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through an
+    array, and it must not be written to unless the tensor was made for that.
     """
     if is_compiling() or in_mode() or _is_tracing():
         return None
-    # Under grad or functionalize torch wraps what is made from any memory, so that writing to it would not reach it.
+    # Under grad or functionalize torch wraps what is made from any memory, so that
+    # writing to it would not reach it.
     levels = get_interpreter_stack()
-    if levels is not None and any(level.key() != TransformType.Vmap for level in levels):
+    if levels is not None and any(
+        level.key() != TransformType.Vmap for level in levels
+    ):
         return None
     return visible_inside(tensors)
 
 
 def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`visible` inside an operator of this library, whose tensors are real whatever calls it.
+    """`visible` inside an operator of this library, whose tensors are real whatever
+    calls it.
 
     >>> from sparsefn.engine.surroundings.transforms import visible_inside
     >>> visible_inside([torch.tensor([1.0, 2.0])])
@@ -262,7 +326,8 @@ def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
 
 
 def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`visible`, and None where a derivative of what is computed from the tensors may be asked for.
+    """`visible`, and None where a derivative of what is computed from the tensors may
+    be asked for.
 
     >>> from sparsefn.engine.surroundings.transforms import constants
     >>> constants([torch.ones(1)]), constants([torch.ones(1, requires_grad=True)])
@@ -270,18 +335,25 @@ def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
     """
     if is_compiling() or forward_ad._current_level >= 0:
         return None
-    return None if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) else visible(tensors)
+    return (
+        None
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        else visible(tensors)
+    )
 
 
 def _memory(x: Tensor) -> Array | None:
-    # A wrapped tensor has a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked
-    # first what handles its operations: only torch's dense CPU kernels read the memory as it lies.
+    # A wrapped tensor has a `numpy()`, too, which may hand out memory that nobody wrote
+    # to. So the tensor is asked first what handles its operations: only torch's dense
+    # CPU kernels read the memory as it lies.
     if type(x) not in _TYPES or _dispatch_keys(x).raw_repr() not in _PLAIN:
         return None
     try:
         return (x.detach() if x.requires_grad else x).numpy()
     except TypeError:  # a dtype that numpy lacks
-        return _memory(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
+        return (
+            _memory(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
+        )
     except RuntimeError:  # detached under a transform, it is wrapped
         return None
 

@@ -9,7 +9,9 @@ from sparsefn.engine.checks import plain
 
 def test_a_name_is_found_in_either_case():
     assert plain.named("it", "ERK", {"erk": 1}) == 1
-    with pytest.raises(ValueError, match=re.escape("expected it to be one of 'erk', got 3")):
+    with pytest.raises(
+        ValueError, match=re.escape("expected it to be one of 'erk', got 3")
+    ):
         plain.named("it", 3, {"erk": 1})
 
 

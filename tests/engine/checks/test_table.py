@@ -6,7 +6,9 @@ from sparsefn.engine.checks.table import aligned, natural
 
 
 def test_text_is_left_and_numbers_right():
-    table = aligned([("a", "shape", "n"), ("long", "(2,)", "1,000"), ("", "", "5")], left=2)
+    table = aligned(
+        [("a", "shape", "n"), ("long", "(2,)", "1,000"), ("", "", "5")], left=2
+    )
     assert table.splitlines() == [
         "a     shape      n",
         "long  (2,)   1,000",
@@ -26,4 +28,14 @@ def test_rows_have_equally_many_cells():
 
 def test_natural_order_reads_numbers():
     paths = ["10.w", "b", "a10b2", "2.w", "", "a2b10", "1", "a", "2.b"]
-    assert sorted(paths, key=natural) == ["", "1", "2.b", "2.w", "10.w", "a", "a2b10", "a10b2", "b"]
+    assert sorted(paths, key=natural) == [
+        "",
+        "1",
+        "2.b",
+        "2.w",
+        "10.w",
+        "a",
+        "a2b10",
+        "a10b2",
+        "b",
+    ]

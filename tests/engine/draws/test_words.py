@@ -27,7 +27,9 @@ def drawn(keys, index, n, second=True):
 
 
 def one_by_one(keys, index, n):
-    wide = np.broadcast_to(np.arange(n) if index is None else index, (len(keys), n)).tolist()
+    wide = np.broadcast_to(
+        np.arange(n) if index is None else index, (len(keys), n)
+    ).tolist()
     return np.array(
         [
             [words.pair(*key, i >> 32 & 0xFFFFFFFF, i & 0xFFFFFFFF)[word] for i in row]
@@ -41,7 +43,9 @@ def one_by_one(keys, index, n):
 def test_known_answers(case):
     (key, counter), expected = case, KNOWN[case]
     assert words.pair(*key, *counter) == expected
-    index = np.full((1, 100), (counter[0] << 32 | counter[1]) - (counter[0] >> 31 << 64), np.int64)
+    index = np.full(
+        (1, 100), (counter[0] << 32 | counter[1]) - (counter[0] >> 31 << 64), np.int64
+    )
     assert (drawn([key], index, 100) == np.array(expected)[:, None, None]).all()
 
 
@@ -67,7 +71,9 @@ def test_threads_change_nothing(monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        np.testing.assert_array_equal(drawn(KEYS, None, 500), one_by_one(KEYS, None, 500))
+        np.testing.assert_array_equal(
+            drawn(KEYS, None, 500), one_by_one(KEYS, None, 500)
+        )
     finally:
         torch.set_num_threads(threads)
 

@@ -1,4 +1,6 @@
-"""Rows of flat arrays: which memory may be read, what is new, and that kernels get every block."""
+"""Rows of flat arrays: which memory may be read, what is new, and that kernels get
+every block.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ from sparsefn.engine.leaves.memory import BLOCK
 
 
 def test_every_block_reaches_a_kernel_once():
-    rows = [(np.arange(n, dtype=np.int64), np.zeros(n, np.int64)) for n in (1, BLOCK + 1, 0, 20 * BLOCK)]
+    rows = [
+        (np.arange(n, dtype=np.int64), np.zeros(n, np.int64))
+        for n in (1, BLOCK + 1, 0, 20 * BLOCK)
+    ]
 
     def count(blocks):
         for x, out in blocks:
@@ -25,7 +30,13 @@ def test_every_block_reaches_a_kernel_once():
 def test_memory_is_for_plain_tensors_of_one_shape():
     x = torch.ones(64, 64)
     assert blockwise.flat_memory(x, x) is not None
-    hidden = [x[:2], x.T[:, :63], x.clone().requires_grad_(), x.to("meta"), x.to_sparse()]
+    hidden = [
+        x[:2],
+        x.T[:, :63],
+        x.clone().requires_grad_(),
+        x.to("meta"),
+        x.to_sparse(),
+    ]
     for other in hidden:
         assert blockwise.flat_memory(other) is None, other
     assert blockwise.flat_memory(x, torch.ones(4096)) is None
@@ -40,5 +51,12 @@ def test_new_tensors_of_a_row_share_their_memory(dtype):
         out, rest = blockwise.add_row(rows, x, results=2, least=1)
     given, memory, _ = rows[0]
     memory[:] = given
-    assert out.dtype == dtype == rest.dtype and out.device.type == "cpu" and torch.equal(out, x)
-    assert blockwise.add_row(rows, x, torch.ones(3), results=1, least=1) is None and len(rows) == 1
+    assert (
+        out.dtype == dtype == rest.dtype
+        and out.device.type == "cpu"
+        and torch.equal(out, x)
+    )
+    assert (
+        blockwise.add_row(rows, x, torch.ones(3), results=1, least=1) is None
+        and len(rows) == 1
+    )

@@ -1,4 +1,6 @@
-"""Tensors that were given away cannot be used, and only memory that nobody else reads is given."""
+"""Tensors that were given away cannot be used, and only memory that nobody else reads
+is given.
+"""
 
 import copy
 
@@ -33,8 +35,10 @@ def emptied():
 )
 def test_every_use_raises(use):
     expected = (
-        "expected a tensor, got <given away: float32 of shape (3, 4)>: a donated algorithm has updated the state that "
-        "it belongs to; go on with the state that update returned, or copy a state before: "
+        "expected a tensor, got <given away: float32 of shape (3, 4)>: a donated "
+        "algorithm has updated the state that "
+        "it belongs to; go on with the state that update returned, or copy a state "
+        "before: "
         "optree.tree_map(torch.clone, state)"
     )
     with pytest.raises(ValueError) as error:
@@ -95,7 +99,9 @@ def test_what_an_update_made_itself_is_told_from_what_it_was_given():
     assert not donation.saves() and not donation.offered(own)
     with donation.giving([given]):
         donation.offer([own], others=[given])
-        assert donation.saves() and donation.offered(own) and not donation.offered(given)
+        assert (
+            donation.saves() and donation.offered(own) and not donation.offered(given)
+        )
         with donation.giving([]):
             assert not donation.offered(own)
         donation.take(own)

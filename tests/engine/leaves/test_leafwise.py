@@ -1,4 +1,6 @@
-"""The passes have the bits of torch.where, whatever the size, the dtype, the layout, the values and the threads."""
+"""The passes have the bits of torch.where, whatever the size, the dtype, the layout,
+the values and the threads.
+"""
 
 import pytest
 import torch
@@ -9,8 +11,20 @@ from sparsefn.engine.leaves import blockwise, donation, leafwise, lists
 from sparsefn.engine.leaves.memory import BLOCK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-ODD = (float("nan"), -float("nan"), -0.0, 0.0, float("inf"), -float("inf"), 1e-45, -1e-40, 3e38, 1.0)
-# Below and above what is left to torch, one block, and a little over two; one dimension and several.
+ODD = (
+    float("nan"),
+    -float("nan"),
+    -0.0,
+    0.0,
+    float("inf"),
+    -float("inf"),
+    1e-45,
+    -1e-40,
+    3e38,
+    1.0,
+)
+# Below and above what is left to torch, one block, and a little over two; one dimension
+# and several.
 SHAPES = ((0,), (7,), (64, 65), (3, 5, 7, 97), (BLOCK,), (2 * BLOCK + 3,))
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -18,7 +32,9 @@ WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def values(shape, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    odd = torch.tensor(ODD, dtype=torch.float64)[torch.randint(0, len(ODD), shape, generator=generator)]
+    odd = torch.tensor(ODD, dtype=torch.float64)[
+        torch.randint(0, len(ODD), shape, generator=generator)
+    ]
     return torch.where(torch.rand(shape, generator=generator) < 0.3, odd, x).to(dtype)
 
 
@@ -30,12 +46,20 @@ def same(a, b):
     """The same bits; a NaN that arithmetic made may have any sign."""
     assert a.dtype == b.dtype and a.shape == b.shape
     words = WORDS[a.element_size()]
-    assert bool(((a.contiguous().view(words) == b.contiguous().view(words)) | (a.isnan() & b.isnan())).all())
+    assert bool(
+        (
+            (a.contiguous().view(words) == b.contiguous().view(words))
+            | (a.isnan() & b.isnan())
+        ).all()
+    )
 
 
 def identical(a, b):
     assert a.dtype == b.dtype and a.shape == b.shape
-    assert torch.equal(a.contiguous().view(WORDS[a.element_size()]), b.contiguous().view(WORDS[b.element_size()]))
+    assert torch.equal(
+        a.contiguous().view(WORDS[a.element_size()]),
+        b.contiguous().view(WORDS[b.element_size()]),
+    )
 
 
 @pytest.fixture(params=[1, 2], autouse=True)
@@ -56,14 +80,20 @@ def test_bits_are_those_of_where(shape, dtype):
     same(leafwise.added([mask], [old], [new])[0], torch.where(mask, old + new, old))
     identical(leafwise.cleaned([mask], [new])[0], torch.where(mask, new, zero))
     # Off the mask a moved leaf keeps its very bits, NaN included.
-    identical(torch.where(mask, zero, leafwise.added([mask], [old], [new])[0]), torch.where(mask, zero, old))
+    identical(
+        torch.where(mask, zero, leafwise.added([mask], [old], [new])[0]),
+        torch.where(mask, zero, old),
+    )
 
 
 def test_updates_that_are_zeros_off_the_mask_leave_every_bit():
     mask, old = mask_of((100, 100)), values((100, 100), torch.float32, 2)
     for zero in (0.0, -0.0):
         update = torch.where(mask, 1.0, zero)
-        identical(leafwise.added([mask], [old], [update])[0], torch.where(mask, old + update, old))
+        identical(
+            leafwise.added([mask], [old], [update])[0],
+            torch.where(mask, old + update, old),
+        )
 
 
 def test_many_leaves_on_threads():
@@ -73,11 +103,21 @@ def test_many_leaves_on_threads():
         new.append(values(shape, DTYPES[i % 2], i))
         old.append(values(shape, DTYPES[i % 2], 100 + i))
     masks[3], zeros = torch.tensor(True), [x.new_zeros(()) for x in new]
-    for row in zip(masks, new, old, zeros, leafwise.zeroed(masks, new), leafwise.either(masks, new, old), strict=True):
+    for row in zip(
+        masks,
+        new,
+        old,
+        zeros,
+        leafwise.zeroed(masks, new),
+        leafwise.either(masks, new, old),
+        strict=True,
+    ):
         mask, a, b, zero, masked, chosen = row
         identical(masked, torch.where(mask, a, zero))
         identical(chosen, torch.where(mask, a, b))
-    for mask, a, b, result in zip(masks, new, old, leafwise.added(masks, old, new), strict=True):
+    for mask, a, b, result in zip(
+        masks, new, old, leafwise.added(masks, old, new), strict=True
+    ):
         same(result, torch.where(mask, a + b, b))
 
 
@@ -85,20 +125,34 @@ def test_many_leaves_on_threads():
 def test_other_layouts_and_dtypes_that_differ(dtype):
     whole, mask = values((130, 128), dtype, 3), mask_of((128, 130))
     channels = values((8, 16, 8, 8), dtype, 4).to(memory_format=torch.channels_last)
-    cases = [(mask, whole.T), (mask.T, whole), (mask[::2], whole.T[::2]), (mask_of((8, 16, 8, 8)), channels)]
+    cases = [
+        (mask, whole.T),
+        (mask.T, whole),
+        (mask[::2], whole.T[::2]),
+        (mask_of((8, 16, 8, 8)), channels),
+    ]
     cases.append((mask[:1].expand(128, 130), whole.T.contiguous()))
     for kept, leaf in cases:
         zero = leaf.new_zeros(())
         identical(leafwise.zeroed([kept], [leaf])[0], torch.where(kept, leaf, zero))
         identical(leafwise.cleaned([kept], [leaf])[0], torch.where(kept, leaf, zero))
-        same(leafwise.added([kept], [leaf], [leaf])[0], torch.where(kept, leaf + leaf, leaf))
+        same(
+            leafwise.added([kept], [leaf], [leaf])[0],
+            torch.where(kept, leaf + leaf, leaf),
+        )
     other = values((128, 130), torch.float64, 5)
-    mixed = torch.where(mask, (whole.T + other).to(dtype), whole.T)  # params keep their dtype
+    mixed = torch.where(
+        mask, (whole.T + other).to(dtype), whole.T
+    )  # params keep their dtype
     same(leafwise.added([mask], [whole.T.contiguous()], [other])[0], mixed)
 
 
 def test_nothing_is_written_to_and_a_clean_leaf_is_handed_back():
-    mask, leaf, other = mask_of((90, 90)), values((90, 90), torch.float32, 6), values((90, 90), torch.float32, 7)
+    mask, leaf, other = (
+        mask_of((90, 90)),
+        values((90, 90), torch.float32, 6),
+        values((90, 90), torch.float32, 7),
+    )
     copies = [x.clone() for x in (mask, leaf, other)]
     leafwise.zeroed([mask], [leaf])
     leafwise.either([mask], [leaf], [other])
@@ -133,14 +187,21 @@ def test_gradients_flow_as_through_where():
     parameter = torch.nn.Parameter(torch.ones(80, 80), requires_grad=False)
     assert type(leafwise.zeroed([mask], [parameter])[0]) is torch.Tensor
     with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(torch.ones(80, 80), torch.full((80, 80), 3.0))
-        tangent = torch.autograd.forward_ad.unpack_dual(leafwise.zeroed([mask], [dual])[0]).tangent
+        dual = torch.autograd.forward_ad.make_dual(
+            torch.ones(80, 80), torch.full((80, 80), 3.0)
+        )
+        tangent = torch.autograd.forward_ad.unpack_dual(
+            leafwise.zeroed([mask], [dual])[0]
+        ).tangent
     identical(tangent, torch.where(mask, 3.0, 0.0))
 
 
 def test_the_same_under_transforms():
     masks = torch.stack([mask_of((70, 70), seed) for seed in range(3)])
-    new, old = (torch.stack([values((70, 70), torch.float32, 10 * i + j) for j in range(3)]) for i in (1, 2))
+    new, old = (
+        torch.stack([values((70, 70), torch.float32, 10 * i + j) for j in range(3)])
+        for i in (1, 2)
+    )
 
     def all_of(mask, a, b):
         return (
@@ -152,7 +213,9 @@ def test_the_same_under_transforms():
 
     batched = torch.vmap(all_of)(masks, new, old)
     one = torch.vmap(all_of, in_dims=(None, 0, None))(masks[0], new, old[0])
-    compiled = torch.compile(all_of, backend="aot_eager", fullgraph=True)(masks[0], new[0], old[0])
+    compiled = torch.compile(all_of, backend="aot_eager", fullgraph=True)(
+        masks[0], new[0], old[0]
+    )
     for i in range(3):
         for got, want in zip(batched, all_of(masks[i], new[i], old[i]), strict=True):
             same(got[i], want)
@@ -160,7 +223,9 @@ def test_the_same_under_transforms():
             same(got[i], want)
     for got, want in zip(compiled, all_of(masks[0], new[0], old[0]), strict=True):
         same(got, want)
-    slope = torch.func.grad(lambda a: all_of(masks[0], a, old[0])[0].nan_to_num().sum())(torch.ones(70, 70))
+    slope = torch.func.grad(
+        lambda a: all_of(masks[0], a, old[0])[0].nan_to_num().sum()
+    )(torch.ones(70, 70))
     identical(slope, masks[0].float())
 
 
@@ -168,7 +233,9 @@ def test_the_same_under_transforms():
 def test_leaves_that_torch_negates_lazily(shape):
     mask, leaf = (
         mask_of(shape),
-        torch.complex(values(shape, torch.float32, 0), values(shape, torch.float32, 1)).conj().imag,
+        torch.complex(values(shape, torch.float32, 0), values(shape, torch.float32, 1))
+        .conj()
+        .imag,
     )
     assert leaf.is_neg()
     identical(leafwise.zeroed([mask], [leaf])[0], torch.where(mask, leaf, 0.0))
@@ -177,7 +244,10 @@ def test_leaves_that_torch_negates_lazily(shape):
 def test_few_entries_of_any_layout():
     mask, leaf = mask_of((6, 8)).T, values((6, 8), torch.float32, 0).T
     identical(leafwise.zeroed([mask], [leaf])[0], torch.where(mask, leaf, 0.0))
-    identical(leafwise.zeroed([mask], [leaf[:, :1].expand(8, 6)])[0], torch.where(mask, leaf[:, :1], 0.0))
+    identical(
+        leafwise.zeroed([mask], [leaf[:, :1].expand(8, 6)])[0],
+        torch.where(mask, leaf[:, :1], 0.0),
+    )
     own = leaf.clone().requires_grad_()
     leafwise.zeroed([mask], [own])[0].sum().backward()
     identical(own.grad, mask.float())
@@ -196,11 +266,19 @@ def test_a_mask_of_another_shape_is_an_error_as_in_torch():
 
 
 def test_a_state_moves_as_it_is_put():
-    params = {"w": values((70, 70), torch.float32, 11), "b": values((70,), torch.float32, 12)}
-    updates = {"b": values((70,), torch.float32, 13), "w": values((70, 70), torch.float32, 14)}
+    params = {
+        "w": values((70, 70), torch.float32, 11),
+        "b": values((70,), torch.float32, 12),
+    }
+    updates = {
+        "b": values((70,), torch.float32, 13),
+        "w": values((70, 70), torch.float32, 14),
+    }
     for pruned in ("zero", "keep", "train"):
         state = sf.static(0.5, pruned=pruned, init="magnitude").init(params)
-        put = sf.masked_view.put(state, {path: state.params[path] + updates[path] for path in params})
+        put = sf.masked_view.put(
+            state, {path: state.params[path] + updates[path] for path in params}
+        )
         moved = state_module.moved(state, updates)
         for path in params:
             same(moved.params[path], put.params[path])
@@ -215,16 +293,21 @@ def test_sparse_is_read_off_shapes():
 
 
 def laid_end_to_end(monkeypatch):
-    # What a device does, on the CPU: nothing is read as memory, and leaves are laid end to end.
+    # What a device does, on the CPU: nothing is read as memory, and leaves are laid end
+    # to end.
     monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
     monkeypatch.setattr(lists, "pays", lambda tensors: True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str
+)
 def test_leaves_that_are_laid_end_to_end_have_the_same_bits(dtype, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     shapes = [(2, 3), (5,), (), (4, 1), (7,)]
-    leaves, others = ([torch.randn(s, generator=draw).to(dtype) for s in shapes] for _ in range(2))
+    leaves, others = (
+        [torch.randn(s, generator=draw).to(dtype) for s in shapes] for _ in range(2)
+    )
     leaves[1][:3] = torch.tensor([torch.nan, -0.0, torch.inf])
     masks = [torch.rand(s, generator=draw) > 0.5 for s in shapes]
     masks[3] = torch.tensor(True)  # a dense leaf
@@ -244,7 +327,11 @@ def test_leaves_that_are_laid_end_to_end_have_the_same_bits(dtype, monkeypatch):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [sf.optimizers.sgd(0.1), sf.optimizers.sgd(0.1, momentum=0.9, nesterov=True), sf.optimizers.adamw(0.1)],
+    [
+        sf.optimizers.sgd(0.1),
+        sf.optimizers.sgd(0.1, momentum=0.9, nesterov=True),
+        sf.optimizers.adamw(0.1),
+    ],
     ids=str,
 )
 def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatch):
@@ -256,7 +343,9 @@ def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatc
         state, weights = optimizer.init(params), params
         for _ in range(3):
             updates, state = optimizer.update(weights, state, params=weights)
-            moved = leafwise.added([*masks.values()], [*weights.values()], [*updates.values()])
+            moved = leafwise.added(
+                [*masks.values()], [*weights.values()], [*updates.values()]
+            )
             weights = dict(zip(params, moved, strict=True))
         return weights
 
@@ -269,7 +358,11 @@ def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatc
 def test_spent_leaves_are_zeroed_in_their_own_memory_if_they_were_offered():
     mask = mask_of((100, 100))
     want = torch.where(mask, values((100, 100), torch.float32, 0), 0.0)
-    for overwrite, given, kept in ((True, True, True), (False, True, False), (True, False, False)):
+    for overwrite, given, kept in (
+        (True, True, True),
+        (False, True, False),
+        (True, False, False),
+    ):
         leaf = values((100, 100), torch.float32, 0)
         at = leaf.data_ptr()
         with donation.giving([leaf]):
@@ -298,7 +391,9 @@ def test_plain_lists_are_handed_on():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_zeros_are_written_in_place_and_compared_by_their_bits(shape, dtype):
     mask, leaf = mask_of(shape), values(shape, dtype, 0)
-    for kept, x in ((mask, leaf), (mask.T, leaf.T)) if len(shape) == 2 else ((mask, leaf),):
+    for kept, x in (
+        ((mask, leaf), (mask.T, leaf.T)) if len(shape) == 2 else ((mask, leaf),)
+    ):
         mine = torch.nn.Parameter(x.clone())
         before = mine.data_ptr(), mine._version
         leafwise.zero_([kept, torch.tensor(True)], [mine, torch.ones(2)])
@@ -317,7 +412,10 @@ def test_zeros_are_written_into_other_tensors():
     class Own(torch.Tensor):
         pass
 
-    for leaf in (torch.ones(2).as_subclass(Own), torch.ones(2, dtype=torch.float8_e5m2)):
+    for leaf in (
+        torch.ones(2).as_subclass(Own),
+        torch.ones(2, dtype=torch.float8_e5m2),
+    ):
         leafwise.zero_([torch.tensor([True, False])], [leaf])
         assert leaf.float().tolist() == [1.0, 0.0]
     assert leafwise.are_zeroed([], [], [])

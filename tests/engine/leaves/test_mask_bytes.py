@@ -36,7 +36,9 @@ def test_compiled_masks_are_equal_and_come_from_one_call(backend):
         *seen, whole = mask_bytes.from_bytes([*masks, dense])
         return seen, [torch.where(mask, 1.0, -0.0) for mask in seen], whole
 
-    compiled = torch.compile(read, fullgraph=True, backend=record if backend == "record" else backend)
+    compiled = torch.compile(
+        read, fullgraph=True, backend=record if backend == "record" else backend
+    )
     seen, floats, whole = compiled(masks, dense)
     for mask, got, chosen in zip(masks, seen, floats, strict=True):
         assert got.dtype == torch.bool and torch.equal(got, mask)
@@ -56,7 +58,9 @@ def test_a_batch_of_masks_is_a_loop():
     for in_dims in ((0, None), (1, 0)):
         batched = torch.vmap(read, in_dims=in_dims)
         rows = torch.compile(batched, fullgraph=True, backend="aot_eager")(batch, other)
-        assert all(torch.equal(*pair) for pair in zip(rows, batched(batch, other), strict=True))
+        assert all(
+            torch.equal(*pair) for pair in zip(rows, batched(batch, other), strict=True)
+        )
 
 
 def test_exported_programs_and_other_devices_read_bools():
@@ -66,7 +70,9 @@ def test_exported_programs_and_other_devices_read_bools():
 
     assert calls(torch.export.export(Reading(), (FLAGS,)).graph_module) == 0
     record = EagerAndRecordGraphs()
-    torch.compile(mask_bytes.from_bytes, fullgraph=True, backend=record)([FLAGS.to("meta"), torch.tensor(True)])
+    torch.compile(mask_bytes.from_bytes, fullgraph=True, backend=record)(
+        [FLAGS.to("meta"), torch.tensor(True)]
+    )
     assert sum(map(calls, record.graphs)) == 0
 
 
@@ -79,14 +85,20 @@ def test_inductor_reads_them_where_they_lie_and_sees_that_the_memory_is_the_mask
         chosen = torch.where(seen, values, -1.0)
         mask.logical_not_()  # after the reading
         (later,) = mask_bytes.from_bytes([mask])
-        bytes_of_the_same_size = (chosen > 2).to(torch.uint8).cumsum(0, dtype=torch.uint8)
+        bytes_of_the_same_size = (
+            (chosen > 2).to(torch.uint8).cumsum(0, dtype=torch.uint8)
+        )
         return chosen, torch.where(later, values, -1.0), bytes_of_the_same_size
 
     for mask in (FLAGS.clone(), FLAGS.repeat(2)[1:10]):
         torch.compiler.reset()
         before = mask.clone()
-        (chosen, later, _), (code, *_) = run_and_get_code(torch.compile(read, fullgraph=True), mask)
+        (chosen, later, _), (code, *_) = run_and_get_code(
+            torch.compile(read, fullgraph=True), mask
+        )
         assert torch.equal(mask, ~before)
         assert torch.equal(chosen, torch.where(before, values, -1.0))
         assert torch.equal(later, torch.where(before, -1.0, values))
-        assert code.count("torch.ops.aten.view.dtype(") and not code.count("torch.ops.sparsefn.mask_bytes.default(")
+        assert code.count("torch.ops.aten.view.dtype(") and not code.count(
+            "torch.ops.sparsefn.mask_bytes.default("
+        )

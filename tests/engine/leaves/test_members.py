@@ -23,12 +23,18 @@ def test_what_hides_values():
 def test_members_along_any_dimension_and_in_two_batches():
     weights, hessian = torch.randn(2, 4, 3, 5), torch.eye(5) + 0.1
     masks = torch.rand(4, 3, 5) < 0.5
-    both = torch.vmap(torch.vmap(sf.solve.refit, in_dims=(0, None, 0)), in_dims=(0, None, None))
+    both = torch.vmap(
+        torch.vmap(sf.solve.refit, in_dims=(0, None, 0)), in_dims=(0, None, None)
+    )
     made = both(weights, hessian, masks)
     for i in range(2):
         for j in range(4):
-            assert torch.equal(made[i, j], sf.solve.refit(weights[i, j], hessian, masks[j]))
-    last = torch.vmap(lambda w: sf.solve.obs_exact(w, hessian, 4), in_dims=2, out_dims=2)
+            assert torch.equal(
+                made[i, j], sf.solve.refit(weights[i, j], hessian, masks[j])
+            )
+    last = torch.vmap(
+        lambda w: sf.solve.obs_exact(w, hessian, 4), in_dims=2, out_dims=2
+    )
     turned = weights[0].permute(1, 2, 0).contiguous()
     new, kept = last(turned)
     for j in range(4):

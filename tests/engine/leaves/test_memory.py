@@ -16,7 +16,10 @@ def test_a_signalling_nan_is_as_any_other_on_every_thread(monkeypatch):
     monkeypatch.setattr(memory, "_MANY", 1)
     x = np.array([0x7F800001], np.uint32).view(np.float32)
     with np.errstate(all="raise"):
-        assert all(np.isnan(y) for y in memory.run_jobs(lambda job: x + job, [1.0, 2.0], 1 << 24))
+        assert all(
+            np.isnan(y)
+            for y in memory.run_jobs(lambda job: x + job, [1.0, 2.0], 1 << 24)
+        )
 
 
 @pytest.mark.parametrize("work", [1, 1 << 24])
@@ -39,7 +42,9 @@ def test_much_work_is_done_on_the_threads_that_torch_has():
     threads, together = torch.get_num_threads(), threading.Barrier(2, timeout=20)
     torch.set_num_threads(2)
     try:
-        memory.run_jobs(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
+        memory.run_jobs(
+            lambda job: together.wait() and None, [0, 1], 1 << 24
+        )  # each waits for the other
     finally:
         torch.set_num_threads(threads)
 
@@ -60,12 +65,21 @@ def test_numbers_are_written_exactly(numbers):
 def test_a_cpu_tensor_is_brought_to_a_device_without_a_copy():
     meta = torch.device("meta")
     found = counted(lambda: memory.brought(torch.ones(2, 3, dtype=torch.int64), meta))
-    assert not found.waits and memory.brought(torch.ones(2, 3, dtype=torch.int64), meta).shape == (2, 3)
-    assert counted(lambda: memory.brought(torch.ones(2), meta)).waits  # no whole numbers
+    assert not found.waits and memory.brought(
+        torch.ones(2, 3, dtype=torch.int64), meta
+    ).shape == (2, 3)
+    assert counted(
+        lambda: memory.brought(torch.ones(2), meta)
+    ).waits  # no whole numbers
     here = torch.ones(2)
     assert memory.brought(here, here.device) is here
-    assert memory.as_tensor_on(3, meta).is_meta and memory.as_tensor_on(torch.tensor(3), meta).shape == ()
-    with pytest.raises(ValueError, match="expected scores and counts on one device, got cpu and meta"):
+    assert (
+        memory.as_tensor_on(3, meta).is_meta
+        and memory.as_tensor_on(torch.tensor(3), meta).shape == ()
+    )
+    with pytest.raises(
+        ValueError, match="expected scores and counts on one device, got cpu and meta"
+    ):
         memory.as_tensor_on(torch.ones((), device="meta"), torch.device("cpu"))
 
 

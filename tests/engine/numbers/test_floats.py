@@ -1,4 +1,6 @@
-"""8-bit floats only store numbers: wherever params and scores enter, the text names the leaf and what is taken."""
+"""8-bit floats only store numbers: wherever params and scores enter, the text names the
+leaf and what is taken.
+"""
 
 import re
 
@@ -16,7 +18,9 @@ PARAMS = {
     "set": lambda x: sf.set(0.5).init({"z": x}),
     "supermask": lambda x: sf.supermask(0.5).init({"z": x}),
     "from_masks": lambda x: sf.from_masks({"z": X > 0}).init({"z": x}),
-    "with_optimizer": lambda x: sf.with_optimizer(sf.rigl(0.5), sf.optimizers.sgd(0.1)).init({"z": x}),
+    "with_optimizer": lambda x: sf.with_optimizer(
+        sf.rigl(0.5), sf.optimizers.sgd(0.1)
+    ).init({"z": x}),
     "partition": lambda x: sf.partition([("z", sf.gmp(0.5))]).init({"z": x}),
     "plan": lambda x: sf.report.plan(sf.gmp(0.5), {"z": x}),
 }
@@ -33,23 +37,37 @@ SCORES = {
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", PARAMS)
 def test_params_are_refused_by_path(name, dtype):
-    with pytest.raises(TypeError, match=re.escape(f"expected floating-point params, got {dtype} at 'z'{TAKEN}")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape(f"expected floating-point params, got {dtype} at 'z'{TAKEN}"),
+    ):
         PARAMS[name](X.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_are_refused(name, dtype):
-    with pytest.raises(TypeError, match=re.escape(f"expected floating-point scores, got {dtype}{TAKEN}")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape(f"expected floating-point scores, got {dtype}{TAKEN}"),
+    ):
         SCORES[name](X.to(dtype))
 
 
 def test_scores_of_a_tree_are_refused_by_path():
     narrow = X.to(torch.float8_e5m2)
-    with pytest.raises(TypeError, match="floating-point scores, got torch.float8_e5m2 at 'b'; float16"):
+    with pytest.raises(
+        TypeError, match="floating-point scores, got torch.float8_e5m2 at 'b'; float16"
+    ):
         sf.topk_masks({"a": X, "b": narrow}, 5)
-    algorithm = sf.one_shot(0.5, lambda state, grads, step: {"z": narrow}, when=sf.always())
-    with pytest.raises(TypeError, match="floating-point scores, got torch.float8_e5m2 at 'z'; float16"):
+    algorithm = sf.one_shot(
+        0.5, lambda state, grads, step: {"z": narrow}, when=sf.always()
+    )
+    with pytest.raises(
+        TypeError, match="floating-point scores, got torch.float8_e5m2 at 'z'; float16"
+    ):
         algorithm.update(algorithm.init({"z": X}), {"z": X}, 0)
-    with pytest.raises(TypeError, match="expected floating-point params, got torch.int64 at 'z'$"):
+    with pytest.raises(
+        TypeError, match="expected floating-point params, got torch.int64 at 'z'$"
+    ):
         sf.gmp(0.5).init({"z": X.long()})

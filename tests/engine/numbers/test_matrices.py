@@ -7,7 +7,10 @@ from sparsefn.engine.numbers.matrices import as_matrix
 
 
 def stats(count, *shape):
-    return {"count": torch.ones(count, dtype=torch.int64), "square": torch.ones((*count, *shape))}
+    return {
+        "count": torch.ones(count, dtype=torch.int64),
+        "square": torch.ones((*count, *shape)),
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,12 @@ def test_outputs_by_inputs_and_back(weight, of, matrix):
 @pytest.mark.parametrize(
     ("weight", "of", "text"),
     [
-        ((5, 4), stats((), 3), r"expected the statistics of a weight of shape \(5, 4\), got those of 3 inputs$"),
+        (
+            (5, 4),
+            stats((), 3),
+            r"expected the statistics of a weight of shape \(5, 4\), got those of 3 "
+            r"inputs$",
+        ),
         ((5, 4), stats((2,), 4), r"got those of 4 inputs in 2 groups"),
         ((4,), stats((), 4), r"a weight of shape \(4,\), got those of 4 inputs"),
         ((5, 4), stats(()), "got those of 0 inputs"),

@@ -11,7 +11,10 @@ from sparsefn.engine.numbers import numbers
 
 def test_where_and_divide_mix_floats_and_tensors():
     x = torch.tensor(7.0, dtype=torch.float64)
-    assert numbers.real_where(False, 1.0, 0.1) == 0.1 and numbers.divide(7.0, 49.0) == 7.0 / 49.0
+    assert (
+        numbers.real_where(False, 1.0, 0.1) == 0.1
+        and numbers.divide(7.0, 49.0) == 7.0 / 49.0
+    )
     for got in (
         numbers.real_where(x > 8, 1.0, 0.1),
         numbers.real_where(x > 8, x, 0.1),
@@ -19,13 +22,21 @@ def test_where_and_divide_mix_floats_and_tensors():
     ):
         assert got.dtype == torch.float64 and got.item() == 0.1
     for a in map(float, range(1, 60)):
-        for got in (numbers.divide(x * a, 49.0), numbers.divide(7.0 * a, x * 7), numbers.divide(x * a, x * 7)):
+        for got in (
+            numbers.divide(x * a, 49.0),
+            numbers.divide(7.0 * a, x * 7),
+            numbers.divide(x * a, x * 7),
+        ):
             assert got.item() == 7.0 * a / 49.0
 
 
 def test_floor_takes_floats_and_tensors():
     for x in (-1.5, -1.0, 0.0, 0.3, 2.0**60):
-        assert numbers.floor(x) == math.floor(x) == numbers.floor(torch.tensor(x, dtype=torch.float64)).item()
+        assert (
+            numbers.floor(x)
+            == math.floor(x)
+            == numbers.floor(torch.tensor(x, dtype=torch.float64)).item()
+        )
 
 
 def test_between_two_numbers_neither_is_passed():
@@ -33,20 +44,34 @@ def test_between_two_numbers_neither_is_passed():
         for share in (0.0, 0.1, 1.0 - 2**-53, 1.0):
             value = numbers.between(first, last, share)
             assert min(first, last) <= value <= max(first, last)
-            assert value == numbers.between(torch.tensor(first, dtype=torch.float64), last, share).item()
-        assert (numbers.between(first, last, 1.0), numbers.between(first, last, 0.0)) == (first, last)
+            assert (
+                value
+                == numbers.between(
+                    torch.tensor(first, dtype=torch.float64), last, share
+                ).item()
+            )
+        assert (
+            numbers.between(first, last, 1.0),
+            numbers.between(first, last, 0.0),
+        ) == (first, last)
     assert [numbers.held(x, 0.0, 5.0) for x in (-1.0, 3.0, 7.0)] == [0.0, 3.0, 5.0]
 
 
-@pytest.mark.parametrize("kind", [float, lambda x: torch.tensor(x, dtype=torch.float64)])
+@pytest.mark.parametrize(
+    "kind", [float, lambda x: torch.tensor(x, dtype=torch.float64)]
+)
 def test_sums_and_products_lose_nothing(kind):
     values = [0.1, -0.7, 3.0, 1e16, -1e-9, 1 / 3, 123456789.123]
     for a in values:
         for b in values:
             total, rest = map(float, numbers.two_sum(kind(a), kind(b)))
-            assert total == a + b and Fraction(total) + Fraction(rest) == Fraction(a) + Fraction(b)
+            assert total == a + b and Fraction(total) + Fraction(rest) == Fraction(
+                a
+            ) + Fraction(b)
             product, rest = map(float, numbers.two_product(kind(a), kind(b)))
-            assert product == a * b and Fraction(product) + Fraction(rest) == Fraction(a) * Fraction(b)
+            assert product == a * b and Fraction(product) + Fraction(rest) == Fraction(
+                a
+            ) * Fraction(b)
 
 
 def test_batches_come_first_and_ranks_match():
@@ -66,13 +91,19 @@ def test_default_dtype_and_default_device_do_not_matter():
         )
     finally:
         torch.set_default_device(None)
-    assert [x.item() for x in got] == [0.1, 0.1] and got[0].dtype == got[1].dtype == torch.float64
+    assert [x.item() for x in got] == [0.1, 0.1] and got[0].dtype == got[
+        1
+    ].dtype == torch.float64
 
 
 def test_hyper_parameters_become_tensors_together():
     assert checks.numbers(a=1, b=0.25) == [1.0, 0.25]
     a, b = checks.numbers(a=1, b=torch.tensor(0.1))
-    assert a.dtype == b.dtype == torch.float64 and a.item() == 1 and b.item() == float(torch.tensor(0.1))
+    assert (
+        a.dtype == b.dtype == torch.float64
+        and a.item() == 1
+        and b.item() == float(torch.tensor(0.1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +111,12 @@ def test_hyper_parameters_become_tensors_together():
     [
         (True, TypeError, "expected x to be a number or a 0-d float tensor, got bool"),
         ("1", TypeError, "expected x to be a number or a 0-d float tensor, got str"),
-        (torch.tensor(1), TypeError, "expected x to be a number or a 0-d float tensor, got a tensor of torch.int64"),
+        (
+            torch.tensor(1),
+            TypeError,
+            "expected x to be a number or a 0-d float tensor, got a tensor of "
+            "torch.int64",
+        ),
         (torch.ones(2), ValueError, r"expected x to be a 0-d tensor, got shape \(2,\)"),
         (math.nan, ValueError, "expected x to be finite, got nan"),
         (math.inf, ValueError, "expected x to be finite, got inf"),
@@ -107,6 +143,11 @@ def test_sixteen_bits_are_rounded_before_they_are_widened():
         return numbers.widened(x * y)
 
     expected = (x * y).float()
-    assert torch.equal(product(x, y), expected) and numbers.widened(x.double()).dtype == torch.float64
+    assert (
+        torch.equal(product(x, y), expected)
+        and numbers.widened(x.double()).dtype == torch.float64
+    )
     assert torch.equal(torch.compile(product)(x, y), expected)
-    assert torch.equal(torch.compile(torch.vmap(product), backend="aot_eager")(x, y), expected)
+    assert torch.equal(
+        torch.compile(torch.vmap(product), backend="aot_eager")(x, y), expected
+    )

@@ -1,4 +1,6 @@
-"""Errors of one process: raised on all, told once, and by no message where the others do not wait for one."""
+"""Errors of one process: raised on all, told once, and by no message where the others
+do not wait for one.
+"""
 
 import time
 from datetime import timedelta
@@ -37,11 +39,17 @@ def test_one_process_raises_its_own_error():
 
 
 def on_a_grid():
-    """Cases on two rows and two columns of processes, where each has names of its own for its row and its column."""
+    """Cases on two rows and two columns of processes, where each has names of its own
+    for its row and its column.
+    """
     rank, row, column, world, sent = grid_of_four("all_reduce", GATHER)
 
     def raises(at):
-        kind, text = (ValueError, "^mine$") if rank == at else (RuntimeError, f"failed: rank {at}, ValueError: mine$")
+        kind, text = (
+            (ValueError, "^mine$")
+            if rank == at
+            else (RuntimeError, f"failed: rank {at}, ValueError: mine$")
+        )
         return pytest.raises(kind, match=text)
 
     def fails(at, groups=(row, column)):
@@ -55,14 +63,18 @@ def on_a_grid():
         assert time.monotonic() - before < 20
 
     def another_row():
-        with pytest.raises(ValueError if rank == 2 else RuntimeError), agreement((row, column)):
+        with (
+            pytest.raises(ValueError if rank == 2 else RuntimeError),
+            agreement((row, column)),
+        ):
             with agreement((row,)):
                 if rank == 2:
                     raise ValueError("mine")
             in_step([((row, column), told())])
 
     def before_a_row():
-        # The others are in the exchange of their rows; a process with an error does not know.
+        # The others are in the exchange of their rows; a process with an error does not
+        # know.
         for at in range(4):
             with raises(at), agreement((row, column)):
                 if rank == at:
@@ -77,13 +89,37 @@ def on_a_grid():
         assert time.monotonic() - start < 20
 
     def not_alike():
-        step, leaf, another = {("step", ""): "3"}, {("params", "w"): "a"}, {("params", "w"): "b"}
+        step, leaf, another = (
+            {("step", ""): "3"},
+            {("params", "w"): "a"},
+            {("params", "w"): "b"},
+        )
         same = "expected the same "
-        differ(2, {("step", ""): "4"}, step, same + "step on every rank, but rank 0 has 3, and rank 2 has 4")
-        differ(0, {}, step, same + "step on every rank, but rank 0 has none, and rank 1 has 3")
+        differ(
+            2,
+            {("step", ""): "4"},
+            step,
+            same + "step on every rank, but rank 0 has 3, and rank 2 has 4",
+        )
+        differ(
+            0,
+            {},
+            step,
+            same + "step on every rank, but rank 0 has none, and rank 1 has 3",
+        )
         place = same + "params on every rank, but not at 'w': "
-        differ(3, step | another, step | leaf, place + "rank 0 has a there, and rank 3 has b there")
-        differ(1, step, step | leaf, place + "rank 0 has a there, and rank 1 has no leaf there")
+        differ(
+            3,
+            step | another,
+            step | leaf,
+            place + "rank 0 has a there, and rank 3 has b there",
+        )
+        differ(
+            1,
+            step,
+            step | leaf,
+            place + "rank 0 has a there, and rank 1 has no leaf there",
+        )
         sent.clear()
         agree((row, column), seen=step)
         assert sent == {GATHER: 2}
@@ -93,7 +129,11 @@ def on_a_grid():
             assert in_step([((row,), told())]) == [[2]]
 
     def two_fail():
-        kind, text = (ValueError, "mine") if rank in (1, 3) else (RuntimeError, "rank 1, ValueError: mine")
+        kind, text = (
+            (ValueError, "mine")
+            if rank in (1, 3)
+            else (RuntimeError, "rank 1, ValueError: mine")
+        )
         with pytest.raises(kind, match=text), agreement((row, column)):
             if rank in (1, 3):
                 raise ValueError("mine")
@@ -105,8 +145,13 @@ def on_a_grid():
                 raise ValueError("é" * 1000)
 
     def rehearsed():
-        # The error of one process waits for the first agreement, and is raised there on all.
-        with raises(2), scope((row, column), ValueError("mine") if rank == 2 else None), agreement((row,)):
+        # The error of one process waits for the first agreement, and is raised there on
+        # all.
+        with (
+            raises(2),
+            scope((row, column), ValueError("mine") if rank == 2 else None),
+            agreement((row,)),
+        ):
             in_step([((row,), told())])
         with scope((row, column), ValueError("mine") if rank == 2 else None):
             sent.clear()
@@ -161,7 +206,10 @@ def one_stays_away():
     def waits():
         start = time.monotonic()
         if rank == 0:
-            text = "^rank 0 waited for other processes, which did not come, or have ended: every process must make"
+            text = (
+                "^rank 0 waited for other processes, which did not come, or have "
+                "ended: every process must make"
+            )
             with pytest.raises(Lost, match=text), agreement((short.group_name,)):
                 agree(())
             assert time.monotonic() - start < 20  # one timeout: it is not told again

@@ -1,4 +1,6 @@
-"""Where units are whole, and the pieces that go there, worked out from shapes. (Real moves: test_shards.py.)"""
+"""Where units are whole, and the pieces that go there, worked out from shapes. (Real
+moves: test_shards.py.)
+"""
 
 import math
 
@@ -9,7 +11,14 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 
 import sparsefn as sf
-from sparsefn.engine.processes.alignment import Alignment, _boxes, _numel, _Route, check_grid, realigned
+from sparsefn.engine.processes.alignment import (
+    Alignment,
+    _boxes,
+    _numel,
+    _Route,
+    check_grid,
+    realigned,
+)
 from sparsefn.engine.processes.shards import Layout
 from tests.distributed.harness import on_ranks
 from tests.distributed.sharded import full, laid, mesh
@@ -57,7 +66,11 @@ def test_each_cell_is_whole_on_one_process(given_cuts):
 
 
 @settings(deadline=None)
-@given(cuts(), st.booleans(), st.sampled_from([torch.bool, torch.int16, torch.float32, torch.float64]))
+@given(
+    cuts(),
+    st.booleans(),
+    st.sampled_from([torch.bool, torch.int16, torch.float32, torch.float64]),
+)
 def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
     # All processes in one: each group's exchange is done by hand.
     shape, made, sizes, _ = given_cuts
@@ -71,14 +84,18 @@ def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
     routes = {}
     for at in old:
         layout = Layout(shape, made, sizes, names, at)
-        alignment = Alignment(layout.extent(old[at]), layout.extent(new[at]), layout, old, new)
+        alignment = Alignment(
+            layout.extent(old[at]), layout.extent(new[at]), layout, old, new
+        )
         routes[at] = _Route(part((new if back else old)[at]), alignment, back)
     for i in reversed(range(len(sizes))):  # in any order of groups
         pieces = {at: route.pieces for at, route in routes.items()}
         for at, route in routes.items():
             route.gone = route.gone | {i}
             held = list(route.held(route.gone))
-            route.pieces = {p: pieces[(*at[:i], p[0][i], *at[i + 1 :])][p] for p in held}
+            route.pieces = {
+                p: pieces[(*at[:i], p[0][i], *at[i + 1 :])][p] for p in held
+            }
     for at, route in routes.items():
         assert torch.equal(route.arrived(), part((old if back else new)[at]))
 
@@ -86,7 +103,9 @@ def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
 def test_where_borders_fit_nothing_moves():
     layout = Layout((8, 6), ((0, 0),), (2,), ("no such group",), (0,))
     old, new = _boxes((8, 6), ((0, 0),), (2,), (4, 3))
-    alignment = Alignment(layout.extent(old[0,]), layout.extent(new[0,]), layout, old, new)
+    alignment = Alignment(
+        layout.extent(old[0,]), layout.extent(new[0,]), layout, old, new
+    )
     x = torch.ones(4, 6)
     assert not alignment.moves
     assert realigned([x, x], [alignment, None])[0] is x
@@ -106,14 +125,20 @@ def on_two_meshes():
         "a": laid({"w": torch.randn(8, 6)}, line, [Shard(0)])["w"],
         "b": laid({"w": torch.randn(8, 6)}, grid, [Shard(0), Shard(1)])["w"],
     }
-    kept = {"a": params["a"], "c": laid({"w": torch.ones(4)}, line, [Replicate()])["w"], "d": torch.ones(3)}
+    kept = {
+        "a": params["a"],
+        "c": laid({"w": torch.ones(4)}, line, [Replicate()])["w"],
+        "d": torch.ones(3),
+    }
     rows = {
         "a": laid({"w": torch.randn(8, 6)}, grid, [Shard(0), Replicate()])["w"],
         "b": laid({"w": torch.randn(8, 6)}, grid, [Replicate(), Shard(0)])["w"],
     }
     text = (
-        r"expected leaves of one competition to be cut along dimensions of one mesh, but 'a' is laid out as "
-        r"\[Shard\(dim=0\)\] over .*4.* and 'b' is laid out as \[Shard\(dim=0\), Shard\(dim=1\)\] over .*2.*2.*; give "
+        r"expected leaves of one competition to be cut along dimensions of one mesh, "
+        r"but 'a' is laid out as "
+        r"\[Shard\(dim=0\)\] over .*4.* and 'b' is laid out as \[Shard\(dim=0\), "
+        r"Shard\(dim=1\)\] over .*2.*2.*; give "
         r"them one mesh, or a budget for each leaf, such as sf.budgets.erk\(\)"
     )
 
@@ -130,7 +155,10 @@ def on_two_meshes():
     def served():
         check_grid(kept)
         check_grid(rows)
-        for tree, distribution in ((params, sf.budgets.erk()), (rows, sf.budgets.global_())):
+        for tree, distribution in (
+            (params, sf.budgets.erk()),
+            (rows, sf.budgets.global_()),
+        ):
             algorithm = sf.gmp(0.5, distribution=distribution, where="*")
             whole = algorithm.init(full(tree))
             assert sf.checkpoint.tree_equal(full(algorithm.init(tree)), whole)

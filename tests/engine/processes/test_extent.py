@@ -12,14 +12,18 @@ from sparsefn.engine.processes.extent import Extent
 def boxes(draw: st.DrawFn) -> Extent:
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
     start = tuple(draw(st.integers(0, n)) for n in shape)
-    size = tuple(draw(st.integers(0, n - first)) for n, first in zip(shape, start, strict=True))
+    size = tuple(
+        draw(st.integers(0, n - first)) for n, first in zip(shape, start, strict=True)
+    )
     return Extent(shape, start, size, ())
 
 
 @given(boxes())
 def test_places_are_those_of_a_slice(extent: Extent) -> None:
     whole = np.arange(extent.numel).reshape(extent.shape)
-    box = whole[tuple(slice(a, a + n) for a, n in zip(extent.start, extent.size, strict=True))]
+    box = whole[
+        tuple(slice(a, a + n) for a, n in zip(extent.start, extent.size, strict=True))
+    ]
     assert np.array_equal(extent.places(np.arange(box.size)), box.reshape(-1))
 
 

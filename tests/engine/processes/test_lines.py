@@ -15,16 +15,22 @@ def on_a_grid():
     row, column = rows[rank // 2].group_name, columns[rank % 2].group_name
 
     def first():
-        assert is_first([row]) == (rank % 2 == 0) and is_first([row, column]) == (rank == 0)
+        assert is_first([row]) == (rank % 2 == 0) and is_first([row, column]) == (
+            rank == 0
+        )
         assert group_of(row) is rows[rank // 2]
 
     def line():
         line = Line((row, column))
         assert (line.size, line.place) == (4, rank)
         assert line.total(np.array([rank, 1])).tolist() == [6, 4]
-        assert line.blocks(np.full(2, rank, np.uint8)).tolist() == [[i, i] for i in range(4)]
+        assert line.blocks(np.full(2, rank, np.uint8)).tolist() == [
+            [i, i] for i in range(4)
+        ]
         sizes = np.arange(4)
-        assert [x.tolist() for x in line.messages(np.full(rank, rank, np.uint8), sizes)] == [[i] * i for i in range(4)]
+        assert [
+            x.tolist() for x in line.messages(np.full(rank, rank, np.uint8), sizes)
+        ] == [[i] * i for i in range(4)]
 
     def texts():
         said = [b"a" * n for n in (3, 0, 1, 2)]

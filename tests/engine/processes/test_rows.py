@@ -22,9 +22,16 @@ def cases():
 
     def parts_follow_each_other():
         assert own(7) == range(7) and not dealing()
-        parts = {7: [range(3), range(3, 5), range(5, 7)], 1: [range(1), range(1, 1), range(1, 1)]}
+        parts = {
+            7: [range(3), range(3, 5), range(5, 7)],
+            1: [range(1), range(1, 1), range(1, 1)],
+        }
         with dealt(world):
-            assert dealing() and all(own(n) == given[rank] for n, given in parts.items()) and not own(0)
+            assert (
+                dealing()
+                and all(own(n) == given[rank] for n, given in parts.items())
+                and not own(0)
+            )
         assert not dealing()
 
     def rows_come_in_order():
@@ -35,26 +42,52 @@ def cases():
                 turned = whole.T.contiguous().T[part]
                 found = gathered(turned, whole[part, 0], whole[:0] if rank else whole)
                 assert all(x.dtype == dtype for x in found)
-                assert [x.tolist() for x in found] == [x.tolist() for x in (whole, whole[:, 0], whole)]
+                assert [x.tolist() for x in found] == [
+                    x.tolist() for x in (whole, whole[:, 0], whole)
+                ]
 
     def others_values_are_told():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         large = torch.arange(2.0**19).reshape(512, 1024)
         swapped, negative = x[[1, 0]] if rank else x, -0.0 * x if rank else 0.0 * x
-        other = r"a tensor of \(2, 2\), torch.float32 with checksum \S+ on process 0, and a tensor of \(2, 2\), "
+        other = (
+            r"a tensor of \(2, 2\), torch.float32 with checksum \S+ on process 0, and "
+            r"a tensor of \(2, 2\), "
+        )
         for mine, text in (
             (("a call", swapped), "in a call: " + other),
             (("a call", x.T.contiguous() if rank else x), "in a call: " + other),
             (("a call", negative), "in a call: " + other),
-            (("a call", large + rank // 2), r"in a call: a tensor of \(512, 1024\), torch.float32 with checksum"),
-            (("a call", large.flip(0) if rank else large), r"in a call: a tensor of \(512, 1024\), torch.float32 with"),
-            (("a call", (x > rank + 1)[:, 1:]), r"in a call: a tensor of \(2, 1\), torch.bool with checksum"),
-            (("a call", (x > rank + 1).view(-1)[1:]), r"in a call: a tensor of \(3,\), torch.bool with checksum"),
+            (
+                ("a call", large + rank // 2),
+                r"in a call: a tensor of \(512, 1024\), torch.float32 with checksum",
+            ),
+            (
+                ("a call", large.flip(0) if rank else large),
+                r"in a call: a tensor of \(512, 1024\), torch.float32 with",
+            ),
+            (
+                ("a call", (x > rank + 1)[:, 1:]),
+                r"in a call: a tensor of \(2, 1\), torch.bool with checksum",
+            ),
+            (
+                ("a call", (x > rank + 1).view(-1)[1:]),
+                r"in a call: a tensor of \(3,\), torch.bool with checksum",
+            ),
             (("a call", x, rank // 2), "in a call: 0 on process 0, and 1 on process 2"),
-            (("a call", *["x"] * rank), "they are at: nothing on process 0, and x on process 1"),
-            ((f"the call {rank}", x), "they are at: the call 0 on process 0, and the call 1 on process 1"),
+            (
+                ("a call", *["x"] * rank),
+                "they are at: nothing on process 0, and x on process 1",
+            ),
+            (
+                (f"the call {rank}", x),
+                "they are at: the call 0 on process 0, and the call 1 on process 1",
+            ),
         ):
-            told = f"by_rows: expected the same calls with the same values on all processes, but {text}"
+            told = (
+                "by_rows: expected the same calls with the same values on all "
+                f"processes, but {text}"
+            )
             with pytest.raises(ValueError, match=told), dealt(world):
                 check_alike(*mine)
         with dealt(world):
@@ -67,7 +100,10 @@ def cases():
                 check_alike("a call")
 
     def an_error_is_one_on_all():
-        with pytest.raises((KeyError, RuntimeError), match="nothing there"), dealt(world):
+        with (
+            pytest.raises((KeyError, RuntimeError), match="nothing there"),
+            dealt(world),
+        ):
             if rank == 1:
                 raise KeyError("nothing there")
             gathered(torch.ones(2))

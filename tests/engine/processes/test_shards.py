@@ -1,4 +1,6 @@
-"""Counts of DTensors are those of the whole; parts, draws, sums and alignments fit the whole on every process."""
+"""Counts of DTensors are those of the whole; parts, draws, sums and alignments fit the
+whole on every process.
+"""
 
 import itertools
 import math
@@ -10,18 +12,30 @@ from torch.overrides import TorchFunctionMode
 
 import sparsefn as sf
 from sparsefn.engine.processes.alignment import alignment_of, realigned
-from sparsefn.engine.processes.shards import extent_of, here, is_sharded, localized, sharded_like, whole
+from sparsefn.engine.processes.shards import (
+    extent_of,
+    here,
+    is_sharded,
+    localized,
+    sharded_like,
+    whole,
+)
 from sparsefn.engine.sums.exact_sums import sums
 from tests.distributed.harness import Cases, on_ranks
 
 
 def states():
-    """Two states of plain tensors: leaves of which some shards are uneven or empty, and a dense one."""
+    """Two states of plain tensors: leaves of which some shards are uneven or empty, and
+    a dense one.
+    """
     shapes = {"a": (7, 5, 3), "b": (1, 9), "c": (12,), "bias": (5,)}
     params = {path: torch.ones(shape) for path, shape in shapes.items()}
     for seed in (0, 1):
         draws = torch.Generator().manual_seed(seed)
-        masks = {path: torch.rand(shapes[path], generator=draws) < 0.3 for path in ("a", "b", "c")}
+        masks = {
+            path: torch.rand(shapes[path], generator=draws) < 0.3
+            for path in ("a", "b", "c")
+        }
         masks["a"][2] = masks["c"][3] = False
         yield sf.State(params, {**masks, "bias": torch.tensor(True)})
 
@@ -31,7 +45,10 @@ def numbers(old, new):
     seen = sf.masks.explored(sf.masks.explored(None, old), new)
     return {
         "kept": (sf.masks.n_kept(new.masks), sf.masks.n_kept(new.masks, new.params)),
-        "sparsity": (sf.masks.sparsity(new.masks), sf.masks.sparsity(new.masks, new.params)),
+        "sparsity": (
+            sf.masks.sparsity(new.masks),
+            sf.masks.sparsity(new.masks, new.params),
+        ),
         "hamming": sf.masks.hamming(old.masks, new.masks),
         "summary": sf.report.summary(new),
         "changed": sf.report.changed(old, new),
@@ -56,20 +73,31 @@ def check_counts() -> None:
         def laid(x, placement=placements[0], other=placements[-1]):
             if not x.ndim:
                 return x
-            fits = placement if placement.is_replicate() or placement.dim < x.ndim else other
+            fits = (
+                placement
+                if placement.is_replicate() or placement.dim < x.ndim
+                else other
+            )
             fits = fits if fits.is_replicate() or fits.dim < x.ndim else Replicate()
             return distribute_tensor(x, mesh, [fits])
 
         found = numbers(
-            *(sf.State(*({k: laid(x) for k, x in tree.items()} for tree in state[:2])) for state in states())
+            *(
+                sf.State(*({k: laid(x) for k, x in tree.items()} for tree in state[:2]))
+                for state in states()
+            )
         )
         for name, value in wanted.items():
             assert found[name] == value, (placements, name, found[name], value)
 
     messages = []
     send = dist._functional_collectives.all_reduce
-    dist._functional_collectives.all_reduce = lambda *args, **options: messages.append(args) or send(*args, **options)
-    many = [distribute_tensor(torch.ones(6, 2) > 0, mesh, [Shard(0)]) for _ in range(50)]
+    dist._functional_collectives.all_reduce = lambda *args, **options: (
+        messages.append(args) or send(*args, **options)
+    )
+    many = [
+        distribute_tensor(torch.ones(6, 2) > 0, mesh, [Shard(0)]) for _ in range(50)
+    ]
     assert sf.masks.n_kept(many) == 600
     assert len(messages) == 1, "one message for all leaves"
 
@@ -83,7 +111,9 @@ def four_ranks() -> Cases:
 
 
 def check_meshes() -> None:
-    """What four processes hold, draw, sum and move on meshes of one and two dimensions."""
+    """What four processes hold, draw, sum and move on meshes of one and two
+    dimensions.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -91,11 +121,18 @@ def check_meshes() -> None:
 
     line, grid = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
     layouts = [(line, [p]) for p in (Shard(0), Shard(1), Replicate())]
-    layouts += [(grid, list(pair)) for pair in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2)]
-    layouts += [(grid, [_StridedShard(dim, split_factor=2), Shard(dim)]) for dim in (0, 1)]
+    layouts += [
+        (grid, list(pair))
+        for pair in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2)
+    ]
+    layouts += [
+        (grid, [_StridedShard(dim, split_factor=2), Shard(dim)]) for dim in (0, 1)
+    ]
     sent = []
     send = dist.all_to_all_single
-    dist.all_to_all_single = lambda *args, **options: sent.append(args) or send(*args, **options)
+    dist.all_to_all_single = lambda *args, **options: (
+        sent.append(args) or send(*args, **options)
+    )
     for mesh, placements in layouts:
         seen = []
         for shape in ((37, 24), (40,), (3, 8), (5, 7, 3)):
@@ -104,32 +141,78 @@ def check_meshes() -> None:
             size, start = compute_local_shape_and_global_offset(shape, mesh, placements)
             whole_draw = sf.random.normal(sf.random.key(1), shape)
             part = box(whole_draw, start, size).contiguous()
-            x = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=whole_draw.stride())
+            x = DTensor.from_local(
+                part,
+                mesh,
+                placements,
+                run_check=False,
+                shape=shape,
+                stride=whole_draw.stride(),
+            )
             extent = extent_of(x)
-            assert (extent.shape, extent.start, extent.size) == (shape, start, size), (placements, extent)
+            assert (extent.shape, extent.start, extent.size) == (shape, start, size), (
+                placements,
+                extent,
+            )
             assert len(extent.groups) == sum(not p.is_replicate() for p in placements)
             again = sharded_like(here(x), x)
-            assert (again.shape, again.placements, again.stride()) == (x.shape, x.placements, x.stride())
+            assert (again.shape, again.placements, again.stride()) == (
+                x.shape,
+                x.placements,
+                x.stride(),
+            )
             assert torch.equal(here(again), part)
             check_draws(x, whole_draw)
-            flags = sharded_like(here(x) > 0, x)  # an operation on a DTensor takes a tenth of a second the first time
+            flags = sharded_like(
+                here(x) > 0, x
+            )  # an operation on a DTensor takes a tenth of a second the first time
             (total,) = sums([x], [flags])
             assert float(total) == math.fsum(whole_draw[whole_draw > 0].tolist())
-            for cell in ((4, 4, 2), (16, 8, 1), (1, shape[-1], 3), (shape[0], 1, 1), (1, 1, 1)):
+            for cell in (
+                (4, 4, 2),
+                (16, 8, 1),
+                (1, shape[-1], 3),
+                (shape[0], 1, 1),
+                (1, 1, 1),
+            ):
                 for y in (x, flags, sharded_like(here(x).bfloat16(), x)):
                     alignment = alignment_of(y, cell[: len(shape)])
-                    full = {torch.bool: whole_draw > 0}.get(y.dtype, whole_draw.to(y.dtype))
-                    seen.append((here(y), alignment, box(full, alignment.box.start, alignment.box.size)))
-                    ends = zip(alignment.box.start, alignment.box.size, cell, shape, strict=False)
-                    assert all(at % c == 0 or at == n for a, k, c, n in ends for at in (a, a + k))
+                    full = {torch.bool: whole_draw > 0}.get(
+                        y.dtype, whole_draw.to(y.dtype)
+                    )
+                    seen.append(
+                        (
+                            here(y),
+                            alignment,
+                            box(full, alignment.box.start, alignment.box.size),
+                        )
+                    )
+                    ends = zip(
+                        alignment.box.start,
+                        alignment.box.size,
+                        cell,
+                        shape,
+                        strict=False,
+                    )
+                    assert all(
+                        at % c == 0 or at == n
+                        for a, k, c, n in ends
+                        for at in (a, a + k)
+                    )
         split = sum(not p.is_replicate() for p in placements)
         parts, alignments, wanted = map(list, zip(*seen, strict=True))
         sent.clear()
         there = realigned(parts, alignments)
         assert len(sent) == split, "one message a group for all tensors"
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(there, wanted, strict=True))
+        assert all(
+            torch.equal(a, b) and a.dtype == b.dtype
+            for a, b in zip(there, wanted, strict=True)
+        )
         back = realigned(there, alignments, back=True)
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(back, parts, strict=True))
+        assert all(
+            torch.equal(a, b) and a.dtype == b.dtype
+            for a, b in zip(back, parts, strict=True)
+        )
         sent.clear()
         fits = [i for i, alignment in enumerate(alignments) if not alignment.moves]
         stayed = realigned([parts[i] for i in fits], [alignments[i] for i in fits])
@@ -137,17 +220,23 @@ def check_meshes() -> None:
         assert not sent
 
     def laid(part, placements, shape=(4, 2)):
-        return DTensor.from_local(part, grid, placements, run_check=False, shape=shape, stride=(2, 1))
+        return DTensor.from_local(
+            part, grid, placements, run_check=False, shape=shape, stride=(2, 1)
+        )
 
     refused = [
-        (laid(torch.ones(2, 2), [Partial(), Shard(0)]), "expected a DTensor of shards or replicas, got one of shape"),
+        (
+            laid(torch.ones(2, 2), [Partial(), Shard(0)]),
+            "expected a DTensor of shards or replicas, got one of shape",
+        ),
         (
             laid(torch.ones(2, 2), [_StridedShard(0, split_factor=2), Replicate()]),
             r"got one of shape \(4, 2\) with placements .*, whose parts are no boxes",
         ),
         (
             laid(torch.ones(3, 2), [Replicate(), Shard(0)]),
-            r"expected a DTensor cut as torch.chunk cuts, on rank \d a part of shape \(2, 2\), got a part of shape "
+            r"expected a DTensor cut as torch.chunk cuts, on rank \d a part of shape "
+            r"\(2, 2\), got a part of shape "
             r"\(3, 2\)",
         ),
     ]
@@ -160,14 +249,22 @@ def check_meshes() -> None:
             with pytest.raises(ValueError, match=text):
                 use(x)
     fine = laid(torch.ones(2, 2), [Replicate(), Shard(0)])
-    with pytest.raises(ValueError, match=r"expected a key of shape \(2,\) for a draw like a DTensor, got \(3, 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected a key of shape \(2,\) for a draw like a DTensor, got \(3, 2\)",
+    ):
         sf.random.normal_like(sf.random.split(sf.random.key(0), 3), fine)
-    with pytest.raises(ValueError, match="expected a DTensor of probabilities without an index and without another"):
+    with pytest.raises(
+        ValueError,
+        match="expected a DTensor of probabilities without an index and without another",
+    ):
         sf.random.bernoulli(sf.random.key(0), fine, (3, 4, 2))
 
 
 def check_draws(x, values) -> None:
-    """Each part of a draw is the slice of the whole draw, and no process makes more than its part."""
+    """Each part of a draw is the slice of the whole draw, and no process makes more
+    than its part.
+    """
     extent, key = extent_of(x), sf.random.key(5)
     chances = sharded_like(here(x).clamp(0, 1), x)
     made = []
@@ -212,10 +309,15 @@ def test_plain_tensors_are_handed_on():
     assert not is_sharded(given[0])
 
 
-@pytest.mark.parametrize("transform", [torch.vmap, lambda fn: torch.compile(fn, backend="eager", fullgraph=True)])
+@pytest.mark.parametrize(
+    "transform",
+    [torch.vmap, lambda fn: torch.compile(fn, backend="eager", fullgraph=True)],
+)
 def test_counts_under_transforms(transform):
     masks = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
-    assert torch.equal(transform(lambda mask: whole([mask.sum()])[0])(masks).sum(), masks.sum())
+    assert torch.equal(
+        transform(lambda mask: whole([mask.sum()])[0])(masks).sum(), masks.sum()
+    )
 
 
 def test_plain_rows_are_handed_on():

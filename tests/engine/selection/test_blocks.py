@@ -13,13 +13,21 @@ def arrays(*fields, absolute=False):
     return at
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("absolute", [False, True])
 def test_blocks_are_the_scores_in_their_order(dtype, absolute):
     x = torch.randn(memory.BLOCK + 3).to(dtype)
     scratch = blocks.Scratch(memory.BLOCK, dtype == torch.float64)
-    read = [(start, stop, scores.copy()) for start, stop, scores, _, _ in scratch.blocks(arrays(x, absolute=absolute))]
-    assert [row[:2] for row in read] == [(0, memory.BLOCK), (memory.BLOCK, memory.BLOCK + 3)]
+    read = [
+        (start, stop, scores.copy())
+        for start, stop, scores, _, _ in scratch.blocks(arrays(x, absolute=absolute))
+    ]
+    assert [row[:2] for row in read] == [
+        (0, memory.BLOCK),
+        (memory.BLOCK, memory.BLOCK + 3),
+    ]
     want = x.double().abs() if absolute else x.double()
     assert np.array_equal(np.concatenate([row[2] for row in read]), want.numpy())
 
@@ -31,8 +39,12 @@ def test_float32_beside_float64_is_widened():
 
 
 def test_buffers_are_as_wide_as_the_widest_scores():
-    narrow, wide = (arrays(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64))
-    assert [blocks.work_on(some).double for some in ([narrow], [wide], [narrow, wide])] == [
+    narrow, wide = (
+        arrays(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+    )
+    assert [
+        blocks.work_on(some).double for some in ([narrow], [wide], [narrow, wide])
+    ] == [
         False,
         True,
         True,
@@ -44,7 +56,9 @@ def test_buffers_are_as_wide_as_the_widest_scores():
 @pytest.mark.parametrize("deny", [None, torch.tensor([True, False, True, False])])
 def test_which_units_compete(allow, deny):
     at = arrays(torch.zeros(4), allow, deny)
-    want = (torch.ones(4) > 0 if allow is None else allow) & (torch.ones(4) > 0 if deny is None else ~deny)
+    want = (torch.ones(4) > 0 if allow is None else allow) & (
+        torch.ones(4) > 0 if deny is None else ~deny
+    )
     assert entries.open_count([at]) == int(want.sum())
     flags = entries.eligible(at.allow, at.deny)
     assert flags is None if allow is deny is None else flags.tolist() == want.tolist()

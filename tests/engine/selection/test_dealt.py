@@ -6,7 +6,18 @@ from distributed.harness import on_ranks
 import sparsefn as sf
 from sparsefn.engine.selection import Entry, dealt_winners, winners
 
-SHAPES = [(5, 4), (3, 200), (2, 4, 3), (1, 4, 5), (1, 300, 3), (3, 300, 2), (1, 50), (1, 5, 1), (2, 0), (4, 1)]
+SHAPES = [
+    (5, 4),
+    (3, 200),
+    (2, 4, 3),
+    (1, 4, 5),
+    (1, 300, 3),
+    (3, 300, 2),
+    (1, 50),
+    (1, 5, 1),
+    (2, 0),
+    (4, 1),
+]
 
 
 def entry_of(shape, flags):
@@ -19,8 +30,15 @@ def entry_of(shape, flags):
 def cases():
     def the_winners_of_one_process(flags, kind):
         entries = [entry_of(shape, flags) for shape in SHAPES]
-        numbers = [torch.arange(x.scores.shape[0] * (x.scores[0, 0:1].numel() or 1)) % 4 for x in entries]
-        counts = {"ints": [i % 3 for i in range(len(entries))], "tensors": numbers, "one": torch.cat(numbers)}[kind]
+        numbers = [
+            torch.arange(x.scores.shape[0] * (x.scores[0, 0:1].numel() or 1)) % 4
+            for x in entries
+        ]
+        counts = {
+            "ints": [i % 3 for i in range(len(entries))],
+            "tensors": numbers,
+            "one": torch.cat(numbers),
+        }[kind]
         alone = winners(entries, counts)
         with sf.distributed.by_rows():
             shared = dealt_winners(entries, counts)
@@ -29,7 +47,10 @@ def cases():
 
     for flags in (False, True):
         for kind in ("ints", "tensors", "one"):
-            yield f"{flags} {kind}", lambda f=flags, k=kind: the_winners_of_one_process(f, k)
+            yield (
+                f"{flags} {kind}",
+                lambda f=flags, k=kind: the_winners_of_one_process(f, k),
+            )
 
 
 def test_two_processes():

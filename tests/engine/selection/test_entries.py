@@ -26,15 +26,31 @@ def test_narrow_scores_come_as_a_tensor():
 
 
 def test_flat_arrays_have_the_same_memory():
-    flat = entries.reshaped(at := arrays(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
-    assert flat.wide.tolist() == [0, 1, 2, 3, 4, 5] and flat.deny.tolist() == [True, False, False, False, True, False]
-    assert flat.narrow is None and flat.allow is None and np.shares_memory(flat.out, at.out) and flat.out.shape == (6,)
+    flat = entries.reshaped(
+        at := arrays(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0)
+    )
+    assert flat.wide.tolist() == [0, 1, 2, 3, 4, 5] and flat.deny.tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert (
+        flat.narrow is None
+        and flat.allow is None
+        and np.shares_memory(flat.out, at.out)
+        and flat.out.shape == (6,)
+    )
 
 
 def test_memory_that_is_not_visible_makes_no_arrays():
     x, flags = torch.ones(2, 3), torch.ones(2, 3) > 0
     for hidden in (lambda x, f: arrays(x), lambda x, f: arrays(torch.ones(3), f)):
         seen = []
-        torch.vmap(lambda x, f, hidden=hidden, seen=seen: seen.append(hidden(x, f)) or x)(x, flags)
+        torch.vmap(
+            lambda x, f, hidden=hidden, seen=seen: seen.append(hidden(x, f)) or x
+        )(x, flags)
         assert seen == [None]
     assert arrays(torch.ones(3), None, torch.ones(3, device="meta") > 0) is None

@@ -1,4 +1,6 @@
-"""Many competitions on a device as one: called on CPU tensors, against the reference of each competition by itself."""
+"""Many competitions on a device as one: called on CPU tensors, against the reference of
+each competition by itself.
+"""
 
 import math
 
@@ -13,7 +15,9 @@ from sparsefn.engine.selection.entries import Entry, eligible
 from sparsefn.testing.launches import counted
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
-ODD = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, 2.0], dtype=torch.float64)
+ODD = torch.tensor(
+    [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, 2.0], dtype=torch.float64
+)
 FILLS = ["normal", "ties", "zeros", "odd", "equal", "nan"]
 
 
@@ -23,7 +27,9 @@ def filled(shape, dtype, fill, seed):
     if fill == "ties":
         x = x.round()
     elif fill == "zeros":
-        x = torch.where(torch.rand(shape, generator=draw) < 0.9, x * 0, x)  # of both signs
+        x = torch.where(
+            torch.rand(shape, generator=draw) < 0.9, x * 0, x
+        )  # of both signs
     elif fill == "odd":
         x = ODD[torch.randint(len(ODD), tuple(shape), generator=draw)]
     elif fill == "equal":
@@ -42,14 +48,20 @@ def flagged(shape, kind, seed):
 def expected(entry, count):
     rows = fixed.as_rows(entry)
     scores = rows.scores.abs() if rows.absolute else rows.scores
-    won = reference.top_of_rows(reference.rank_keys(scores, eligible(rows.allow, rows.deny)), count)
+    won = reference.top_of_rows(
+        reference.rank_keys(scores, eligible(rows.allow, rows.deny)), count
+    )
     return fixed.laid_back(won, entry.scores.shape)
 
 
 SHAPES = st.one_of(
     st.tuples(st.just(1), st.integers(0, 40)),  # a row
-    st.tuples(st.integers(0, 4), st.sampled_from([1, 2, 4, 7, 33])),  # rows of one length, short and long
-    st.tuples(st.integers(1, 3), st.sampled_from([4, 33]), st.integers(1, 3)),  # columns
+    st.tuples(
+        st.integers(0, 4), st.sampled_from([1, 2, 4, 7, 33])
+    ),  # rows of one length, short and long
+    st.tuples(
+        st.integers(1, 3), st.sampled_from([4, 33]), st.integers(1, 3)
+    ),  # columns
 )
 
 
@@ -61,7 +73,10 @@ def entries(draw, shapes=SHAPES, mixed=True):
         shape, seed = draw(shapes), draw(st.integers(0, 2**16))
         own = draw(st.sampled_from([dtype, *(DTYPES if mixed else [])]))
         flags = st.sampled_from([None, None, "half", "none", "most"])
-        allow, deny = flagged(shape, draw(flags), seed + 1), flagged(shape, draw(flags), seed + 2)
+        allow, deny = (
+            flagged(shape, draw(flags), seed + 1),
+            flagged(shape, draw(flags), seed + 2),
+        )
         scores = filled(shape, own, draw(st.sampled_from(FILLS)), seed)
         made.append(Entry(scores, allow, deny, draw(st.booleans())))
     return made
@@ -69,7 +84,10 @@ def entries(draw, shapes=SHAPES, mixed=True):
 
 def counts_of(draw, entry):
     numbers = st.integers(-1, entry.scores.shape[1] + 2)
-    kind, rows = draw(st.sampled_from(["int", "0-d", "one", "each"])), fixed.competitions(entry.scores.shape)
+    kind, rows = (
+        draw(st.sampled_from(["int", "0-d", "one", "each"])),
+        fixed.competitions(entry.scores.shape),
+    )
     if kind == "int":
         return draw(numbers)
     if kind == "each":
@@ -93,9 +111,15 @@ def test_contests_have_the_winners_of_each_competition(data):
 def test_a_joint_contest_has_the_winners_of_one_row(data):
     drawn = data.draw(entries(SHAPES.filter(lambda shape: len(shape) == 2)))
     count = data.draw(st.integers(-1, sum(entry.scores.numel() for entry in drawn) + 1))
-    wide = torch.float64 if any(x.scores.dtype == torch.float64 for x in drawn) else torch.float32
+    wide = (
+        torch.float64
+        if any(x.scores.dtype == torch.float64 for x in drawn)
+        else torch.float32
+    )
     keys = [
-        reference.rank_keys(x.scores.abs() if x.absolute else x.scores, eligible(x.allow, x.deny), wide).reshape(-1)
+        reference.rank_keys(
+            x.scores.abs() if x.absolute else x.scores, eligible(x.allow, x.deny), wide
+        ).reshape(-1)
         for x in drawn
     ]
     want = reference.top_of_rows(torch.cat(keys)[None], count)[0]
@@ -107,16 +131,25 @@ def test_a_joint_contest_has_the_winners_of_one_row(data):
 
 @pytest.mark.parametrize("most", [1, 30, 100])
 def test_contests_of_some_size_have_the_same_winners(most, monkeypatch):
-    drawn = [Entry(filled(shape, torch.float32, "ties", i)) for i, shape in enumerate([(1, 20), (1, 9), (3, 12)] * 3)]
+    drawn = [
+        Entry(filled(shape, torch.float32, "ties", i))
+        for i, shape in enumerate([(1, 20), (1, 9), (3, 12)] * 3)
+    ]
     want = joined.winners(drawn, [4] * 9)
     monkeypatch.setattr(lists, "MOST", most)
     assert all(map(torch.equal, joined.winners(drawn, [4] * 9), want))
     assert joined.totals(want).tolist() == ([4, 4] + [4] * 3) * 3
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=7), st.integers(0, 99))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=7),
+    st.integers(0, 99),
+)
 def test_totals_are_the_sums_of_rows(shapes, seed):
-    flags = [filled(shape, torch.float32, "normal", seed + i) > 0 for i, shape in enumerate(shapes)]
+    flags = [
+        filled(shape, torch.float32, "normal", seed + i) > 0
+        for i, shape in enumerate(shapes)
+    ]
     made = joined.totals(flags)
     assert made.dtype == torch.int64
     assert torch.equal(made, torch.cat([rows.sum(-1) for rows in flags]))
@@ -130,12 +163,20 @@ def test_masks_have_memory_of_their_own():
 
 
 def made(n, *shape):
-    return [Entry(torch.empty(shape, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta"))] * n
+    return [
+        Entry(
+            torch.empty(shape, device="meta"),
+            torch.empty(shape, dtype=torch.bool, device="meta"),
+        )
+    ] * n
 
 
 @pytest.mark.parametrize("shape", [(1, 1000), (50, 100), (50, 4), (10, 4, 5)], ids=str)
 def test_the_number_of_launches_is_not_that_of_the_leaves(shape):
-    counts = {n: counted(lambda n=n: joined.winners(made(n, *shape), [3] * n)) for n in (2, 50)}
+    counts = {
+        n: counted(lambda n=n: joined.winners(made(n, *shape), [3] * n))
+        for n in (2, 50)
+    }
     back = 3 * 48 if len(shape) == 3 else 0  # columns become rows, and rows columns
     assert counts[50].launches <= counts[2].launches + back
     assert counts[50].launches <= 30 + 3 * back and not counts[50].waits

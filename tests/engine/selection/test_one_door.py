@@ -1,4 +1,6 @@
-"""Nothing outside the folder of selection selects by itself. (`tests/engine/test_doors.py`: how it is entered.)"""
+"""Nothing outside the folder of selection selects by itself.
+(`tests/engine/test_doors.py`: how it is entered.)
+"""
 
 import ast
 from pathlib import Path
@@ -11,16 +13,36 @@ PACKAGE = Path(sparsefn.__file__).parent
 HOUSE = PACKAGE / "engine" / "selection"
 OUTSIDE = [file for file in sorted(PACKAGE.rglob("*.py")) if HOUSE not in file.parents]
 
-ORDERS = {"sort", "argsort", "msort", "lexsort", "topk", "kthvalue", "partition", "argpartition", "searchsorted"}
-# Orders that select no units: of steps in a trigger, of draws that shuffle, of pairs in a
-# tournament, of scores that other scores and counts are made of.
+ORDERS = {
+    "sort",
+    "argsort",
+    "msort",
+    "lexsort",
+    "topk",
+    "kthvalue",
+    "partition",
+    "argpartition",
+    "searchsorted",
+}
+# Orders that select no units: of steps in a trigger, of draws that shuffle, of pairs in
+# a tournament, of scores that other scores and counts are made of.
 OTHER_ORDERS = {
-    *(("timing/triggers.py", "sort"), ("random.py", "sort"), ("engine/numbers/ranks.py", "sort")),
+    *(
+        ("timing/triggers.py", "sort"),
+        ("random.py", "sort"),
+        ("engine/numbers/ranks.py", "sort"),
+    ),
     *(("masks/making.py", "sort"), ("masks/permutation.py", "sort")),
     # Of counts, units, atoms, texts and drawn indices.
     *(("budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
-    *((f"{name}.py", "argsort") for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")),
-    *((f"shrinking/{name}.py", "partition") for name in ("contractions", "groups", "products")),
+    *(
+        (f"{name}.py", "argsort")
+        for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")
+    ),
+    *(
+        (f"shrinking/{name}.py", "partition")
+        for name in ("contractions", "groups", "products")
+    ),
     *(("shrinking/priced.py", "sort"), ("shrinking/tried.py", "sort")),
     *((f"testing/{name}.py", "partition") for name in ("paste", "written")),
     ("tree/originals.py", "partition"),  # of a path
@@ -31,8 +53,14 @@ OTHER_ORDERS = {
 
 def ways_past(source: str) -> list[str]:
     """Operations of torch or numpy that put scores in order."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
-    return [node.attr for node in nodes if node.attr in ORDERS and not _of_a_list_or_str(node)]
+    nodes = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)
+    ]
+    return [
+        node.attr
+        for node in nodes
+        if node.attr in ORDERS and not _of_a_list_or_str(node)
+    ]
 
 
 def _of_a_list_or_str(node: ast.Attribute) -> bool:
@@ -41,7 +69,9 @@ def _of_a_list_or_str(node: ast.Attribute) -> bool:
 
 def test_nothing_goes_past_the_door():
     found = [
-        (file.relative_to(PACKAGE).as_posix(), way) for file in OUTSIDE for way in ways_past(file.read_text("utf-8"))
+        (file.relative_to(PACKAGE).as_posix(), way)
+        for file in OUTSIDE
+        for way in ways_past(file.read_text("utf-8"))
     ]
     assert [pair for pair in found if pair not in OTHER_ORDERS] == []
 

@@ -11,7 +11,9 @@ from sparsefn.engine.selection.tiling import patterns_of, tiles
 
 
 def draw(count, m, seed=0, dtype=torch.float32):
-    return torch.randn(count, m * m, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.randn(
+        count, m * m, generator=torch.Generator().manual_seed(seed), dtype=dtype
+    )
 
 
 def valid(mask, n, m):
@@ -20,7 +22,9 @@ def valid(mask, n, m):
 
 
 def by_search(scores, n, m):
-    """The first of the best patterns, in Python: fewest NaN, most inf, fewest -inf, largest exact sum."""
+    """The first of the best patterns, in Python: fewest NaN, most inf, fewest -inf,
+    largest exact sum.
+    """
     best, mask = None, None
     for chosen in itertools.product(itertools.combinations(range(m), n), repeat=m):
         if any(sum(j in row for row in chosen) != n for j in range(m)):
@@ -37,7 +41,9 @@ def by_search(scores, n, m):
     return mask
 
 
-@pytest.mark.parametrize(("n", "m"), [(0, 2), (1, 2), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4)])
+@pytest.mark.parametrize(
+    ("n", "m"), [(0, 2), (1, 2), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4)]
+)
 def test_it_is_the_first_of_the_best(n, m):
     scores = draw(6, m)
     scores[1] = scores[1].sign()  # ties
@@ -55,7 +61,10 @@ def test_what_is_kept_is_the_best_of_itself(n, m):
     scores = draw(20, m)
     mask = tiles(Entry(scores), n, m)
     assert torch.equal(tiles(Entry(scores, allow=mask), n, m), mask)
-    assert torch.equal(tiles(Entry(-scores.abs(), absolute=True), n, m), tiles(Entry(scores.abs()), n, m))
+    assert torch.equal(
+        tiles(Entry(-scores.abs(), absolute=True), n, m),
+        tiles(Entry(scores.abs()), n, m),
+    )
     few = tiles(Entry(scores, allow=mask, deny=scores > 1), n, m)
     assert not (few & ~(mask & (scores <= 1))).any()
 
@@ -82,7 +91,8 @@ def test_large_tiles_avoid_nan():
 
 
 def test_greedy_choices_are_near_the_best_of_six():
-    # Against all 67,950 patterns it would take long; against one in a row of 6, of which all are tried.
+    # Against all 67,950 patterns it would take long; against one in a row of 6, of
+    # which all are tried.
     from sparsefn.engine.selection.tiling import _swapped
 
     scores = draw(200, 6).abs().double()
@@ -92,7 +102,9 @@ def test_greedy_choices_are_near_the_best_of_six():
 
 
 def test_counts_of_patterns():
-    assert [len(patterns_of(*pair)) for pair in ((1, 4), (2, 4), (2, 5), (5, 6), (0, 3))] == [24, 90, 2040, 720, 1]
+    assert [
+        len(patterns_of(*pair)) for pair in ((1, 4), (2, 4), (2, 5), (5, 6), (0, 3))
+    ] == [24, 90, 2040, 720, 1]
     assert patterns_of(2, 6) is None and patterns_of(1, 7) is None
 
 
@@ -101,9 +113,13 @@ def test_batched_compiled_and_split_runs_have_the_same_bits(n, m, monkeypatch):
     scores = draw(12, m)
     scores[0, 1] = math.nan
     expected = tiles(Entry(scores), n, m)
-    batched = torch.vmap(lambda rows: tiles(Entry(rows), n, m))(scores.reshape(3, 4, -1))
+    batched = torch.vmap(lambda rows: tiles(Entry(rows), n, m))(
+        scores.reshape(3, 4, -1)
+    )
     assert torch.equal(batched.reshape(12, -1), expected)
-    compiled = torch.compile(lambda rows: tiles(Entry(rows), n, m), backend="eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda rows: tiles(Entry(rows), n, m), backend="eager", fullgraph=True
+    )
     if m == 4:
         assert torch.equal(compiled(scores), expected)
     monkeypatch.setattr("sparsefn.engine.selection.tiling._AT_A_TIME", 1)

@@ -40,8 +40,14 @@ def arrays(shape):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("box", "grid"), SHAPES, ids=str)
-@pytest.mark.parametrize(("block", "tall", "short"), [(1 << 16, 128, 64), (1, 2, 1), (64, 4, 3), (500, 16, 8)], ids=str)
-def test_every_layout_is_folded_as_a_tensor_is(box, grid, block, tall, short, monkeypatch):
+@pytest.mark.parametrize(
+    ("block", "tall", "short"),
+    [(1 << 16, 128, 64), (1, 2, 1), (64, 4, 3), (500, 16, 8)],
+    ids=str,
+)
+def test_every_layout_is_folded_as_a_tensor_is(
+    box, grid, block, tall, short, monkeypatch
+):
     for name, value in (("_BLOCK", block), ("_TALL", tall), ("_SHORT", short)):
         monkeypatch.setattr(folds, name, value)
     for plain, x in arrays((*box, *grid)):
@@ -49,7 +55,11 @@ def test_every_layout_is_folded_as_a_tensor_is(box, grid, block, tall, short, mo
         before = x.copy()
         for work in (ADD, ADD._replace(lift=np.positive)):
             got = fold(x, len(box), work)
-            assert got.dtype == np.float32 and got.flags.c_contiguous and not np.shares_memory(got, x)
+            assert (
+                got.dtype == np.float32
+                and got.flags.c_contiguous
+                and not np.shares_memory(got, x)
+            )
             assert np.array_equal(got, want)
         assert np.array_equal(x, before)
 

@@ -1,4 +1,6 @@
-"""Backends are asked on their devices, for what their module says, and what they decline is done as without them."""
+"""Backends are asked on their devices, for what their module says, and what they
+decline is done as without them.
+"""
 
 import pytest
 import torch
@@ -23,17 +25,35 @@ def under_masks(optimizer):
 
 # The CPU's memory is read as it is: a transform hides it.
 CALLS = {
-    "winners": ("cpu", lambda: torch.vmap(lambda x: winners([Entry(x, absolute=True)], [7])[0])(X)),
-    "draws": ("cpu", lambda: torch.vmap(lambda key: sf.random.normal(key, (5,)))(sf.random.split(KEY, 2))),
-    "draws_of_leaves": ("cpu", lambda: leaf_draws.draws_laid(KEY, ["a", "b"], [*X], 3, "uniform", torch.float32)[1]),
-    "coins": ("cpu", lambda: torch.vmap(lambda p: flips(KEY, p, None, 40))(X[0].sigmoid())),
+    "winners": (
+        "cpu",
+        lambda: torch.vmap(lambda x: winners([Entry(x, absolute=True)], [7])[0])(X),
+    ),
+    "draws": (
+        "cpu",
+        lambda: torch.vmap(lambda key: sf.random.normal(key, (5,)))(
+            sf.random.split(KEY, 2)
+        ),
+    ),
+    "draws_of_leaves": (
+        "cpu",
+        lambda: leaf_draws.draws_laid(
+            KEY, ["a", "b"], [*X], 3, "uniform", torch.float32
+        )[1],
+    ),
+    "coins": (
+        "cpu",
+        lambda: torch.vmap(lambda p: flips(KEY, p, None, 40))(X[0].sigmoid()),
+    ),
     "adam": ("meta", lambda: under_masks(sf.optimizers.adam(0.1))),
     "sgd": ("meta", lambda: under_masks(sf.optimizers.sgd(0.1, momentum=0.9))),
 }
 
 
 def test_every_name_of_the_module_is_asked_for():
-    assert CALLS.keys() == NAMES and all(f"`{name}(" in backends.__doc__ for name in NAMES)
+    assert CALLS.keys() == NAMES and all(
+        f"`{name}(" in backends.__doc__ for name in NAMES
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -41,7 +61,9 @@ def test_what_a_backend_declines_is_done_as_without_it(name, monkeypatch):
     (device, call), asked = CALLS[name], []
     want = call()
     for other in NAMES:
-        monkeypatch.setitem(BACKENDS, (other, device), lambda *args, other=other: asked.append(other))
+        monkeypatch.setitem(
+            BACKENDS, (other, device), lambda *args, other=other: asked.append(other)
+        )
     got = call()
     assert name in asked and (got is want is None or torch.equal(got, want))
 
@@ -53,17 +75,33 @@ def test_of_another_device_it_is_not_asked(name, monkeypatch):
 
 
 def test_what_a_backend_makes_is_taken(monkeypatch):
-    monkeypatch.setitem(BACKENDS, ("winners", "cpu"), lambda entries, *rest: [x.scores > 9 for x in entries])
-    monkeypatch.setitem(BACKENDS, ("draws", "cpu"), lambda key, index, n, *rest: torch.full((*key.shape[:-1], n), 7.0))
+    monkeypatch.setitem(
+        BACKENDS,
+        ("winners", "cpu"),
+        lambda entries, *rest: [x.scores > 9 for x in entries],
+    )
+    monkeypatch.setitem(
+        BACKENDS,
+        ("draws", "cpu"),
+        lambda key, index, n, *rest: torch.full((*key.shape[:-1], n), 7.0),
+    )
     moved = [(THERE["w"], THERE["w"])], torch.empty((), device="meta")
     monkeypatch.setitem(BACKENDS, ("sgd", "meta"), lambda *args: moved)
     assert not CALLS["winners"][1]().any() and (CALLS["draws"][1]() == 7.0).all()
     params, state = CALLS["sgd"][1]()
-    assert params["w"] is THERE["w"] and state.momentum["w"] is THERE["w"] and state.count is moved[1]
+    assert (
+        params["w"] is THERE["w"]
+        and state.momentum["w"] is THERE["w"]
+        and state.count is moved[1]
+    )
 
 
 def test_compiled_code_sees_a_backend_that_is_registered_later(monkeypatch):
-    compiled = torch.compile(lambda x: x + backends.has_backend("sgd", "meta"), backend="eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda x: x + backends.has_backend("sgd", "meta"),
+        backend="eager",
+        fullgraph=True,
+    )
     assert compiled(torch.zeros(1)) == 0
     monkeypatch.setitem(BACKENDS, ("sgd", "meta"), lambda *args: None)
     assert compiled(torch.zeros(1)) == 1

@@ -25,7 +25,9 @@ def test_compiled_code_changes_a_marked_named_tuple():
         new = way(pair)
         assert type(new) is Pair and new.a is pair.a and torch.equal(new.b, 2 * pair.b)
     assert pair.b.sum() == 3
-    with pytest.raises((ValueError, TypeError), match=r"unexpected field names: \['c'\]"):
+    with pytest.raises(
+        (ValueError, TypeError), match=r"unexpected field names: \['c'\]"
+    ):
         pair._replace(c=0)
 
 
@@ -43,14 +45,21 @@ def test_exporting_is_not_compiling():
             return x + int(older.is_exporting())
 
     x = torch.zeros(1)
-    assert Shift()(x) == 0 and torch.compile(Shift(), fullgraph=True, backend="eager")(x) == 0
+    assert (
+        Shift()(x) == 0
+        and torch.compile(Shift(), fullgraph=True, backend="eager")(x) == 0
+    )
     for strict in (False, True):
         assert torch.export.export(Shift(), (x,), strict=strict).module()(x) == 1
 
 
 def test_no_other_module_asks_torch_itself():
     package = Path(sf.__file__).parent
-    asking = {p.name for p in package.rglob("*.py") if "torch.compiler.is_exporting()" in p.read_text(encoding="utf-8")}
+    asking = {
+        p.name
+        for p in package.rglob("*.py")
+        if "torch.compiler.is_exporting()" in p.read_text(encoding="utf-8")
+    }
     assert asking == {"older.py"}
 
 

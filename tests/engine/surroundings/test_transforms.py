@@ -27,8 +27,12 @@ def test_concrete_values_and_hidden_ones():
         and transforms.concrete(torch.tensor(True)) is True
     )
     seen = []
-    torch.func.vmap(lambda x: (seen.append(transforms.concrete(x)), x)[1])(torch.ones(2))
-    torch.func.grad(lambda x: (seen.append(transforms.concrete(x)), x)[1])(torch.tensor(2.0))
+    torch.func.vmap(lambda x: (seen.append(transforms.concrete(x)), x)[1])(
+        torch.ones(2)
+    )
+    torch.func.grad(lambda x: (seen.append(transforms.concrete(x)), x)[1])(
+        torch.tensor(2.0)
+    )
     assert seen == [None, 2.0]
 
 
@@ -39,9 +43,13 @@ def test_the_mark_for_compile_time_is_that_of_torch():
     def theirs(word):
         return len(word)
 
-    assert vars(transforms.at_compile_time(ours)) == vars(torch.compiler.assume_constant_result(theirs))
+    assert vars(transforms.at_compile_time(ours)) == vars(
+        torch.compiler.assume_constant_result(theirs)
+    )
     # Without the mark the compiler gives up on a function that it cannot trace.
-    path = transforms.at_compile_time(lambda: sum(ord(c) for c in __import__("pathlib").Path("a").name))
+    path = transforms.at_compile_time(
+        lambda: sum(ord(c) for c in __import__("pathlib").Path("a").name)
+    )
     compiled = torch.compile(lambda x: x + path(), backend="eager", fullgraph=True)
     assert compiled(torch.tensor(1.0)) == 98.0
 
@@ -49,7 +57,11 @@ def test_the_mark_for_compile_time_is_that_of_torch():
 def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
     def count(x, share):
         tree.fix_sizes({"x": x})
-        return x, round(transforms.known(share) * x.shape[0]), max([*x.shape], default=0)
+        return (
+            x,
+            round(transforms.known(share) * x.shape[0]),
+            max([*x.shape], default=0),
+        )
 
     compiled = torch.compile(count, fullgraph=True, backend="eager", dynamic=True)
     for n, share in [(5, 0.5), (6, 0.3), (7, 0.5)]:
@@ -59,7 +71,9 @@ def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
 
 @pytest.mark.deep
 @pytest.mark.parametrize("rule", [True, False])
-def test_bits_are_read_as_another_dtype_where_torch_has_no_rule_for_vmap_too(rule, monkeypatch):
+def test_bits_are_read_as_another_dtype_where_torch_has_no_rule_for_vmap_too(
+    rule, monkeypatch
+):
     if rule and not transforms.VMAP_REINTERPRETS:
         pytest.skip("torch has no rule")
     monkeypatch.setattr(transforms, "VMAP_REINTERPRETS", rule)
@@ -75,7 +89,9 @@ def test_bits_are_read_as_another_dtype_where_torch_has_no_rule_for_vmap_too(rul
         each = vmap(bits, in_dims=dim, out_dims=dim)
         for way in (each, torch.compile(each, fullgraph=True, backend="aot_eager")):
             assert torch.equal(way(x), want)
-    assert torch.equal(torch.compile(bits, fullgraph=True, backend="aot_eager")(x), want)
+    assert torch.equal(
+        torch.compile(bits, fullgraph=True, backend="aot_eager")(x), want
+    )
 
 
 def test_derivatives_are_asked_for_by_grad_jvp_and_requires_grad():
@@ -93,14 +109,18 @@ def test_derivatives_are_asked_for_by_grad_jvp_and_requires_grad():
     jvp(note, (x,), (x,))
     note(x.clone().requires_grad_())
     assert seen == [False, False, True, True, True, True]
-    assert torch.compile(lambda x: x + transforms.differentiated(x), backend="eager", fullgraph=True)(x).tolist() == [
+    assert torch.compile(
+        lambda x: x + transforms.differentiated(x), backend="eager", fullgraph=True
+    )(x).tolist() == [
         2.0,
         2.0,
     ]
 
 
 def seen_by(ask):
-    """What a question answers in each place: eager, vmap, grad, jvp, a mode, compiled."""
+    """What a question answers in each place: eager, vmap, grad, jvp, a mode,
+    compiled.
+    """
     answers = {}
 
     def note(place):
@@ -117,21 +137,32 @@ def seen_by(ask):
     jvp(note("jvp"), (x,), (x,))
     with FakeTensorMode():
         note("mode")(torch.ones(2))
-    answers["compiled"] = bool(torch.compile(lambda x: x + ask(), backend="eager", fullgraph=True)(x)[0] == 2.0)
+    answers["compiled"] = bool(
+        torch.compile(lambda x: x + ask(), backend="eager", fullgraph=True)(x)[0] == 2.0
+    )
     return {place for place, answer in answers.items() if answer}
 
 
 def test_each_question_is_answered_in_each_place():
     assert seen_by(transforms.transformed) == {"vmap", "grad", "jvp", "compiled"}
-    assert seen_by(lambda: transforms.visible([]) is None) == {"grad", "jvp", "mode", "compiled"}
-    assert seen_by(lambda: transforms.in_mode() and not torch.compiler.is_compiling()) == {"mode"}
+    assert seen_by(lambda: transforms.visible([]) is None) == {
+        "grad",
+        "jvp",
+        "mode",
+        "compiled",
+    }
+    assert seen_by(
+        lambda: transforms.in_mode() and not torch.compiler.is_compiling()
+    ) == {"mode"}
 
 
 def test_real_tensors_are_made_outside_modes():
     with FakeTensorMode():
         with transforms.outside_modes():
             assert torch.full((), 3.0).item() == 3.0
-        assert transforms.in_mode() and transforms.visible_inside([torch.ones(2)]) is None
+        assert (
+            transforms.in_mode() and transforms.visible_inside([torch.ones(2)]) is None
+        )
     with transforms.outside_modes():
         assert torch.full((), 3.0).item() == 3.0
 
@@ -150,7 +181,10 @@ def test_wrapped_tensors_can_be_unwrapped():
 
 def test_constants_are_tensors_whose_derivative_nobody_asks_for():
     x, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
-    assert transforms.constants([x]) is not None and transforms.constants([x, leaf]) is None
+    assert (
+        transforms.constants([x]) is not None
+        and transforms.constants([x, leaf]) is None
+    )
     with torch.no_grad():
         assert transforms.constants([x, leaf]) is not None
     with torch.autograd.forward_ad.dual_level():
@@ -178,7 +212,9 @@ HIDDEN = {
     "fake": lambda see: see(FakeTensorMode().from_tensor(torch.ones(3))),
     "trace": lambda see: make_fx(see)(torch.ones(3)),
     "functionalize": lambda see: torch.func.functionalize(see)(torch.ones(3)),
-    "functionalize of a plain one": lambda see: torch.func.functionalize(lambda _: see(torch.ones(3)))(torch.ones(1)),
+    "functionalize of a plain one": lambda see: torch.func.functionalize(
+        lambda _: see(torch.ones(3))
+    )(torch.ones(1)),
     "negative view": lambda see: see(torch._neg_view(torch.ones(3))),
     "zeros": lambda see: see(torch._efficientzerotensor((3,))),
     "subclass": lambda see: see(torch.ones(3).as_subclass(Named)),
@@ -186,7 +222,9 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool]
+)
 def test_the_memory_is_shared(dtype):
     x = torch.ones(2, 3, dtype=dtype)
     seen = memory_of(x)
@@ -246,21 +284,32 @@ def test_a_recorded_program_does_not_take_a_mask_for_a_constant():
     seen = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that recording is old
-        torch.jit.trace(lambda x: seen.append(memory_of(x)) or x + 1.0, (torch.ones(3),))
+        torch.jit.trace(
+            lambda x: seen.append(memory_of(x)) or x + 1.0, (torch.ones(3),)
+        )
         with pytest.raises(RuntimeError):
             torch.jit.trace(lambda x: sf.topk_mask(x, 2), (torch.ones(3),))
     assert seen and seen[0] is None
 
 
 def private_names(source: str) -> list[str]:
-    """What a module names of torch, of functorch or of torch.library that begins with an underscore."""
+    """What a module names of torch, of functorch or of torch.library that begins with
+    an underscore.
+    """
     found, modules = [], {"torch"}
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("torch", "functorch"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+            "torch",
+            "functorch",
+        ):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
             modules |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.split(".")[0] in ("torch", "functorch")]
+            found += [
+                alias.name
+                for alias in node.names
+                if alias.name.split(".")[0] in ("torch", "functorch")
+            ]
         elif isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             if name.split(".")[0] in modules:
@@ -268,10 +317,14 @@ def private_names(source: str) -> list[str]:
     return [name for name in found if re.search(r"\._(?!_)|functorch", name)]
 
 
-# Names of torch.distributed have one place as well, and so has what torch 2.11 needs. The laws count graphs with a test
-# tool of the compiler, and operations with a mode, which has no public name.
+# Names of torch.distributed have one place as well, and so has what torch 2.11 needs.
+# The laws count graphs with a test tool of the compiler, and operations with a mode,
+# which has no public name.
 PLACES = {
-    *(f"shrinking/{name}.py" for name in ("checks", "guesses", "layer_sizes", "proof", "traced")),  # of traced programs
+    *(
+        f"shrinking/{name}.py"
+        for name in ("checks", "guesses", "layer_sizes", "proof", "traced")
+    ),  # of traced programs
     "engine/surroundings/transforms.py",
     "engine/surroundings/older.py",
     "engine/leaves/mask_bytes.py",
@@ -282,8 +335,14 @@ PLACES = {
 
 
 def test_private_names_of_torch_have_one_place():
-    files = {file.relative_to(PACKAGE).as_posix(): file for file in PACKAGE.rglob("*.py")}
-    found = {name: private_names(file.read_text("utf-8")) for name, file in files.items() if name not in PLACES}
+    files = {
+        file.relative_to(PACKAGE).as_posix(): file for file in PACKAGE.rglob("*.py")
+    }
+    found = {
+        name: private_names(file.read_text("utf-8"))
+        for name, file in files.items()
+        if name not in PLACES
+    }
     assert {name: names for name, names in found.items() if names} == {}
 
 
@@ -297,7 +356,9 @@ def test_the_rule_sees_every_way_to_name_them():
         "import functorch",
     ):
         assert private_names(f"import torch\n{said}"), said
-    assert not private_names("import torch\nfrom torch import Tensor\ntorch.ones(2).__class__\nself._x")
+    assert not private_names(
+        "import torch\nfrom torch import Tensor\ntorch.ones(2).__class__\nself._x"
+    )
 
 
 @pytest.mark.deep
@@ -313,9 +374,20 @@ def test_code_is_fused_where_it_is_compiled_and_no_gradient_flows_back():
         return at
 
     note("eager")(x)
-    for run, given in ((note("compiled"), x), (note("leaf"), leaf), (grad(note("grad")), x), (vmap(note("vmap")), x)):
+    for run, given in (
+        (note("compiled"), x),
+        (note("leaf"), leaf),
+        (grad(note("grad")), x),
+        (vmap(note("vmap")), x),
+    ):
         torch.compile(run, fullgraph=True, backend="eager")(given)
-    assert asked == {"eager": False, "compiled": True, "leaf": False, "grad": False, "vmap": True}
+    assert asked == {
+        "eager": False,
+        "compiled": True,
+        "leaf": False,
+        "grad": False,
+        "vmap": True,
+    }
 
 
 @pytest.mark.deep
@@ -327,9 +399,14 @@ def test_compiled_loops_read_what_was_computed_once():
     given = torch.ones(300), torch.ones(40), torch.tensor(3.0)
     assert transforms.computed_once(given[2]) is given[2]
     doubles, (code,) = run_and_get_code(torch.compile(scaled, fullgraph=True), *given)
-    assert code.count("std::sqrt(") == 1 and all(torch.equal(x, 2 * y) for x, y in zip(doubles, given, strict=False))
+    assert code.count("std::sqrt(") == 1 and all(
+        torch.equal(x, 2 * y) for x, y in zip(doubles, given, strict=False)
+    )
     batched = torch.compile(vmap(scaled, in_dims=(None, None, 0)), fullgraph=True)
-    assert batched(*given[:2], torch.tensor([0.0, 3.0]))[0].sum(1).tolist() == [300.0, 600.0]
+    assert batched(*given[:2], torch.tensor([0.0, 3.0]))[0].sum(1).tolist() == [
+        300.0,
+        600.0,
+    ]
     exported = torch.export.export(Scaling(scaled), given).graph_module
     assert not any("as_strided" in str(node.target) for node in exported.graph.nodes)
 
