@@ -251,7 +251,8 @@ class Summary(NamedTuple):
 
 
 def _cells(row: Row) -> tuple[str, str, str, str]:
-    n, levels = len(row.kept), row.sparsity
+    n = len(row.kept)
+    levels = row.sparsity
     pairs = n * (n - 1) / 2
     overlap = f"{row.overlap.triu(1).sum().item() / pairs:.4f}" if pairs else "-"
     return f"{row.mean:.4f}", f"{min(levels):.4f}", f"{max(levels):.4f}", overlap
@@ -292,7 +293,8 @@ def summary(states: State) -> Summary:
     if not members:
         raise ValueError("expected a stack of one member or more, got none")
     leaves = flatten(states.params)[0]
-    rows, dense = [], []
+    rows = []
+    dense = []
     for (path, leaf), mask in zip(
         leaves.items(), leaves_like(states.masks, states.params), strict=True
     ):

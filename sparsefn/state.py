@@ -199,7 +199,8 @@ def check_masks(masks: Tree, params: Tree) -> None:
     """
     if not same_structure(masks, params):
         raise ValueError(structure_error("masks", masks, params))
-    leaves, wanted = leaves_of(masks), leaves_of(params)
+    leaves = leaves_of(masks)
+    wanted = leaves_of(params)
     for i, (mask, leaf) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__

@@ -177,7 +177,8 @@ def _launch(
     *batch, n = out.shape
     rows = math.prod(batch)
     keys = key.expand(*batch, 2).contiguous()
-    places, steps = [], []
+    places = []
+    steps = []
     for x in (index, chances):  # one row for all keys stays one
         wide = x is not None and x.ndim > 1
         places.append(

@@ -151,8 +151,11 @@ def _select_small(
 def _select_large(
     leaves: Sequence[Leaf], counts: Tensor, joint: bool, t: Tuning
 ) -> Tensor:
-    device, how = counts.device, {**_how(leaves), "JOINT": joint}
-    made, many, bits = plan(leaves, joint, t), len(leaves), int(how["BITS"])
+    device = counts.device
+    how = {**_how(leaves), "JOINT": joint}
+    made = plan(leaves, joint, t)
+    many = len(leaves)
+    bits = int(how["BITS"])
     spans, lots = _tables(made, device)
     kind = torch.int64 if bits == 64 else torch.int32
     place_bits = max(8, -(-(made.widest - 1).bit_length() // 8) * 8)
@@ -161,7 +164,8 @@ def _select_large(
     zeros = torch.zeros(
         cells * _BINS // 2 + made.segments, dtype=torch.int64, device=device
     )
-    tally, found = zeros[: made.segments], zeros[made.segments :].view(torch.int32)
+    tally = zeros[: made.segments]
+    found = zeros[made.segments :].view(torch.int32)
     states = torch.empty(cells, 4, dtype=torch.int64, device=device)
     ends = torch.empty(made.segments, 2, dtype=kind, device=device)
     near_key = torch.empty(made.near, dtype=kind, device=device)
@@ -213,7 +217,8 @@ def _aligned(leaves: Sequence[Leaf], made: Plan) -> bool:
 
 def _narrow(leaf: Leaf, counts: Tensor) -> None:
     rows, units, *rest = leaf.scores.shape
-    columns, dtype = (rest[0] if rest else 1), leaf.scores.dtype
+    columns = rest[0] if rest else 1
+    dtype = leaf.scores.dtype
     wide = 1 << (units - 1).bit_length()
     tile = max(16, 2048 // wide)
     kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[8 * dtype.itemsize]

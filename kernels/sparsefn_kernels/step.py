@@ -33,7 +33,8 @@ def takes(rows: Rows, numbers: Sequence[Tensor]) -> bool:
     ones, on one device. Where there are others among them, or a gradient is wanted, it
     takes none.
     """
-    device, floats = numbers[0].device, [(p, *rest) for p, _, *rest in rows]
+    device = numbers[0].device
+    floats = [(p, *rest) for p, _, *rest in rows]
     if transformed() or not any(p.numel() for p, *_ in rows):
         return False
     if torch.is_grad_enabled() and differentiated(
@@ -127,7 +128,8 @@ def _adam(
     constants: Sequence[float],
     how: int,
 ) -> list[Tensor]:
-    device, outs = params[0].device, _like(params, first, second)
+    device = params[0].device
+    outs = _like(params, first, second)
     count, decay1, decay2, rate = numbers
     new = _like([count, decay1, decay2])
     with on(device):
@@ -163,7 +165,8 @@ def _sgd(
     constants: Sequence[float],
     nesterov: bool,
 ) -> list[Tensor]:
-    device, outs = params[0].device, _like(params, first)
+    device = params[0].device
+    outs = _like(params, first)
     (new_count,) = _like([count])
     momentum, decay = constants
     with on(device):

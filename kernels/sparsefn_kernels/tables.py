@@ -139,11 +139,9 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
         room = max(units // t.room, t.chunk)
         first = (segments, span.first_chunk, own, workers, some, units, near, room)
         lots.append(Lot(*first, leaf.count_at, leaf.count_step))
-        segments, workers, near = (
-            segments + rows,
-            workers + rows * some,
-            near + rows * room,
-        )
+        segments = segments + rows
+        workers = workers + rows * some
+        near = near + rows * room
     return Plan(
         spans,
         lots,

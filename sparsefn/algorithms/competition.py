@@ -144,7 +144,8 @@ def fixed_count(path: str, units: Units, sparsity: Real | None) -> Count:
     """How many units a pattern keeps in each group of a leaf; raises where the sparsity
     is another one.
     """
-    count, width = units.fixed, units.rows[1]
+    count = units.fixed
+    width = units.rows[1]
     assert count is not None
     try:
         if sparsity is not None and not isinstance(count, Tensor):
@@ -171,7 +172,9 @@ def count_of(
             f"expected {shown(goal)} to give an integer tensor, got {got} at {paths}"
         )
     if count.shape != scores.shape[:1]:
-        name, groups, shape = shown(goal), scores.shape[0], tuple(count.shape)
+        name = shown(goal)
+        groups = scores.shape[0]
+        shape = tuple(count.shape)
         raise ValueError(
             f"expected {name} to give a count for each of {groups} groups, got shape "
             f"{shape} at {paths}"

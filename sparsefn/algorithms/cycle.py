@@ -31,7 +31,8 @@ def run(cycle: Cycle, units: Field, scores: Read, step: Step) -> Decision:
     """Drop the worst of the active units of each group, then grow the best of the
     others, up to the target.
     """
-    drop, grow = scores("drop"), scores("grow")
+    drop = scores("drop")
+    grow = scores("grow")
     active = units.active
     had = units.totals(active)
     target = had if cycle.current else units.target(grow, units.free)
@@ -74,7 +75,8 @@ def _lost(
 ) -> Tensor:
     # How many units of each group are dropped: a part of them, or as many as their
     # scores say, and what is too much.
-    plan, fraction = cycle.plan, cycle.fraction
+    plan = cycle.plan
+    fraction = cycle.fraction
     if isinstance(fraction, Counted):
         lost = had - units.counts(units.counted(fraction, drop, active))
     else:

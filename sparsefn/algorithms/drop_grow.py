@@ -135,10 +135,8 @@ def drop_grow(
     check_call("grown", grown, "state", "grown", "step")
     if grow_count is not None:
         check_call("grow_count", grow_count, "scores", "free", "wanted")
-    rule, current = (
-        Competition(pattern, distribution).check(),
-        isinstance(sparsity, str),
-    )
+    rule = Competition(pattern, distribution).check()
+    current = isinstance(sparsity, str)
     check_single("drop_grow", pattern)
     if (sparsity is None and pattern.fixed is None) or (
         current and sparsity != "current"
@@ -174,7 +172,8 @@ def drop_grow(
     cycle = Cycle(
         current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan
     )
-    apart, exact = plan is None, grow_count is None
+    apart = plan is None
+    exact = grow_count is None
     return Masked(
         rule,
         memory,
@@ -203,7 +202,8 @@ def _timetable(
                 "expected steps, or both when and drop_fraction, got all three: steps "
                 "would say nothing"
             )
-        often, share = every(n, stop=stop), cosine_decay(0.3, stop)
+        often = every(n, stop=stop)
+        share = cosine_decay(0.3, stop)
     return often if when is None else when, share if fraction is None else fraction
 
 

@@ -197,7 +197,8 @@ def check_pruned(pruned: str) -> None:
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
     """Params and masks of the sparsified leaves, by path."""
-    params, masks = flatten(state.params)[0], leaves_of(state.masks)
+    params = flatten(state.params)[0]
+    masks = leaves_of(state.masks)
     rows = zip(
         sparse_among(masks, list(params.values())), params.items(), masks, strict=True
     )
@@ -298,11 +299,9 @@ class Masked(NamedTuple):
                     f"{self.rule.pattern}"
                 )
         check_trigger("when", self.when)
-        rule, memory, seed = (
-            self.rule,
-            self.memory,
-            random.key(0) if self.key is None else self.key,
-        )
+        rule = self.rule
+        memory = self.memory
+        seed = random.key(0) if self.key is None else self.key
         remembers = any(
             isinstance(score, Accumulated) for score in memory.scores.values()
         )
@@ -345,7 +344,8 @@ class Masked(NamedTuple):
         if not leaves:
             return state
         units = field(self.rule, leaves, masks, allowed, self.goal, step)
-        scores, grown = Reader(self.memory, leaves, state, grads, step), self.grown
+        scores = Reader(self.memory, leaves, state, grads, step)
+        grown = self.grown
         zero = self.memory.pruned == "zero" and (
             grown is None or grown is zeros
         )  # one pass sets pruned and grown ones

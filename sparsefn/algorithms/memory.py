@@ -31,7 +31,9 @@ class Scores:
     def __init__(
         self, signed: Leaves, absolute: bool = False, of_units: bool = False
     ) -> None:
-        self.signed, self.absolute, self.of_units = signed, absolute, of_units
+        self.signed = signed
+        self.absolute = absolute
+        self.of_units = of_units
         self._values: Leaves | None = None if absolute else signed
 
     @property
@@ -99,11 +101,9 @@ class Reader:
         grads: Tree,
         step: Step,
     ) -> None:
-        self.memory, self.leaves, self.given = (
-            memory,
-            list(leaves),
-            (state, grads, step),
-        )
+        self.memory = memory
+        self.leaves = list(leaves)
+        self.given = (state, grads, step)
         self.known: dict[str, Scores] = {}
 
     def of(self, paths: Iterable[str]) -> Read:
@@ -111,7 +111,8 @@ class Reader:
         return lambda role: self._drawn(role, paths) or self._known(role)
 
     def _drawn(self, role: str, paths: Iterable[str]) -> Scores | None:
-        score, (state, _, step) = self.memory.scores[role], self.given
+        score = self.memory.scores[role]
+        (state, _, step) = self.given
         if not isinstance(score, Drawn):
             return None
         return Scores(
@@ -120,7 +121,8 @@ class Reader:
 
     def _known(self, role: str) -> Scores:
         if role not in self.known:
-            score, (state, grads, step) = self.memory.scores[role], self.given
+            score = self.memory.scores[role]
+            (state, grads, step) = self.given
             given = (state.scores[role],) if isinstance(score, Accumulated) else ()
             value: Callable[..., Tree] = (
                 score.value if isinstance(score, Accumulated) else score
@@ -132,7 +134,8 @@ class Reader:
                 else self._state(role)
             )
             read = value.signed if isinstance(value, Absolute) else value
-            values, of_units = read(*given, own, grads, step), isinstance(read, OfUnits)
+            values = read(*given, own, grads, step)
+            of_units = isinstance(read, OfUnits)
             # The compiler of torch 2.11 does not compare dicts by `is`.
             checked = not is_compiling() and (values is state.params or values is grads)
             if not checked and not of_units:

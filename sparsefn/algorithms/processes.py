@@ -61,11 +61,13 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     first agreement, which tells the others. So it takes part wherever the others wait
     for it, and sends nothing where they do not.
     """
-    params, fault = state.params, None
+    params = state.params
+    fault = None
     groups = groups_of(leaves_of(params))
     try:
         with scope(groups):
-            step, fault = check_step(step), _fault(grads, params)
+            step = check_step(step)
+            fault = _fault(grads, params)
             if fault is None:
                 return update(state, laid_like_params(grads, params), step)
             if any(is_spread(*pair) for pair in _pairs(grads, params).values()):

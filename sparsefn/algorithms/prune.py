@@ -49,7 +49,8 @@ def _run(
     counts: Counts, regrow: bool, units: Field, scores: Read, step: Step
 ) -> Decision:
     # Keep the best units of each group by score.
-    score, among = scores("score"), units.free if regrow else units.active
+    score = scores("score")
+    among = units.free if regrow else units.active
     kept = units.best(score, counts(units, score, among, step), among=among)
     masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
     return Decision(
@@ -129,7 +130,8 @@ def gmp(
     ):
         init = "dense"
 
-    memory, method = Memory({"score": score}, pruned), partial(_run, _wanted, regrow)
+    memory = Memory({"score": score}, pruned)
+    method = partial(_run, _wanted, regrow)
     return Masked(
         rule, memory, method, goal, init, where, key, always() if when is None else when
     ).build()
@@ -237,7 +239,8 @@ def iterative(
     and is a ValueError.
     Frankle & Carbin 2019, arXiv 1803.03635.
     """
-    rule, lost = Competition(pattern, distribution).check(), _removal(fraction, count)
+    rule = Competition(pattern, distribution).check()
+    lost = _removal(fraction, count)
     if pattern.fixed is not None:
         raise ValueError(
             f"iterative: expected a pattern that leaves the count open, got {pattern}"
@@ -263,7 +266,8 @@ def iterative(
                 raise ValueError(f"iterative: {error} at {name}") from None
         return kept
 
-    memory, method = Memory({"score": score}, pruned), partial(_run, counts, False)
+    memory = Memory({"score": score}, pruned)
+    method = partial(_run, counts, False)
     return Masked(rule, memory, method, None, init, where, key, when).build()
 
 

@@ -162,7 +162,8 @@ def reparametrised(
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
-        every, latents = state.scores["latent"], trained(state)
+        every = state.scores["latent"]
+        latents = trained(state)
         if not _latent_paths(
             state
         ):  # no leaf is selected: vjp refuses functions of nothing
@@ -175,10 +176,8 @@ def reparametrised(
         return view_of(state, pull({path: leaves[path] for path in weights})[0], leaves)
 
     def support(state: State) -> Tree:
-        moves, leaves = (
-            flatten(support_of(inner_of(state)))[0],
-            flatten(state.params)[0],
-        )
+        moves = flatten(support_of(inner_of(state)))[0]
+        leaves = flatten(state.params)[0]
 
         def where_moves(path: str, latent: Tensor) -> Tensor:
             fits = latent.shape == leaves[path].shape and is_sparse(

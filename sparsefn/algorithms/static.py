@@ -63,7 +63,8 @@ def static(
     `sf.counts.above(0.1)`. `pruned="keep"` keeps the weights off the mask in `params`,
     frozen; "train" lets an optimizer move them.
     """
-    rule, kept = Competition(pattern, distribution).check(), Memory({}, pruned)
+    rule = Competition(pattern, distribution).check()
+    kept = Memory({}, pruned)
     return Masked(
         rule, kept, _stay, rule.goal(sparsity), init, where, key, never()
     ).build()

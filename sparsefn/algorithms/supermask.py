@@ -253,11 +253,9 @@ class _Learned(NamedTuple):
     def grads(self, state: State, grads: Tree, step: Step) -> Tree:
         del step
         leaves, masks = sparse_leaves(state)
-        scores, slopes, dense = (
-            leaves_at(state.scores[self.role], leaves),
-            {},
-            flatten(grads)[0],
-        )
+        scores = leaves_at(state.scores[self.role], leaves)
+        slopes = {}
+        dense = flatten(grads)[0]
         for path, mask in masks.items():
 
             def run(s: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:

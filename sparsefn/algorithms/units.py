@@ -143,7 +143,8 @@ class Field(NamedTuple):
 
     def _of_whole(self, sparsity: Real | None, room: Leaves) -> list[Count]:
         # The counts of all groups of the whole leaves.
-        (pattern, distribution), grids = self.rule, self.grids
+        (pattern, distribution) = self.rule
+        grids = self.grids
         if not grids:
             return []
         if pattern.fixed is not None:
@@ -266,7 +267,8 @@ class Field(NamedTuple):
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
         none = [None] * len(self.grids)
-        grids, absolute = self.grids.values(), self.elementwise and scores.absolute
+        grids = self.grids.values()
+        absolute = self.elementwise and scores.absolute
         rows = zip(
             self._scored(scores, self.elementwise),
             among or none,
@@ -300,7 +302,9 @@ class Field(NamedTuple):
         """Units that are kept by chance: each with the share of its competition that a
         sparsity keeps.
         """
-        flags, counts, joint = [], self._of_whole(sparsity, {}), self.joint
+        flags = []
+        counts = self._of_whole(sparsity, {})
+        joint = self.joint
         sizes = {
             path: math.prod(units.of_all.rows) for path, units in self.grids.items()
         }

@@ -217,7 +217,8 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
     """Raise for the masks of fresh adapters, which nothing passes, and warn of masks
     that may not be meant.
     """
-    records, masks = placed.weights, placed.state.masks
+    records = placed.weights
+    masks = placed.state.masks
     sparse = [
         path
         for path, record in records.items()

@@ -60,13 +60,11 @@ class Attached:
         reset: Trigger,
         hooks: bool,
     ) -> None:
-        self._model, self._placed, self._skip, self._reset, self._hooks = (
-            model,
-            placed,
-            skip,
-            reset,
-            hooks,
-        )
+        self._model = model
+        self._placed = placed
+        self._skip = skip
+        self._reset = reset
+        self._hooks = hooks
         self._dense: dict[str, Tensor] | None = (
             None  # gradients between before_step and after_step
         )
@@ -74,7 +72,10 @@ class Attached:
             Optimizer
         ] = []  # the optimizers that have stepped since after_step
         self._told: set[str] = set()  # what there was a warning of
-        self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
+        self._last = -1
+        self._now = -1
+        self._skipped = False
+        self.changes = 0
         placed.show(placed.state)
         self._watch()
 
@@ -100,7 +101,8 @@ class Attached:
             if step is None
             else order.later("before_step", step, self._last)
         )
-        placed, records = self._placed, self._placed.weights.values()
+        placed = self._placed
+        records = self._placed.weights.values()
         writes.check_links(self._links)
         if new := writes.check_members(placed.trained, self._known):
             self._known |= {id(parameter) for parameter in new}
@@ -112,7 +114,9 @@ class Attached:
         seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
-        self._dense, self._now, self._skipped = dense, now, skipped
+        self._dense = dense
+        self._now = now
+        self._skipped = skipped
 
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module; call after
@@ -130,11 +134,9 @@ class Attached:
                 "after_step: call before_step first, between backward and the "
                 "optimizer's step"
             )
-        step, dense, placed = (
-            order.later("after_step", step, self._last),
-            self._dense,
-            self._placed,
-        )
+        step = order.later("after_step", step, self._last)
+        dense = self._dense
+        placed = self._placed
         old = placed.state
         if step != self._now and (
             bool(self._skip(step)) != self._skipped
@@ -149,7 +151,9 @@ class Attached:
         if step > self._last + 1:
             self._tell("steps", order.left_out(placed.algorithm, self._last, step))
         stepped = placed.moved()
-        self._dense, self._stepped, self._last = None, [], step
+        self._dense = None
+        self._stepped = []
+        self._last = step
         for record in placed.trained:
             record.given = None
         try:
@@ -240,7 +244,8 @@ class Attached:
         # Back to before `before_step`, with the weights as they are now, and effective
         # ones in the module.
         if self._dense is not None:
-            moved, self._dense = self._placed.moved(), None
+            moved = self._placed.moved()
+            self._dense = None
             self._placed.show(moved)
         else:
             self._placed.take_over("step")
@@ -272,7 +277,8 @@ class Attached:
 
         `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
-        placed, state = self._placed, self._placed.state
+        placed = self._placed
+        state = self._placed.state
         if self._dense is None:
             state = writes.taken_over("state", state, placed.weights.values())
         return placed.own(state)  # type: ignore[no-any-return]
@@ -395,7 +401,8 @@ class Attached:
         state, self._last = files.loaded(
             placed.algorithm, state_dict, placed.state, placed.unmasked(), strict
         )
-        self._dense, self._stepped = None, []
+        self._dense = None
+        self._stepped = []
         placed.show(state)
         for record in placed.trained:
             record.moments = None  # the optimizer may have loaded others
@@ -432,8 +439,11 @@ class Attached:
             self._reopen()
         self._unwatch()
         take_out(placed.extra)
-        placed.state, self._dense = placed.own(placed.state), None
-        placed.weights, placed.extra, placed.records = {}, [], []
+        placed.state = placed.own(placed.state)
+        self._dense = None
+        placed.weights = {}
+        placed.extra = []
+        placed.records = []
 
     # ---- checks and copies -----------------------------------------------------------
 

@@ -91,7 +91,8 @@ def loaded(
         raise ValueError(
             f"load_state_dict: expected 'step' to be an int, got {found['step']!r}"
         )
-    theirs, name = found["algorithm"], _without_addresses(repr(algorithm))
+    theirs = found["algorithm"]
+    name = _without_addresses(repr(algorithm))
     _check_arguments(
         theirs, found["arguments"], name, arguments_by_path(algorithm), strict
     )
@@ -124,14 +125,15 @@ def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
     Arguments that were left out are there with their defaults, tensors as a digest of
     their bits.
     """
-    call, kind, items = call_of(made), type(made), {}
+    call = call_of(made)
+    kind = type(made)
+    items = {}
     if call is not None:
-        text, items = call.make.__name__, call.arguments()
+        text = call.make.__name__
+        items = call.arguments()
     elif kind in (dict, list, tuple):
-        text, items = (
-            kind.__name__,
-            made if kind is dict else {str(i): item for i, item in enumerate(made)},
-        )
+        text = kind.__name__
+        items = made if kind is dict else {str(i): item for i, item in enumerate(made)}
     elif isinstance(made, Tensor) and not is_sharded(
         made
     ):  # of a sharded one each process has a part
@@ -159,7 +161,8 @@ def arguments_of(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
     [every(10, stop=750)]
     """
     for part in (part for part in parts_of(algorithm) if isinstance(part, Algorithm)):
-        masked, call = update_of(part).masked, call_of(part)
+        masked = update_of(part).masked
+        call = call_of(part)
         yield from () if masked is None else masked._asdict().items()
         yield from () if call is None else call.arguments().items()
 

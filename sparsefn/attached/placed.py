@@ -50,7 +50,8 @@ class Placed:
                 "attach: expected an algorithm without with_optimizer: torch's own "
                 "takes its place"
             )
-        self.algorithm, self.state = algorithm, state
+        self.algorithm = algorithm
+        self.state = state
         self.weights = {
             name: weights[name] for name in flatten(state.params)[0]
         }  # in the order of the leaves
@@ -176,8 +177,11 @@ class Placed:
         The state itself where the parameters are its leaves, and their moments are
         known to be masked.
         """
-        mixes, self._mixes = self._mixes, False
-        state, view, records = self.state, self.algorithm.view, self.weights.values()
+        mixes = self._mixes
+        self._mixes = False
+        state = self.state
+        view = self.algorithm.view
+        records = self.weights.values()
         written = [
             record for record in records if record.written or record.is_written()
         ]
@@ -215,7 +219,8 @@ class Placed:
         Leaves that are those of `old`, under its masks, are known to be zero where they
         are pruned.
         """
-        params, records = dict(new.params), list(self.weights.values())
+        params = dict(new.params)
+        records = list(self.weights.values())
         held = {address(record.parameter) for record in self.records}
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
@@ -225,7 +230,9 @@ class Placed:
         visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
         hiding(new, fresh, [visible[r.name] for r in fresh])
         for record in records:
-            name, parameter, leaf = record.name, record.parameter, params[record.name]
+            name = record.name
+            parameter = record.parameter
+            leaf = params[record.name]
             if record.hidden and address(leaf) in held:  # a map may hand on its latents
                 params[name] = leaf.clone()
             if address(visible[name]) != address(parameter):
@@ -295,7 +302,8 @@ class Placed:
             self.zero_pruned(records)
         self.mask_states(optimizer)
         for record in records:
-            support, grad = record.support, record.parameter.grad
+            support = record.support
+            grad = record.parameter.grad
             is_masked = support.ndim > 0
             if skipped:
                 record.give(None)

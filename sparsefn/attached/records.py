@@ -131,7 +131,8 @@ def owned_parameters(
     Raises ValueError for those that several optimizers have, and for optimizers that
     have none.
     """
-    kind, owners = type(model).__name__, defaultdict(list)
+    kind = type(model).__name__
+    owners = defaultdict(list)
     for optimizer in optimizers:
         for parameter in (
             p for group in optimizer.param_groups for p in group["params"]
@@ -244,7 +245,9 @@ def trained_records(
             Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside)
         )
     for record, support in zip(records, leaves_of(view.support(state)), strict=True):
-        record.trains, record.support, record.follows = True, support, ""
+        record.trains = True
+        record.support = support
+        record.follows = ""
         if isinstance(record.optimizer, torch.optim.SparseAdam) and (
             record.beside or support.ndim
         ):

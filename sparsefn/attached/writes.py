@@ -97,7 +97,8 @@ def fits(state: State, record: Record) -> bool:
     >>> fits(State({"w": torch.ones(2)}, {"w": torch.tensor(True)}), record)
     False
     """
-    leaf, parameter = state.params[record.name], record.parameter
+    leaf = state.params[record.name]
+    parameter = record.parameter
     return bool(
         leaf.dtype == parameter.dtype
         and leaf.device == parameter.device
@@ -241,12 +242,11 @@ def taken_over(call: str, state: State, records: Collection[Record]) -> State:
     """
     check_kinds(call, state, records)
     check_followers(call, state, [record for record in records if record.follows])
-    params, taken = (
-        dict(state.params),
-        [record for record in records if not record.follows],
-    )
+    params = dict(state.params)
+    taken = [record for record in records if not record.follows]
     for record in taken:
-        name, value = record.name, record.parameter.detach()
+        name = record.name
+        value = record.parameter.detach()
         if record.hidden:
             (params[name],) = either(
                 [state.masks[name] | (value != 0)], [value], [params[name]]
@@ -366,7 +366,8 @@ def in_module(state: State, records: Iterable[Record]) -> State:
     >>> in_module(state, [Record("w", weight, torch.optim.SGD([weight], lr=0.1))]).masks
     {'w': tensor([ True,  True, False])}
     """
-    params, masks = dict(state.params), dict(state.masks)
+    params = dict(state.params)
+    masks = dict(state.masks)
     for record in records:
         params[record.name] = value = record.parameter.detach()
         if is_sparse(masks[record.name], value):

@@ -247,7 +247,8 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
             raise ValueError(f"owl: expected a finite ratio of {glob!r}, got {ratio!r}")
     if not is_number(spread) or not 0.0 <= spread <= 0.5:
         raise ValueError(f"owl: expected spread in [0, 0.5], got {spread!r}")
-    low, high = min(ratios.values()), max(ratios.values())
+    low = min(ratios.values())
+    high = max(ratios.values())
     more = {
         glob: 2 * spread * (r - low) / (high - low) if high > low else 0.0
         for glob, r in ratios.items()

@@ -81,7 +81,8 @@ def levels_of(
     """The way from one unit each to all, and its last place; leaves that are not free
     are whole all along.
     """
-    names, sizes = list(priced.sizes), list(priced.sizes.values())
+    names = list(priced.sizes)
+    sizes = list(priced.sizes.values())
     scores = _scores(priced, prefer)
     if scores is not None:
         return _by_scores(

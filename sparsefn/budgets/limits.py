@@ -47,7 +47,8 @@ class Global(NamedTuple):
         7/100, as it was written.
         """
         sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
-        (a, b), (c, d) = _ratio(known(self.floor)), _ratio(known(self.ceiling))
+        (a, b) = _ratio(known(self.floor))
+        (c, d) = _ratio(known(self.ceiling))
         limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:

@@ -199,15 +199,11 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     def rate(fraction: Real, scores: Leaves, masks: Leaves) -> Leaves:
         if not masks:
             return {}
-        counts, shares = (
-            torch.stack(_counts(list(masks.values()))),
-            share(scores, masks, masks),
-        )
+        counts = torch.stack(_counts(list(masks.values())))
+        shares = share(scores, masks, masks)
         sizes = written([mask.numel() for mask in masks.values()], counts.device)
-        sparsity, own = (
-            (sizes - counts).double() / sizes.clamp(min=1),
-            like(counts, fraction),
-        )
+        sparsity = (sizes - counts).double() / sizes.clamp(min=1)
+        own = like(counts, fraction)
         average = torch.nan_to_num(vector(list(shares.values()), counts.device)).mean()
         high = (
             torch.nan_to_num(vector([shares[path] for path in masks], counts.device))

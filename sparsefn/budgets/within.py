@@ -102,7 +102,8 @@ class Within:
         )  # an update asks again and again
 
     def _solve(self, free: tuple[str, ...], way: float) -> dict[str, int]:
-        names, sizes = list(self.priced.sizes), list(self.priced.sizes.values())
+        names = list(self.priced.sizes)
+        sizes = list(self.priced.sizes.values())
         levels, last = levels_of(
             self.priced, self.prefer, [name in free for name in names]
         )
@@ -201,12 +202,11 @@ def within(
             f"{type(model).__name__}"
         )
     if isinstance(unit, Mapping):
-        priced, name = (
-            _by_table(model.priced("params", None, False, only), unit),
-            "by the table",
-        )
+        priced = _by_table(model.priced("params", None, False, only), unit)
+        name = "by the table"
     else:
-        priced, name = model.priced(unit, bits, compressed, only), unit
+        priced = model.priced(unit, bits, compressed, only)
+        name = unit
     made = Within(limit, name, priced, prefer)
     check_prefer(priced, prefer)
     return made

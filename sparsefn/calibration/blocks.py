@@ -191,9 +191,11 @@ def _begun(
             f"in_order: expected offload to be 'disk' or None, got {offload!r}"
         )
     check_call("prune", prune, "stats")
-    names, call = names_of(of), as_call(inputs)
+    names = names_of(of)
+    call = as_call(inputs)
     state = dense().init(weights_of_call(module, None)) if state is None else state
-    leaves, asked = weights_of_call(module, state), list[Asked]()
+    leaves = weights_of_call(module, state)
+    asked = list[Asked]()
     check_data("in_order", module, tokens, call)
     warn_of_padding("in_order", module, [(call, tokens)])
     chunks = list(chunks_of((call, tokens), chunk_size))
@@ -243,7 +245,8 @@ def outlier_ratios(
     `blocks` are globs; a block's leaves are those that its glob matches and `stats`
     has. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
-    leaves, ratios = flatten(effective(state))[0], {}
+    leaves = flatten(effective(state))[0]
+    ratios = {}
     for block in blocks:
         chosen = [path for path in matching("blocks", block, leaves) if path in stats]
         if not chosen:

@@ -94,11 +94,11 @@ def prune_block(
     `narrow` how leaves are watched. Raises ValueError where no product was seen with
     any leaf, and for inputs that are not finite.
     """
-    results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
-    local, together = (
-        {name: own for own, name in names.items()},
-        [path for _, chosen in blocks for path in chosen],
-    )
+    results = list[PrunedBlock]()
+    outputs = list[Any]()
+    start = time.perf_counter()
+    local = {name: own for own, name in names.items()}
+    together = [path for _, chosen in blocks for path in chosen]
     stats: Stats = {}
 
     def told(path: str) -> str:
@@ -107,12 +107,10 @@ def prune_block(
     def passed(asked: Sequence[str], block: Where) -> tuple[Stats, float | None]:
         # One pass: statistics, and how far the outputs are from those of the pass
         # before, whose place they take.
-        stats, changed, total, counted = (
-            Stats(),
-            0.0,
-            0.0,
-            itertools.chain(tokens, itertools.repeat(None)),
-        )
+        stats = Stats()
+        changed = 0.0
+        total = 0.0
+        counted = itertools.chain(tokens, itertools.repeat(None))
         collect = collector(
             part,
             block_weights(part, names, state),
@@ -129,7 +127,8 @@ def prune_block(
                     out,
                     tokens[number] if number < len(tokens) else None,
                 )
-                changed, total = changed + change, total + square
+                changed = changed + change
+                total = total + square
             if keep and (errors or not asked or inputs_from == "dense"):
                 outputs[number : number + 1] = [keep(out)]
         check_finite_stats(stats, told, f"in_order, block {block!r}")

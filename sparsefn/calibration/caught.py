@@ -181,12 +181,10 @@ def recorded(
     The text at the end says why these cannot run one by one; it is empty where they
     may.
     """
-    order, forms, inside, why = (
-        list[str](),
-        list[OutputForm](),
-        list[str](),
-        list[str](),
-    )
+    order = list[str]()
+    forms = list[OutputForm]()
+    inside = list[str]()
+    why = list[str]()
     before = {
         path: part._compiled_call_impl or part._call_impl
         for path, part in parts.items()

@@ -100,10 +100,8 @@ def _chain(
     if "" in at:
         raise BrokenChainError("a block has weights all over the model")
     at = [min((other for other in at if _inside(path, other)), key=len) for path in at]
-    weights, together = (
-        weights_of_call(module, state),
-        list(dict.fromkeys(path for paths in chosen for path in paths)),
-    )
+    weights = weights_of_call(module, state)
+    together = list(dict.fromkeys(path for paths in chosen for path in paths))
     parts = _parts(module, at)
     (stats, _), order, forms, why = recorded(
         parts,
@@ -119,8 +117,10 @@ def _chain(
         why = why if times else f"{path!r} is called 0 times"
     if why:
         raise BrokenChainError(why)
-    numbers, kept = [order.index(path) for path in at], frozenset[int]()
-    end, names = max(numbers) + 1, names_in(module, parts)
+    numbers = [order.index(path) for path in at]
+    kept = frozenset[int]()
+    end = max(numbers) + 1
+    names = names_in(module, parts)
     while True:
         chain = Chain(parts, names, order[:end], forms[:end], kept, numbers, narrow)
         try:
@@ -192,14 +192,15 @@ def _by_parts(
     call: Call,
 ) -> Stats:
     # The statistics over one call, part by part.
-    paused, stats, kinds = Paused(module, chain, call), Stats(), set[type]()
-    leaves, whole = (
-        (flatten(state.params)[0], flatten(state.masks)[0]),
-        weights_of_call(module, state),
-    )
+    paused = Paused(module, chain, call)
+    stats = Stats()
+    kinds = set[type]()
+    leaves = (flatten(state.params)[0], flatten(state.masks)[0])
+    whole = weights_of_call(module, state)
     for number, path in enumerate(chain.order):
         paused.go_on(number, whole)
-        part, names = chain.parts[path], chain.names[path]
+        part = chain.parts[path]
+        names = chain.names[path]
         weights = block_weights(part, names, state_in(*leaves, names.values()))
         asked = {
             name
@@ -242,7 +243,8 @@ def _equal(x: Tensor, y: Tensor) -> bool:
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     if not other or not torch.equal(one["count"], other["count"]):
         return False
-    x, y = one["square"], other["square"]
+    x = one["square"]
+    y = other["square"]
     if x.device.type == "cpu":
         return x.shape == y.shape and _equal(x, y)
     return x.shape == y.shape and torch.allclose(x, y, rtol=1e-3, equal_nan=True)

@@ -122,7 +122,8 @@ def inputs(
     of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no
     State.
     """
-    names, weights = names_of(of), weights_of_call(module, state)
+    names = names_of(of)
+    weights = weights_of_call(module, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
     matrices = {path: path for path in chosen if weights[path].ndim > 1}
     check_data("inputs", module, tokens, (args, kwargs))
@@ -196,10 +197,8 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
                 or shapes.count(mask.shape) < 2
             ):
                 continue
-            hidden, other = (
-                int((mask == _HIDDEN[end]).sum()),
-                "~" if _HIDDEN[end] else "",
-            )
+            hidden = int((mask == _HIDDEN[end]).sum())
+            other = "~" if _HIDDEN[end] else ""
             if hidden and bool(((mask == 0) | (mask == 1)).all()):
                 mend = (
                     f"leave it out of the statistics with tokens={other}{name}.bool()"
@@ -299,10 +298,8 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
     given = tensors_for(
         module, "parameters", {} if state is None else state, partial=state is None
     )
-    weights, storages = (
-        {name: tensor.detach() for name, (_, tensor) in given.items()},
-        set[int](),
-    )
+    weights = {name: tensor.detach() for name, (_, tensor) in given.items()}
+    storages = set[int]()
     written = limited_tables(module)
     for name, x in weights.items():
         start = x.untyped_storage().data_ptr()
@@ -376,7 +373,8 @@ def collector(
 def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
     # The sums over no inputs, which add to those of any batch. Inputs of attention may
     # be of one kind, or of three.
-    turned, groups = is_conv1d(layer), getattr(layer, "groups", 1)
+    turned = is_conv1d(layer)
+    groups = getattr(layer, "groups", 1)
     width = weight.shape[0] if turned else weight.shape[1:].numel()
     size = () if isinstance(layer, nn.MultiheadAttention) else (width,)
     split = (groups,) if groups > 1 else ()

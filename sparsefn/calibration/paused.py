@@ -59,7 +59,10 @@ class Paused:
     def __init__(
         self, module: nn.Module, chain: Chain, call: Call, keep: Keep = in_memory
     ) -> None:
-        self.module, self.chain, self.start, self.keep = module, chain, call, keep
+        self.module = module
+        self.chain = chain
+        self.start = call
+        self.keep = keep
         self.calls: dict[int, Stowed] = {}
         self.outputs: dict[int, Stowed] = {}
         self.last: dict[
@@ -98,7 +101,8 @@ class Paused:
         It may where nobody reads it after: it does not run `again`, and no later part
         is called with the same.
         """
-        leaves, call = self.calls[number].leaves, self.call(number)
+        leaves = self.calls[number].leaves
+        call = self.call(number)
         later = {
             _key(leaf)
             for i, other in self.calls.items()

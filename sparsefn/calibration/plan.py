@@ -115,10 +115,8 @@ def planned(
         path: [f"{path}.{name}" for name, _ in layers.named_children()]
         for path, layers in lists.items()
     }
-    every, places = (
-        [path for paths in members.values() for path in paths],
-        list[tuple[int, Where]](),
-    )
+    every = [path for paths in members.values() for path in paths]
+    places = list[tuple[int, Where]]()
     _by_part(leaves, every)  # which raises where layers share leaves
     asked = [f"{path}.*" for path in every] if blocks is None else blocks
     found: dict[str, list[tuple[Where, list[str]]]] = {}

@@ -120,7 +120,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Look at a product of two matrices, of a matrix and a vector, or of two
         batches of matrices.
         """
-        left, right = self.leaf(a), self.leaf(b)
+        left = self.leaf(a)
+        right = self.leaf(b)
         if (left is None) == (right is None):
             return
         b = b.mT if b.ndim > 1 else b[None]
@@ -328,7 +329,8 @@ def _is_axis(leaf: Tensor, axis: int, weight: Tensor) -> bool:
 def _output_at(leaf: Tensor, axis: int, row: Tensor) -> int | None:
     # The number of the output, among all entries of the other axes, that a row of a
     # matrix is; None inside of one.
-    at, place = row.storage_offset() - leaf.storage_offset(), [0] * leaf.ndim
+    at = row.storage_offset() - leaf.storage_offset()
+    place = [0] * leaf.ndim
     for d in sorted(range(leaf.ndim), key=leaf.stride, reverse=True):
         if leaf.shape[d] > 1:
             place[d], at = divmod(int(at), leaf.stride(d))

@@ -53,16 +53,12 @@ class Runs:
         scratch: Path,
         device: torch.device,
     ) -> None:
-        parts, forms = (
-            {path: plan.model.get_submodule(path) for path in plan.order},
-            forms_of(plan, calls[0], device),
-        )
-        self.plan, self.work, self.tokens, self.device = (
-            plan,
-            scratch.parent,
-            tokens,
-            device,
-        )
+        parts = {path: plan.model.get_submodule(path) for path in plan.order}
+        forms = forms_of(plan, calls[0], device)
+        self.plan = plan
+        self.work = scratch.parent
+        self.tokens = tokens
+        self.device = device
         self.chain = Chain(
             parts, names_in(plan.model, parts), plan.order, forms, frozenset(), []
         )
@@ -167,15 +163,11 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
 
 
 def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
-    parts, called = (
-        {path: plan.model.get_submodule(path) for path in plan.order},
-        list[str](),
-    )
-    names, outputs, used = (
-        names_in(plan.model, parts),
-        dict[str, Tree](),
-        dict[str, list[str]](),
-    )
+    parts = {path: plan.model.get_submodule(path) for path in plan.order}
+    called = list[str]()
+    names = names_in(plan.model, parts)
+    outputs = dict[str, Tree]()
+    used = dict[str, list[str]]()
 
     def run(
         path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -101,7 +101,8 @@ def finish(plan: Plan, out: Path) -> None:
     said = read_json(plan.folder / "config.json")
     if without_sparsity(said) != said:
         write_json(out / "config.json", without_sparsity(said))
-    placed, size = dict[str, str](), 0
+    placed = dict[str, str]()
+    size = 0
     for path, leaves in plan.leaves.items():
         placed |= {leaf.stored[0]: _file(plan, path) for leaf in leaves}
         size += sum(

@@ -64,17 +64,18 @@ def steps_of(
     """
     if not asked:
         return
-    (params, put), (masks, put_masks) = flatten(start.params), flatten(start.masks)
-    calls, counted = [call for call, _ in chunks], [tokens for _, tokens in chunks]
-    dense_leaves, left = (params, masks), list(asked)
+    (params, put) = flatten(start.params)
+    (masks, put_masks) = flatten(start.masks)
+    calls = [call for call, _ in chunks]
+    counted = [tokens for _, tokens in chunks]
+    dense_leaves = (params, masks)
+    left = list(asked)
 
     def record(done: PrunedBlock) -> PrunedBlock:
         nonlocal params, masks, left
-        params, masks, left = (
-            params | flatten(done.state.params)[0],
-            masks | flatten(done.state.masks)[0],
-            left[1:],
-        )
+        params = params | flatten(done.state.params)[0]
+        masks = masks | flatten(done.state.masks)[0]
+        left = left[1:]
         state = start._replace(
             params=put(list(params.values())), masks=put_masks(list(masks.values()))
         )
@@ -94,10 +95,8 @@ def steps_of(
                 _go_on(
                     runs, number, module, state if inputs_from == "pruned" else start
                 )
-                names, wanted = (
-                    chain.names[path],
-                    errors or number + 1 < len(chain.order),
-                )
+                names = chain.names[path]
+                wanted = errors or number + 1 < len(chain.order)
                 own = [
                     one for one, at in zip(asked, chain.at, strict=True) if at == number
                 ]
@@ -123,7 +122,8 @@ def steps_of(
                 for run, out in zip(runs, outputs, strict=wanted):
                     run.done(number, out)
         except BrokenChainError as error:
-            why, again = str(error), isinstance(error, CalledAgainError)
+            why = str(error)
+            again = isinstance(error, CalledAgainError)
             why += (
                 ": the statistics of its weights are the sums over all calls"
                 if again

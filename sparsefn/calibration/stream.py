@@ -113,14 +113,17 @@ def stream(
     arXiv 2306.11695, sec. 3.
     """
     check_call("prune", prune, "stats")
-    names, calls = names_of(of), _calls(batches)
+    names = names_of(of)
+    calls = _calls(batches)
     counted = [None] * len(calls) if tokens is None else list(tokens)
     if len(counted) != len(calls):
         raise ValueError(
             f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
             f"got {len(counted)}"
         )
-    source, target, first = Path(folder), Path(out), place()[0] == 0
+    source = Path(folder)
+    target = Path(out)
+    first = place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
     with agreement(everyone()):
         if source.resolve() == target.resolve():

@@ -79,7 +79,8 @@ def patch_sums(
     square = seen.flatten(2, 1 + len(kernel)).sum(2).reshape(groups, -1)
     if not gram:
         return [Sums(count, one, None) for one in square]
-    width, times = square.shape[1], math.prod(kernel)
+    width = square.shape[1]
+    times = math.prod(kernel)
     grams = []
     for own in torch.split(x, x.shape[1] // groups, 1):
         parts = (
@@ -186,7 +187,8 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "fill_unreached: expected 'count' and 'square' in the statistics at "
             f"{path!r}, got {got}"
         )
-    count, square = of["count"], of["square"]
+    count = of["count"]
+    square = of["square"]
     if square.ndim == count.ndim:
         raise ValueError(
             f"fill_unreached: expected statistics with a shape at {path!r}, but no "

@@ -161,12 +161,11 @@ def leaves_in(model: nn.Module, stored: Mapping[str, StoredTensor]) -> list[Leaf
     alike: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         alike.setdefault(id(tensor), []).append(name)
-    leaves, missing = [], []
+    leaves = []
+    missing = []
     for names in alike.values():
-        like, own = (
-            tensors[names[0]],
-            tuple(one for name in names for one in found.get(name, ())),
-        )
+        like = tensors[names[0]]
+        own = tuple(one for name in names for one in found.get(name, ()))
         if not own and not (
             _ignored(model, "missing", names[0]) and not isinstance(like, nn.Parameter)
         ):
@@ -227,7 +226,8 @@ def read_leaves(
         folder, {name: stored[name].file for name in owner}
     ):
         digests[name] = digest_of(tensor)
-        first, cast = owner[name].names[0], tensor.to(owner[name].dtype)
+        first = owner[name].names[0]
+        cast = tensor.to(owner[name].dtype)
         if first in found and not torch.equal(found[first], cast):
             raise ValueError(
                 "stream: expected tied tensors to be equal, got others at "

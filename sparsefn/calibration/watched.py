@@ -61,7 +61,8 @@ def under_watch(x: Tensor, watch: Watch) -> Tensor:
     tensor([2.])
     """
     out = x.as_subclass(Watched)
-    out.plain, out.watch = x, watch
+    out.plain = x
+    out.watch = watch
     return out
 
 

@@ -58,7 +58,8 @@ def compress(
     if not isinstance(state, State):
         raise TypeError(f"compress: expected a State, got {type(state).__name__}")
     check_masks(state.masks, state.params)
-    leaves, masks = flatten(state.params)[0], flatten(state.masks)[0]
+    leaves = flatten(state.params)[0]
+    masks = flatten(state.masks)[0]
     patterns = _by_path(
         pattern,
         {path: leaf for path, leaf in leaves.items() if masks[path].ndim},
@@ -148,7 +149,8 @@ def _stored(name: object, tensor: object) -> Tensor:
             f"{type(name).__name__}"
         )
     dense = check_values("the dict", name, as_dense("the dict", name, tensor))
-    needed, has = dense.numel() * dense.element_size(), dense.untyped_storage().nbytes()
+    needed = dense.numel() * dense.element_size()
+    has = dense.untyped_storage().nbytes()
     if needed > has:
         raise ValueError(
             f"decompress: expected {needed} bytes at {name!r}, got {has}, which the "
@@ -239,7 +241,8 @@ def _decompressed(
                 f"decompress: expected a vector of int64 at '{path}.{part}', got {got}"
             )
     _check_float(f"{path}.values", values)
-    size, numbers = tuple(shape.tolist()), nm.tolist()
+    size = tuple(shape.tolist())
+    numbers = nm.tolist()
     n, m, axis = numbers if len(numbers) == 3 else (0, 0, 0)
     if any(length < 0 for length in size):
         raise ValueError(
@@ -255,7 +258,8 @@ def _decompressed(
     if values.shape != stored:
         got = f"'{path}.values', got {tuple(values.shape)}"
         raise ValueError(f"decompress: expected a tensor of shape {stored} at {got}")
-    name, total = f"{path}.bitmask", math.prod(size)
+    name = f"{path}.bitmask"
+    total = math.prod(size)
     if bitmask.shape != (-(-total // 8),):  # before a tensor of that shape is made
         raise ValueError(
             f"expected a packed mask of shape ({-(-total // 8)},) at {name!r}, got "

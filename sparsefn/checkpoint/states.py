@@ -192,10 +192,8 @@ def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
         ...
     ValueError: expected the paths of the template, but missing are ['a'] and unexpected ['c']
     """
-    missing, unexpected = (
-        [path for path in leaves if path not in found],
-        [path for path in found if path not in leaves],
-    )
+    missing = [path for path in leaves if path not in found]
+    unexpected = [path for path in found if path not in leaves]
     if missing or unexpected:
         raise ValueError(
             f"expected the paths of the template, but missing are {missing} and "
@@ -311,7 +309,8 @@ def tree_equal(a: Tree, b: Tree) -> bool:
     """
     if optree.tree_structure(a) != optree.tree_structure(b):
         return False
-    left, right = flatten(a)[0], flatten(b)[0]
+    left = flatten(a)[0]
+    right = flatten(b)[0]
     return all(
         _same_bits(as_dense("a", path, left[path]), as_dense("b", path, right[path]))
         for path in left

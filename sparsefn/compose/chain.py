@@ -60,14 +60,13 @@ def chain(*algorithms: Algorithm) -> Algorithm:
 
     def update(state: State, grads: Tree, step: Step) -> State:
         parts: list[State] = []
-        params, still = state.params, True
+        params = state.params
+        still = True
         for i, part in enumerate(state.parts):
             old = part._replace(params=params, opt=state.opt)
             parts.append(update_of(allowed(i, parts)).inner(old, grads, step))
-            params, still = (
-                parts[-1].params,
-                still and identical(parts[-1].masks, old.masks),
-            )
+            params = parts[-1].params
+            still = still and identical(parts[-1].masks, old.masks)
         return join(parts, state.masks if still else _common(parts))
 
     return framed(init, update)

@@ -65,12 +65,10 @@ class Descent:
         mask_moments: bool,
         reset_grown: bool,
     ) -> None:
-        self.optimizer, self.view, self.mask_moments, self.reset_grown = (
-            optimizer,
-            view,
-            mask_moments,
-            reset_grown,
-        )
+        self.optimizer = optimizer
+        self.view = view
+        self.mask_moments = mask_moments
+        self.reset_grown = reset_grown
         self._starts_at_zero = (
             isinstance(optimizer, Optimizer) and optimizer.under_masks is not None
         )
@@ -123,7 +121,8 @@ class Descent:
 
     def begun(self, state: State) -> State:
         """The state with the optimizer's first state, whose moments are found."""
-        state, trained = self.restarted(state), self._trained(state)
+        trained = self._trained(state)
+        state = self.restarted(state)
         sparse = sparse_among(leaves_of(self.view.support(state)), leaves_of(trained))
         if (self.mask_moments or self.reset_grown) and any(sparse):
             self._owners(state.opt, trained, sparse)
@@ -141,10 +140,8 @@ class Descent:
         self, state: State, grads: Tree, step: Step, skipped: bool | Tensor
     ) -> Stepped:
         """The state after a step that is not skipped."""
-        goes, compiled = (
-            ~skipped if isinstance(skipped, Tensor) else not skipped,
-            fused(),
-        )
+        goes = ~skipped if isinstance(skipped, Tensor) else not skipped
+        compiled = fused()
 
         def run(now: Stepped) -> Stepped:
             new, moments = self._step(now.state, grads, step)
@@ -157,7 +154,8 @@ class Descent:
             raise ValueError(
                 "with_optimizer: the optimizer reads gradients, got grads=None"
             )
-        optimizer, view = self.optimizer, self.view
+        optimizer = self.optimizer
+        view = self.view
         trained = self._trained(state)
         self._prime(trained, state.opt)
         done = (
@@ -206,7 +204,8 @@ class Descent:
         """
         if not (self.mask_moments or self.reset_grown):
             return state
-        view, before = self.view, stepped.state
+        view = self.view
+        before = stepped.state
         opt = (
             before.opt
             if isinstance(stepped.moments, tuple) and not stepped.moments
@@ -224,7 +223,8 @@ class Descent:
         for place, owner in enumerate(self._owners(state.opt, trained, sparse)):
             if owner >= 0 and sparse[owner]:
                 owned.setdefault(owner, []).append(place)
-        owning, places = [rows[owner] for owner in owned], list(owned.values())
+        owning = [rows[owner] for owner in owned]
+        places = list(owned.values())
         first = self._first_values(trained, owning)
         if saves():
             offer(
@@ -312,10 +312,8 @@ def live_entries(
     where it has just turned on or where the update itself set the weight
     (`reset_grown`).
     """
-    changed, is_set = (
-        reset_grown and before is not support,
-        reset_grown and _is_moved(weight, stepped),
-    )
+    changed = reset_grown and before is not support
+    is_set = reset_grown and _is_moved(weight, stepped)
     if not (mask_moments or changed or is_set):
         return None
     others = [before] * changed + [weight, stepped] * is_set

@@ -56,10 +56,8 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     that any phase sparsifies have full shape throughout.
     """
     check_pairs("phases", schedule)
-    begins, algorithms = (
-        [begin for begin, _ in schedule],
-        [algorithm for _, algorithm in schedule],
-    )
+    begins = [begin for begin, _ in schedule]
+    algorithms = [algorithm for _, algorithm in schedule]
     check_trained("phases", algorithms)
     for begin in begins:
         if not is_int(begin):
@@ -85,7 +83,8 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
-        first, inner = parts[0], tuple(with_own_paths(part) for part in parts)
+        first = parts[0]
+        inner = tuple(with_own_paths(part) for part in parts)
         state = join(
             State(
                 first.params, first.masks, support=joined_support(parts), parts=inner

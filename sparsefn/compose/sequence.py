@@ -77,7 +77,9 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
         return join(parts, first, masks, [with_own_paths(part) for part in parts])
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        params, masks, parts = state.params, state.masks, []
+        params = state.params
+        masks = state.masks
+        parts = []
         for algorithm, own in zip(algorithms, state.parts, strict=True):
             seen = with_own_masks(own, params, masks, state.opt)
             part = update_of(algorithm).inner(seen, grads, step)

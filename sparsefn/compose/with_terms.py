@@ -39,11 +39,9 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         return g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype)
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        given, support, trained = (
-            view.grads(state, grads, step),
-            view.support(state),
-            view.get(state),
-        )
+        given = view.grads(state, grads, step)
+        support = view.support(state)
+        trained = view.get(state)
         seen = (
             state
             if trained is state.params

@@ -87,7 +87,8 @@ def from_shorthand(text: str) -> Shorthand:
                 f"expected a shorthand {_GRAMMAR} with density <= 1, got {text!r}"
             )
         return Shorthand(unstructured(), float(_EXACT.subtract(1, density)), flag)
-    kept, run = int(match["kept"]), int(match["run"])
+    kept = int(match["kept"])
+    run = int(match["run"])
     if not 0 < kept <= run:
         raise ValueError(
             f"expected a shorthand {_GRAMMAR} with 0 < kept <= run, got {text!r}"
@@ -119,7 +120,8 @@ def to_shorthand(spec: Shorthand | Pattern) -> str:
     if not isinstance(spec, Shorthand):
         raise TypeError(f"expected a Shorthand or a pattern, got {type(spec).__name__}")
     pattern, sparsity, flag = spec
-    runs, letter = _NM.fullmatch(pattern.name), "(M)" if flag else "(U)"
+    runs = _NM.fullmatch(pattern.name)
+    letter = "(M)" if flag else "(U)"
     if runs is None and pattern != unstructured():
         raise ValueError(
             f"no shorthand for {pattern}: expected unstructured() or nm(n, m, axis)"
@@ -136,7 +138,8 @@ def to_shorthand(spec: Shorthand | Pattern) -> str:
         return "DENSE"
     if runs is None:
         return f"TOPK{{{_EXACT.subtract(1, Decimal(repr(float(level)))):f}}}{letter}"
-    kept, run = int(runs[1]), int(runs[2])
+    kept = int(runs[1])
+    run = int(runs[2])
     if not kept:
         raise ValueError(f"no shorthand for {pattern}: a run keeps one element or more")
     check_fixed(level, kept / run, pattern.name)

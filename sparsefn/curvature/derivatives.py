@@ -112,7 +112,8 @@ def sparsified(
     among the scores.
     """
     params = effective(state) if params is None else params
-    leaves, rebuild = float_leaves(params), flatten(params)[1]
+    leaves = float_leaves(params)
+    rebuild = flatten(params)[1]
     masks = leaves_like(state.masks, params)
     chosen = {
         path: leaf
@@ -212,7 +213,8 @@ def batch_size(batch: Sequence[Tree]) -> int:
     >>> batch_size((torch.ones(5, 2), {"y": torch.ones(5)}))
     5
     """
-    size, first = 0, ""
+    size = 0
+    first = ""
     for path, leaf in flatten(tuple(checked_batch(batch)))[0].items():
         if not isinstance(leaf, Tensor):
             raise TypeError(
@@ -228,7 +230,8 @@ def batch_size(batch: Sequence[Tree]) -> int:
                 f"expected equally many examples, got {size} at {first!r} and "
                 f"{leaf.shape[0]} at {path!r}"
             )
-        size, first = leaf.shape[0], first or path
+        size = leaf.shape[0]
+        first = first or path
     if not size:
         raise ValueError("expected a batch of at least one example, got none")
     return size

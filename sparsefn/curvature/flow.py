@@ -66,16 +66,15 @@ def sensitivity(
         check_call("at", at, "params")
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        now, point = derivatives.arguments_at(batch, step), effective(state)
+        now = derivatives.arguments_at(batch, step)
+        point = effective(state)
         if at is not None:
             made = at(point)
             check_like("what `at` gives", made, point, dtype=False)
             point = made
         weights, of_weights, scored = derivatives.sparsified(state, objective, point)
-        slopes, own = (
-            derivatives.gradient_at(of_weights, weights, now),
-            flatten(state.params)[0],
-        )
+        slopes = derivatives.gradient_at(of_weights, weights, now)
+        own = flatten(state.params)[0]
         return scored(
             {path: (wide(own[path]) * slope).abs() for path, slope in slopes.items()}
         )
@@ -240,10 +239,8 @@ def synflow(
         weights, of_weights, scored = derivatives.sparsified(state, flow, absolute)
         device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
         ones = torch.ones((1, *input_shape), dtype=torch.float64, device=device)
-        gradient, own = (
-            derivatives.gradient_at(of_weights, weights, (ones,)),
-            flatten(state.params)[0],
-        )
+        gradient = derivatives.gradient_at(of_weights, weights, (ones,))
+        own = flatten(state.params)[0]
         return scored(
             {path: own[path].double().abs() * g for path, g in gradient.items()}
         )

@@ -163,7 +163,8 @@ def _exact_diagonal(
                 derivatives.gradient_of(moved), ((leaf,),), ((vector,),)
             )[1][0]  # type: ignore[no-any-return]
 
-        n, parts = leaf.numel(), [leaf.new_zeros(0)]
+        n = leaf.numel()
+        parts = [leaf.new_zeros(0)]
         for start in range(0, n, chunk_size):
             rows = torch.arange(start, min(start + chunk_size, n), device=leaf.device)
             basis = (rows[:, None] == torch.arange(n, device=leaf.device)).to(

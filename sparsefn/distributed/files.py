@@ -100,7 +100,8 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
-    found, reader = {}, FileSystemReader(folder)
+    found = {}
+    reader = FileSystemReader(folder)
     with agreement(everyone()):
         leaves, rebuild = flatten(template)
         metadata = read_metadata(folder)

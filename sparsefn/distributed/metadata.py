@@ -79,7 +79,8 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
             entries[path] = BytesStorageMetadata() if bare else _tensor(entry)
         stored = {}
         for index, info in _dict(fields["storage_data"]).items():
-            at, place = _fields(index, "MetadataIndex"), _fields(info, "_StorageInfo")
+            at = _fields(index, "MetadataIndex")
+            place = _fields(info, "_StorageInfo")
             part = Stored(place["relative_path"], place["offset"], place["length"])
             offset = at.get("offset")  # of an object there is none
             _check(at["fqn"] in entries and (offset is None or _is_shape(offset)), at)
@@ -116,7 +117,8 @@ def _tensor(entry: Any) -> TensorStorageMetadata:
     )
 
     fields = _fields(entry, "TensorStorageMetadata")
-    properties, size = fields["properties"], fields["size"]
+    properties = fields["properties"]
+    size = fields["size"]
     _check(
         type(properties).__name__ == "TensorProperties"
         and isinstance(properties.state, tuple),
@@ -129,10 +131,12 @@ def _tensor(entry: Any) -> TensorStorageMetadata:
         and isinstance(fields["chunks"], list),
         fields,
     )
-    chunks, held = [], 0
+    chunks = []
+    held = 0
     for chunk in fields["chunks"]:
         box = _fields(chunk, "ChunkStorageMetadata")
-        first, n = box["offsets"], box["sizes"]
+        first = box["offsets"]
+        n = box["sizes"]
         _check(
             _is_shape(first) and _is_shape(n) and len(first) == len(n) == len(size), box
         )

@@ -85,7 +85,8 @@ class SparsityCallback(Callback):
             "reset": reset,
         }
         self._loaded: Saved | None = None
-        self._done, self.sparse = 0, None
+        self._done = 0
+        self.sparse = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the algorithm: the optimizers exist, and a checkpoint's weights are

@@ -302,10 +302,8 @@ class _Kept:
     def forward(
         module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any
     ) -> Tensor:
-        update, x = (
-            _update(module, active_adapter),
-            module.lora_dropout[active_adapter](x),
-        )
+        update = _update(module, active_adapter)
+        x = module.lora_dropout[active_adapter](x)
         bias = module.lora_B[active_adapter].bias
         bias = None if bias is None else bias * module.scaling[active_adapter]
         if update.ndim == 2:

@@ -83,14 +83,16 @@ class SparsityCallback(TrainerCallback):
                 "SparsityCallback needs transformers: pip install transformers"
             )
         check_source(algorithm)
-        self._algorithm, self._folder = algorithm, resume_from
+        self._algorithm = algorithm
+        self._folder = resume_from
         self._options: dict[str, Any] = {
             "extra_group": extra_group,
             "skip": skip,
             "reset": reset,
         }
         self._optimizer: Optimizer | None = None
-        self._steps, self.sparse = 0, None
+        self._steps = 0
+        self.sparse = None
 
     def on_train_begin(
         self,

@@ -112,7 +112,8 @@ def activation_sparsifier(
                 f"activation_sparsifier: expected {name} to be a function, got "
                 f"{type(fn).__name__}"
             )
-    chosen, dim = _features(features, axis), axis or 0
+    chosen = _features(features, axis)
+    dim = axis or 0
 
     def parts(x: Tensor) -> Tree:
         return x if chosen is None else _slices(x, chosen, dim)

@@ -52,7 +52,8 @@ def from_dict(
     Raises ValueError for a chosen leaf without a mask, a path that params lack, and
     another shape; warns and raises as `where` does.
     """
-    leaves, known = flatten(params)[0], ", ".join(map(repr, given)) or "none"
+    leaves = flatten(params)[0]
+    known = ", ".join(map(repr, given)) or "none"
     for path, mask in given.items():
         if path not in leaves:
             raise ValueError(
@@ -169,7 +170,8 @@ def checkerboard(
             "expected a shape of one dimension or more, none negative, got "
             f"{tuple(shape)}"
         )
-    columns, rows = shape[-1], math.prod(shape[:-1])
+    columns = shape[-1]
+    rows = math.prod(shape[:-1])
     some = density >= 2.0**-31  # below, the int64 indices would overflow
     density = torch.where(some, density, 1.0)
     length = columns + torch.ceil(columns / density + 1e-5).long() - 1

@@ -127,7 +127,8 @@ def _search(
     for escape in range(escapes):
         if rounds <= 0:
             break
-        trial, known = order.copy(), settled.copy()
+        trial = order.copy()
+        known = settled.copy()
         shuffled = (
             random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
         )
@@ -136,7 +137,8 @@ def _search(
             known[[a, b]] = False
         rounds = _settle(whole, trial, n, m, known, rounds)
         if _value(whole, trial, n) > _value(whole, order, n):
-            order, settled = trial, known
+            order = trial
+            settled = known
     return order
 
 
@@ -146,13 +148,17 @@ def _settle(
     # Improves the order in place until no pair of groups gains; returns the rounds that
     # are left. A pair is compared until both of its groups have marked it as settled; a
     # group that changes has no marks.
-    ways, groups = _ways(m), len(order)
-    size, turn, idle = groups + groups % 2, 0, 0
+    ways = _ways(m)
+    groups = len(order)
+    size = groups + groups % 2
+    turn = 0
+    idle = 0
     while rounds > 0 and idle < size - 1:
         pairs = _meetings(size, turn)
         pairs = pairs[pairs.max(1) < groups]
         pairs = pairs[~settled[pairs, pairs[:, ::-1]].all(1)]
-        turn, idle = (turn + 1) % (size - 1), idle + 1
+        turn = (turn + 1) % (size - 1)
+        idle = idle + 1
         if not len(pairs):
             continue
         both = order[pairs].reshape(len(pairs), 2 * m)
@@ -163,7 +169,8 @@ def _settle(
         # After the best of all ways a pair has no better one; after one exchange there
         # may be another.
         settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
-        rounds, idle = rounds - 1, 0 if gains.any() else idle
+        rounds = rounds - 1
+        idle = 0 if gains.any() else idle
     return rounds
 
 
@@ -215,7 +222,8 @@ def _best_way(
 def _largest(columns: list[Tensor], n: int) -> Tensor:
     # The sum of the n largest of each row, entry by entry: n times the largest one is
     # taken out.
-    left, total = list(columns), torch.zeros_like(columns[0], dtype=torch.int64)
+    left = list(columns)
+    total = torch.zeros_like(columns[0], dtype=torch.int64)
     for taken in range(n):
         top = left[0]
         rest = []
@@ -223,7 +231,8 @@ def _largest(columns: list[Tensor], n: int) -> Tensor:
             if taken < n - 1:
                 rest.append(torch.minimum(top, column))
             top = torch.maximum(top, column)
-        left, total = rest, total + top
+        left = rest
+        total = total + top
     return total
 
 

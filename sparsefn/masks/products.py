@@ -72,7 +72,8 @@ class _LinearPair(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:
         x, w_backward = ctx.saved_tensors
-        rows, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+        rows = dy.reshape(-1, dy.shape[-1])
+        inputs = x.reshape(-1, x.shape[-1])
         return (
             dy @ w_backward,
             rows.T @ inputs,

@@ -144,7 +144,8 @@ def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
     A tensor is not compared: selection clamps it. Nor is an int with numbers on a
     device, which would wait.
     """
-    groups, least = available.shape[0], None
+    groups = available.shape[0]
+    least = None
     if isinstance(count, int) and groups and available.device.type == "cpu":
         least = concrete(available.amin())
     return _check_count(name, count, groups, sys.maxsize if least is None else least)

@@ -129,7 +129,8 @@ def mest(
 
     Yuan et al. 2021, arXiv 2110.14032.
     """
-    level, more = as_fraction(sparsity), as_fraction(extra, "extra")
+    level = as_fraction(sparsity)
+    more = as_fraction(extra, "extra")
 
     def upper(step: Step) -> float | Tensor:
         return level(step) if soft else level(step) + more(step)

@@ -25,7 +25,8 @@ from sparsefn.timing.triggers import always, at, every
 from sparsefn.tree import Leaves, Tree, flatten, map_with_path, wide
 from sparsefn.tree.chosen import default_where, matching
 
-_LENGTH, _SUM = Pooling("norm", 2), Pooling("sum")
+_LENGTH = Pooling("norm", 2)
+_SUM = Pooling("sum")
 
 
 def _pooled(name: str, pattern: Pattern, reduce: Reduce) -> Pattern:
@@ -173,7 +174,8 @@ def slimming(
     """
     check_int("slimming", "steps", steps, 1)
     whole = _pooled("slimming", pattern, _mean_of_scales)
-    l1, tied = terms.on(where, terms.l1(strength)), bool(pattern.members)
+    l1 = terms.on(where, terms.l1(strength))
+    tied = bool(pattern.members)
     if tied and callable(where):
         raise TypeError(
             "slimming: expected where to be globs of the scales of tied sets, got "
@@ -280,7 +282,8 @@ def fpgm(
     """
     check_int("fpgm", "epoch", epoch, 1)
     check_int("fpgm", "steps", steps, epoch)
-    last, whole = steps // epoch * epoch - 1, _pooled("fpgm", pattern, "max")
+    last = steps // epoch * epoch - 1
+    whole = _pooled("fpgm", pattern, "max")
     prune = gmp(
         sparsity,
         score=scores.distance(pattern=pattern),
@@ -346,11 +349,9 @@ def proximal(
     def step_towards_zero(
         path: str, weight: Tensor, mask: Tensor, step: Step
     ) -> tuple[Tensor, Tensor]:
-        units, limit, w = (
-            units_of(pattern, tuple(weight.shape)),
-            size_of_step(step) * strength,
-            wide(weight),
-        )
+        units = units_of(pattern, tuple(weight.shape))
+        limit = size_of_step(step) * strength
+        w = wide(weight)
         length = (
             w.abs() if units.single else from_rows(units, to_rows(units, w, _LENGTH))
         )

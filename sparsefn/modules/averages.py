@@ -197,7 +197,8 @@ def _wanted(masks: Tree) -> dict[str, Tensor]:
 
 def _prefix(names: list[str], paths: list[str]) -> str:
     # What comes before the paths of the masked model in the names of an average.
-    known, first = set(names), next(iter(paths), "")
+    known = set(names)
+    first = next(iter(paths), "")
     if known.issuperset(paths):
         return ""
     ends = [name.removesuffix(first) for name in names if name.endswith(f".{first}")]
@@ -221,11 +222,13 @@ def _prefix(names: list[str], paths: list[str]) -> str:
 
 def _dropped(leaves: list[_Leaf]) -> Dropped:
     rows = []
-    square, dropped_square = 0.0, 0.0
+    square = 0.0
+    dropped_square = 0.0
     for leaf in leaves:
         weights = leaf.tensor.detach().double()
         pruned = inside(~leaf.mask, weights)
-        whole, part = float(weights.square().sum()), float(pruned.square().sum())
+        whole = float(weights.square().sum())
+        part = float(pruned.square().sum())
         rows.append(
             Row(
                 leaf.path,
@@ -236,7 +239,8 @@ def _dropped(leaves: list[_Leaf]) -> Dropped:
         )
         square += whole
         dropped_square += part
-    count, total = sum(row.weights for row in rows), sum(row.total for row in rows)
+    count = sum(row.weights for row in rows)
+    total = sum(row.total for row in rows)
     return Dropped(
         tuple(rows), Row("all", count, total, _share(dropped_square, square))
     )

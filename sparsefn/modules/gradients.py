@@ -43,7 +43,8 @@ def value_and_grad(
     def value_and_gradient(
         params: Tree, *args: Tree, **kwargs: Tree
     ) -> tuple[Tree, Tree]:
-        leaves, rebuild = list(float_leaves(params).values()), flatten(params)[1]
+        leaves = list(float_leaves(params).values())
+        rebuild = flatten(params)[1]
 
         def run(inputs: list[Tensor]) -> tuple[Tensor, Tree]:
             return _pair(loss(rebuild(inputs), *args, **kwargs), has_aux)

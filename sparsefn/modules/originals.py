@@ -56,7 +56,8 @@ def _by_hook(module: nn.Module, path: str) -> Computed | None:
         for hook in layer._forward_pre_hooks.values()
     }
     for attribute in reversed(attributes):
-        held, call = vars(layer).get(attribute), calls.get(attribute)
+        held = vars(layer).get(attribute)
+        call = calls.get(attribute)
         if not isinstance(held, Tensor) or not (call or held.shape == shape):
             continue
         weight = f"{owner}{dot}{attribute}"

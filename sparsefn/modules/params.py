@@ -155,10 +155,8 @@ def to_sparse(
             f"expected a State, got {type(state).__name__}; without masks use "
             "sf.modules.bake"
         )
-    baked, masks = (
-        bake(module, state, buffers=buffers, partial=partial),
-        flatten(state.masks)[0],
-    )
+    baked = bake(module, state, buffers=buffers, partial=partial)
+    masks = flatten(state.masks)[0]
     paths = {
         name: path for name, (path, _) in own_tensors(module, "parameters").items()
     }

@@ -57,7 +57,8 @@ def scaled_init(module: nn.Module, state: State) -> State:
         at, param = named[path]
         check_shape("a mask", path, mask, param)
         if is_weight(module, at, param):
-            layer, axis = layer_of(module, at), channel_axis(module, path)
+            layer = layer_of(module, at)
+            axis = channel_axis(module, path)
             groups = layer.groups if isinstance(layer, TRANSPOSED) else 1
             new[path] = torch.where(
                 mask,

@@ -92,7 +92,8 @@ class SparseLinear(nn.Module):
     def _stored(self) -> Tensor:
         # Made in each forward, which takes microseconds: dense buffers go through `to`,
         # `state_dict` and `deepcopy`.
-        values, size = self.values, (self.out_features, self.in_features)
+        values = self.values
+        size = (self.out_features, self.in_features)
         return torch.sparse_compressed_tensor(
             self.crow,
             self.col,
@@ -181,10 +182,8 @@ def with_sparse_linears(
         block = _choose(masks[name], layout, blocksize) if known else None
         if block is None:
             continue
-        sparse, path = (
-            SparseLinear(layer.weight, layer.bias, block).train(layer.training),
-            name.rpartition(".")[0],
-        )
+        sparse = SparseLinear(layer.weight, layer.bias, block).train(layer.training)
+        path = name.rpartition(".")[0]
         if not path:
             return sparse
         baked.set_submodule(path, sparse)

@@ -52,7 +52,8 @@ def _unwrapped(module: nn.Module) -> tuple[str, nn.Module]:
     while child := wrapped_child(
         module
     ):  # a checkpointing wrapper renames the tensors that it holds
-        prefix, module = f"{prefix}{child}.", module.get_submodule(child)
+        prefix = f"{prefix}{child}."
+        module = module.get_submodule(child)
     return prefix, module
 
 
@@ -95,7 +96,9 @@ def own_tensors(
 def _without_wrappers(root: nn.Module, path: str) -> str:
     if not any(child in path for child in _CHILDREN):
         return path
-    parts, owner, kept = path.split("."), root, []
+    parts = path.split(".")
+    owner = root
+    kept = []
     for part in parts[:-1]:
         if part not in _CHILDREN or wrapped_child(owner) != part:
             kept.append(part)

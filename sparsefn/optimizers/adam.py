@@ -118,16 +118,12 @@ def _adam(
     def begun(state: AdamState) -> tuple[AdamNumbers, Row]:
         # The numbers of the next step, and the count and the powers of the betas after
         # it.
-        rate, decay1, decay2 = (
-            base.rate_at(lr, state.count),
-            state.decay1 * beta1,
-            state.decay2 * beta2,
-        )
+        rate = base.rate_at(lr, state.count)
+        decay1 = state.decay1 * beta1
+        decay2 = state.decay2 * beta2
         scale = sqrt(1 - decay2)
-        size, least = (
-            computed_once(rate * scale / (1 - decay1)),
-            computed_once(eps * scale),
-        )
+        size = computed_once(rate * scale / (1 - decay1))
+        least = computed_once(eps * scale)
         shrink = (
             computed_once(rate * weight_decay) if weight_decay and decoupled else None
         )
@@ -162,7 +158,8 @@ def _adam(
         numbers, after = begun(state)
         if not _known(numbers):
             return None
-        kernel, step = partial(_in_masked_blocks, numbers), partial(_step, numbers)
+        kernel = partial(_in_masked_blocks, numbers)
+        step = partial(_step, numbers)
         return ended(base.under_masks_in_blocks(given, kernel, step), after)
 
     return Optimizer(init, update, under_masks)
@@ -217,7 +214,8 @@ def _known(numbers: AdamNumbers) -> bool:
 
 
 def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Row:
-    dtype, (m, v, g) = g.dtype, (wide(x) for x in (m, v, g))
+    dtype = g.dtype
+    (m, v, g) = (wide(x) for x in (m, v, g))
     if numbers.decay:
         g = g + numbers.decay * wide(p)
     m = m + (g - m) * (1 - numbers.beta1)
@@ -237,14 +235,14 @@ def _in_blocks(
     # roots of float32 too. Moments may be written over the old ones. The update has
     # this sign: -1 to add it to the param, 1 to take it away.
     f = np.float32
-    least, shrink = (
-        f(numbers.least.item()),
-        None if numbers.shrink is None else -f(numbers.shrink.item()),
-    )
+    least = f(numbers.least.item())
+    shrink = None if numbers.shrink is None else -f(numbers.shrink.item())
     # Where the two parts of an update with a decay cancel it is +0.0: so it is made
     # first, and turned then.
     size = f(numbers.size.item()) * (sign if shrink is None else -1)
-    part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
+    part1 = f(1 - numbers.beta1)
+    part2 = f(1 - numbers.beta2)
+    beta2 = f(numbers.beta2)
     room = np.empty(BLOCK, f)
     for m, v, g, p, update, mu, nu in blocks:
         extra = room[: g.size]

@@ -48,11 +48,10 @@ def ema(state: State, decay: Real, average: Tree = None) -> Tree:
 
 
 def _mixed(old: Tensor, new: Tensor, share: Real) -> Tensor:
-    old_part, kind = (
-        like(old, share),
-        torch.promote_types(wide(old).dtype, wide(new).dtype),
-    )
-    a, b = old.to(kind), new.to(kind)
+    old_part = like(old, share)
+    kind = torch.promote_types(wide(old).dtype, wide(new).dtype)
+    a = old.to(kind)
+    b = new.to(kind)
     return (scalar_like(old_part, a) * a + scalar_like(1 - old_part, b) * b).to(
         old.dtype
     )

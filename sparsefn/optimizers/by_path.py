@@ -178,7 +178,8 @@ def _split(
         for optimizer, key, *row in zip(
             each, keys, *(share(x, params) for x in (grads, params, masks)), strict=True
         ):
-            one_pass, (g, p, m) = optimizer.under_masks, row
+            one_pass = optimizer.under_masks
+            (g, p, m) = row
             done = None if one_pass is None else one_pass(g, state[key], p, m)
             if done is None:
                 return None

@@ -73,7 +73,8 @@ def sgd(
 
     def leaf(rate: Tensor, *row: Tensor) -> Row:
         *buffers, g, p = row
-        dtype, kind = g.dtype, torch.promote_types(g.dtype, torch.float32)
+        dtype = g.dtype
+        kind = torch.promote_types(g.dtype, torch.float32)
         g = g.to(kind)
         if weight_decay:
             g = g + weight_decay * p.to(kind)
@@ -107,10 +108,8 @@ def sgd(
     def under_masks(
         grads: Tree, state: SgdState, params: Tree, masks: Tree
     ) -> tuple[Tree, SgdState] | None:
-        given, rate = (
-            (params, masks, grads, moments(state)),
-            base.known_rate(lr, state.count),
-        )
+        given = (params, masks, grads, moments(state))
+        rate = base.known_rate(lr, state.count)
         if rate is None:
             made = base.by_backend(
                 "sgd", lr, (state.count,), given, momentum, nesterov, weight_decay
@@ -138,7 +137,9 @@ def _in_blocks(
     # The operations of `leaf` one by one: numpy rounds each as torch does. Results may
     # be written over their inputs.
     f = np.float32
-    size, keep, decay = f(rate.item()), f(momentum), f(weight_decay)
+    size = f(rate.item())
+    keep = f(momentum)
+    decay = f(weight_decay)
     buffers = [np.empty(BLOCK, f) for _ in range(3)]
     for mask, *row in blocks:
         gradient, p, new = row[-4:-1] if momentum else row
@@ -153,7 +154,8 @@ def _in_blocks(
         if weight_decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
         if momentum:
-            old, buffer = row[0], row[-1]
+            old = row[0]
+            buffer = row[-1]
             np.add(np.multiply(old, keep, out=buffer), g, out=buffer)
             if nesterov:
                 np.add(g, np.multiply(buffer, keep, out=extra), out=g)

@@ -113,7 +113,8 @@ def over_parts(
     """
     if dim == xs[0].ndim:
         return fn(xs, box)
-    size, edge = xs[0].shape[dim], xs[0].shape[dim] % box[dim]
+    size = xs[0].shape[dim]
+    edge = xs[0].shape[dim] % box[dim]
     if not edge:
         return over_parts(xs, box, fn, dim + 1)
     border = (*box[:dim], edge, *box[dim + 1 :])
@@ -134,13 +135,16 @@ def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
         and not any(x.requires_grad for x in xs)
     ):
         return _by_slabs(fn, xs, box)
-    shape, out = tuple(x.shape), fn(*(boxes_of(x, box).contiguous() for x in xs))
+    shape = tuple(x.shape)
+    out = fn(*(boxes_of(x, box).contiguous() for x in xs))
     one_each = out.ndim == 1 or out.shape[1] == 1
     return out.reshape(grid_of(shape, box)) if one_each else unboxed(out, box, shape)
 
 
 def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
-    parts, size, shape = [in_boxes(x, box) for x in xs], math.prod(box), xs[0].shape
+    parts = [in_boxes(x, box) for x in xs]
+    size = math.prod(box)
+    shape = xs[0].shape
     grid = parts[0].shape[: len(shape)]
     # Threads wait for each other after every operation, for long on a busy machine: for
     # them slabs are few and large.

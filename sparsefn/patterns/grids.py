@@ -110,7 +110,8 @@ def cell_of(units: Units) -> Box:
 
 def units_at(units: Units, alignment: Alignment) -> Units:
     """The units of the box of an alignment."""
-    several, box = units.rows[0] > 1, alignment.box
+    several = units.rows[0] > 1
+    box = alignment.box
     start = tuple(
         first // max(b, 1) for first, b in zip(box.start, units.unit, strict=True)
     )
@@ -147,7 +148,8 @@ def group_places(units: Units) -> Tensor:
     >>> group_places(units_of(sf.patterns.nm(2, 4), (3, 8)))
     tensor([0, 1, 2, 3, 4, 5])
     """
-    here, extent = np.arange(units.rows[0]), _group_extent(units)
+    here = np.arange(units.rows[0])
+    extent = _group_extent(units)
     return torch.from_numpy(here if extent is None else extent.places(here))
 
 
@@ -277,7 +279,8 @@ def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tens
     def told(vector: Array) -> Exchange[Array]:
         return (yield Sum(vector))
 
-    made, exchanges = list(counts), []
+    made = list(counts)
+    exchanges = []
     alignments = [
         (i, one, one.alignment)
         for i, one in enumerate(units)

@@ -125,10 +125,8 @@ def place_of(
 def _numbered(path: str, shape: Box, dim: int, numbers: Array) -> Place:
     # The place of units with these numbers, as blocks and parts if they are of that
     # form.
-    units, run = (
-        int(numbers.max()) + 1,
-        int((np.diff(numbers, append=-2) != 0).argmax()) + 1,
-    )
+    units = int(numbers.max()) + 1
+    run = int((np.diff(numbers, append=-2) != 0).argmax()) + 1
     regular = Place(path, shape, dim, units, run, max(len(numbers) // (units * run), 1))
     return (
         regular

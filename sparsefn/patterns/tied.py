@@ -203,7 +203,9 @@ def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
     # The tied sets among leaves of these shapes, which are worked out once.
     @functools.lru_cache(maxsize=16)
     def found(shapes: Shapes) -> tuple[TiedSet, ...]:
-        leaves, sets, begun = dict(shapes), dict[str, TiedSet](), Counter[str]()
+        leaves = dict(shapes)
+        sets = dict[str, TiedSet]()
+        begun = Counter[str]()
         faults: dict[str, None] = {}
         for members in families:
             globs = tuple(glob for glob, *_ in members)
@@ -302,7 +304,8 @@ def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
     """
     rows = []
     for place in units.places:
-        x, d = leaves[place.path], place.dim
+        x = leaves[place.path]
+        d = place.dim
         if place.taken is not None:
             x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
         split = x.reshape(
@@ -406,7 +409,9 @@ def parted(
     masks: Leaves = {}
     for units, flags in zip(sets.values(), kept, strict=True):
         for place in units.places:
-            path, shape, device = place.path, place.shape, like[place.path].device
+            path = place.path
+            shape = place.shape
+            device = like[place.path].device
             if not math.prod(units.shape):  # leaves without entries
                 masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
                 continue

@@ -204,13 +204,15 @@ def to_columns(units: Units, x: Tensor) -> Tensor | None:
     A view where x is contiguous. The groups of `to_rows` are its rows and in each its
     columns, in this order.
     """
-    shape, group = units.shape, units.group
+    shape = units.shape
+    group = units.group
     if group == shape or units.pattern.reduce is not None or not units.single:
         return None
     along = [d for d, size in enumerate(group) if size != 1]
     if len(along) != 1 or not group[along[0]]:
         return None
-    d, width = along[0], group[along[0]]
+    d = along[0]
+    width = group[along[0]]
     return x.reshape(
         math.prod(shape[:d]) * (shape[d] // width), width, math.prod(shape[d + 1 :])
     )
@@ -352,7 +354,8 @@ def unit_mask(
 
     With `among`, only elements that this mask keeps are left.
     """
-    mask, lost = from_rows(units, kept), units.pattern.zeros
+    mask = from_rows(units, kept)
+    lost = units.pattern.zeros
     if lost is None or scores is None:
         return mask
 

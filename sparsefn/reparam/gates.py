@@ -75,9 +75,11 @@ def hard_concrete(
     start_at = math.log((1 - droprate) / droprate)
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        gates, draws = {}, random.fold_in(key, "init")
+        gates = {}
+        draws = random.fold_in(key, "init")
         for path, units in units_of_leaves(pattern, leaves).items():
-            leaf, own = leaves[path], random.leaf_key(draws, path)
+            leaf = leaves[path]
+            own = random.leaf_key(draws, path)
             if not units.single:
                 check_plain(f"hard_concrete with {pattern}", path, leaf)
             like = leaf if units.single else leaf.new_empty(units.grid)
@@ -87,10 +89,12 @@ def hard_concrete(
         return {"latent": dict(leaves), "gate": gates}
 
     def gated(latents: Tree, gates: Leaves) -> tuple[Leaves, Leaves]:
-        weights, masks = {}, {}
+        weights = {}
+        masks = {}
         for path, v in latents["latent"].items():
             z = over_entries(pattern, gates[path], v)
-            weights[path], masks[path] = (v * z).to(v.dtype), (z > 0).detach()
+            weights[path] = (v * z).to(v.dtype)
+            masks[path] = (z > 0).detach()
         return weights, masks
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:

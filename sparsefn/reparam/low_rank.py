@@ -73,7 +73,9 @@ def low_rank(
     scale = 1.0 if alpha is None else alpha / rank
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        a, b, draws = {}, {}, random.fold_in(key, "init")
+        a = {}
+        b = {}
+        draws = random.fold_in(key, "init")
         flat = [
             f"shape {tuple(x.shape)} at {path!r}"
             for path, x in leaves.items()
@@ -87,7 +89,8 @@ def low_rank(
             )
         for path, leaf in leaves.items():
             check_plain("low_rank", path, leaf)
-            stack, outputs = leaf.shape[:stacked], leaf.shape[stacked]
+            stack = leaf.shape[:stacked]
+            outputs = leaf.shape[stacked]
             inputs = math.prod(leaf.shape[stacked + 1 :])
             like = wide(leaf.new_empty(*stack, rank, inputs))
             uniform = random.uniform_like(
@@ -98,7 +101,8 @@ def low_rank(
         return {"base": dict(leaves), "a": a, "b": b}
 
     def merged(latents: Tree, a: Leaves) -> tuple[Leaves, Leaves]:
-        weights, masks = {}, {}
+        weights = {}
+        masks = {}
         for path, base in latents["base"].items():
             masks[path] = (base != 0).detach()
             total = wide(base) + scale * (latents["b"][path] @ a[path]).reshape(

@@ -18,7 +18,8 @@ from sparsefn.state import Level, Schedule, Step, everywhere
 from sparsefn.timing.schedules import as_schedule
 from sparsefn.tree import Leaves, Tree, wide
 
-_HALVINGS, _NEWTON = 32, 3
+_HALVINGS = 32
+_NEWTON = 3
 _REACH = 40.0  # sigmoid(-40) adds nothing to a count
 
 
@@ -51,11 +52,9 @@ def faded(
         raise TypeError(
             f"faded: expected a pattern such as sf.patterns.nm(2, 4), got {pattern!r}"
         )
-    level, rest, back = (
-        as_fraction(sparsity),
-        as_schedule(factor),
-        None if slope is None else as_schedule(slope),
-    )
+    level = as_fraction(sparsity)
+    rest = as_schedule(factor)
+    back = None if slope is None else as_schedule(slope)
     if level is None and pattern.fixed is None:
         raise TypeError(
             f"faded: expected a sparsity, as {pattern} leaves the count open"
@@ -75,7 +74,9 @@ def faded(
         return torch.where(mask, v, (part * wide(v)).to(v.dtype))
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        weights, masks, part = {}, {}, rest(step)
+        weights = {}
+        masks = {}
+        part = rest(step)
         for path, v in latents["latent"].items():
             mask = mask_of(v, step)
             weights[path] = dimmed(v, mask, part)
@@ -132,7 +133,8 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
     Tai et al. 2022, arXiv 2205.14107; a sigmoid with a threshold a leaf is in PDP, Cho
     et al. 2023, arXiv 2305.11203.
     """
-    level, sharp = as_fraction(sparsity), as_schedule(sharpness)
+    level = as_fraction(sparsity)
+    sharp = as_schedule(sharpness)
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         for path, leaf in leaves.items():
@@ -180,12 +182,14 @@ def soft_mask(
     if not x.numel():
         return scores
     finite = torch.where(x.isfinite(), x.detach(), 0.0)
-    low, high = finite.amin() - _REACH / sharpness, finite.amax() + _REACH / sharpness
+    low = finite.amin() - _REACH / sharpness
+    high = finite.amax() + _REACH / sharpness
     centre = (low + high) / 2
     for _ in range(_HALVINGS):
         gates = torch.reciprocal(1.0 + torch.exp(sharpness * (centre - x.detach())))
         more = _total(gates) > n_keep
-        low, high = torch.where(more, centre, low), torch.where(more, high, centre)
+        low = torch.where(more, centre, low)
+        high = torch.where(more, high, centre)
         centre = (low + high) / 2
     for _ in range(
         _NEWTON
@@ -267,7 +271,8 @@ def soft_nm(
         return latents
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        weights, masks = {}, {}
+        weights = {}
+        masks = {}
         for path, v in latents["latent"].items():
             small, masks[path] = shrunk(v)
             scaled = (
@@ -280,6 +285,7 @@ def soft_nm(
 
 
 def _scale(v: Tensor, small: Tensor) -> Tensor:
-    v, small = v.detach().double(), small.double()
+    v = v.detach().double()
+    small = small.double()
     square = (small * small).sum()
     return torch.where(square > 0, (v * small).sum() / square, 1.0).float()

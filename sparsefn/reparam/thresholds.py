@@ -51,7 +51,8 @@ def soft_threshold(
         return {"latent": dict(leaves), "threshold": thresholds}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        weights, masks = {}, {}
+        weights = {}
+        masks = {}
         for path, v in latents["latent"].items():
             threshold = f(latents["threshold"][path])
             if v.ndim > 1 and v.numel() >= 1 << 15 and not outside(is_sharded, v):

@@ -200,7 +200,8 @@ def _count(
 
 @contextmanager
 def _without(backend: Any) -> Iterator[None]:
-    before, backend.enabled = backend.enabled, False
+    before = backend.enabled
+    backend.enabled = False
     try:
         yield
     finally:

@@ -117,7 +117,9 @@ def _squares(
                 f"output_errors: expected a weight at {path!r} in {name}, as stats "
                 "have, got none"
             )
-    weight, other, of = old[path].detach(), new[path].detach(), stats[path]
+    weight = old[path].detach()
+    other = new[path].detach()
+    of = stats[path]
     if weight.shape != other.shape:
         shapes = f"{tuple(weight.shape)} and {tuple(other.shape)}"
         raise ValueError(

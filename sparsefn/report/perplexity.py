@@ -206,7 +206,8 @@ def _logits(model: Callable[[Tensor], object], tokens: Tensor) -> Tensor:
 def _surprise(logits: Tensor, wanted: Tensor) -> float:
     # The sum of the negative log-likelihoods of the tokens that count.
     known = wanted != IGNORED
-    chosen, size = wanted[known].to(logits.device), logits.shape[-1]
+    chosen = wanted[known].to(logits.device)
+    size = logits.shape[-1]
     if bool(((chosen < 0) | (chosen >= size)).any()):
         raise ValueError(
             f"perplexity: expected labels below {size}, or {IGNORED}, got "

@@ -68,7 +68,8 @@ def plan(
         grads = optree.tree_map(torch.zeros_like, state.params)
     for step in range(steps):
         state = algorithm.update(state, grads, step)
-    found, leaves = summary(state), flatten(state.params)[0]
+    found = summary(state)
+    leaves = flatten(state.params)[0]
     why = {
         row.path: "its mask keeps all" for row in found.rows if row.kept == row.total
     }

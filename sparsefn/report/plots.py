@@ -23,10 +23,9 @@ _MOST_NAMES = 15  # leaves named beside the lines
 _MOST_CELLS = (
     128  # rows and columns of an image, which are parts of the leaf where it has more
 )
-_THICK, _THIN = (
-    2.6,
-    1.2,
-)  # lines: of all leaves, where it is under those of leaves, and of each leaf
+# lines: of all leaves, where it is under those of leaves, and of each leaf
+_THICK = 2.6
+_THIN = 1.2
 _LONGEST = 34  # characters of a path above an image
 
 
@@ -134,10 +133,8 @@ def _name_lines(
     lines = [Line2D([], [], color=colours[i]) for i in chosen]
     names = _short([paths[i] for i in chosen])
     if total:
-        lines, names = (
-            [Line2D([], [], color="black", linewidth=_THICK), *lines],
-            ["all leaves", *names],
-        )
+        lines = [Line2D([], [], color="black", linewidth=_THICK), *lines]
+        names = ["all leaves", *names]
     title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
     places = [
         str(i) for i in range(len(lines))
@@ -196,7 +193,8 @@ def plot_masks(state: State) -> Figure:
         # a pattern of their own.
         down, across = (math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape)
         share = adaptive_avg_pool2d(plane.float()[None], (down, across))[0]
-        box, top = (0, columns, rows, 0), max(float(share.max()), 1 / plane.numel())
+        box = (0, columns, rows, 0)
+        top = max(float(share.max()), 1 / plane.numel())
         shown = share.numpy()
         image = axes.imshow(
             shown,
@@ -251,7 +249,8 @@ def _colours(n: int) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    few, many = colormaps["tab10"], colormaps["viridis"]
+    few = colormaps["tab10"]
+    many = colormaps["viridis"]
     return [to_hex(few(i) if n <= 10 else many(0.85 * i / (n - 1))) for i in range(n)]
 
 

@@ -76,7 +76,8 @@ def itop(seen: Tree, params: Tree | None = None) -> float | Tensor:
     Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not
     fit params. Liu et al. 2021, arXiv 2102.02887.
     """
-    total, kept = n_total(seen, params), n_kept(seen, params)
+    total = n_total(seen, params)
+    kept = n_kept(seen, params)
     if not total:
         return 1.0
     return divide(

@@ -191,7 +191,8 @@ def summary(
         notes = tuple(state.notes)
         state = state.in_module()
     check_counted(state)
-    leaves, masks = flatten(state.params)[0], sparse_leaves(state)[1]
+    leaves = flatten(state.params)[0]
+    masks = sparse_leaves(state)[1]
     counted = agreed(
         {"call": "summary"}, {"masks": masks}, lambda: _counted(list(masks.values()))
     )
@@ -199,7 +200,8 @@ def summary(
     found = dict(zip(masks, counts, strict=True))
     rows = []
     for path in sorted(leaves, key=natural):
-        shape, total = tuple(leaves[path].shape), leaves[path].numel()
+        shape = tuple(leaves[path].shape)
+        total = leaves[path].numel()
         kept, live, read = found.get(path, (total, 0, 0))
         dead = (
             (shape[0] - live, shape[1] - read)

@@ -79,7 +79,8 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
             drawn = _random.uniform_like(
                 _random.leaf_key(key, path, step), value, torch.float64
             )
-            exponent, x = power_at(step), widened(here(value.detach())).double()
+            exponent = power_at(step)
+            x = widened(here(value.detach())).double()
             if isinstance(exponent, Tensor):
                 exponent = placed(exponent, x.device)
             noise = elementary.log(-elementary.log(here(drawn).clamp(min=2.0**-54)))
@@ -97,7 +98,8 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
     return _changed("sampled", score, change)
 
 
-_TINY, _HUGE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
+_TINY = torch.finfo(torch.float64).tiny
+_HUGE = torch.finfo(torch.float64).max
 
 
 @described

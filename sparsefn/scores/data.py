@@ -204,7 +204,9 @@ def _check_rows(
 
 def _output_axes(shape: tuple[int, ...], stats: Mapping[str, Tensor]) -> list[int]:
     """The axes of a weight along which its outputs lie, as `as_matrix` takes them."""
-    count, square, axes = stats["count"], stats["square"], list(range(len(shape)))
+    count = stats["count"]
+    square = stats["square"]
+    axes = list(range(len(shape)))
     if square.ndim == count.ndim + 2:  # stored as (inputs, outputs)
         axes[-2:] = reversed(axes[-2:])
     row = math.prod(shape[axis] for axis in axes[1:])
@@ -242,7 +244,8 @@ def _of_inputs(
         weight, restore = as_matrix(wide(leaf.detach()), stats)
     except ValueError as error:
         raise ValueError(f"{name}: at {path!r}, {error}") from None
-    count, width = stats["count"], weight.shape[-1]
+    count = stats["count"]
+    width = weight.shape[-1]
     square = stats["square"].reshape(*count.shape, 1, width)
     return restore(
         score(weight, (square / count[..., None, None]).sqrt().to(weight.dtype))
@@ -252,7 +255,8 @@ def _of_inputs(
 def _faults(name: str, stats: Stats) -> dict[str, str]:
     # What is wrong with the statistics of each leaf. Values are read here, as scores
     # may be computed in a transform.
-    faults, source = {}, "experts" if name == "reap" else "inputs"
+    faults = {}
+    source = "experts" if name == "reap" else "inputs"
     if not isinstance(stats, Mapping):
         raise TypeError(
             f"{name}: expected stats by path, of sf.calibration.{source}, got "

@@ -178,7 +178,8 @@ def distance(
     def sums(path: str, flat: Tensor) -> Tensor:
         if not callable(norm):
             return _distance_sums(flat, norm)
-        apart, size = norm(flat), len(flat)
+        apart = norm(flat)
+        size = len(flat)
         if tuple(apart.shape) != (size, size):
             got = tuple(apart.shape)
             raise ValueError(
@@ -220,7 +221,8 @@ def _distance_sums(flat: Tensor, norm: float) -> Tensor:
     # A few slices at a time against all; a product of matrices would be faster, but
     # sums in another order.
     size, width = flat.shape
-    step, length = max(1, _PIECE // max(1, size * width)), Pooling("norm", norm)
+    step = max(1, _PIECE // max(1, size * width))
+    length = Pooling("norm", norm)
     parts = [
         _SUM(length(flat[start : start + step, None] - flat))
         for start in range(0, size, step)

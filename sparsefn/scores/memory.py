@@ -46,7 +46,8 @@ def _read(
 
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
     def blended(m: Tensor, x: Tensor) -> Tensor:
-        share, own = (1 - decay) * x.to(m.dtype), take(m)
+        share = (1 - decay) * x.to(m.dtype)
+        own = take(m)
         return decay * m + share if own is None else own.mul_(decay).add_(share)
 
     return optree.tree_map(blended, memory, new)
@@ -126,10 +127,12 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     Without `reset`: since step 0. Sums are float32, or wider where the leaf is; a wider
     score is rounded to that.
     """
-    fn, fires = plain(score), reset or never()
+    fn = plain(score)
+    fires = reset or never()
 
     def accumulate(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
-        total, fresh = memory["sum"], memory["fresh"]
+        total = memory["sum"]
+        fresh = memory["fresh"]
         new = optree.tree_map(
             lambda m, x: torch.where(fresh, 0.0, m) + x.to(m.dtype),
             total,
@@ -205,7 +208,8 @@ def steered(
     target or spare that is not an int >= 0, for a tau that is not positive, and
     ValueError for a DTensor. Mostafa & Wang 2019, arXiv 1902.05967.
     """
-    fn, under = plain(score), below(1.0, spare)
+    fn = plain(score)
+    under = below(1.0, spare)
     check_trigger("when", when)
     check_int("steered", "target", target, 0)
     check_positive("tau", tau)
@@ -225,7 +229,8 @@ def steered(
 
     def accumulate(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
         def adapted(old: Tree) -> Tree:
-            tau, masks = old["next"], flatten(state.masks)[0]
+            tau = old["next"]
+            masks = flatten(state.masks)[0]
             values = flatten(over(tau, state, grads, step))[0]
             rows = [
                 (x.reshape(1, -1), masks[path].reshape(1, -1))

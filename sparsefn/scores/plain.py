@@ -53,7 +53,8 @@ class Absolute(Function):
 
     def __init__(self, signed: Callable[..., Tree], keyed: bool = True) -> None:
         super().__init__(signed)
-        self.signed, self.keyed = signed, keyed
+        self.signed = signed
+        self.keyed = keyed
 
     def __call__(self, *args: Tree) -> Tree:
         """The absolute values."""
@@ -67,7 +68,8 @@ class OfUnits(Function):
 
     def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
         super().__init__(fn)
-        self.pattern, self.fn = pattern, fn
+        self.pattern = pattern
+        self.fn = fn
 
     def __call__(self, *args: Tree) -> Tree:
         """The values by the name of the set."""
@@ -83,7 +85,8 @@ class OfInputs(Function):
         self, check: Callable[[Pattern, str, Tensor], None], fn: Callable[..., Tree]
     ) -> None:
         super().__init__(fn)
-        self.check, self.fn = check, fn
+        self.check = check
+        self.fn = fn
 
     def __call__(self, *args: Tree) -> Tree:
         """The scores of all leaves."""

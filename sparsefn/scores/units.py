@@ -30,7 +30,8 @@ def zeros_of_units(pattern: Pattern, params: Tree) -> Leaves:
     ... )
     {'a': tensor([0., 0.])}
     """
-    leaves, made = flatten(params)[0], {}
+    leaves = flatten(params)[0]
+    made = {}
     for name, units in tied_sets(pattern, leaves).items():
         own = [leaves[place.path] for place in units.places]
         dtype = functools.reduce(

@@ -62,7 +62,8 @@ def analyse(
     """
     book = Book(Atoms(), counted, equal_parts, masks)
     made = Analysis(graph, {}, {}, book)
-    held, seen = tensors_of(graph), dict[int, Value]()
+    held = tensors_of(graph)
+    seen = dict[int, Value]()
     reads = Counter(
         id(held[str(node.target)])
         for node in graph.graph.find_nodes(op="get_attr")
@@ -92,7 +93,8 @@ def labels_of(analysis: Analysis) -> list[Ids]:
 
 def _settled(made: Analysis) -> Analysis:
     # With the labels as they are in the end, of which equal ones are one array.
-    ends, known = dict[int, Ids](), dict[Any, Ids]()
+    ends = dict[int, Ids]()
+    known = dict[Any, Ids]()
     for label in labels_of(made):
         end = made.book.atoms.resolve(label)
         ends[id(label)] = known.setdefault((end.shape, end.tobytes()), end)
@@ -214,7 +216,8 @@ def _parts(step: Step) -> Any:
     # The parts of a chunk lose the same entries, so that code that cuts in equal parts
     # runs as it is.
     outs = move(step)
-    some, whole = values_in(outs), values_in(step.arguments)[0]
+    some = values_in(outs)
+    whole = values_in(step.arguments)[0]
     for d, size in enumerate(whole.shape):
         if len({part.shape[d] for part in some}) == 1 and some[0].shape[d] not in (
             size,
@@ -257,7 +260,8 @@ def _fixed(step: Step) -> Any:
 
 
 def _dropout(step: Step) -> Any:
-    ins, outs = values_in(step.arguments), values_in(step.outs)
+    ins = values_in(step.arguments)
+    outs = values_in(step.outs)
     gone = ins[0].gone
     if step.arguments["train"] and step.arguments["p"]:
         gone = tuple(
@@ -272,7 +276,8 @@ def _shuffle(step: Step) -> Any:
     """Channels (groups, n) as (n, groups): any group, and any place in all groups, may
     go.
     """
-    x, groups = step.arguments["self"], step.arguments["groups"]
+    x = step.arguments["self"]
+    groups = step.arguments["groups"]
     size = x.shape[1] // groups
     group, place = divided(step, x.labels[1], groups, size)
     step.book.groups[step.node] = group

@@ -40,10 +40,8 @@ def sized(change: Resizing) -> None:
 
 def resize_split(change: Resizing) -> None:
     """Parts of a dimension that loses entries, which lose some each."""
-    x, dim = (
-        change.values["self"],
-        change.values["dim"] % len(change.values["self"].shape),
-    )
+    x = change.values["self"]
+    dim = change.values["dim"] % len(change.values["self"].shape)
     if dim in change.lost(x):
         sizes = [change.cut.size(out)[dim] for out in change.outs]
         change.become(
@@ -53,7 +51,8 @@ def resize_split(change: Resizing) -> None:
 
 def repeat(change: Resizing) -> None:
     """How often dimensions are repeated, of which repeats may go."""
-    x, out = change.values["self"], change.outs[0]
+    x = change.values["self"]
+    out = change.outs[0]
     key = "repeats" if "repeats" in change.arguments else "dims"
     made = list(change.arguments[key])
     for i in range(1, len(made) + 1):
@@ -65,7 +64,9 @@ def repeat(change: Resizing) -> None:
 
 
 def repeat_interleave(change: Resizing) -> None:
-    x, out, dim = change.values["self"], change.outs[0], change.values.get("dim")
+    x = change.values["self"]
+    out = change.outs[0]
+    dim = change.values.get("dim")
     if dim is None or not isinstance(change.values.get("repeats"), int):
         change.refuse("it repeats each of them by a number of its own")
     dim = dim % len(x.shape)
@@ -104,7 +105,8 @@ def squeeze(change: Resizing) -> None:
 
 def resize_convolution(change: Resizing) -> None:
     """Groups that go as a whole, and the same entries of each group."""
-    x, w = change.values["input"], change.values["weight"]
+    x = change.values["input"]
+    w = change.values["weight"]
     if change.values["groups"] > 1:
         keep = change.kept(x, len(x.shape) - len(w.shape) + 1)
         change.count("groups", _groups(keep, change.values["groups"]))
@@ -116,15 +118,18 @@ def _groups(keep: Flags, groups: int) -> int:
 
 
 def channel_shuffle(change: Resizing) -> None:
-    x, groups = change.values["self"], change.values["groups"]
+    x = change.values["self"]
+    groups = change.values["groups"]
     change.count("groups", _groups(change.kept(x, 1), groups))
 
 
 def resize_layer_norm(change: Resizing) -> None:
-    x, some = change.values["input"], len(change.arguments["normalized_shape"])
+    x = change.values["input"]
+    some = len(change.arguments["normalized_shape"])
     dims = list(range(len(x.shape) - some, len(x.shape)))
     if set(dims) & set(change.lost(x)):
-        count, given = change.number("input", dims), change.arguments
+        count = change.number("input", dims)
+        given = change.arguments
         tail = [
             given["weight"],
             *([given["bias"]] if "bias" in given else []),
@@ -140,11 +145,9 @@ def resize_layer_norm(change: Resizing) -> None:
 
 
 def resize_group_norm(change: Resizing) -> None:
-    x, groups, given = (
-        change.values["input"],
-        change.values["num_groups"],
-        change.arguments,
-    )
+    x = change.values["input"]
+    groups = change.values["num_groups"]
+    given = change.arguments
     keep = change.kept(x, 1)
     left = _groups(keep, groups)
     change.count("num_groups", left)
@@ -157,7 +160,8 @@ def resize_group_norm(change: Resizing) -> None:
 
 
 def resize_mean(change: Resizing) -> None:
-    x, given = change.values["self"], change.arguments
+    x = change.values["self"]
+    given = change.arguments
     dims = mean_dims(given.get("dim"), len(x.shape))
     if set(dims) & set(change.lost(x)):
         if given["dtype"] is not None:
@@ -201,11 +205,10 @@ def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
     tensor([[3., 3., 3., 3., 3.],
             [3., 3., 3., 3., 3.]])
     """
-    inner, outer = -w.shape[1] % 8, -w.shape[2] % 8
-    x, wide = (
-        nn.functional.pad(x, (0, inner)),
-        nn.functional.pad(w, (0, outer, 0, inner)),
-    )
+    inner = -w.shape[1] % 8
+    outer = -w.shape[2] % 8
+    x = nn.functional.pad(x, (0, inner))
+    wide = nn.functional.pad(w, (0, outer, 0, inner))
     made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
     return made
 

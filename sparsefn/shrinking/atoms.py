@@ -61,12 +61,10 @@ class Atoms:
                 )
         new = slice(self.count, self.count + size)
         ids = np.arange(new.start, new.stop)
-        self.parent[new], self.parts[new, 0], self.rank[new], self.count = (
-            ids,
-            ids,
-            rank,
-            new.stop,
-        )
+        self.parent[new] = ids
+        self.parts[new, 0] = ids
+        self.rank[new] = rank
+        self.count = new.stop
         return ids[:, None]
 
     def find(self, ids: Ids) -> Ids:
@@ -74,7 +72,8 @@ class Atoms:
         up = self.parent[ids]
         while not ((top := self.parent[up]) == up).all():
             self.parent[ids] = top
-            ids, up = top, self.parent[top]
+            ids = top
+            up = self.parent[top]
         return up
 
     def resolve(self, label: Ids) -> Ids:
@@ -116,7 +115,8 @@ class Atoms:
             return
         if a.shape[1] == b.shape[1] == 1:
             both = self.resolve(np.concatenate([a, b]))
-            one, two = both[: len(a)], both[len(a) :]
+            one = both[: len(a)]
+            two = both[len(a) :]
             if (one == two).all():
                 return
             if both.shape[1] == 1 and not self.reason[both].any():
@@ -128,7 +128,10 @@ class Atoms:
             differ = (many[0] > 0) | (many[1] > 0)
             if not differ.any():
                 return
-            a, b, one, two = a[differ], b[differ], one[differ], two[differ]
+            a = a[differ]
+            b = b[differ]
+            one = one[differ]
+            two = two[differ]
             n, m = (counts[differ] for counts in many)
             if (only := (n == 0) | (m == 0)).any():  # further factors on one side
                 self.freeze(one[only], why)
@@ -154,7 +157,8 @@ class Atoms:
     def _apart(self, a: Ids, b: Ids) -> tuple[Ids, Ids]:
         # What either side has that the other has not, in each row from the left.
         sides = []
-        a, b = self.resolve(a), self.resolve(b)
+        a = self.resolve(a)
+        b = self.resolve(b)
         both = [np.where(self.reason[side] > 0, 0, side) for side in (a, b)]
         for mine, other in (both, both[::-1]):
             alone = np.where((mine[:, :, None] == other[:, None, :]).any(2), 0, mine)
@@ -172,10 +176,8 @@ class Atoms:
         if width > self.parts.shape[1]:
             self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
         factors = np.zeros((len(whole), width), np.int64)
-        factors[first, : two.shape[1]], factors[~first, : one.shape[1]] = (
-            two[first],
-            one[~first],
-        )
+        factors[first, : two.shape[1]] = two[first]
+        factors[~first, : one.shape[1]] = one[~first]
         factors = factors[at]
         clear = np.asarray(
             ~np.isin(factors, atoms).any(1)
@@ -187,14 +189,16 @@ class Atoms:
     def _unite(self, a: Ids, b: Ids) -> None:
         # Roots that may go.
         while (apart := a != b).any():
-            low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
+            low = np.minimum(a, b)[apart]
+            high = np.maximum(a, b)[apart]
             self.parent[high] = low
             last = self.parent[
                 high
             ]  # of several the last one counts, and the others go on
             ranked = (self.rank[last] == 0) & (self.rank[high] > 0)
             self.rank[last[ranked]] = self.rank[high[ranked]]
-            a, b = self.find(low[last != low]), self.find(high[last != low])
+            a = self.find(low[last != low])
+            b = self.find(high[last != low])
 
     def _number(self, why: str) -> int:
         if why not in self._places:

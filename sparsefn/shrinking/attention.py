@@ -112,7 +112,9 @@ class SmallAttention(nn.MultiheadAttention):
         # Both masks as numbers that are added: (batch, head, length of q, length of k),
         # or to be expanded to that.
         more = (self.bias_k is not None) + self.add_zero_attn
-        batch, length, seen = len(q), q.shape[2], k.shape[2] - more
+        batch = len(q)
+        length = q.shape[2]
+        seen = k.shape[2] - more
         shapes = [(length, seen), (batch * self.num_heads, length, seen)]
         if mask is not None and tuple(mask.shape) not in shapes:
             raise ValueError(

@@ -53,7 +53,8 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     ]
     carried: Any = rebuild(cut)
     if isinstance(tree, State):
-        own, params = params_of(made.module), flatten(tree.params)
+        own = params_of(made.module)
+        params = flatten(tree.params)
         carried = carried._replace(params=params[1]([own[path] for path in params[0]]))
     return carried  # type: ignore[no-any-return]
 

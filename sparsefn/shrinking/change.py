@@ -85,7 +85,9 @@ class Resizing:
 
     def become(self, target: Any, *args: Any) -> None:
         """Another operation in its place."""
-        self.node.target, self.node.args, self.node.kwargs = target, args, {}
+        self.node.target = target
+        self.node.args = args
+        self.node.kwargs = {}
         self.arguments.clear()
         if hasattr(target, "_schema"):
             self.arguments.update(bind(target, args, {}))

@@ -52,10 +52,8 @@ def set_configs(
         whole = model.get_submodule(path)
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
-        places, old = (
-            list(_places(part.config)),
-            list(_places(copy.deepcopy(part.config))),
-        )
+        places = list(_places(part.config))
+        old = list(_places(copy.deepcopy(part.config)))
         why = (
             _classes(part, whole)
             or _fit(part, whole, places, sizes)
@@ -90,7 +88,9 @@ def _fit(
 ) -> str:
     # Numbers become what attributes of their name are, or else what most of that size
     # became.
-    old, new, shapes = _attributes(whole), _attributes(part), _shapes(part)
+    old = _attributes(whole)
+    new = _attributes(part)
+    shapes = _shapes(part)
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
     pairs = [(shape, shapes.get(name)) for name, shape in _shapes(whole).items()]
     for before, after in (
@@ -151,7 +151,8 @@ def _tried(part: nn.Module) -> Tried:
         return Tried(
             (-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}"
         )
-    wanted, got = _shapes(part), _shapes(made)
+    wanted = _shapes(part)
+    got = _shapes(made)
     wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
     attributes = _attributes(made)
     other = sum(
@@ -179,7 +180,8 @@ def _other_tables(part: nn.Module) -> str:
 
 def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
     # The attributes of a new model, as those were guessed.
-    old, new = _attributes(part), _attributes(_new(part, "meta"))
+    old = _attributes(part)
+    new = _attributes(_new(part, "meta"))
     others = [fact for fact, value in new.items() if old.get(fact, value) != value]
     for path, name in others:
         vars(part.get_submodule(path))[name] = new[path, name]

@@ -50,12 +50,14 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
     """
     if not isinstance(shift, Value):
         return out
-    labels, gone = list(out.labels), list(out.gone)
+    labels = list(out.labels)
+    gone = list(out.gone)
     for i in range(1, len(out.shape) + 1):
         has = i <= len(shift.shape) and shift.shape[-i] == out.shape[-i] > 1
         if has:
             labels[-i] = step.join(labels[-i], shift.labels[-i])
-        a, b = gone[-i], shift.gone[-i] if has else None
+        a = gone[-i]
+        b = shift.gone[-i] if has else None
         gone[-i] = None if a is None or b is None else a + b
     return out._replace(labels=tuple(labels), gone=tuple(gone))
 
@@ -165,7 +167,8 @@ def attention(step: Step) -> Value:
 
 
 def _repeated(value: Value, readers: Label, times: int) -> Value:
-    heads, size = value.labels[-3], value.shape[-3]
+    heads = value.labels[-3]
+    size = value.shape[-3]
     gone = value.gone[-3]
     return value._replace(
         shape=(*value.shape[:-3], size * times, *value.shape[-2:]),

@@ -119,7 +119,8 @@ def _collected(
         (label for _, dims in given for _, label in dims), analysis.book.atoms
     )
     labels: list[Ids] = []
-    constant, terms = 0, dict[tuple[int, ...], int]()
+    constant = 0
+    terms = dict[tuple[int, ...], int]()
     for factor, dims in given:
         at = []
         for size, label in dims:

@@ -39,7 +39,8 @@ def counted_layer_norm(
     ... )
     True
     """
-    given, dims = x.dtype, list(range(-ndim, 0))
+    given = x.dtype
+    dims = list(range(-ndim, 0))
     x = _wide(x)
     mean = x.sum(dims, keepdim=True) / count
     apart = x - mean

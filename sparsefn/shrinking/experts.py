@@ -92,7 +92,9 @@ def without_experts(
         if experts.lost
     ]
     reference, seen = never_routed(masked, routers)
-    small, before, why = _cut(masked, sets), dict(masked.named_parameters()), ""
+    small = _cut(masked, sets)
+    before = dict(masked.named_parameters())
+    why = ""
     proof = Proof(reference, example, Progress("without_experts"))
 
     def works(some: nn.Module) -> bool:
@@ -173,7 +175,8 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
     )
     if not isinstance(pattern, Pattern) or pattern.sets is None:
         raise ValueError(f"{wanted}, got {pattern}")
-    leaves, masks = flatten(state.params)[0], flatten(state.masks)[0]
+    leaves = flatten(state.params)[0]
+    masks = flatten(state.masks)[0]
     made = {}
     for name, units in tied_sets(pattern, leaves).items():
         if not any(len(place.shape) > 2 for place in units.places):
@@ -277,7 +280,8 @@ def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
     owners: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for experts in sets.values():
         for place in experts.places:
-            path, size = place.path, (len(experts.kept), int(experts.kept.sum()))
+            path = place.path
+            size = (len(experts.kept), int(experts.kept.sum()))
             while path:
                 path = path.rpartition(".")[0]
                 owners[path].add(size)

@@ -36,7 +36,8 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, NormFold]:
     for average in averages(cut):
         path = module_of(average.node)
         layer = small.get_submodule(path)
-        found, eps = _weight(cut.analysis.graph, path, layer), _eps(average.node)
+        found = _weight(cut.analysis.graph, path, layer)
+        eps = _eps(average.node)
         own = [
             key
             for key, value in vars(layer).items()
@@ -50,7 +51,8 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, NormFold]:
         ):
             continue
         name, shift = found
-        weight, ratio = layer.get_parameter(name), average.counted / average.left
+        weight = layer.get_parameter(name)
+        ratio = average.counted / average.left
         whole = f"{path}.{name}".removeprefix(".")
         if weight.dtype in (torch.float32, torch.float64) and whole not in made:
             factor = ratio**0.5

@@ -168,7 +168,8 @@ class Groups:
 
         0-d True for a parameter that a weight is computed from, which loses nothing.
         """
-        cut, parameters = self.cut(gone), _parameters(self.analysis)
+        cut = self.cut(gone)
+        parameters = _parameters(self.analysis)
         masks = {
             name: cut.mask(name) for name in self.analysis.leaves if name in parameters
         }
@@ -203,10 +204,8 @@ class Groups:
         book = self.analysis.book
         known = dict(self.analysis.graph.named_parameters(remove_duplicate=False))
         shapes = {name: tuple(known[name].shape) for name in known if name in masks}
-        missing, unknown = (
-            sorted(_parameters(self.analysis) - masks.keys()),
-            sorted(masks.keys() - known.keys()),
-        )
+        missing = sorted(_parameters(self.analysis) - masks.keys())
+        unknown = sorted(masks.keys() - known.keys())
         if missing or unknown:
             raise ValueError(
                 f"groups: expected masks of the parameters, but missing are {missing} "
@@ -286,7 +285,8 @@ def groups(
     if only is not None:
         paths = matched(own, [only] if isinstance(only, str) else only)
         calls = calls_of(own, paths, example)
-        own, example = Parts(own, paths), tuple([calls[path] for path in paths])
+        own = Parts(own, paths)
+        example = tuple([calls[path] for path in paths])
     graph = traced(own, example, dynamic=False)
     shuffled = not equal_parts and has_shuffles(graph)
     graphs = [without_shuffles(graph), graph] if shuffled else [graph]
@@ -318,7 +318,8 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
     for name in analysis.leaves.keys() & originals.keys():
         for label in analysis.leaves[name].labels:
             analysis.book.atoms.freeze(label, originals[name].dense())
-    atoms, parameters = analysis.book.atoms, _parameters(analysis)
+    atoms = analysis.book.atoms
+    parameters = _parameters(analysis)
     leaves = [
         (name, value) for name, value in analysis.leaves.items() if value.name == name
     ]  # without second names
@@ -338,7 +339,8 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
     for own in units:
         number[own] = np.arange(len(own))
     made: list[list[Member]] = [[] for _ in units]
-    weights, lie = [0.0] * len(units), dict[int, list[tuple[int, Ids]]]()
+    weights = [0.0] * len(units)
+    lie = dict[int, list[tuple[int, Ids]]]()
     for (name, d), label in labels.items():
         if id(label) not in lie:
             rows = kinds[label]
@@ -384,7 +386,8 @@ def _parameters(analysis: Analysis) -> set[str]:
 def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
     # A number from 1 for atoms that lie in the same dimensions of parameters, as the
     # same factors; 0 for others.
-    kinds, most = np.zeros(atoms.count, np.int64), 0
+    kinds = np.zeros(atoms.count, np.int64)
+    most = 0
     for column in {
         column.tobytes(): column for label in labels for column in label.T
     }.values():
@@ -417,7 +420,8 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
 def _preferred(
     units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any
 ) -> set[int]:
-    ranks, taken = [int(rank[own[0]]) for own in units], set[int]()
+    ranks = [int(rank[own[0]]) for own in units]
+    taken = set[int]()
     for i, one in enumerate(
         ranks
     ):  # the width of the only head is never divided, and has no rank of its own

@@ -56,7 +56,8 @@ class Guess:
         ):
             held = vars(layer)[self.key]
             if self.place is not None:
-                held, number = list(held), value
+                held = list(held)
+                number = value
                 held[self.place] = number
                 value = type(vars(layer)[self.key])(held)
             vars(layer)[self.key] = value
@@ -70,7 +71,8 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     its children: modules of one class whose forward does the same operations keep it
     from the same place.
     """
-    own, below = _seen(nodes, 0), _seen(nodes, 1)
+    own = _seen(nodes, 0)
+    below = _seen(nodes, 1)
     alike: dict[Any, dict[str, tuple[nn.Module, int]]] = defaultdict(dict)
     for path, layer in small.named_modules():
         for key, place, value in _numbers(layer):

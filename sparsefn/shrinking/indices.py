@@ -27,7 +27,8 @@ def cut_slice(change: Resizing) -> None:
 def _range(change: Resizing, size: int) -> Places:
     # The indices that a slice takes.
     given = change.arguments
-    start, end = given["start"], given.get("end")
+    start = given["start"]
+    end = given.get("end")
     if "length" in given:  # a narrow
         start = start % size
         end = start + given["length"]
@@ -52,7 +53,8 @@ def cut_index_select(change: Resizing) -> None:
 
 
 def cut_roll(change: Resizing) -> None:
-    x, lost = change.values["self"], change.lost(change.values["self"])
+    x = change.values["self"]
+    lost = change.lost(change.values["self"])
     shifts = dict(
         zip(
             [d % len(x.shape) for d in change.values["dims"]],
@@ -67,19 +69,15 @@ def cut_roll(change: Resizing) -> None:
     for dim in [d for d in shifts if d in lost]:
         places = np.roll(np.arange(x.shape[dim]), shifts.pop(dim))
         change.arguments["self"] = change.insert(*_read(change, dim, places))
-    change.arguments["shifts"], change.arguments["dims"] = (
-        list(shifts.values()) or [0],
-        list(shifts) or [0],
-    )
+    change.arguments["shifts"] = list(shifts.values()) or [0]
+    change.arguments["dims"] = list(shifts) or [0]
 
 
 def cut_index(change: Resizing) -> None:
     """Tensors of indices, of which those that stay get new numbers."""
-    x, out, indices = (
-        change.values["self"],
-        change.outs[0],
-        list(change.values["indices"]),
-    )
+    x = change.values["self"]
+    out = change.outs[0]
+    indices = list(change.values["indices"])
     at = [d for d, index in enumerate(indices) if index is not None]
     if not set(at) & set(change.lost(x)) and not change.lost(out):
         return
@@ -87,7 +85,8 @@ def cut_index(change: Resizing) -> None:
     first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     made = list(change.arguments["indices"])
     for d in at:
-        index, keep = indices[d], change.kept(x, d)
+        index = indices[d]
+        keep = change.kept(x, d)
         wanted = [
             change.kept(out, first + rank - len(index.shape) + i)
             for i in range(len(index.shape))
@@ -125,7 +124,9 @@ def cut_slice_scatter(change: Resizing) -> None:
 
 def cut_pad(change: Resizing) -> None:
     """Pads on both sides of dimensions, some negative."""
-    x, out, pads = change.values["self"], change.outs[0], list(change.arguments["pad"])
+    x = change.values["self"]
+    out = change.outs[0]
+    pads = list(change.arguments["pad"])
     for place in range(len(pads) // 2):
         dim = len(x.shape) - 1 - place
         if dim not in change.lost(x) and dim not in change.lost(out):
@@ -136,7 +137,8 @@ def cut_pad(change: Resizing) -> None:
             or change.values.get("mode") not in _WITH_ONE
         ):
             change.refuse("it pads them with others of them, or as many as inputs have")
-        keep, made = change.kept(x, dim), change.kept(out, dim)
+        keep = change.kept(x, dim)
+        made = change.kept(out, dim)
         pads[2 * place] = (
             int(made[:left].sum())
             if left > 0
@@ -170,7 +172,8 @@ def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
         places,
         change.kept(change.outs[0], dim),
     )
-    x, step = change.arguments["self"], _step(new)
+    x = change.arguments["self"]
+    step = _step(new)
     if step is None:
         index = change.constant(
             f"index{dim}", torch.from_numpy(new).to(_device(change))

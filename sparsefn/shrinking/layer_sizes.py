@@ -55,22 +55,19 @@ def averages(cut: Cut) -> Iterator[Average]:
             continue
         given = bind(node.target, node.args, node.kwargs)
         x: Value = cut.analysis.values[node.args[0]]
-        rank, size = len(x.shape), cut.size(x)
+        rank = len(x.shape)
+        size = cut.size(x)
         whole = left = 1
         if name == "group_norm":
-            dims, whole, left = (
-                [1],
-                given["num_groups"],
-                groups_after(cut, node, given["num_groups"]),
-            )
+            dims = [1]
+            whole = given["num_groups"]
+            left = groups_after(cut, node, given["num_groups"])
         elif name == "mean":
             dims = mean_dims(given["dim"], rank)
         else:
             dims = list(range(rank - len(given["normalized_shape"]), rank))
-        before, after = (
-            math.prod(x.shape[d] for d in dims),
-            math.prod(size[d] for d in dims),
-        )
+        before = math.prod(x.shape[d] for d in dims)
+        after = math.prod(size[d] for d in dims)
         if before * left != after * whole:
             yield Average(node, before // whole, after // left)
 
@@ -143,22 +140,22 @@ def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None
         ):
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
-            layer.num_channels, layer.num_groups = (
-                size[1],
-                groups_after(cut, node, layer.num_groups),
-            )
+            layer.num_groups = groups_after(cut, node, layer.num_groups)
+            layer.num_channels = size[1]
         elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in (
             "batch_norm",
             "instance_norm",
         ):
             layer.num_features = size[1]
     if count is not None and type(layer) in COUNTED:
-        layer.__class__, layer.count = COUNTED[type(layer)], count
+        layer.__class__ = COUNTED[type(layer)]
+        layer.count = count
 
 
 def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
     # Heads and widths from the rows that stay, of queries, keys and values.
-    parts, packed = [], layer.in_proj_weight is not None
+    parts = []
+    packed = layer.in_proj_weight is not None
     for i, name in enumerate(("q_proj_weight", "k_proj_weight", "v_proj_weight")):
         leaf = cut.analysis.leaves.get(
             f"{path}.{'in_proj_weight' if packed else name}".removeprefix(".")
@@ -182,7 +179,9 @@ def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
         or max(map(len, widths)) > 1
     ):
         return "has heads that do not lose the same"
-    count, (width,), (last,) = int(heads[0].sum()), widths[0], widths[2]
+    count = int(heads[0].sum())
+    (width,) = widths[0]
+    (last,) = widths[2]
     inputs = [(layer.in_proj_weight if packed else layer.q_proj_weight).shape[1]]
     inputs += (
         inputs * 2
@@ -194,12 +193,14 @@ def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
         or not count * width == inputs[0] == layer.out_proj.weight.shape[0]
     ):
         _become_small(layer)
-    layer.num_heads, layer.head_dim = count, width
+    layer.num_heads = count
+    layer.head_dim = width
     layer.embed_dim, layer.kdim, layer.vdim = inputs
     return ""
 
 
 def _become_small(layer: nn.MultiheadAttention) -> None:
     if type(layer) is nn.MultiheadAttention:
-        layer.__class__, layer.scale = SmallAttention, layer.head_dim**-0.5
+        layer.__class__ = SmallAttention
+        layer.scale = layer.head_dim**-0.5
         layer._qkv_same_embed_dim = False  # so that no fast path takes its tensors

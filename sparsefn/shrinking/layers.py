@@ -79,20 +79,18 @@ def addmm(step: Step) -> Value | None:
 def convolution(step: Step) -> Value:
     """Convolutions of any rank, grouped, depthwise and transposed."""
     x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
-    groups, turned = (
-        step.arguments["groups"],
-        step.arguments.get("transposed", "transpose" in step.name),
-    )
+    groups = step.arguments["groups"]
+    turned = step.arguments.get("transposed", "transpose" in step.name)
     at = (
         len(x.shape) - len(w.shape) + 1
     )  # without a batch dimension channels come first
     for label in (*x.labels[at + 1 :], *w.labels[2:]):
         step.freeze(label, "mixes its entries")
-    c, o, i = x.labels[at], w.labels[1 if turned else 0], w.labels[0 if turned else 1]
-    inputs, outputs = (
-        x.shape[at] // groups,
-        (w.shape[1] if turned else w.shape[0] // groups),
-    )
+    c = x.labels[at]
+    o = w.labels[1 if turned else 0]
+    i = w.labels[0 if turned else 1]
+    inputs = x.shape[at] // groups
+    outputs = w.shape[1] if turned else w.shape[0] // groups
     if groups == 1 or turned:
         c = step.join(c, i) if x.shape[at] > 1 else None
     if groups > 1:

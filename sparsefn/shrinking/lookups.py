@@ -13,7 +13,8 @@ from sparsefn.shrinking.values import Value
 
 
 def embedding(step: Step) -> Value:
-    w, at = step.arguments["weight"], step.arguments["indices"]
+    w = step.arguments["weight"]
+    at = step.arguments["indices"]
     step.freeze(w.labels[0], "looks up any of its rows")
     out: Value = step.outs
     rest = [None] * len(at.shape)
@@ -22,7 +23,8 @@ def embedding(step: Step) -> Value:
 
 def index(step: Step) -> Value:
     """x[indices]: known numbers move data, unknown ones may ask for any entry."""
-    x, given = step.arguments["self"], step.arguments["indices"]
+    x = step.arguments["self"]
+    given = step.arguments["indices"]
     at = {d: i for d, i in enumerate(given) if i is not None}
     return _looked_up(step, x, at)
 
@@ -41,7 +43,8 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
     for i in at.values():
         for label in i.labels:
             step.freeze(label, "is looked up by it")
-    (dim, only), several = next(iter(at.items())), len(at) > 1
+    (dim, only) = next(iter(at.items()))
+    several = len(at) > 1
     if several or only.real is None or only.dtype == torch.bool or len(only.shape) != 1:
         for d in at:
             step.freeze(x.labels[d], "looks up any of its entries")
@@ -50,10 +53,8 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
         rows = x.labels[dim]
         if rows is not None:
             piece = read_off(step, Reading((0,), wanted), rows, x.gone[dim])[0]
-            labels[dim], gone[dim] = (
-                (piece.rows if piece.rows.shape[1] else None),
-                piece.gone,
-            )
+            labels[dim] = piece.rows if piece.rows.shape[1] else None
+            gone[dim] = piece.gone
     # The indices lie where the first of them is if they are neighbours, else in front.
     dims = sorted(at)
     broadcast = len(np.broadcast_shapes(*(i.shape for i in at.values())))
@@ -66,5 +67,6 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
     places = [*left[:first], *([None] * broadcast), *left[first:]]
     for e, place in enumerate(places):
         if place is not None:
-            labels[e], gone[e] = x.labels[place], x.gone[place]
+            labels[e] = x.labels[place]
+            gone[e] = x.gone[place]
     return out._replace(labels=tuple(labels), gone=tuple(gone))

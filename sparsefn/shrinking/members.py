@@ -21,7 +21,8 @@ class Member(NamedTuple):
         """The member as `sf.tied` takes it: [leaf, dim], with a block and parts, or
         with the units of all indices.
         """
-        units, count = self.units, int(self.units.max()) + 1
+        units = self.units
+        count = int(self.units.max()) + 1
         steps = np.nonzero(np.diff(units))[0]
         block = int(steps[0]) + 1 if len(steps) else len(units)
         parts = len(units) // (block * count)

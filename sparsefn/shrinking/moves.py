@@ -45,7 +45,8 @@ def move(step: Step) -> Any:
     comes from several input dimensions is their product; one that comes from several
     inputs has the rows of each, which are joined where both reach.
     """
-    ins, outs = values_in(step.arguments), values_in(step.outs)
+    ins = values_in(step.arguments)
+    outs = values_in(step.outs)
     if step.name in _SAME:
         return replaced(
             step.outs,
@@ -88,7 +89,8 @@ def move(step: Step) -> Any:
     fills_zeros = not step.arguments.get("value")
     made = []
     for j, out in enumerate(outs):
-        labels, gone = list(out.labels), list(out.gone)
+        labels = list(out.labels)
+        gone = list(out.gone)
         for e, size in enumerate(out.shape):
             if (j, e) in found:
                 labels[e], constants = _merged(step, found[j, e])
@@ -114,7 +116,8 @@ def pad(step: Step) -> Any:
     """The output of a pad: dimensions that it leaves alone pass, with those of their
     constants that it fills in.
     """
-    x, pads = step.arguments["self"], step.arguments["pad"]
+    x = step.arguments["self"]
+    pads = step.arguments["pad"]
     if step.is_symbolic or any(
         label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]
     ):
@@ -265,10 +268,8 @@ def _merged(step: Step, parts: list[_Rows]) -> tuple[Label, npt.NDArray[np.float
         rows, more = (
             np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows)
         )
-        rows, reached = (
-            np.where((other.reached & ~reached)[:, None], more, rows),
-            reached | other.reached,
-        )
+        rows = np.where((other.reached & ~reached)[:, None], more, rows)
+        reached = reached | other.reached
     rows = step.atoms.resolve(rows)
     return (rows if rows.shape[1] else None), gone
 

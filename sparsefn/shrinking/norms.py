@@ -18,11 +18,9 @@ from sparsefn.shrinking.values import Constants, Value, replaced, values_in
 
 def layer_norm(step: Step) -> Value:
     """Layer norms and RMS norms."""
-    x, weight, bias = (
-        step.arguments["input"],
-        step.arguments.get("weight"),
-        step.arguments.get("bias"),
-    )
+    x = step.arguments["input"]
+    weight = step.arguments.get("weight")
+    bias = step.arguments.get("bias")
     labels = list(x.labels)
     made: list[Constants] = [None] * len(x.shape)
     for i in range(1, len(step.arguments["normalized_shape"]) + 1):
@@ -60,8 +58,10 @@ def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
 
 
 def group_norm(step: Step) -> Value:
-    x, groups = step.arguments["input"], step.arguments["num_groups"]
-    weight, bias = step.arguments["weight"], step.arguments["bias"]
+    x = step.arguments["input"]
+    groups = step.arguments["num_groups"]
+    weight = step.arguments["weight"]
+    bias = step.arguments["bias"]
     for label in x.labels[2:]:
         step.freeze(label, "takes its mean")
     c = step.join(
@@ -79,7 +79,8 @@ def group_norm(step: Step) -> Value:
             "takes its mean, and it is not 0 where it is masked",
             ~(zero | whole).reshape(-1),
         )
-    out, rest = step.outs, [None] * (len(x.shape) - 2)
+    out = step.outs
+    rest = [None] * (len(x.shape) - 2)
     made: Value = out._replace(
         labels=(x.labels[0], c, *rest), gone=(None, _scaled(weight, bias, 1), *rest)
     )
@@ -108,7 +109,8 @@ def batch_norm(step: Step) -> Any:
 
 
 def mean_over(step: Step) -> Value:
-    x, out = step.arguments["self"], step.outs
+    x = step.arguments["self"]
+    out = step.outs
     over = mean_dims(step.arguments.get("dim"), len(x.shape))
     for d in over:
         averaged(step, x.labels[d], x, d)

@@ -67,11 +67,9 @@ class Parts(nn.Module):
     def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
         super().__init__()
         self._called = list(paths)
-        self._modules, self._parameters, self._buffers = (
-            module._modules,
-            module._parameters,
-            module._buffers,
-        )
+        self._modules = module._modules
+        self._parameters = module._parameters
+        self._buffers = module._buffers
 
     def _get_name(self) -> str:
         return f"submodules {', '.join(map(repr, self._called))}"

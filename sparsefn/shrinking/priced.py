@@ -126,7 +126,8 @@ def _pieces(
     kinds, which = np.unique(
         np.sort(np.where(rows > 0, group[rows], -1), 1), axis=0, return_inverse=True
     )
-    fixed, pieces = 0, []
+    fixed = 0
+    pieces = []
     for k, kind in enumerate(kinds.tolist()):
         here = counts[which.reshape(-1) == k]
         groups = tuple((g, kind.count(g)) for g in dict.fromkeys(kind) if g >= 0)
@@ -178,7 +179,8 @@ def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int
 
 def _magnitudes(group: Any, known: Mapping[str, Tensor]) -> Scores:
     # The mean magnitude of the weights of each unit.
-    sums, counts = np.zeros(group.size + 1), np.zeros(group.size + 1)
+    sums = np.zeros(group.size + 1)
+    counts = np.zeros(group.size + 1)
     for leaf, dim, units in group.members:
         if leaf in known:
             rows = (
@@ -218,10 +220,8 @@ class Weights(NamedTuple):
             )
         sizes = {name: x.numel() for name, x in self.leaves.items()}
         place = {name: i for i, name in enumerate(sizes)}
-        numbers, widths = (
-            list(sizes.values()),
-            [bits or 8 * x.dtype.itemsize for x in self.leaves.values()],
-        )
+        numbers = list(sizes.values())
+        widths = [bits or 8 * x.dtype.itemsize for x in self.leaves.values()]
         work = [
             (full, [place[name] for name in names]) for full, names in self.products
         ]

@@ -93,7 +93,8 @@ def _product(dims: Dims, *factors: Value) -> Product:
 
 
 def _linear(arguments: dict[str, Any], out: Value) -> list[Product]:
-    x, w = arguments["input"], arguments["weight"]
+    x = arguments["input"]
+    w = arguments["weight"]
     return [_product(_dims(x)[:-1] + _dims(w), x, w)]
 
 
@@ -104,18 +105,19 @@ def _matmul(arguments: dict[str, Any], out: Value) -> list[Product]:
 
 
 def _convolution(arguments: dict[str, Any], out: Value) -> list[Product]:
-    x, w = arguments["input"], arguments["weight"]
+    x = arguments["input"]
+    w = arguments["weight"]
     turned = arguments.get("transposed", "output_padding" in arguments)
-    moved, at = (
-        x if turned else out,
-        len(x.shape) - len(w.shape) + 1,
-    )  # without a batch dimension channels come first
+    # without a batch dimension channels come first
+    moved = x if turned else out
+    at = len(x.shape) - len(w.shape) + 1
     dims = _dims(moved)
     return [_product(dims[:at] + dims[at + 1 :] + _dims(w), x, w)]
 
 
 def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
-    (words, ins, right), path = parsed(arguments), list(arguments.get("path") or ())
+    (words, ins, right) = parsed(arguments)
+    path = list(arguments.get("path") or ())
     sizes: dict[str, tuple[int, Label]] = {}
     for v, word in zip(ins, words, strict=True):
         sizes |= {
@@ -129,7 +131,8 @@ def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
     # before
     while len(sides) > 1:
         i, j = sorted((path.pop(0), path.pop(0))) if path else (0, 1)
-        (b, y), (a, x) = sides.pop(j), sides.pop(i)
+        (b, y) = sides.pop(j)
+        (a, x) = sides.pop(i)
         needed = set(right).union(*(word for word, _ in sides))
         letters = [
             c for c in dict.fromkeys(a + b) if c in needed or (c in a and c in b)

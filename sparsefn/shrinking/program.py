@@ -81,7 +81,9 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
 
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
-    old, graph, nodes = cut.analysis.graph, fx.Graph(), dict[fx.Node, fx.Node]()
+    old = cut.analysis.graph
+    graph = fx.Graph()
+    nodes = dict[fx.Node, fx.Node]()
     leaves = tensors_of(old)
     root = _leaves(cut, leaves, tensors or {})
     for node in old.graph.nodes:
@@ -111,14 +113,16 @@ def _leaves(
 ) -> nn.Module:
     # A module of modules with the smaller parameters, buffers and constants under their
     # names.
-    old, saved = cut.analysis.graph, set(cut.analysis.graph.state_dict())
+    old = cut.analysis.graph
+    saved = set(cut.analysis.graph.state_dict())
     names = {
         id(leaves[name]): name
         for name in map(
             str, (node.target for node in old.graph.find_nodes(op="get_attr"))
         )
     }
-    made, owners = dict[int, Tensor](), {"": nn.Module()}
+    made = dict[int, Tensor]()
+    owners = {"": nn.Module()}
     for name, x in leaves.items():
         path, _, last = name.rpartition(".")
         owner = _owner(owners, path)
@@ -147,7 +151,8 @@ def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
 
 
 def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
-    name, known = opname(old), cut.analysis.values
+    name = opname(old)
+    known = cut.analysis.values
     lost = any(
         cut.loses(value)
         for one in (old, *old.all_input_nodes)
@@ -179,7 +184,9 @@ def _unchanged(change: Resizing) -> None:
     # scaled to what it was.
     if change.name != "sym_size":
         change.refuse("it counts them")
-    node, value, dim = change.node, change.values["self"], change.values["dim"]
+    node = change.node
+    value = change.values["self"]
+    dim = change.values["dim"]
     if dim % len(value.shape) in change.lost(value):
         factors = scale(
             change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim]

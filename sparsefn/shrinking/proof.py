@@ -195,7 +195,8 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        writes, run = func._schema.is_mutable, func
+        writes = func._schema.is_mutable
+        run = func
         if func is torch.ops.aten._grouped_mm.default:
             run = _grouped_mm
         if func is not torch.ops.aten.view.dtype:
@@ -304,7 +305,8 @@ def _difference(
     if list(wanted) != list(got):
         return f"gives outputs {list(got)}, where the masked one gives {list(wanted)}"
     for path, a in wanted.items():
-        name, b = f"output at {path!r}" if path else "output", got[path]
+        name = f"output at {path!r}" if path else "output"
+        b = got[path]
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             if type(a) is not type(b) or not (a == b or a != a):
                 return f"gives the {name} {b!r}, not {a!r} as the masked one"
@@ -338,7 +340,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
 def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
     # Which module is the first whose outputs differ, or in which the smaller model
     # fails.
-    (wanted, _), (got, within) = _followed(masked, call), _followed(small, call)
+    (wanted, _) = _followed(masked, call)
+    (got, within) = _followed(small, call)
     for place, outputs in wanted.items():
         if place not in got:
             continue
@@ -363,7 +366,8 @@ def _followed(
     """
     made: dict[tuple[str, int], dict[str, Any]] = {}
     inside: list[str] = []
-    run, calls = _double(model), dict.fromkeys(dict(model.named_modules()), 0)
+    run = _double(model)
+    calls = dict.fromkeys(dict(model.named_modules()), 0)
     if isinstance(run, fx.GraphModule):
         walk = _Walk(run)
         with contextlib.suppress(Exception):
@@ -403,11 +407,13 @@ class _Walk(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.within = module_of(n)
-        out, up = super().run_node(n), len(n.meta.get("nn_module_stack") or {})
+        out = super().run_node(n)
+        up = len(n.meta.get("nn_module_stack") or {})
         if isinstance(out, Tensor):
             self.made.update(
                 {(module_of(n, i), 0): {"": out.clone()} for i in range(up)}
             )
         if n.op == "output":
-            self.made["", 0], self.within = dict(_leaves("", out)), None
+            self.made["", 0] = dict(_leaves("", out))
+            self.within = None
         return out

@@ -26,16 +26,12 @@ def recurrent(step: Step) -> Any:
     and its first state are.
     """
     gates, candidate = _GATES[step.name]
-    x, params, outs = (
-        step.arguments["input"],
-        step.arguments["params"],
-        values_in(step.outs),
-    )
+    x = step.arguments["input"]
+    params = step.arguments["params"]
+    outs = values_in(step.outs)
     states = values_in(step.arguments["hx"])
-    per, sides = (
-        4 if step.arguments["has_biases"] else 2,
-        2 if step.arguments["bidirectional"] else 1,
-    )
+    per = 4 if step.arguments["has_biases"] else 2
+    sides = 2 if step.arguments["bidirectional"] else 1
     size = outs[1].shape[-1]
     if any(
         value.shape[0] != gates * size for value in params
@@ -46,7 +42,9 @@ def recurrent(step: Step) -> Any:
         step.freeze(label, "has a state for each layer and sequence")
     hidden = step.join(*(state.labels[-1] for state in states))
     zero = np.all([state.zero(len(state.shape) - 1) for state in states], 0)
-    below, below_zero, above = x.labels[-1], x.zero(len(x.shape) - 1), []
+    below = x.labels[-1]
+    below_zero = x.zero(len(x.shape) - 1)
+    above = []
     for start in range(0, len(params), per):
         w_in, w_state, *biases = params[start : start + per]
         rows = step.join(*(value.labels[0] for value in (w_in, w_state, *biases)))
@@ -72,10 +70,8 @@ def recurrent(step: Step) -> Any:
             step.sums(step.join(below, w_in.labels[1]), below_zero | w_in.zero(1))
         above.append(silent)
         if len(above) % sides == 0:
-            below, below_zero = (
-                product(None, sides, hidden, size),
-                np.concatenate(above[-sides:]),
-            )
+            below = product(None, sides, hidden, size)
+            below_zero = np.concatenate(above[-sides:])
     made = []
     for out in outs:
         wide = out.shape[-1] == size * sides and out is outs[0]

@@ -72,7 +72,8 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (module.get_parameter(place.path), place, gone) for place, gone in routers
         ]
         self.known = {_storage(router[0]): router for router in own}
-        self.seen, self.last = seen, ""
+        self.seen = seen
+        self.last = ""
 
     def __torch_dispatch__(
         self,
@@ -82,7 +83,8 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operation, and fill its output if it is a product with a router."""
-        out, op = func(*args, **(kwargs or {})), func.overloadpacket
+        out = func(*args, **(kwargs or {}))
+        op = func.overloadpacket
         if op is CAST and (router := self.known.get(_storage(args[0]))) is not None:
             if (
                 args[0].shape == router[0].shape
@@ -93,7 +95,8 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for axis, x in enumerate(args[_FACTORS[op] :][:2], -2):
                 self.fill(out, axis, x)
         elif op is _aten.topk and self.last:
-            self.seen.most[self.last], self.last = args[1], ""
+            self.seen.most[self.last] = args[1]
+            self.last = ""
         return out
 
     def fill(self, out: Tensor, axis: int, x: Tensor) -> None:

@@ -66,7 +66,8 @@ def same_class(
     `scaled` names these parameters. Configs are set where a new model from them equals
     the smaller one; `notes` says where not.
     """
-    given, exact = tensors or {}, dict[str, Tensor]()
+    given = tensors or {}
+    exact = dict[str, Tensor]()
 
     def taken(name: str, x: Tensor) -> Tensor:
         made = cut.take(name, given.get(name, x))

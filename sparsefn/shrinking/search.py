@@ -33,7 +33,8 @@ def search(
     """Change one number, or two at once, as long as that is better; the best that was
     found in so many runs.
     """
-    best, left = run(), iter(range(tries))
+    best = run()
+    left = iter(range(tries))
     while not best.done:
         for change in _changes(order(best)):
             if next(left, None) is None:

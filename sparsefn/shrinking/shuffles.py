@@ -39,7 +39,8 @@ def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
         for chain in _chains(first):
             dim, places = _permuted(chain) or (0, None)
             if places is not None:
-                last, device = chain[-1], chain[-1].meta["val"].device
+                last = chain[-1]
+                device = chain[-1].meta["val"].device
                 places = (
                     places if device.type == "meta" else places.to(device)
                 )  # the analysis reads them
@@ -69,7 +70,8 @@ def has_shuffles(program: fx.GraphModule) -> bool:
 
 def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
     # Operations that follow in one line, and give the shape that the first one takes.
-    chain, following = list[fx.Node](), [first]
+    chain = list[fx.Node]()
+    following = [first]
     size = _size(first.args[0]) if first.args else None
     while (
         len(following) == 1

@@ -177,15 +177,15 @@ def smaller(
             "submodules; leave groups= out"
         )
     tell = Progress("shrink")
-    masked, masks = (
-        inner_module(bake(module, state, buffers=buffers)),
-        dict(flatten(state.masks)[0]),
-    )
+    masked = inner_module(bake(module, state, buffers=buffers))
+    masks = dict(flatten(state.masks)[0])
     if only is None:
         return _smaller(masked, masks, example, form, tell, groups)[0]
     exact: dict[str, Tensor] = {}
     kept: dict[str, Any] = {}
-    forms, stays, notes = [], [], []
+    forms = []
+    stays = []
+    notes = []
     small = masked
     paths = matched(masked, [only] if isinstance(only, str) else only)
     calls = calls_of(masked, paths, example)
@@ -308,7 +308,8 @@ def _kept(cut: Cut) -> dict[str, Kept]:
 def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
     # Whole rows and columns that masks prune and that stay, with the reason for the
     # first.
-    lines, atoms = [], cut.analysis.book.atoms
+    lines = []
+    atoms = cut.analysis.book.atoms
     for name, mask in masks.items():
         value = cut.analysis.leaves.get(name)
         for d, label in enumerate(

@@ -30,9 +30,11 @@ class Pass(NamedTuple):
 
 def pointwise(step: Step) -> Any:
     """The outputs of an elementwise operation: aligned dimensions are joined."""
-    ins, made = values_in(step.arguments), []
+    ins = values_in(step.arguments)
+    made = []
     for out in values_in(step.outs):
-        labels, gone = [], []
+        labels = []
+        gone = []
         for e, size in enumerate(out.shape):
             at = [e - len(out.shape) + len(value.shape) for value in ins]
             has = [
@@ -61,14 +63,16 @@ def tried(step: Step) -> Any:
     entries that are 0 when they go. What fails stays. What takes integers that are not
     known is not tried.
     """
-    ins, outs = values_in(step.arguments), values_in(step.outs)
+    ins = values_in(step.arguments)
+    outs = values_in(step.outs)
     open_ = {
         (k, d)
         for k, value in enumerate(ins)
         for d, label in enumerate(value.labels)
         if label is not None
     }
-    labels, gone = [list(out.labels) for out in outs], [list(out.gone) for out in outs]
+    labels = [list(out.labels) for out in outs]
+    gone = [list(out.gone) for out in outs]
     for passed in _passes(step, ins, outs, open_) if open_ else ():
         open_ -= set(passed.ties)
         label = step.join(*(ins[k].labels[d] for k, d in passed.ties))
@@ -108,7 +112,8 @@ def constants_of(
         constants is None for value in ins for constants in value.gone
     ):
         return {}
-    whole, other = [value.shape for value in ins], _shapes(ins, _length)
+    whole = [value.shape for value in ins]
+    other = _shapes(ins, _length)
     for lengths in ([whole, other], [whole]):
         try:
             made = [
@@ -172,10 +177,8 @@ def _passes(
 
 
 def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
-    short, whole = (
-        _shapes(ins, lambda n: min(n, _SHORT)),
-        [value.shape for value in ins],
-    )
+    short = _shapes(ins, lambda n: min(n, _SHORT))
+    whole = [value.shape for value in ins]
     for shapes in [whole] if short == whole else [short, whole]:
         found = list(_found_at(step, ins, open_, shapes))
         if found:
@@ -213,7 +216,8 @@ def _found_at(
         return
     done: set[Place] = set()
     for k, d in sorted(open_):
-        size, right = ins[k].shape[d], len(ins[k].shape) - d
+        size = ins[k].shape[d]
+        right = len(ins[k].shape) - d
         aligned = [
             (i, len(v.shape) - right)
             for i, v in enumerate(ins)
@@ -238,11 +242,13 @@ def _places(
     step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...], draws: Any
 ) -> tuple[Place, ...] | None:
     # Where the outputs lose what the inputs lose; None where they do not.
-    dims, size = dict(ties), ins[ties[0][0]].shape[ties[0][1]]
+    dims = dict(ties)
+    size = ins[ties[0][0]].shape[ties[0][1]]
     found: list[tuple[Place, ...]] = []
     for draw, wanted, count in ((*draws[0], max(1, size // 2)), (*draws[1], size - 1)):
         order = torch.from_numpy(np.random.default_rng(size).permutation(size))
-        keep, gone = order[:count].sort().values, order[count:]
+        keep = order[:count].sort().values
+        gone = order[count:]
         places: list[Place] = []
         try:
             smaller = [

@@ -115,7 +115,8 @@ def run_op(
     """The tensors that an operation gives for other tensors, which it does not
     change.
     """
-    given, positional = replaced(arguments, [x.clone() for x in tensors]), []
+    given = replaced(arguments, [x.clone() for x in tensors])
+    positional = []
     for arg in target._schema.arguments:
         if arg.kwarg_only:
             break

@@ -105,7 +105,8 @@ def obs(
     def among(scores: Tensor, i: int) -> Tensor:
         return choose(scores, i) if apart else choose(gathered(scores)[0], i)[mine]
 
-    new, kept = w[mine], torch.empty_like(w[mine], dtype=torch.bool)
+    new = w[mine]
+    kept = torch.empty_like(w[mine], dtype=torch.bool)
     if parts or not apart:
         # The authors factor the inverse, U'U with U upper triangular. Here H = R R'
         # with R = U^-1, and no inverse is made: their errors e and the changes d of the
@@ -123,7 +124,8 @@ def _swept(
     w: Tensor, size: int, lower: Tensor, span: int, choose: Choose
 ) -> tuple[Tensor, Tensor]:
     # New weights and their mask, from the factor of the reversed hessian.
-    columns, widths = len(lower), _widths(span)
+    columns = len(lower)
+    widths = _widths(span)
     wide = widths[0]
     some = (w[:1, :1] + lower[:1, :1]).expand(
         w.shape
@@ -198,7 +200,8 @@ def _sweep(
 ) -> None:
     # Writes the mask and the changes of some columns, no more than the first width;
     # `first` is their first block.
-    factor, scale = parts[0].factor, parts[0].scale[:, None]
+    factor = parts[0].factor
+    scale = parts[0].scale[:, None]
     columns = len(factor)
     if widths[0] == span:
         # What the weights of these columns are by now: those that all of them, if kept,
@@ -273,7 +276,8 @@ def _choice(
             raise TypeError(
                 "obs: expected a mask, or keep or a pattern that make one, got both"
             )
-        given, wide = check_kept("obs", mask, w)[mine], WIDTHS[0]
+        given = check_kept("obs", mask, w)[mine]
+        wide = WIDTHS[0]
         return wide, 1, lambda scores, i: given[:, i * wide : (i + 1) * wide]
     if pattern is None:
         if keep is None:

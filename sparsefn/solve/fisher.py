@@ -57,7 +57,8 @@ def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tens
 
 def _inverse(g: Tensor, damp: float) -> Tensor:
     # Of damp I + g'g, by the smaller of the two squares that g makes.
-    (n, d), wide = g.shape[-2:], g.shape[-2] < g.shape[-1]
+    (n, d) = g.shape[-2:]
+    wide = g.shape[-2] < g.shape[-1]
     square = g @ g.mT if wide else g.mT @ g
     square = square + damp * torch.eye(n if wide else d, dtype=g.dtype, device=g.device)
     lower = torch.linalg.cholesky(square)

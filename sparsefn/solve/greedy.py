@@ -75,7 +75,8 @@ def obs_exact(
     counts: list[int] = []
     if isinstance(n_prune, Sequence):
         counts = _of_rows(list(n_prune), pattern, rows, columns)
-        width, count = 0, max(counts, default=0)
+        width = 0
+        count = max(counts, default=0)
     else:
         width, count = _groups(w, n_prune, pattern)
     share = check_damp("obs_exact", damp)
@@ -96,7 +97,8 @@ def pruned(
     """
     check_finite("obs_exact", weight=w, hessian=h)  # hidden until now by a transform
     rows, columns = w.shape
-    hessian, h = h, h.clone()
+    hessian = h
+    h = h.clone()
     dead = damp_in_place("obs_exact", h, damp)
     inverse = torch.cholesky_inverse(factor_in_place("obs_exact", h, damp))
     steps = count * (columns // width) if width else min(count, columns)
@@ -158,7 +160,8 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     # loses.
     whole = pattern is None or pattern == unstructured()
     units = units_of(unstructured() if pattern is None else pattern, tuple(w.shape))
-    size, fixed = units.rows[1], units.fixed
+    size = units.rows[1]
+    fixed = units.fixed
     single = (
         units.single and not units.pattern.members and units.pattern.allowed is None
     )
@@ -197,10 +200,8 @@ def _trace(
         rows, 1, 1
     )  # of each row, the inverse over the columns that are left
     gone = torch.zeros_like(w, dtype=torch.bool)
-    order, losses = (
-        torch.zeros_like(w[:, :steps], dtype=torch.int64),
-        torch.zeros_like(w[:, :steps]),
-    )
+    order = torch.zeros_like(w[:, :steps], dtype=torch.int64)
+    losses = torch.zeros_like(w[:, :steps])
     for step in range(steps):
         full = (
             gone.reshape(rows, columns // width, width).sum(-1, keepdim=True) >= count
@@ -211,11 +212,10 @@ def _trace(
         )
         at = best.to(torch.int64).argmax(1, keepdim=True)
         row = left.gather(1, at[:, :, None].expand(-1, 1, columns))[:, 0]
-        value, pivot = w.gather(1, at), row.gather(1, at)
-        order[:, step : step + 1], losses[:, step : step + 1] = (
-            at,
-            value.square() / pivot,
-        )
+        value = w.gather(1, at)
+        pivot = row.gather(1, at)
+        order[:, step : step + 1] = at
+        losses[:, step : step + 1] = value.square() / pivot
         gone = gone | best
         w = (w - row * (value / pivot)).masked_fill(gone, 0.0)
         left.baddbmm_((row / pivot)[:, :, None], row[:, None, :], alpha=-1)

@@ -178,7 +178,8 @@ are linearly dependent or fewer than the columns; damp=0 is too small, damp=0.01
     block this takes 0.5 to 0.75 of the time of `torch.linalg.cholesky`, most of which
     goes into zeros above the diagonal.
     """
-    n, diagonal = len(hessian), hessian.diagonal().clone()
+    n = len(hessian)
+    diagonal = hessian.diagonal().clone()
     for a in range(0, n, BLOCK):
         b = min(a + BLOCK, n)
         panel = hessian[a:, a:b]
@@ -199,11 +200,9 @@ are linearly dependent or fewer than the columns; damp=0 is too small, damp=0.01
 
 def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:
     values = torch.linalg.eigvalsh(hessian)
-    low, high, mean = (
-        float(values[0]),
-        float(values[-1]),
-        float(hessian.diagonal().mean()) / (1 + damp),
-    )
+    low = float(values[0])
+    high = float(values[-1])
+    mean = float(hessian.diagonal().mean()) / (1 + damp)
     lacks = max(-low, 0.0) + 4 * len(hessian) * torch.finfo(hessian.dtype).eps * max(
         high, 0.0
     )

@@ -72,7 +72,8 @@ def layerwise(
             raise ValueError(f"layerwise: no data for the leaf {path!r}: {UNREACHED}")
         try:
             matrix, restore = as_matrix(weight, stats[path])
-            kept, gram = as_matrix(mask, stats[path])[0], stats[path]["gram"]
+            kept = as_matrix(mask, stats[path])[0]
+            gram = stats[path]["gram"]
             if matrix.ndim == 2:
                 new, masks = fn(matrix, gram, kept)
             else:

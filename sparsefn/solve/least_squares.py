@@ -70,7 +70,8 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     masks, which = torch.unique(kept, dim=0, return_inverse=True)
     mine = own(len(masks))
     for i in mine:
-        at, rows = masks[i].nonzero()[:, 0], (which == i).nonzero()[:, 0]
+        at = masks[i].nonzero()[:, 0]
+        rows = (which == i).nonzero()[:, 0]
         if 0 < len(at) < w.shape[1]:
             lower = factor_in_place(
                 f"refit, row {int(rows[0])}", h[at[:, None], at], share

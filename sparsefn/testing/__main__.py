@@ -44,7 +44,8 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(given)
     try:
-        make, meta = _found(args.factory), _found(args.meta) if args.meta else Meta()
+        make = _found(args.factory)
+        meta = _found(args.meta) if args.meta else Meta()
         options: dict[str, Any] = {
             "max_examples": args.examples,
             "seed": args.seed,

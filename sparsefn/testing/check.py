@@ -76,7 +76,8 @@ def check_laws(
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')
-    row, counted = completed(row_of(make_algorithm, meta), params), Counter[str]()
+    row = completed(row_of(make_algorithm, meta), params)
+    counted = Counter[str]()
 
     def made(law: Law, check: Check, row: Row, shrink: bool = False) -> Outcome:
         return outcome_of(

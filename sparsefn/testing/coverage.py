@@ -53,10 +53,8 @@ def traits(case: Case) -> set[str]:
     """
     trees = [flatten(tree)[0] for tree in (case.params, *case.grads)]
     chosen = [path for path, leaf in trees[0].items() if default_where(path, leaf)]
-    leaves, values = (
-        list(trees[0].values()),
-        [tree[path] for tree in trees for path in chosen],
-    )
+    leaves = list(trees[0].values())
+    values = [tree[path] for tree in trees for path in chosen]
     sizes = [trees[0][path].numel() for path in chosen]
     has = {
         "ties": any(map(_ties, values)),
@@ -104,7 +102,8 @@ def missing(counted: Counter[str], least: Mapping[str, float] = LEAST) -> list[s
     Too few are three standard deviations less than so many draws have on average with
     the least share.
     """
-    n, found = counted[CASES], trait_shares(counted)
+    n = counted[CASES]
+    found = trait_shares(counted)
     short = [
         s
         for s, p in least.items()

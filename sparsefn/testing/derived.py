@@ -75,7 +75,8 @@ def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
     """
     new: dict[str, Any] = {}
     for field, value in said_by(algorithm).items():
-        own, plain = getattr(meta, field), Meta._field_defaults[field]
+        own = getattr(meta, field)
+        plain = Meta._field_defaults[field]
         if own is plain:
             new |= {} if field == "pattern" and same(value, plain) else {field: value}
         elif _DIFFER.get(field, lambda own, value: False)(own, value):

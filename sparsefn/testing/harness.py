@@ -53,7 +53,8 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 def assert_same(what: str, a: Tree, b: Tree) -> None:
     """Two trees have the same paths and the same bits."""
-    left, right = leaves(a), leaves(b)
+    left = leaves(a)
+    right = leaves(b)
     assert set(left) == set(right), (
         f"{what}: other leaves: {sorted(set(left) ^ set(right))}"
     )

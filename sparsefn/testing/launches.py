@@ -106,7 +106,8 @@ class Launches(Onlooker):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        name, given = func.overloadpacket.__name__, kwargs or {}
+        name = func.overloadpacket.__name__
+        given = kwargs or {}
         inputs = _tensors(
             (args, {key: value for key, value in given.items() if key != "out"})
         )

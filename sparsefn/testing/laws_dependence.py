@@ -34,12 +34,14 @@ def levels_stay_in_bounds(row: Row, case: Case) -> None:
     meta = row.meta
     level = meta.level(case.sparsity)
     for step in (0, 1, 2, 3, 10, 1000, 2**40):
-        value, hidden = level(step), level(torch.tensor(step, device="cpu"))
+        value = level(step)
+        hidden = level(torch.tensor(step, device="cpu"))
         assert 0.0 <= float(value) <= 1.0, f"the level at step {step} is {value}"
         assert float(hidden) == float(value), (
             f"the level at step {step} is {value}, but {hidden} for a tensor"
         )
-        fires, hidden = meta.when(step), meta.when(torch.tensor(step, device="cpu"))
+        fires = meta.when(step)
+        hidden = meta.when(torch.tensor(step, device="cpu"))
         assert bool(fires) == bool(hidden), (
             f"the trigger says {fires} at step {step}, but {hidden} for a tensor"
         )
@@ -94,7 +96,8 @@ def declared_dependence_is_real(row: Row, case: Case) -> None:
     """On large leaves another key, other gradients and another step give other masks,
     where the row says so.
     """
-    meta, masks = row.meta, _final_masks(row, case)
+    meta = row.meta
+    masks = _final_masks(row, case)
     if meta.stochastic:
         assert not tree_equal(
             masks, _final_masks(row, case._replace(seed=case.seed + 1))
@@ -116,7 +119,8 @@ def declared_dependence_is_real(row: Row, case: Case) -> None:
         fresh = [
             difference(masks, state.masks, state.params) for masks in (first, second)
         ]
-        shared, grown = n_kept(intersect(*fresh)), n_kept(fresh[1])
+        shared = n_kept(intersect(*fresh))
+        grown = n_kept(fresh[1])
         # Where nothing grows, as in pruning, draws show in the masks themselves.
         assert shared < grown if grown else not tree_equal(first, second), (
             "every step draws the same"
@@ -202,10 +206,8 @@ def _permuted(row: Row, tree: Tree) -> Tree:
     def leaf(x: torch.Tensor) -> torch.Tensor:
         if x.ndim < 2 or not x.numel():
             return x
-        values, new = (
-            torch.rand(x.numel(), generator=generator, device="cpu"),
-            torch.empty(x.numel(), device="cpu"),
-        )
+        values = torch.rand(x.numel(), generator=generator, device="cpu")
+        new = torch.empty(x.numel(), device="cpu")
         for group in unit_groups(row.meta.layout, tuple(x.shape)):
             for unit in group:
                 new[unit] = values[

@@ -61,7 +61,8 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
     whatever an optimizer does.
     """
     assert row.meta.support is not None
-    trained, level = trained_of(row, case, adam(0.1)), row.meta.support(case.sparsity)
+    trained = trained_of(row, case, adam(0.1))
+    level = row.meta.support(case.sparsity)
     frozen: dict[str, Tensor] = {}
     old: dict[str, Tensor] = {}
     expected: list[int] = []
@@ -90,7 +91,8 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
             assert equal(new[path][mask], old[path][mask]), (
                 f"state {i}: {path} has changed where it does not train"
             )
-        frozen, old = {path: ~mask for path, mask in support.items()}, new
+        frozen = {path: ~mask for path, mask in support.items()}
+        old = new
 
 
 def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
@@ -113,14 +115,13 @@ def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
         wild = optree.tree_map(
             lambda p, m: torch.where(m, p, 9.0) if m.ndim else p, moved, state.masks
         )
-        calm, stirred = with_params(state, moved), with_params(state, wild)
+        calm = with_params(state, moved)
+        stirred = with_params(state, wild)
         assert_same(f"with_params at step {step}", calm, stirred)
         for path, mask in sparse(state).items():
-            old, new, on = (
-                leaves(state.params)[path],
-                leaves(calm.params)[path],
-                leaves(moved)[path],
-            )
+            old = leaves(state.params)[path]
+            new = leaves(calm.params)[path]
+            on = leaves(moved)[path]
             assert equal(torch.where(mask, on, old), new), (
                 f"{path}: not the weights that were put in"
             )
@@ -130,7 +131,8 @@ def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
 def sparsity_zero_is_dense(row: Row, case: Case) -> None:
     """At sparsity 0 a trained network has the bits of the dense one."""
     assert row.meta.baseline is not None
-    baseline, case = row.meta.baseline(), case._replace(sparsity=0.0)
+    baseline = row.meta.baseline()
+    case = case._replace(sparsity=0.0)
     rows = (row, row._replace(make=lambda sparsity, key, params: baseline))
     runs = (updates(trained_of(one, case, adam(0.1)), case) for one in rows)
     for step, (a, b) in enumerate(zip(*runs, strict=True)):

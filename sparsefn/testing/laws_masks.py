@@ -157,7 +157,8 @@ def floors_are_respected(row: Row, case: Case) -> None:
     most its ceiling.
     """
     assert isinstance(row.meta.distribution, Global)
-    floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
+    floor = row.meta.distribution.floor
+    ceiling = row.meta.distribution.ceiling
     for state in updates(algorithm_of(row, case), case):
         (rivals,) = rivals_of(row.meta, state)
         active = rivals.active(state)
@@ -167,10 +168,8 @@ def floors_are_respected(row: Row, case: Case) -> None:
                 for (own, _), flag in zip(rivals.units, active, strict=True)
                 if own == path
             ]
-            least, most = (
-                math.ceil(floor * len(flags)),
-                math.floor(ceiling * len(flags)),
-            )
+            least = math.ceil(floor * len(flags))
+            most = math.floor(ceiling * len(flags))
             assert least <= sum(flags) <= most, (
                 f"{path} keeps {sum(flags)} of {len(flags)}, not {least} to {most}"
             )
@@ -229,7 +228,8 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
     """The worst kept units are dropped, as many as the fraction says, and the best of
     the free ones grow.
     """
-    meta, exchange = row.meta, row.meta.exchange
+    meta = row.meta
+    exchange = row.meta.exchange
     assert exchange is not None
     for step, before, grads, after in _transitions(case, states_of(row, case)):
         if not meta.when(step):
@@ -241,7 +241,8 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
             else _read("grow", exchange.grow, before, after, grads, step)
         )
         for rivals in rivals_of(meta, before):
-            had, has = rivals.active(before), rivals.active(after)
+            had = rivals.active(before)
+            has = rivals.active(after)
             lost = _lost(meta, exchange, step, sum(had), sum(has), len(had))
             stay = oracle.best_of(rivals.scores(drops), had, sum(had) - lost)
             kept = {i for i, flag in enumerate(has) if flag}
@@ -287,10 +288,8 @@ def masks_only_shrink(row: Row, case: Case) -> None:
             state.masks,
             grads,
         )
-        before, state = (
-            state,
-            algorithm.update(state._replace(params=tampered), grads, step),
-        )
+        before = state
+        state = algorithm.update(state._replace(params=tampered), grads, step)
         for path, mask in sparse(state).items():
             back = mask & ~leaves(before.masks)[path]
             assert not back.any(), (
@@ -302,17 +301,16 @@ def exchanges_conserve(row: Row, case: Case) -> None:
     """As many weights grow as are dropped, at most the fraction; grown weights are
     zero, others keep their values.
     """
-    meta, exchange = row.meta, row.meta.exchange
+    meta = row.meta
+    exchange = row.meta.exchange
     assert exchange is not None
     for step, before, _, after in _transitions(case, states_of(row, case)):
         fraction = float(exchange.fraction(step)) if meta.when(step) else 0.0
         balance = []
         for rivals in rivals_of(meta, before):
             pairs = list(zip(rivals.active(before), rivals.active(after), strict=True))
-            gone, come = (
-                sum(a and not b for a, b in pairs),
-                sum(b and not a for a, b in pairs),
-            )
+            gone = sum(a and not b for a, b in pairs)
+            come = sum(b and not a for a, b in pairs)
             most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
@@ -322,9 +320,12 @@ def exchanges_conserve(row: Row, case: Case) -> None:
 
 
 def _check_values(before: State, after: State) -> None:
-    masks, old, new = leaves(before.masks), leaves(before.params), leaves(after.params)
+    masks = leaves(before.masks)
+    old = leaves(before.params)
+    new = leaves(after.params)
     for path, mask in sparse(after).items():
-        grown, stayed = mask & ~masks[path], mask & masks[path]
+        grown = mask & ~masks[path]
+        stayed = mask & masks[path]
         assert not bits_of(new[path])[grown].any(), (
             f"{path}: a grown weight does not start at zero"
         )

@@ -37,7 +37,8 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
     shape, a dtype or the tree.
     """
     states = states_of(row, case)
-    first, chosen = leaves(states[0]), select_leaves(case.params, row.meta.where)
+    first = leaves(states[0])
+    chosen = select_leaves(case.params, row.meta.where)
     for state in states:
         apply_masks(state.params, state.masks)
         assert same_structure(state, states[0]), "an update changes the structure"
@@ -187,11 +188,9 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
     """Another default device, inference mode or no gradients at all: the same bits."""
     algorithm = algorithm_of(row, case)
     plain = list(updates(algorithm, case))[-1]
-    meta, inference, without = (
-        torch.device("meta"),
-        torch.inference_mode(),
-        torch.no_grad(),
-    )
+    meta = torch.device("meta")
+    inference = torch.inference_mode()
+    without = torch.no_grad()
     for name, around in (
         ("the default device meta", meta),
         ("inference mode", inference),
@@ -228,7 +227,8 @@ def runs_resume(row: Row, case: Case) -> None:
     interrupted.
     """
     cut = 1 + case.seed % (len(case.grads) - 1)
-    states, algorithm = states_of(row, case), algorithm_of(row, case)
+    states = states_of(row, case)
+    algorithm = algorithm_of(row, case)
     state = load_state_dict(algorithm.init(case.params), state_dict(states[cut]))
     for step in range(cut, len(case.grads)):
         state = algorithm.update(state, case.grads[step], step)

@@ -56,7 +56,8 @@ def vmap_is_a_loop(row: Row, case: Case) -> None:
     single runs.
     """
     keys = split(new_key(case.seed), 3)
-    params, starts = [case.params, *case.grads[-2:]], [0, 1, 0]
+    params = [case.params, *case.grads[-2:]]
+    starts = [0, 1, 0]
     grads = [case.grads, case.grads[::-1], case.grads[1:] + case.grads[:1]]
     numbers, sparsity, axis = _sparsities(
         row, case, case.sparsity, 1.0 - case.sparsity, 0.5
@@ -99,10 +100,8 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
         with _compiled(algorithm, counter) as update:
             for i in range(8):
                 grads = case.grads[i % len(case.grads)]
-                eager, state = (
-                    algorithm.update(eager, grads, i),
-                    update(state, grads, step(i)),
-                )
+                eager = algorithm.update(eager, grads, i)
+                state = update(state, grads, step(i))
                 assert_same(f"state {i}", eager, state)
                 made = counter.frame_count
                 assert made <= graphs, (
@@ -115,7 +114,8 @@ def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
     """Compiled for one model, then called with the state of a larger one: the bits of
     eager updates.
     """
-    larger, made = mapped(case, _doubled), algorithm_of(row, case)
+    larger = mapped(case, _doubled)
+    made = algorithm_of(row, case)
     try:
         list(updates(made, larger))
     except Exception:
@@ -127,10 +127,8 @@ def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
             algorithm = algorithm_of(row, model)
             eager = state = algorithm.init(model.params)
             for i, grads in enumerate(model.grads):
-                eager, state = (
-                    algorithm.update(eager, grads, i),
-                    update(state, grads, torch.tensor(i, device="cpu")),
-                )
+                eager = algorithm.update(eager, grads, i)
+                state = update(state, grads, torch.tensor(i, device="cpu"))
                 assert_same(f"state {i}", eager, state)
 
 

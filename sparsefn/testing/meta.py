@@ -248,10 +248,8 @@ def import_name(make: Callable[..., object]) -> str | None:
     >>> import_name(sf.static), import_name(lambda: None)
     ('sparsefn.algorithms.static:static', None)
     """
-    module, name = (
-        getattr(make, "__module__", "__main__"),
-        getattr(make, "__qualname__", "<lambda>"),
-    )
+    module = getattr(make, "__module__", "__main__")
+    name = getattr(make, "__qualname__", "<lambda>")
     return None if module == "__main__" or "<" in name else f"{module}:{name}"
 
 

@@ -57,7 +57,8 @@ def computed_layout(pattern: Pattern) -> Layout:
     >>> computed_layout(sf.patterns.nm(2, 4)).form
     Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
     """
-    reduce, band = pattern.reduce, pattern.allowed
+    reduce = pattern.reduce
+    band = pattern.allowed
 
     def one(values: list[float]) -> float:
         assert reduce is not None
@@ -147,7 +148,8 @@ def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
 
     Units that the pattern never keeps are left out.
     """
-    units, cells = _boxes(shape, _positive(layout.unit(shape))), grid(layout, shape)
+    units = _boxes(shape, _positive(layout.unit(shape)))
+    cells = grid(layout, shape)
     free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
     return [
         [units[i] for i in group if free[i]]

@@ -165,7 +165,8 @@ def passive(
         fires = (
             None if number is None or promise.when is None else bool(promise.when(step))
         )
-        made, all_ = partial(algorithm.update, state, grads, step), fires is not False
+        made = partial(algorithm.update, state, grads, step)
+        all_ = fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
         after = _Flat(new, *optree.tree_flatten(new), masked=before.masked)  # type: ignore[arg-type]
         if after.form != before.form or not all(
@@ -196,17 +197,16 @@ def _promised(algorithm: Algorithm) -> _Promise:
     if made is None:
         return _Promise()
     exact = made.exact and not isinstance(made.goal, Counted)
-    rule, first = (
-        made.rule if exact else None,
-        isinstance(made.init, str) and made.init in ("random", "magnitude"),
-    )
+    rule = made.rule if exact else None
+    first = isinstance(made.init, str) and made.init in ("random", "magnitude")
     return _Promise(
         made.when, made.memory.pruned == "zero", first, rule, made.goal, made.apart
     )
 
 
 def _declared(meta: Meta, sparsity: float | None) -> _Promise:
-    rule, goal = None, None
+    rule = None
+    goal = None
     if sparsity is not None and meta.exact_count and meta.exact_count != "relative":
         rule = Competition(meta.layout.pattern, meta.distribution).check()
         goal = (
@@ -215,7 +215,8 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
             else rule.goal(meta.level(sparsity))
         )
     apart = rule is None or rule.joint or not meta.total
-    zero, first = meta.zeroes, meta.start in ("random", "magnitude")
+    zero = meta.zeroes
+    first = meta.start in ("random", "magnitude")
     return _Promise(meta.when, zero, first, rule, goal, apart, meta.monotone)
 
 
@@ -281,10 +282,8 @@ def _pure(
     what: str, call: Callable[[], State], all_: bool = True, **inputs: _Flat
 ) -> State:
     """The state of a call, checked to leave inputs and generators alone."""
-    versions, before = (
-        [_versions(given.leaves) for given in inputs.values()],
-        generators(all_),
-    )
+    versions = [_versions(given.leaves) for given in inputs.values()]
+    before = generators(all_)
     new = call()
     if before != generators(all_):
         raise Broken(
@@ -306,10 +305,8 @@ def _check_memory(
     what: str, new: _Flat, state: list[Tensor], foreign: dict[str, list[Tensor]]
 ) -> None:
     # Tensors of a state are its own, or those of the state before as a whole.
-    owners, handed_on = (
-        {_at(x): name for name, leaves in foreign.items() for x in leaves},
-        {id(x) for x in state},
-    )
+    owners = {_at(x): name for name, leaves in foreign.items() for x in leaves}
+    handed_on = {id(x) for x in state}
     before: dict[int, list[Tensor]] = {}
     for x in state:
         before.setdefault(_at(x), []).append(x)
@@ -361,7 +358,8 @@ def _check_zeros(
 ) -> None:
     if not promise.zero:
         return
-    weights, masks = new.params, new.masks
+    weights = new.params
+    masks = new.masks
     olds: Sequence[Tensor | None] = [None] * len(masks) if old is None else old.masks
     whole = [
         i

@@ -127,11 +127,9 @@ def schedules() -> st.SearchStrategy[Schedule]:
     """
 
     def build(source: Source) -> Schedule:
-        first, last, n = (
-            source.number() / 255,
-            source.number() / 255,
-            1 + source.number() % 50,
-        )
+        first = source.number() / 255
+        last = source.number() / 255
+        n = 1 + source.number() % 50
         kinds = [
             _schedules.constant(first),
             _schedules.polynomial(first, last, begin=n // 2, end=n),
@@ -157,7 +155,8 @@ def triggers() -> st.SearchStrategy[Trigger]:
     """
 
     def build(source: Source) -> Trigger:
-        n, start = 1 + source.number() % 9, source.number() % 9
+        n = 1 + source.number() % 9
+        start = source.number() % 9
         options: list[Trigger] = [
             _triggers.every(n, start=start),
             _triggers.every(n, start=start, stop=start + 1 + source.number() % 40),
@@ -184,7 +183,8 @@ def patterns() -> st.SearchStrategy[Pattern]:
     def build(source: Source) -> Pattern:
         m = 1 + source.number() % 4
         reductions: list[Reduce] = ["mean", "sum", "max", "min", "l2"]
-        n, reduce = source.number() % (m + 1), source.pick(reductions)
+        n = source.number() % (m + 1)
+        reduce = source.pick(reductions)
         kinds = [
             _patterns.unstructured(),
             _patterns.nm(n, m),

@@ -128,7 +128,8 @@ def suggested(
                 and checks[name][1].binds(other)
                 and tried(name, other).status == "passed"
             ):
-                meta, why[field] = other, "holds"
+                meta = other
+                why[field] = "holds"
         return meta
 
     for _ in range(4):  # one declaration may bring another check in

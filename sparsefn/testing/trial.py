@@ -164,10 +164,8 @@ def outcome_of(
     told = [_told(row, check, case, one, shrink) for case, one in last] or [
         _Told(_named(raised[0]), None, raised[0])
     ]
-    (_, case, cause, own), said = (
-        told[0],
-        tuple(dict.fromkeys(one.said for one in told)),
-    )
+    (_, case, cause, own) = told[0]
+    said = tuple(dict.fromkeys(one.said for one in told))
     cause.__notes__ = []  # of Hypothesis, which has the example, too
     declare = "" if own else what_to_declare(check, row.meta)
     status: Status = "error" if own else "failed"

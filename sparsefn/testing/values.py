@@ -78,11 +78,9 @@ class Source:
     size = 1000
 
     def __init__(self, data: bytes) -> None:
-        self._choices, self._values, self._used = (
-            list(data[: self.choices]),
-            data[self.choices :],
-            0,
-        )
+        self._choices = list(data[: self.choices])
+        self._values = data[self.choices :]
+        self._used = 0
 
     def number(self, bits: int = 8) -> int:
         """A number of `bits` bits, a multiple of 8."""
@@ -231,7 +229,8 @@ def shape(source: Source, form: Form = Form()) -> tuple[int, ...]:
 
 
 def _layer(source: Source, form: Form) -> Tree:
-    size, dtype = shape(source, form), source.pick(DTYPES)
+    size = shape(source, form)
+    dtype = source.pick(DTYPES)
     weight, bias = (
         torch.empty(sides, dtype=dtype, device="meta") for sides in (size, size[:1])
     )
@@ -302,6 +301,7 @@ def case(
         )
 
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
-    level, seed = drawn_sparsity(source, [*sizes, sum(sizes)]), source.number(32)
+    level = drawn_sparsity(source, [*sizes, sum(sizes)])
+    seed = source.number(32)
     params, *grads = (build(palette if i == 0 else empty) for i in range(STEPS + 1))
     return Case(params, tuple(grads), level, seed)

@@ -140,7 +140,8 @@ def _with_names(head: str, values: dict[str, Any]) -> str | None:
 
 
 def _of_call(call: Call) -> str | None:
-    make, args = _public().get(id(call.make)), [code_of(value) for value in call.args]
+    make = _public().get(id(call.make))
+    args = [code_of(value) for value in call.args]
     named = _with_names("", dict(call.kwargs))
     if make is None or named is None or None in args:
         return None

@@ -344,7 +344,9 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
-    last, chunk = schedule(end), 1 << 16  # bounds memory
+    # bounds memory
+    last = schedule(end)
+    chunk = 1 << 16
     parts = [
         range(first, min(end + 1, first + chunk))
         for first in range(begin, end + 1, chunk)

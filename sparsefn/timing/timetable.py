@@ -127,7 +127,8 @@ def _of_default(
     made: object, call: Call, given: Mapping[str, Any], run: _Run
 ) -> Iterator[str]:
     # Of a trigger that repeats, and fires once in the run, though nobody chose it.
-    when, untimed = given.get("when"), given.get("steps", 0) is None
+    when = given.get("when")
+    untimed = given.get("steps", 0) is None
     chosen = when is not None and any(
         when is one for one in (*call.args, *call.kwargs.values())
     )
@@ -152,7 +153,8 @@ def _only_firing(when: Every, run: _Run) -> int | None:
     """The step at which a trigger fires in a run of several steps, if it fires at no
     other.
     """
-    n, fires = read(when.n), _last(when, run.end)
+    n = read(when.n)
+    fires = _last(when, run.end)
     if n is None or fires is None or run.end - run.first == 1:
         return None
     return fires if fires - n < run.first <= fires else None
@@ -222,16 +224,15 @@ def _of_schedule(
     if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])
     else:  # a polynomial, a decay or one without an end
-        end, final = (
-            read(given.get("end", given.get("steps"))),
-            read(given.get("final")),
-        )
+        end = read(given.get("end", given.get("steps")))
+        final = read(given.get("final"))
     decays = "steps" in given  # at a run's end it may be a step short of its own
     fires = None if decays else _last(when, run.end)
     last = run.end - 1 if fires is None or fires < run.first else fires
     if end is None or end - decays <= last:
         return
-    text, value = f"{made!r} ends at step {end:g}, ", read(made(last))
+    text = f"{made!r} ends at step {end:g}, "
+    value = read(made(last))
     if last == run.end - 1 or end >= run.end:
         text += f"after {run.words}"
     else:

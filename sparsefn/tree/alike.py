@@ -37,7 +37,8 @@ def identical(a: Tree, b: Tree) -> bool:
     >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
     (True, False)
     """
-    xs, ys = leaves_of(a), leaves_of(b)
+    xs = leaves_of(a)
+    ys = leaves_of(b)
     return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
 
 
@@ -68,11 +69,10 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
     """
     if told := no_tree(what, tree) or no_tree(model, like):
         return told
-    got, want = paths(tree), paths(like)
-    missing, unknown = (
-        [path for path in want if path not in got],
-        [path for path in got if path not in want],
-    )
+    got = paths(tree)
+    want = paths(like)
+    missing = [path for path in want if path not in got]
+    unknown = [path for path in got if path not in want]
     head = f"expected {what} with the structure of {model}, but "
     if missing:
         text = f"{head}there is no leaf at {missing[0]!r} in {what}{_others(missing)}"
@@ -146,7 +146,8 @@ def check_like(
     """
     if not same_structure(tree, like):
         raise ValueError(structure_error(what, tree, like))
-    leaves, wanted = leaves_of(tree), leaves_of(like)
+    leaves = leaves_of(tree)
+    wanted = leaves_of(like)
     for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(leaf, Tensor):
             raise TypeError(

@@ -209,8 +209,10 @@ def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[L
 
     Raises what `matching` raises.
     """
-    leaves, known = flatten(tree)[0], flatten(like)[0]
-    left, rows = list(leaves), []
+    leaves = flatten(tree)[0]
+    known = flatten(like)[0]
+    left = list(leaves)
+    rows = []
     for where in wheres:
         hits = matching(what, where, known)
         rows.append({path: leaves[path] for path in left if path in hits})

@@ -17,7 +17,8 @@ Leaves = dict[str, Tensor]  # some leaves by dotted path
 
 def _render(tree: Tree, path: Sequence[object]) -> str:
     # optree's path of a named tuple holds the index; users write the field's name.
-    parts, node = [], tree
+    parts = []
+    node = tree
     for entry in path:
         fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
         parts.append(str(fields[entry]) if fields is not None else str(entry))
@@ -204,7 +205,8 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
     Raises ValueError where two leaves share a dotted path.
     """
     if torch.compiler.is_compiling():  # one walk, as each is traced
-        rows, rebuild = _walk(tree), lambda values: _refilled(tree, iter(values))
+        rows = _walk(tree)
+        rebuild = lambda values: _refilled(tree, iter(values))
     else:
         leaves, rebuild = opened(tree)
         rows = list(zip(paths(tree), leaves, strict=True))

@@ -43,10 +43,8 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError:
-        name, own = (
-            getattr(fn, "__name__", None) or shown(fn),
-            ", ".join(signature.parameters),
-        )
+        name = getattr(fn, "__name__", None) or shown(fn)
+        own = ", ".join(signature.parameters)
         raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
 
 

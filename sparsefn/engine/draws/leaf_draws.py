@@ -98,7 +98,8 @@ def draws_laid(
     """
     made: dict[int, Tensor] = {}
     for pack in packs([x.device for x in leaves], [x.numel() for x in leaves]):
-        alike, device = [leaves[i] for i in pack], leaves[pack[0]].device
+        alike = [leaves[i] for i in pack]
+        device = leaves[pack[0]].device
         if len(pack) == 1:
             own = unchecked_key(key, paths[pack[0]], step)
             made[pack[0]] = drawn_like(own, alike[0], kind, dtype)

@@ -40,7 +40,8 @@ def pair(k0: int, k1: int, high: int, low: int) -> tuple[int, int]:
     All are in [0, 2^32). For one block this is ten times as fast as arrays.
     """
     schedule = (k0, k1, k0 ^ k1 ^ PARITY)
-    x0, x1 = (high + k0) & MASK32, (low + k1) & MASK32
+    x0 = (high + k0) & MASK32
+    x1 = (low + k1) & MASK32
     for i in range(5):
         for r in ROTATIONS[i % 2]:
             x0 = (x0 + x1) & MASK32
@@ -65,7 +66,8 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
     # without the views, which make it keep what is used twice, it would write out every
     # word's whole past again and again.
     schedule = (k0, k1, k0 ^ k1 ^ PARITY)
-    x0, x1 = x0 + k0, x1 + k1
+    x0 = x0 + k0
+    x1 = x1 + k1
     for i in range(5):
         for r in ROTATIONS[i % 2]:
             x0 = x0 + x1
@@ -134,13 +136,15 @@ def words(
             ]
         x0, x1 = _few(keys, index, (count, n))
         return use((slice(0, count), slice(0, n)), x0, x1)
-    k0, k1 = keys[:, :1].astype(np.uint32), keys[:, 1:].astype(np.uint32)
+    k0 = keys[:, :1].astype(np.uint32)
+    k1 = keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
     added = [
         (schedule[(i + 1) % 3], schedule[(i + 2) % 3] + np.uint32(i + 1))
         for i in range(5)
     ]
-    width, height = max(1, min(n, BLOCK)), max(1, min(count, BLOCK // max(n, 1)))
+    width = max(1, min(n, BLOCK))
+    height = max(1, min(count, BLOCK // max(n, 1)))
     places = [
         (slice(row, min(row + height, count)), slice(column, min(column + width, n)))
         for row in range(0, count, height)

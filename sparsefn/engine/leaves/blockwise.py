@@ -119,10 +119,9 @@ def append_row(
     ... )
     (torch.Size([2]), 2)
     """
-    shape, dtype = (
-        tensors[-1].shape,
-        tensors[-1].dtype,
-    )  # it may be the first to be taken
+    # it may be the first to be taken
+    shape = tensors[-1].shape
+    dtype = tensors[-1].dtype
     made = [_fresh(flat[-1], shape, dtype) for _ in range(results - len(over))]
     for i in over:
         taken = take(tensors[i])

@@ -94,7 +94,8 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
             continue
         memory = leaf.data
         if type(memory) is not Tensor:
-            memory, mask = here(memory), here(mask)
+            memory = here(memory)
+            mask = here(mask)
         if type(memory) is Tensor:
             memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(mask)
         else:
@@ -131,7 +132,8 @@ def are_zeroed(
     differ: list[bool] = []
 
     def look(blocks: Iterable[Row]) -> None:
-        spare, flags = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.bool_)
+        spare = np.empty(BLOCK, np.int64)
+        flags = np.empty(BLOCK, np.bool_)
         for mask, bits, others in blocks:
             wide = spare.view(bits.dtype)[: bits.size]
             np.copyto(wide, mask)

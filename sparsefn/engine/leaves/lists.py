@@ -98,7 +98,8 @@ def packs(
     for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
         pack, room = open_.get(kind, ([], -1))
         if size > room:
-            pack, room = [], MOST if most is None else most
+            pack = []
+            room = MOST if most is None else most
             made.append(pack)
         pack.append(i)
         open_[kind] = pack, room - size
@@ -213,7 +214,8 @@ class Listed:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
-        self.dtype, self.device = tensors[0].dtype, tensors[0].device
+        self.dtype = tensors[0].dtype
+        self.device = tensors[0].device
 
     def to(self, dtype: torch.dtype) -> Listed:
         """The numbers in a dtype."""
@@ -291,7 +293,8 @@ def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
     # Integers wrap around, so that the difference of any two words comes back whole.
     dtype = new.dtype if old is None else torch.promote_types(new.dtype, old.dtype)
     word = WORDS[dtype.itemsize]
-    wide, bits = mask.to(word), new.to(dtype).view(word)
+    wide = mask.to(word)
+    bits = new.to(dtype).view(word)
     if old is None:
         return (wide * bits).view(dtype)
     others = old.to(dtype).view(word)

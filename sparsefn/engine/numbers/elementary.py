@@ -36,10 +36,9 @@ LN2_HI = 0.6931471803691238
 LN2_LO = 1.9082149292705877e-10
 _LOG2_E = 1.4426950408889634
 SQRT2 = 1.4142135623730951
-EXP_MIN, EXP_MAX = (
-    -708.0,
-    709.782712893384,
-)  # below: 0, no subnormals (compiled code may flush them); above: inf
+# below: 0, no subnormals (compiled code may flush them); above: inf
+EXP_MIN = -708.0
+EXP_MAX = 709.782712893384
 _EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))
 ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
 COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
@@ -123,7 +122,8 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
         m = reinterpreted((word & ((1 << 52) - 1)) | (1023 << 52), torch.float64)
     else:
         m, exponent = math.frexp(x)
-        m, k = m * 2.0, float(exponent - 1)
+        m = m * 2.0
+        k = float(exponent - 1)
     large = m > SQRT2
     return real_where(large, k + 1.0, k), real_where(large, m * 0.5, m) - 1.0
 
@@ -226,7 +226,8 @@ def _smooth(name: str, x: Real, y: Real) -> Real:
     model = next((z for z in (x, y) if isinstance(z, Tensor)), None)
     if model is None:
         return value_of(name, x, y)
-    a, b = like(model, x), like(model, y)
+    a = like(model, x)
+    b = like(model, y)
     value: Tensor = _on_tensors(name, a.detach(), b.detach())
     if not differentiated(a, b):
         return value
@@ -242,7 +243,8 @@ def _on_tensors(name: str, x: Tensor, y: Tensor) -> Tensor:
     """A function of float64 tensors that broadcast."""
     out: Tensor = _empty(name, x, y)
     if x.device.type == "cpu" and x.numel() == y.numel() == 1:
-        a, b = x.item(), y.item()
+        a = x.item()
+        b = y.item()
         if math.isfinite(a) and math.isfinite(b):
             return out.fill_(
                 _FUNCTIONS[name](a, b)

@@ -28,7 +28,9 @@ def as_matrix(
     convolution with groups, the matrix is (groups, outputs of one, inputs). ValueError
     for a weight that the statistics do not fit.
     """
-    count, square, shape = stats["count"], stats["square"], tuple(weight.shape)
+    count = stats["count"]
+    square = stats["square"]
+    shape = tuple(weight.shape)
     transposed = (
         square.ndim == count.ndim + 2
     )  # (inputs, 1): the weight is stored as (inputs, outputs)

@@ -80,10 +80,8 @@ def between(first: Real, last: Real, share: Real) -> Real:
     It is monotone in the share.
     """
     value = last + (first - last) * share
-    low, high = (
-        real_where(first < last, first, last),
-        real_where(first < last, last, first),
-    )
+    low = real_where(first < last, first, last)
+    high = real_where(first < last, last, first)
     return real_where(
         share >= 1.0,
         first,
@@ -127,7 +125,8 @@ def two_product(a: Real, b: Real) -> tuple[Real, Real]:
     For factors below 2^996. Dekker 1971, doi 10.1007/BF01397083.
     """
     p = a * b
-    (a1, a2), (b1, b2) = _halves(a), _halves(b)
+    (a1, a2) = _halves(a)
+    (b1, b2) = _halves(b)
     return p, ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2
 
 

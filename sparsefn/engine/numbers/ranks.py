@@ -44,7 +44,9 @@ def running_sums(rows: Tensor) -> Tensor:
     adds in another order on each device. The sums of entries that are not negative
     never fall.
     """
-    sums, width, reach = rows, rows.shape[-1], 1
+    sums = rows
+    width = rows.shape[-1]
+    reach = 1
     while reach < width:
         sums = torch.cat(
             [sums[..., :reach], sums[..., reach:] + sums[..., :-reach]], -1

@@ -64,7 +64,8 @@ def agree(
     others do not come.
     """
     scope = _scope.get()
-    groups, error = _joined(scope.groups, groups), error or scope.error
+    groups = _joined(scope.groups, groups)
+    error = error or scope.error
     line = Line(groups)
     text = _as_text(seen or {})
     told = line.blocks(
@@ -166,7 +167,8 @@ def tell(groups: Groups, error: Exception) -> NoReturn:
 
 def _others_wait(groups: Groups) -> bool:
     # Whether a process of the groups has begun an agreement that this one has not.
-    store, end = board(), time.monotonic() + WAIT
+    store = board()
+    end = time.monotonic() + WAIT
     own = torch.distributed.get_rank()
     keys = {
         _key(name, rank): _begun[name]

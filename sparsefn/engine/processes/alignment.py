@@ -64,7 +64,8 @@ def alignment_of(x: Tensor, cell: Sequence[int]) -> Alignment:
     dimensions instead, if that keeps more processes busy. Replicas do the same on each
     copy. All is worked out from shapes. Raises the errors of `extent_of`.
     """
-    extent, layout = extent_of(x), layout_of(x)
+    extent = extent_of(x)
+    layout = layout_of(x)
     old, new = _boxes(layout.shape, layout.cuts, layout.sizes, tuple(cell))
     return Alignment(extent, layout.extent(new[layout.at]), layout, old, new)
 
@@ -189,15 +190,15 @@ class _Route:
     """
 
     def __init__(self, x: Tensor, alignment: Alignment, back: bool) -> None:
-        self.names, self.sizes, self.at = (
-            alignment.layout.names,
-            alignment.layout.sizes,
-            alignment.layout.at,
-        )
+        self.names = alignment.layout.names
+        self.sizes = alignment.layout.sizes
+        self.at = alignment.layout.at
         self.old, self.new = (
             (alignment.new, alignment.old) if back else (alignment.old, alignment.new)
         )
-        self.dtype, self.device, self.gone = x.dtype, x.device, frozenset[int]()
+        self.dtype = x.dtype
+        self.device = x.device
+        self.gone = frozenset[int]()
         held = x.detach().contiguous().view(torch.uint8)
         self.pieces = {
             piece: held[self.slices(piece, self.old[self.at])]
@@ -263,7 +264,8 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
     awaited: dict[int, list[tuple[_Route, Piece]]] = {}
     for route in routes:
         i = route.names.index(name)
-        me, gone = route.at[i], route.gone | {i}
+        me = route.at[i]
+        gone = route.gone | {i}
         for piece in list(route.held(route.gone)):
             if piece[1][i] != me:
                 sent.setdefault(piece[1][i], []).append(

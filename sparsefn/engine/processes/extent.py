@@ -47,11 +47,13 @@ class Extent(NamedTuple):
         array([ 9, 11, 15])
         """
         first, *others = self.runs
-        places, step = 0 * index, 1
+        places = 0 * index
+        step = 1
         for start, size, extent in reversed(others):
             over = index // max(size, 1)
             places += (index - over * size + start) * step
-            index, step = over, step * extent
+            index = over
+            step = step * extent
         places += (index + first[0]) * step
         return places
 

@@ -78,7 +78,8 @@ class Line:
     @property
     def place(self) -> int:
         """The number of this process among all, in the order in which messages come."""
-        place, step = 0, 1
+        place = 0
+        step = 1
         for group in self.groups:
             place += group.rank() * step
             step *= group.size()
@@ -110,7 +111,8 @@ class Line:
         """The bytes of all processes of the one group, of these sizes: for large
         tensors, as no message is copied.
         """
-        (group,), (device,) = self.groups, self.devices
+        (group,) = self.groups
+        (device,) = self.devices
         every = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         for rank, part in enumerate(torch.split(every, list(sizes))):
             if rank == self.place:

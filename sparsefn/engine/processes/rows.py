@@ -84,7 +84,8 @@ def gathered(*own: Tensor) -> list[Tensor]:
     """
     if not _is_dealt():
         return [*own]
-    parts, line = [_bytes(x) for x in own], Line(dealing())
+    parts = [_bytes(x) for x in own]
+    line = Line(dealing())
     (told,) = in_step([(dealing(), values_of_all(np.array([len(x) for x in parts])))])
     sizes = told.reshape(line.size, -1).T.tolist()
     every = [

@@ -114,7 +114,9 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
     """How the processes have cut a DTensor. Raises the errors of `extent_of`; with
     `sums` not those of partial ones.
     """
-    mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    mesh = x.device_mesh
+    placements = x.placements
     ranks = mesh.get_coordinate()
     if ranks is None:
         raise ValueError(
@@ -196,11 +198,11 @@ def sharded_like(local: Tensor, x: Tensor) -> Tensor:
         return local
     # Without the shape every process would work out another one from shards of
     # different sizes.
-    mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
-    module, strides = (
-        sys.modules["torch.distributed.tensor"],
-        [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)],
-    )
+    # type: ignore[attr-defined]
+    mesh = x.device_mesh
+    placements = x.placements
+    module = sys.modules["torch.distributed.tensor"]
+    strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
     made: Tensor = module.DTensor.from_local(
         local, mesh, placements, run_check=False, shape=x.shape, stride=tuple(strides)
     )

@@ -16,10 +16,9 @@ from sparsefn.engine.selection.entries import Arrays, eligible, reshaped
 from sparsefn.engine.surroundings import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
-_CROWDED, _MOST = (
-    32,
-    1 << 16,
-)  # at most size / 32 scores are collected, or 65,536 if that is more
+# at most size / 32 scores are collected, or 65,536 if that is more
+_CROWDED = 32
+_MOST = 1 << 16
 
 Out = TypeVar("Out")
 
@@ -196,7 +195,8 @@ def sample(work: Work, step: int | None = None) -> Array:
     step = (
         step or work.size // wanted | 1
     )  # odd, as rows of a matrix mostly have even lengths
-    drawn, first = [], 0
+    drawn = []
+    first = 0
     for share in work.shares:
         scratch = work.scratch(share)
         for at in share:
@@ -272,12 +272,10 @@ def collect(
     spare = [max(work.size // _CROWDED, _MOST) if most is None else most]
 
     def step(at: Arrays, scratch: Scratch) -> tuple[int, int, Array, Array]:
-        above, inside, places, values = (
-            0,
-            0,
-            [np.empty(0, np.int64)],
-            [scratch.scores[:0]],
-        )
+        above = 0
+        inside = 0
+        places = [np.empty(0, np.int64)]
+        values = [scratch.scores[:0]]
         for start, stop, scores, winners, flags in scratch.blocks(at):
             exceeds(scores, high, out=winners)
             if one:

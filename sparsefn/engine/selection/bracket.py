@@ -201,7 +201,8 @@ def narrowed(
     share is the one of all that wins. Where too many scores are inside a bracket, about
     `closer` of them are the next sample.
     """
-    known, reach = Bracket(), _SURE
+    known = Bracket()
+    reach = _SURE
     while True:
         bracket, section = _window(sample, share, reach, known)
         value = _heavy(sample, section)
@@ -225,7 +226,9 @@ def narrowed(
         if (
             0 < need <= inside
         ):  # too many to collect: the scores that were are a closer sample
-            known, share, reach = bracket, need / inside, _SURE
+            known = bracket
+            share = need / inside
+            reach = _SURE
             del places
             sample = yield Gather(values[:: held // closer | 1].copy())
             del values  # before the next are collected
@@ -255,8 +258,10 @@ def _window(
     # The scores of the sample around the wanted rank, inside the known bracket, and the
     # narrower bracket they make.
     n = sample.size
-    rank, spread = (1 - share) * n, reach * math.sqrt(n * share * (1 - share)) + 4
-    first, last = math.floor(rank - spread), math.ceil(rank + spread)
+    rank = (1 - share) * n
+    spread = reach * math.sqrt(n * share * (1 - share)) + 4
+    first = math.floor(rank - spread)
+    last = math.ceil(rank + spread)
     ordered = (
         np.partition(sample, (first, last))
         if first >= 0 and last < n
@@ -290,7 +295,8 @@ def _heavy(sample: Array, section: Array) -> float | None:
 
 
 def _at_once(competitors: Sequence[Arrays], k: int) -> None:
-    values, flags = [], []
+    values = []
+    flags = []
     for at in competitors:
         scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
         open_ = eligible(at.allow, at.deny)
@@ -301,7 +307,8 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
         return _keep(competitors[0], flags[0], best(values[0], k))
     with np.errstate(all="ignore"):  # a signalling NaN is widened as any other NaN
         together = np.concatenate([*values, np.empty(0, np.float32)])
-    keep, first = best(together, k), 0
+    keep = best(together, k)
+    first = 0
     for at, open_, scores in zip(competitors, flags, values, strict=True):
         _keep(at, open_, keep[first : first + scores.size])
         first += scores.size

@@ -52,7 +52,8 @@ def winners(
 
 def _of(entry: Entry, count: fixed.Count, part: range) -> tuple[Entry, fixed.Count]:
     # Some of the rows of an entry, and the counts of their competitions.
-    rows, at = len(entry.scores), slice(part.start, part.stop)
+    rows = len(entry.scores)
+    at = slice(part.start, part.stop)
     scores, allow, deny = (None if x is None else x[at] for x in entry[:3])
     assert scores is not None
     if isinstance(count, Tensor) and count.numel() > 1:

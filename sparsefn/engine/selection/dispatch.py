@@ -59,11 +59,10 @@ def winners(
     below -inf. Where fewer units compete than the count says, all of them win. Raises
     TypeError for scores that are not floats.
     """
-    wide, floats, extents = (
-        False,
-        True,
-        False,
-    )  # wide: whether columns are to be laid out as rows
+    # wide: whether columns are to be laid out as rows
+    wide = False
+    floats = True
+    extents = False
     for scores, _, _, _, extent in entries:
         floats = floats and scores.dtype in FLOATS
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
@@ -367,7 +366,8 @@ def _(
     columns = [
         all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)
     ]
-    every, own_counts = batched(counts, in_dims[4]), in_dims[4] is not None
+    every = batched(counts, in_dims[4])
+    own_counts = in_dims[4] is not None
     if joint:
         one = (
             [[None if x is None else x[i] for x in column] for column in columns]

@@ -87,7 +87,8 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     memory = see([x for entry in entries for x in entry[:3] if x is not None])
     if memory is None:
         return None
-    left, made = iter(memory), []
+    left = iter(memory)
+    made = []
     for (
         scores,
         allow,

@@ -96,7 +96,8 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
     >>> fixed.of_rows(Entry(torch.tensor([[1.0, 3.0, -3.0, 2.0]]), absolute=True), 2)
     tensor([[False,  True,  True, False]])
     """
-    few, shape = is_few(entry.scores.shape), entry.scores.shape
+    few = is_few(entry.scores.shape)
+    shape = entry.scores.shape
     entry = entry if few else as_rows(entry)
     open_ = eligible(entry.allow, entry.deny)
     keys = reference.rank_keys(entry.scores, open_, absolute=entry.absolute)
@@ -138,10 +139,8 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
             runs.append([entry])
     keys = []
     for alike in runs:
-        scores, open_ = (
-            end_to_end([x.scores for x in alike]),
-            eligible(_flags(alike, True), _flags(alike, False)),
-        )
+        scores = end_to_end([x.scores for x in alike])
+        open_ = eligible(_flags(alike, True), _flags(alike, False))
         keys.append(reference.rank_keys(scores, open_, wide, alike[0].absolute))
     return keys[0] if len(keys) == 1 else torch.cat(keys)
 

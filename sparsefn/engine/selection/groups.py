@@ -46,7 +46,8 @@ def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
     for i, first in enumerate(units):
         for j in range(i + 1, len(units)):
             beaten = (units[j] > first).to(torch.int32)
-            ranks[i], ranks[j] = ranks[i] + beaten, ranks[j] - beaten
+            ranks[i] = ranks[i] + beaten
+            ranks[j] = ranks[j] - beaten
     return torch.stack(
         [rank < count for rank in ranks], 1
     )  # compared first: compiled code then stores bytes alone
@@ -95,7 +96,8 @@ def top_of_groups(at: Arrays, count: Array) -> None:
         flags: Array = np.empty(buffers.shape, np.uint8)
         place, fits = _places(shape)
         for block in share:
-            out, open_ = at.out[block], None if allow is None else allow[block]
+            out = at.out[block]
+            open_ = None if allow is None else allow[block]
             if out.shape != shape:
                 shape = out.shape
                 place, fits = _places(shape)

@@ -57,7 +57,8 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
         for way, entry in zip(ways, entries, strict=True)
     ]
     for pack in packs(kinds, [entry.scores.numel() for entry in entries]):
-        alike, own = [entries[i] for i in pack], [counts[i] for i in pack]
+        alike = [entries[i] for i in pack]
+        own = [counts[i] for i in pack]
         masks |= zip(pack, ways[pack[0]][0](alike, own), strict=True)
     return [masks[i] for i in range(len(entries))]
 
@@ -111,7 +112,8 @@ Way = Callable[[Sequence[Entry], Sequence[Count]], list[Tensor]]
 
 def _way(entry: Entry) -> tuple[Way, int]:
     # How an entry is selected from, and the length of the rows that are laid together.
-    rows, width = competitions(entry.scores.shape), entry.scores.shape[1]
+    rows = competitions(entry.scores.shape)
+    width = entry.scores.shape[1]
     if not entry.scores.numel():
         return _nothing, 0
     return (_segments, 0) if rows == 1 and width <= MOST // 2 else (_matrix, width)

@@ -41,7 +41,8 @@ def rank_keys(
     wide = torch.promote_types(scores.dtype, dtype or torch.float32)
     x = scores.detach().to(wide)
     kind = torch.int64 if wide == torch.float64 else torch.int32
-    least, raw = BARRED[kind], reinterpreted(x, kind)
+    least = BARRED[kind]
+    raw = reinterpreted(x, kind)
     keys = raw & ~least if absolute else torch.where(raw < 0, least - raw, raw)
     keys = torch.where(x != x, least + 1, keys)
     return keys if eligible is None else torch.where(eligible, keys, least)
@@ -78,6 +79,7 @@ def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:
         order = torch.sort(keys, dim=-1, descending=True).values
         at = (k - 1).clamp(min=0).expand(keys.shape[0], 1)
         threshold = order.gather(-1, at)
-    above, equal = keys > threshold, keys == threshold
+    above = keys > threshold
+    equal = keys == threshold
     missing = k - above.sum(-1, keepdim=True)
     return (above | (equal & (equal.cumsum(-1) <= missing))) & open_

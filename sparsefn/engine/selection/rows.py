@@ -110,7 +110,8 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
         np.count_nonzero(out) > counts.sum()
     ):  # no row has fewer than its count, so some have more, by ties
         tied = np.flatnonzero(np.count_nonzero(out, axis=1) > counts)
-        above, equal = keys[tied] > threshold[tied], keys[tied] == threshold[tied]
+        above = keys[tied] > threshold[tied]
+        equal = keys[tied] == threshold[tied]
         equal &= (
             np.cumsum(equal, axis=1, dtype=np.int32)
             <= (counts[tied] - np.count_nonzero(above, axis=1))[:, None]

@@ -95,7 +95,8 @@ def winners(
     ):  # a signalling NaN counts as any other NaN
         try:
             seen = _arrays(entries)
-            running, alone = [], []
+            running = []
+            alone = []
             if joint:
                 sizes = [
                     at.out.size if x.extent is None else x.extent.numel
@@ -191,7 +192,8 @@ class Piece(NamedTuple):
 
     def before(self, places: Array) -> Array:
         """How many of the units that are here come before some places in the whole."""
-        low, high = np.zeros_like(places), np.full_like(places, self.at.out.size)
+        low = np.zeros_like(places)
+        high = np.full_like(places, self.at.out.size)
         while (left := low < high).any():
             middle = (low + high) // 2
             earlier = self.places(middle) < places
@@ -236,7 +238,8 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     until: tuple[np.ufunc, float] = (np.greater_equal, value)
     beyond: tuple[np.ufunc, float] = (np.greater, value)
     if math.isnan(value):  # to which every score is unequal
-        until, beyond = (np.not_equal, value), (np.greater_equal, -math.inf)
+        until = (np.not_equal, value)
+        beyond = (np.greater_equal, -math.inf)
     firsts = [blocks.cut(at, slice(0, n)) for at, n in zip(every, ends, strict=True)]
     rest = [blocks.cut(at, slice(n, None)) for at, n in zip(every, ends, strict=True)]
     blocks.write(_work(firsts, double), *until)
@@ -266,7 +269,9 @@ def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
             np.empty(left.values.shape, np.bool_),
             absolute=False,
         )
-        work, k, total = _work([only], work.double), left.need, left.size
+        work = _work([only], work.double)
+        k = left.need
+        total = left.size
     numbers = yield Gather(blocks.collect(work, *Bracket()).values)
     if k > numbers.size:
         return Threshold(math.nan, k - numbers.size, total - numbers.size)
@@ -284,7 +289,9 @@ def _end_of_ties(
     # win.
     if threshold.missing in (0, threshold.equal):
         return size if threshold.missing else 0
-    low, end, had = 0, size, 0
+    low = 0
+    end = size
+    had = 0
     while end - low > 1:
         n = min(_PROBES, end - low)
         probes = low + np.arange(1, n) * (end - low) // n
@@ -295,7 +302,8 @@ def _end_of_ties(
         found = had + (yield Sum(equal))
         i = int((found < threshold.missing).sum())
         if i:
-            low, had = int(probes[i - 1]), int(found[i - 1])
+            low = int(probes[i - 1])
+            had = int(found[i - 1])
         if i < n - 1:
             end = int(probes[i])
     return end
@@ -305,7 +313,8 @@ def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) ->
     # How many units that are here and equal to a value lie from a place on and before
     # each of some others.
     first, *ends = piece.before(np.array([low, *probes])).tolist()
-    at, marks = blocks.cut(piece.at, slice(first, ends[-1])), np.array(ends) - first
+    at = blocks.cut(piece.at, slice(first, ends[-1]))
+    marks = np.array(ends) - first
     counts: Array = np.zeros_like(marks)
     total = 0
     for start, stop, scores, _, flags in blocks.Scratch(

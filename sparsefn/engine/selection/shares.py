@@ -95,7 +95,8 @@ def _fill(
         torch.device("cpu"),
     )
     s = _scaled(torch.nan_to_num(vector(shares, device), nan=0.0))
-    c, t = vector(caps, device), vector([total], device)[0]
+    c = vector(caps, device)
+    t = vector([total], device)[0]
     first = torch.where(s > 0, c, 0.0)
     given = torch.minimum(t, first.sum())
     parts = _hand_out(s, given, first) + _hand_out(
@@ -146,7 +147,8 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)
     order = torch.argsort(fills_at, stable=True)
-    s, c = shares[order], caps[order]
+    s = shares[order]
+    c = caps[order]
     rest = s.flip(0).cumsum(0).flip(0)
     left = total - (c.cumsum(0) - c)
     level = torch.where(rest > 0, left / rest, torch.inf)
@@ -208,5 +210,6 @@ def _filled(total: Tensor, room: Tensor) -> Tensor:
     for bit in reversed(range(_COUNT_BITS)):
         higher = level + (1 << bit)
         level = torch.where(torch.minimum(room, higher).sum() <= total, higher, level)
-    counts, higher = torch.minimum(room, level), room > level
+    counts = torch.minimum(room, level)
+    higher = room > level
     return counts + (higher & (higher.cumsum(-1) <= total - counts.sum()))

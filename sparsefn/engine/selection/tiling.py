@@ -155,7 +155,8 @@ def _one(flags: Tensor) -> Tensor:
 
 
 def _greedy(worth: Tensor, n: int) -> Tensor:
-    kept, m = torch.zeros_like(worth, dtype=torch.bool), worth.shape[1]
+    kept = torch.zeros_like(worth, dtype=torch.bool)
+    m = worth.shape[1]
     for _ in range(n * m):
         free = ~kept & (kept.sum(2) < n)[:, :, None] & (kept.sum(1) < n)[:, None, :]
         open_ = torch.where(free, worth, -torch.inf).flatten(1)
@@ -170,11 +171,14 @@ def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
     # (i, l) and (k, j). There is one.
     m = worth.shape[1]
     for _ in range((n * m + 1) // 2):
-        rows, columns = kept.sum(2) < n, kept.sum(1) < n
+        rows = kept.sum(2) < n
+        columns = kept.sum(1) < n
         if concrete(rows.any()) is False:
             break
-        i, j = _one(rows), _one(columns)
-        row, column = (kept & i[:, :, None]).any(1), (kept & j[:, None, :]).any(2)
+        i = _one(rows)
+        j = _one(columns)
+        row = (kept & i[:, :, None]).any(1)
+        column = (kept & j[:, None, :]).any(2)
         gives = (
             kept & ~row[:, None, :] & ~column[:, :, None] & rows.any(1)[:, None, None]
         )
@@ -184,7 +188,8 @@ def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
         best = _one(gives.flatten(1) & (gain == gain.amax(1, keepdim=True))).reshape(
             kept.shape
         )
-        k, at = best.any(2), best.any(1)
+        k = best.any(2)
+        at = best.any(1)
         kept = (
             (kept & ~best)
             | (i[:, :, None] & at[:, None, :])
@@ -195,7 +200,9 @@ def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
 
 def _exchange(kept: Tensor, worth: Tensor, i: int, k: int) -> Tensor:
     # The best exchange of a column of row i for one of row k, where it gains.
-    above, below, more = kept[:, i], kept[:, k], worth[:, k] - worth[:, i]
+    above = kept[:, i]
+    below = kept[:, k]
+    more = worth[:, k] - worth[:, i]
     give = torch.where(above & ~below, more, -torch.inf)
     take = torch.where(below & ~above, -more, -torch.inf)
     gain = give.amax(1, keepdim=True) + take.amax(1, keepdim=True)
@@ -204,5 +211,6 @@ def _exchange(kept: Tensor, worth: Tensor, i: int, k: int) -> Tensor:
         | _one(take == take.amax(1, keepdim=True))
     ) & (gain > 0)
     flip = torch.zeros_like(kept)
-    flip[:, i], flip[:, k] = swap, swap
+    flip[:, i] = swap
+    flip[:, k] = swap
     return kept ^ flip

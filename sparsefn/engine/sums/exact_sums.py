@@ -148,7 +148,8 @@ def total(x: Tensor, mask: Tensor) -> Exchange[float]:
 def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
     # The entries that are summed and zeros for others, or in blocks those alone. Empty
     # blocks are left out.
-    x, mask = x.detach(), mask.expand(x.shape)
+    mask = mask.expand(x.shape)
+    x = x.detach()
     seen = visible([x, mask])
     if seen is None:
         return [torch.where(mask, x, 0)] if x.numel() else []

@@ -48,7 +48,8 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
     Returns a new array of the other dimensions.
     """
     x, rank = _merged(x, rank)
-    size, grid = math.prod(x.shape[:rank]), x.shape[rank:]
+    size = math.prod(x.shape[:rank])
+    grid = x.shape[rank:]
     if x.size <= _BLOCK:
         return np.array(_block(x, rank, work), order="C")
     tall = _cut(x, rank, size)
@@ -59,10 +60,8 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
     along = sorted(
         range(len(grid)), key=lambda d: -abs(x.strides[rank + d])
     )  # as the units lie in memory
-    x, target = (
-        x.transpose(*range(rank), *(rank + d for d in along)),
-        out.transpose(along),
-    )
+    x = x.transpose(*range(rank), *(rank + d for d in along))
+    target = out.transpose(along)
     places = list(slabs(target.shape, max(1, _BLOCK // size)))
     elements = (slice(None),) * rank
 
@@ -77,14 +76,18 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
 
 def _merged(x: Array, rank: int) -> tuple[Array, int]:
     # The first dimensions as few as their strides allow: one of length 1 at least.
-    sizes, strides = [1], [x.itemsize]
+    sizes = [1]
+    strides = [x.itemsize]
     for size, stride in zip(x.shape[:rank], x.strides[:rank], strict=True):
         if size > 1 and sizes == [1]:
-            sizes, strides = [size], [stride]
+            sizes = [size]
+            strides = [stride]
         elif size > 1 and strides[-1] == size * stride:
-            sizes, strides = [*sizes[:-1], sizes[-1] * size], [*strides[:-1], stride]
+            sizes = [*sizes[:-1], sizes[-1] * size]
+            strides = [*strides[:-1], stride]
         elif size > 1:
-            sizes, strides = [*sizes, size], [*strides, stride]
+            sizes = [*sizes, size]
+            strides = [*strides, stride]
     shape = (*sizes, *x.shape[rank:])
     if len(sizes) == 1 and sizes[0] in x.shape[:rank]:
         return x.reshape(shape), 1  # a view, and quicker
@@ -94,7 +97,8 @@ def _merged(x: Array, rank: int) -> tuple[Array, int]:
 def _cut(x: Array, rank: int, size: int) -> list[Array]:
     # Of tall units every `apart`-th element, (elements, units ...): the first steps
     # join these with each other alone.
-    first, inner = x.shape[0], size // x.shape[0]
+    first = x.shape[0]
+    inner = size // x.shape[0]
     beside = min(
         (
             stride
@@ -137,7 +141,8 @@ def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
 
 
 def _block(x: Array, rank: int, work: BlockFold) -> Array:
-    grid, own = x.shape[rank:], work.lift is not None
+    grid = x.shape[rank:]
+    own = work.lift is not None
     if work.lift is not None:
         x = work.lift(x)
     while x.ndim > len(grid):
@@ -145,7 +150,8 @@ def _block(x: Array, rank: int, work: BlockFold) -> Array:
         if inner & (inner - 1):  # halves would cut through the rows of a box
             x = (x if own else np.array(x, order="C")).reshape(-1, *grid)
             own = True
-        x, own = _halved(x, own, work.join), True
+        x = _halved(x, own, work.join)
+        own = True
     return x
 
 
@@ -168,7 +174,8 @@ def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
                     join(x[i], x[i + half], out=sums[i])
                 else:
                     sums[i] = x[i]
-            x, in_line = sums, False
+            x = sums
+            in_line = False
         else:
             sums = x[:half] if own else np.empty_like(x[:half])
             join(x[:rest], x[half:], out=sums[:rest])

@@ -92,7 +92,9 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
         x.dtype != torch.bool or how.name in ("mean", "norm")
     ):
         raise TypeError(f"expected floating-point scores, got {x.dtype}")
-    x, name, order = x.detach(), how.name, float(how.order)
+    x = x.detach()
+    name = how.name
+    order = float(how.order)
     if not x.numel():
         return x.new_zeros(_grid(x, box), dtype=_dtype(x, name))
     seen = _in_memory(x, box, name, order, visible)
@@ -191,7 +193,9 @@ def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor
     if seen is None:
         return None
     parts = seen[0]
-    rank, size, lift = x.ndim, math.prod(box), None
+    rank = x.ndim
+    size = math.prod(box)
+    lift = None
     if x.dtype == torch.bool:
         parts = (
             parts.view(np.uint8)

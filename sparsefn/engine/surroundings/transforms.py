@@ -61,17 +61,13 @@ ADD_EACH = (
     torch._foreach_add_
 )  # a number to each of some tensors: the numbers are arguments of the launch
 COPY_EACH = torch._foreach_copy_  # one launch for many tensors
-SUM_EACH, LESS_EACH, LARGER_EACH = (
-    torch._foreach_add,
-    torch._foreach_sub,
-    torch._foreach_maximum,
-)
+SUM_EACH = torch._foreach_add
+LESS_EACH = torch._foreach_sub
+LARGER_EACH = torch._foreach_maximum
 LARGEST_EACH = torch._foreach_max
-TIMES_EACH, OVER_EACH, ROOT_EACH = (
-    torch._foreach_mul,
-    torch._foreach_div,
-    torch._foreach_sqrt_,
-)
+TIMES_EACH = torch._foreach_mul
+OVER_EACH = torch._foreach_div
+ROOT_EACH = torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key(
     "aten::view.dtype", "FuncTorchBatched"
