@@ -1,10 +1,10 @@
 """Selection, draws and updates on a GPU: exactness first, then what they cost, with
 kernels and without.
 
-    python benchmarks/device.py                        # everything, under eight minutes
-    python benchmarks/device.py --kernels              # with the kernels of kernels/README.md, too
-    python benchmarks/device.py --only exact waits     # some of it
-    python benchmarks/device.py --smoke --device cpu   # does it run: tiny sizes, times that mean nothing
+    python benchmarks/device.py                       # all of it, under eight minutes
+    python benchmarks/device.py --kernels             # with kernels/README.md's, too
+    python benchmarks/device.py --only exact waits    # some of it
+    python benchmarks/device.py --smoke --device cpu  # does it run: in tiny sizes
 
 Tables are printed as they grow and written as JSON after each section. The exit status
 is 1 where a bit differs. Where `compute-sanitizer` is installed, the exactness of small

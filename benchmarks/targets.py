@@ -96,11 +96,8 @@ def table(folders: Sequence[Path]) -> list[str]:
             cells = [
                 entry(target, {row["name"]: row for row in rows}) for rows in tables
             ]
-            lines.append(
-                "| "
-                f"{' | '.join([target['what'], LIMITS[unit][0].format(target[unit]), *cells])} "
-                "|"
-            )
+            limit = LIMITS[unit][0].format(target[unit])
+            lines.append(f"| {' | '.join([target['what'], limit, *cells])} |")
     return lines
 
 

@@ -1,9 +1,10 @@
 """What a system of JAX is asked, made of what its adapter says:
 
-prune(params, sparsity) -> params, masks            trees of arrays
-mask(x, sparsity) -> mask                           the function below it
-optimizer(inner, sparsity) -> optimizer, after      optax's, which prunes in its second step; `after(params, state)`
-masks_of(state) -> masks                            of that optimizer's state
+prune(params, sparsity) -> params, masks        trees of arrays
+mask(x, sparsity) -> mask                       the function below it
+optimizer(inner, sparsity) -> optimizer, after  optax's, which prunes in its second
+                                                step; `after(params, state)`
+masks_of(state) -> masks                        of that optimizer's state
 """
 
 import copy

@@ -1,9 +1,11 @@
 """What a system of Keras models is asked, made of what its adapter says:
 
-wrap(model, first, last, at) -> model     pruned in the training step `at` and, unless `last` is None, again in the next
+wrap(model, first, last, at) -> model     pruned in the training step `at` and, unless
+                                          `last` is None, again in the next
 CALLBACK                                  the class of the callback that training needs
 masks(model), kernels(model) -> variables
-scope() -> context                        in which a pruned model can be made of its config, by a load or a copy
+scope() -> context                        in which a pruned model can be made of its
+                                          config, by a load or a copy
 
 A step is a call in training, or a batch in `fit`, of an epoch of its own.
 """

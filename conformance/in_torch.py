@@ -1,13 +1,20 @@
 """What a system of torch modules is asked, made of what its adapter says:
 
-    sparsify(model, sparsity, optimizer) -> model, handle     pruned by magnitude; the optimizer may be None
-    masks(model, handle) -> tensors                           one for each layer, not zero where a weight is kept
-    again(model, handle, sparsity) -> handle                  pruned further; None is the handle as before
-    step(model, handle, optimizer)                            one step after the gradients; else `optimizer.step()`
-    save(model, handle), load(model, handle, saved)           else the state dict of the model, strictly
-    weights(model) -> tensors                                 of the forward; else `layer.weight`
-    NEW_OPTIMIZER                                             pruning replaces parameters
-    mask(weight, sparsity) -> mask                            instead of all these, for functions of tensors
+    sparsify(model, sparsity, optimizer) -> model, handle  pruned by magnitude; the
+                                                           optimizer may be None
+    masks(model, handle) -> tensors                        one a layer, not zero
+                                                           where a weight is kept
+    again(model, handle, sparsity) -> handle               pruned further; None is
+                                                           the handle as before
+    step(model, handle, optimizer)                         one step after gradients;
+                                                           else `optimizer.step()`
+    save(model, handle), load(model, handle, saved)        else the state dict of
+                                                           the model, strictly
+    weights(model) -> tensors                              of the forward; else
+                                                           `layer.weight`
+    NEW_OPTIMIZER                                          pruning replaces parameters
+    mask(weight, sparsity) -> mask                         instead of all these, for
+                                                           functions of tensors
 
 A name of `laws.py` in an adapter goes before the one made here.
 """

@@ -1,13 +1,15 @@
 """The laws, in numpy. A subject is a namespace of functions of arrays; one that it
 lacks makes a law not applicable.
 
-    masks(weights, sparsity) -> masks                     pruned once by magnitude; True is kept
-    twice(weights, low, high) -> masks, masks             pruned, then pruned again
-    inputs(weights, sparsity) -> arrays                   the caller's own tensors after a call
-    rng() -> bytes                                        the framework's global generator
-    train(weights, sparsity, optimizer, steps, save_at=None) -> [(masks, effective weights) of each step]
-    vmapped(weights, sparsity), compiled(...), copied(...) -> arrays, arrays that must have their bits, or nearly
-    keys(weights, sparsity) -> names, names               of what is saved, dense and sparse
+    masks(weights, sparsity) -> masks          pruned once by magnitude; True is kept
+    twice(weights, low, high) -> masks, masks  pruned, then pruned again
+    inputs(weights, sparsity) -> arrays        the caller's own tensors after a call
+    rng() -> bytes                             the framework's global generator
+    train(weights, sparsity, optimizer, steps, save_at=None)
+        -> [(masks, effective weights) of each step]
+    vmapped(weights, sparsity), compiled(...), copied(...)
+        -> arrays, arrays that must have their bits, or nearly
+    keys(weights, sparsity) -> names, names    of what is saved, dense and sparse
 
 `SCOPE` says what competes: "leaf", "global", "row", or (n, m) for n kept of each m.
 `EXEMPT` names laws that do not apply, with the reason. `SHAPES` and `spoil` are in the

@@ -17,10 +17,12 @@ SHORT = {
 
 HEAD = """# Conformance
 
-What {count} systems for pruning keep of the laws that can be put without an API in common. `make conformance` runs them
+What {count} systems for pruning keep of the laws that can be put without an API in \
+common. `make conformance` runs them
 and writes this page; {where} says how. Terms are in the [glossary](glossary.md).
 
-Each system prunes two linear layers by magnitude, through an adapter of less than 60 lines, on a CPU, in the versions
+Each system prunes two linear layers by magnitude, through an adapter of less than 60 \
+lines, on a CPU, in the versions
 of the second table. A law is put as follows:
 
 {laws}
@@ -29,14 +31,16 @@ A cell is one of these:
 
 - **yes**: the law held in every case that was run
 - **no**: it did not; a [reproduction](#reproductions) is below, and has been run
-- **documented**: it does not hold, and [the system's own text](#documented-otherwise) says otherwise
+- **documented**: it does not hold, and [the system's own text](#documented-otherwise) \
+says otherwise
 - **in place**: the function is there to change the module that it is given
 - **n/a**: the system has no such part, or one call is all that there is
 - **not run**: [said below](#not-run)
 
 {table}
 
-`ties` says which of equal weights are kept: "first" are those of the lowest index. `nan` says whether NaN is pruned
+`ties` says which of equal weights are kept: "first" are those of the lowest index. \
+`nan` says whether NaN is pruned
 first or refused.
 
 ## Versions
@@ -47,11 +51,15 @@ first or refused.
 STRUCTURED = """
 ## Structured pruning
 
-Half of the units of each group go by magnitude, in random weights. *Runs*: the smaller model computes its output.
-*Equal*: that output is the one of the model with the removed units masked, as the system itself names them; n/a
+Half of the units of each group go by magnitude, in random weights. *Runs*: the \
+smaller model computes its output.
+*Equal*: that output is the one of the model with the removed units masked, as the \
+system itself names them; n/a
 where it does not run, and "not run" where
-[the script](../conformance/structured.py) cannot mask a layer. Torch-Pruning makes no such
-promise: its layer norms average over the channels that are left. It is called with its defaults, without the numbers of
+[the script](../conformance/structured.py) cannot mask a layer. Torch-Pruning makes no \
+such
+promise: its layer norms average over the channels that are left. It is called with \
+its defaults, without the numbers of
 heads that it can be given. *Removed* is the share of parameters.
 {versions}, {date}.
 

@@ -32,45 +32,91 @@ CARDS = {
     "set": "algorithm = sf.methods.set(0.8, steps=steps)",
     "rigl": "algorithm = sf.methods.rigl(0.8, steps=steps)",
     "snfs": "algorithm = sf.methods.snfs(0.8, steps=steps)",
-    "granet": "often = sf.every(steps // 20, stop=steps // 2)\n"
-    "algorithm = sf.methods.granet(\n    0.8, steps=steps // 2, when=often)",
-    "mest": "often = sf.every(steps // 40, stop=3 * steps // 4)\n"
-    "algorithm = sf.methods.mest(\n    0.8, extra=0.05, when=often)",
+    "granet": (
+        "often = sf.every(steps // 20, stop=steps // 2)\n"
+        "algorithm = sf.methods.granet(\n"
+        "    0.8, steps=steps // 2, when=often)"
+    ),
+    "mest": (
+        "often = sf.every(steps // 40, stop=3 * steps // 4)\n"
+        "algorithm = sf.methods.mest(\n"
+        "    0.8, extra=0.05, when=often)"
+    ),
     "top_kast": "algorithm = sf.methods.top_kast(\n    0.8, backward=0.6)",
-    "srigl": "often = sf.every(steps // 20, stop=steps // 2)\n"
-    "algorithm = sf.methods.srigl(\n    0.8, steps=steps, when=often)",
-    "deep_rewiring": "rewiring = sf.methods.deep_rewiring(0.8)\n"
-    "sgd = sf.optimizers.sgd(0.3)\nalgorithm = sf.with_optimizer(rewiring, sgd)",
-    "dsr": "often = sf.every(steps // 40, stop=3 * steps // 4)\n"
-    "algorithm = sf.methods.dsr(\n    0.8, when=often, target=20, tau=0.05)",
-    "chts": "often = sf.every(steps // 20, stop=steps // 2)\n"
-    "algorithm = sf.methods.chts(\n    0.8, steps=steps, when=often)",
-    "imp": "rounds = sf.every(steps // 8, start=steps // 8)\n"
-    "imp = sf.methods.imp(0.2, when=rounds)\n"
-    "algorithm = sf.with_optimizer(imp, adam, reset=rounds)",
-    "force": "rounds = sf.every(1, stop=10)\nforce = sf.methods.force(0.8)\n"
-    "algorithm = sf.with_optimizer(force, adam, skip=rounds)",
-    "gmp": "rise = sf.schedules.polynomial(\n    0.0, 0.8, begin=0, end=steps // 2)\n"
-    "algorithm = sf.gmp(rise, when=sf.every(5))",
-    "ac_dc": "sparse = sf.at([steps // 4, 3 * steps // 4])\ndense = sf.at([steps // 2])\n"
-    "ac_dc = sf.methods.ac_dc(\n    0.8, sparse=sparse, dense=dense)\n"
-    "algorithm = sf.with_optimizer(ac_dc, adam, reset=dense)",
-    "edge_popup": "popup = sf.methods.edge_popup(0.8)\n"
-    "sgd = sf.optimizers.sgd(0.1, momentum=0.9)\nalgorithm = sf.with_optimizer(popup, "
-    "sgd)",
+    "srigl": (
+        "often = sf.every(steps // 20, stop=steps // 2)\n"
+        "algorithm = sf.methods.srigl(\n"
+        "    0.8, steps=steps, when=often)"
+    ),
+    "deep_rewiring": (
+        "rewiring = sf.methods.deep_rewiring(0.8)\n"
+        "sgd = sf.optimizers.sgd(0.3)\n"
+        "algorithm = sf.with_optimizer(rewiring, sgd)"
+    ),
+    "dsr": (
+        "often = sf.every(steps // 40, stop=3 * steps // 4)\n"
+        "algorithm = sf.methods.dsr(\n"
+        "    0.8, when=often, target=20, tau=0.05)"
+    ),
+    "chts": (
+        "often = sf.every(steps // 20, stop=steps // 2)\n"
+        "algorithm = sf.methods.chts(\n"
+        "    0.8, steps=steps, when=often)"
+    ),
+    "imp": (
+        "rounds = sf.every(steps // 8, start=steps // 8)\n"
+        "imp = sf.methods.imp(0.2, when=rounds)\n"
+        "algorithm = sf.with_optimizer(imp, adam, reset=rounds)"
+    ),
+    "force": (
+        "rounds = sf.every(1, stop=10)\n"
+        "force = sf.methods.force(0.8)\n"
+        "algorithm = sf.with_optimizer(force, adam, skip=rounds)"
+    ),
+    "gmp": (
+        "rise = sf.schedules.polynomial(\n"
+        "    0.0, 0.8, begin=0, end=steps // 2)\n"
+        "algorithm = sf.gmp(rise, when=sf.every(5))"
+    ),
+    "ac_dc": (
+        "sparse = sf.at([steps // 4, 3 * steps // 4])\n"
+        "dense = sf.at([steps // 2])\n"
+        "ac_dc = sf.methods.ac_dc(\n"
+        "    0.8, sparse=sparse, dense=dense)\n"
+        "algorithm = sf.with_optimizer(ac_dc, adam, reset=dense)"
+    ),
+    "edge_popup": (
+        "popup = sf.methods.edge_popup(0.8)\n"
+        "sgd = sf.optimizers.sgd(0.1, momentum=0.9)\n"
+        "algorithm = sf.with_optimizer(popup, sgd)"
+    ),
     "movement": "algorithm = sf.methods.movement(\n    0.8, steps=steps)",
-    "soft_movement": "algorithm = sf.methods.soft_movement(\n    0.4, steps=steps, strength=100.0)",
+    "soft_movement": (
+        "algorithm = sf.methods.soft_movement(\n    0.4, steps=steps, strength=100.0)"
+    ),
     "str_": "algorithm = sf.methods.str_(init=-5.0)",
-    "powerprop": "rise = sf.schedules.polynomial(\n    0.0, 0.8, begin=steps // 4, end=3 * "
-    "steps // 4)\n"
-    "gmp = sf.gmp(rise, when=sf.every(5))\nalgorithm = sf.methods.powerprop(gmp)",
-    "hard_concrete": "l0 = sf.methods.hard_concrete(1e-2)\nfaster = sf.optimizers.adam(0.05)\n"
-    "algorithm = sf.with_optimizer(l0, faster)",
-    "continuous_sparsification": "algorithm = (\n    sf.methods.continuous_sparsification(\n"
-    "        steps=steps, init=0.05))",
+    "powerprop": (
+        "rise = sf.schedules.polynomial(\n"
+        "    0.0, 0.8, begin=steps // 4, end=3 * steps // 4)\n"
+        "gmp = sf.gmp(rise, when=sf.every(5))\n"
+        "algorithm = sf.methods.powerprop(gmp)"
+    ),
+    "hard_concrete": (
+        "l0 = sf.methods.hard_concrete(1e-2)\n"
+        "faster = sf.optimizers.adam(0.05)\n"
+        "algorithm = sf.with_optimizer(l0, faster)"
+    ),
+    "continuous_sparsification": (
+        "algorithm = (\n"
+        "    sf.methods.continuous_sparsification(\n"
+        "        steps=steps, init=0.05))"
+    ),
     "sr_ste": "algorithm = sf.methods.sr_ste(2, 4)",
-    "proximal": "lasso = sf.methods.proximal(0.2, rate=0.1)\nsgd = sf.optimizers.sgd(0.1)\n"
-    "algorithm = sf.with_optimizer(lasso, sgd)",
+    "proximal": (
+        "lasso = sf.methods.proximal(0.2, rate=0.1)\n"
+        "sgd = sf.optimizers.sgd(0.1)\n"
+        "algorithm = sf.with_optimizer(lasso, sgd)"
+    ),
 }
 
 

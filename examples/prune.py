@@ -3,7 +3,7 @@ it again.
 
     python examples/prune.py
     python examples/prune.py --quick
-    python examples/prune.py --seeds 1 --levels 0.6 0.8 4:8 --methods magnitude wanda sparsegpt
+    python examples/prune.py --seeds 1 --levels 0.6 4:8 --methods magnitude wanda
 
 Every method gets the same trained model and the same windows of its text. It prints the
 held-out loss before and after, and whether SparseGPT is better than Wanda, and Wanda

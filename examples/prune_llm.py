@@ -1,8 +1,10 @@
-"""Prunes a language model of transformers, from its folder to a new folder, with one of
-its layers in memory at a time.
+r"""Prunes a language model of transformers, from its folder to a new folder, with one
+of its layers in memory at a time.
 
-    python examples/prune_llm.py FOLDER --method wanda --sparsity 0.5 --text calibration.txt --out PRUNED
-    python examples/prune_llm.py FOLDER --method sparsegpt --sparsity 2:4 --text *.txt --out PRUNED --eval held.txt
+    python examples/prune_llm.py FOLDER --method wanda --sparsity 0.5 \
+        --text calibration.txt --out PRUNED
+    python examples/prune_llm.py FOLDER --method sparsegpt --sparsity 2:4 \
+        --text *.txt --out PRUNED --eval held.txt
 
 FOLDER is what `save_pretrained` writes, with a tokenizer; PRUNED is one, too, and
 `from_pretrained` loads it. A run that was killed goes on at the layer where it was, if

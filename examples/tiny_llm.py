@@ -3,7 +3,7 @@
 
     python examples/tiny_llm.py
     python examples/tiny_llm.py --quick
-    python examples/tiny_llm.py --levels 0.7 4:8 --methods magnitude wanda sparsegpt --tuned wanda
+    python examples/tiny_llm.py --levels 0.7 4:8 --methods wanda sparsegpt --tuned wanda
 
 The model and its tokenizer are folders as `save_pretrained` writes them, before pruning
 and after, in `out/tiny_llm`, which each run makes anew: what is done to them works for
@@ -35,11 +35,13 @@ import sparsefn as sf
 # Modules of the standard library, in all versions of Python that serve.
 # fmt: off
 TRAIN = [
-    "argparse", "ast", "bdb", "calendar", "cmd", "codecs", "configparser", "copy", "csv", "dataclasses", "difflib",
-    "doctest", "enum", "fractions", "ftplib", "functools", "getopt", "glob", "heapq", "imaplib", "inspect",
-    "mailbox", "netrc", "optparse", "pdb", "pickletools", "plistlib", "poplib", "profile", "pstats", "queue",
-    "random", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "socketserver", "statistics", "string",
-    "subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "trace", "traceback", "typing", "uuid",
+    "argparse", "ast", "bdb", "calendar", "cmd", "codecs", "configparser", "copy",
+    "csv", "dataclasses", "difflib", "doctest", "enum", "fractions", "ftplib",
+    "functools", "getopt", "glob", "heapq", "imaplib", "inspect", "mailbox", "netrc",
+    "optparse", "pdb", "pickletools", "plistlib", "poplib", "profile", "pstats",
+    "queue", "random", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket",
+    "socketserver", "statistics", "string", "subprocess", "tarfile", "tempfile",
+    "textwrap", "threading", "timeit", "trace", "traceback", "typing", "uuid",
     "warnings", "wave", "weakref", "zipapp",
 ]
 # fmt: on

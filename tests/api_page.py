@@ -8,7 +8,8 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# Every public name
 
-Every name after `import sparsefn as sf`, and how its docstring begins; `help(sf.rigl)` shows the rest.
+Every name after `import sparsefn as sf`, and how its docstring begins; \
+`help(sf.rigl)` shows the rest.
 `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
 """
 

@@ -323,7 +323,8 @@ def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:
     code = """
 import importlib.metadata, sys
 sys.modules["rigl_torch"] = None
-importlib.metadata.MetadataPathFinder.find_distributions = lambda *arguments, **options: iter(())
+finder = importlib.metadata.MetadataPathFinder
+finder.find_distributions = lambda *arguments, **options: iter(())
 import updates
 assert updates.rigl_torch_cases([]) == updates.cerebras_cases([]) == []
 """

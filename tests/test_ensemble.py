@@ -566,7 +566,8 @@ def test_freeze_refuses():
         E.freeze(old, {"b": old["b"]}, torch.ones(2, dtype=torch.bool))
     with pytest.raises(
         TypeError,
-        match="expected the new states of dtype torch.float32 at 'b', got torch.float64",
+        match="expected the new states of dtype torch.float32 at 'b', got "
+        "torch.float64",
     ):
         E.freeze(old, {**old, "b": old["b"].double()}, torch.ones(2, dtype=torch.bool))
 

@@ -107,7 +107,8 @@ def test_with_params_checks_its_tree():
         sf.with_params(state, {"w": W[0]})
     with pytest.raises(
         TypeError,
-        match="expected the new params of dtype torch.float32 at 'w', got torch.float64",
+        match="expected the new params of dtype torch.float32 at 'w', got "
+        "torch.float64",
     ):
         sf.with_params(state, {"w": W.double()})
     latent = sf.reparametrised(sf.reparam.power(2.0)).init({"w": W})

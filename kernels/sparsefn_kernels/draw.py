@@ -81,9 +81,17 @@ def _leaves(
     if ends[-1]:
         with on(keys.device):
             source.draw_leaves[(ends[-1],)](
-                write(rows, keys.device), len(rows), keys.contiguous(), XOR0=xor0, XOR1=xor1, KIND=kind, DIGITS=digits,
-                STEPS=steps(len(rows)), B=_BLOCK, enable_fp_fusion=False,
-            )  # fmt: skip
+                write(rows, keys.device),
+                len(rows),
+                keys.contiguous(),
+                XOR0=xor0,
+                XOR1=xor1,
+                KIND=kind,
+                DIGITS=digits,
+                STEPS=steps(len(rows)),
+                B=_BLOCK,
+                enable_fp_fusion=False,
+            )
     return outs
 
 
@@ -189,6 +197,20 @@ def _launch(
         return
     with on(out.device):
         source.draw[(-(-out.numel() // _BLOCK),)](
-            keys, places[0], places[1], out, n, out.numel(), *steps, below, XOR0=domain[0], XOR1=domain[1], KIND=kind,
-            DIGITS=digits, INDEXED=index is not None, ONE_KEY=rows == 1, B=_BLOCK, enable_fp_fusion=False,
-        )  # fmt: skip
+            keys,
+            places[0],
+            places[1],
+            out,
+            n,
+            out.numel(),
+            *steps,
+            below,
+            XOR0=domain[0],
+            XOR1=domain[1],
+            KIND=kind,
+            DIGITS=digits,
+            INDEXED=index is not None,
+            ONE_KEY=rows == 1,
+            B=_BLOCK,
+            enable_fp_fusion=False,
+        )

@@ -227,7 +227,21 @@ def _narrow(leaf: Leaf, counts: Tensor) -> None:
     ]
     with on(counts.device):
         narrow.select_narrow[(-(-rows * columns // tile),)](
-            leaf.scores.view(kind), *flags, leaf.out.view(torch.int8), counts, leaf.count_at, leaf.count_step, rows,
-            columns, ABS=leaf.absolute, ALLOW=leaf.allow is not None, DENY=leaf.deny is not None,
-            BITS=8 * dtype.itemsize, INF=_INFINITY[dtype], UNITS=units, WIDE=wide, R=tile, num_warps=4,
-        )  # fmt: skip
+            leaf.scores.view(kind),
+            *flags,
+            leaf.out.view(torch.int8),
+            counts,
+            leaf.count_at,
+            leaf.count_step,
+            rows,
+            columns,
+            ABS=leaf.absolute,
+            ALLOW=leaf.allow is not None,
+            DENY=leaf.deny is not None,
+            BITS=8 * dtype.itemsize,
+            INF=_INFINITY[dtype],
+            UNITS=units,
+            WIDE=wide,
+            R=tile,
+            num_warps=4,
+        )

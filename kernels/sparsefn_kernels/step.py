@@ -135,9 +135,20 @@ def _adam(
     with on(device):
         table, chunks, aligned = _table(params, masks, grads, [first, second], outs)
         source.adam[(chunks,)](
-            table, len(params), count, decay1, decay2, rate, *new, *map(_word, constants), DECAY=how, ALIGNED=aligned,
-            STEPS=steps(len(params)), B=_BLOCK, enable_fp_fusion=False,
-        )  # fmt: skip
+            table,
+            len(params),
+            count,
+            decay1,
+            decay2,
+            rate,
+            *new,
+            *map(_word, constants),
+            DECAY=how,
+            ALIGNED=aligned,
+            STEPS=steps(len(params)),
+            B=_BLOCK,
+            enable_fp_fusion=False,
+        )
     return [*outs, *new]
 
 
@@ -174,10 +185,21 @@ def _sgd(
             params, masks, grads, [first] if first else [], outs
         )
         source.sgd[(chunks,)](
-            table, len(params), count, rate, new_count, _word(momentum), _word(decay), DECAY=decay != 0,
-            MOMENTUM=momentum != 0, NESTEROV=nesterov, ALIGNED=aligned, STEPS=steps(len(params)), B=_BLOCK,
+            table,
+            len(params),
+            count,
+            rate,
+            new_count,
+            _word(momentum),
+            _word(decay),
+            DECAY=decay != 0,
+            MOMENTUM=momentum != 0,
+            NESTEROV=nesterov,
+            ALIGNED=aligned,
+            STEPS=steps(len(params)),
+            B=_BLOCK,
             enable_fp_fusion=False,
-        )  # fmt: skip
+        )
     return [*outs, new_count]
 
 

@@ -69,9 +69,10 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     >>> dense_gradients([Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: no parameter has a new gradient: call it after backward() and before zero_grad(), on what
-    attach returned for this very module; a copy of a module has parameters of its own, and several optimizers with
-    closures need an attach each
+    RuntimeError: before_step: no parameter has a new gradient: call it after backward()
+    and before zero_grad(), on what attach returned for this very module; a copy of a
+    module has parameters of its own, and several optimizers with closures need an
+    attach each
 
     Raises RuntimeError where no parameter has a gradient, or each gradient is a masked
     one that an optimizer was given.

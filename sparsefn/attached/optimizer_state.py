@@ -408,10 +408,8 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
                 "the weights themselves"
             )
         lists = [group["params"] for group in one.param_groups]
-        if any(
-            all(record.beside.group["params"] is not held for held in lists)
-            for record in extra
-        ):  # type: ignore[union-attr]
+        groups = [record.beside.group for record in extra if record.beside]
+        if any(all(group["params"] is not held for held in lists) for group in groups):
             raise ValueError(
                 f"attach: {kind} would not move new parameters, such as "
                 f"{extra[0].name!r}, in the groups of their "
@@ -441,9 +439,10 @@ def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:
     >>> check_known(optimizer, [Record("w", weight, optimizer)])
     Traceback (most recent call last):
         ...
-    ValueError: attach: cannot clear the moments of pruned weights of 'w' in the state of SGD: 'seen' holds torch.int64
-    entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`,
-    the optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
+    ValueError: attach: cannot clear the moments of pruned weights of 'w' in the state
+    of SGD: 'seen' holds torch.int64 entries, whose zero is not known; pass attach(...,
+    clear=f), where f(state, entries) sets the moments in `state`, the optimizer's state
+    of one parameter, to their first values where the bool tensor `entries` is true
     """
     for one in (optimizer, *inner_optimizers(optimizer)):
         if _is_a(one, _CUTS):

@@ -174,8 +174,9 @@ def check_unowned(
     >>> check_unowned(sf.static(0.5, where="*"), layer, weights)
     Traceback (most recent call last):
         ...
-    ValueError: attach: expected an optimizer to have 'bias', which the algorithm sparsifies: give it to one, freeze it
-    with requires_grad_(False), or leave it out of `where`
+    ValueError: attach: expected an optimizer to have 'bias', which the algorithm
+    sparsifies: give it to one, freeze it with requires_grad_(False), or leave it out of
+    `where`
     """
     params = {
         name: p.detach()

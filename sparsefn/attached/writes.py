@@ -78,8 +78,8 @@ def check_links(links: Sequence[Link]) -> None:
     >>> check_links(links)
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: 'weight', or a layer that holds it, was replaced since attach: call detach(), then attach
-    again
+    RuntimeError: before_step: 'weight', or a layer that holds it, was replaced since
+    attach: call detach(), then attach again
     """
     for place, key, held, name in links:
         if place.get(key) is not held:
@@ -119,8 +119,9 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
     ... )
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: 'w' was torch.float32 on cpu of shape (2,) when it was attached, and is torch.float64 on
-    cpu of shape (2,): call detach(), then attach again
+    RuntimeError: before_step: 'w' was torch.float32 on cpu of shape (2,) when it was
+    attached, and is torch.float64 on cpu of shape (2,): call detach(), then attach
+    again
     """
     for record in records:
         if not fits(state, record):
@@ -270,8 +271,9 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
     >>> check_followers("before_step", state, [record])
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: somebody wrote to 'w', but its mask follows from scores, which the write does not reach:
-    call detach(), write, and attach again, or load the state_dict() of what attach returned, which has the scores
+    RuntimeError: before_step: somebody wrote to 'w', but its mask follows from scores,
+    which the write does not reach: call detach(), write, and attach again, or load the
+    state_dict() of what attach returned, which has the scores
     """
     shown = zeroed(
         [state.masks[r.name] for r in records], [state.params[r.name] for r in records]

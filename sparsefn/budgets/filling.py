@@ -112,10 +112,10 @@ def levels_of(
 
 def _weight(name: str, prefer: Prefer) -> Fraction:
     table = prefer if isinstance(prefer, Mapping) else {}
-    return next(
-        (Fraction(w) for glob, w in table.items() if glob_match(name, glob)),
-        Fraction(1),
-    )  # type: ignore[arg-type]
+    for glob, weight in table.items():
+        if glob_match(name, glob):
+            return Fraction(weight)  # type: ignore[arg-type]
+    return Fraction(1)
 
 
 def _scores(priced: Priced, prefer: Prefer) -> Mapping[str, Any] | None:

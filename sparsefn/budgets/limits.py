@@ -66,7 +66,8 @@ class Global(NamedTuple):
         >>> sf.budgets.global_()({"a": (8,)}, 0.5)
         Traceback (most recent call last):
             ...
-        TypeError: a global_ budget needs scores: its counts come out of one competition over all leaves
+        TypeError: a global_ budget needs scores: its counts come out of one competition
+        over all leaves
         """
         raise TypeError(
             "a global_ budget needs scores: its counts come out of one competition "

@@ -39,7 +39,8 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
     >>> stored_in(Path("/nowhere"))
     Traceback (most recent call last):
         ...
-    ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
+    ValueError: stream: expected the folder of a model, got '/nowhere', which is no
+    folder
     """
     if not folder.is_dir():
         raise ValueError(
@@ -111,7 +112,8 @@ def read_json(file: Path) -> Any:
     >>> read_json(Path("/nowhere"))
     Traceback (most recent call last):
         ...
-    ValueError: stream: expected a file of JSON at '/nowhere', but: [Errno 2] No such file or directory: '/nowhere'
+    ValueError: stream: expected a file of JSON at '/nowhere', but: [Errno 2] No such
+    file or directory: '/nowhere'
     """
     try:
         return json.loads(file.read_text("utf-8"))
@@ -217,8 +219,9 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     >>> write_whole(Path("/nowhere/a"), lambda path: path.write_text("x"))
     Traceback (most recent call last):
         ...
-    OSError: stream: '/nowhere/a' could not be written: [Errno 2] No such file or directory: '/nowhere/a.part'. What was
-    written before it is safe: make room, and the same call goes on from there
+    OSError: stream: '/nowhere/a' could not be written: [Errno 2] No such file or
+    directory: '/nowhere/a.part'. What was written before it is safe: make room, and the
+    same call goes on from there
     """
     # Under another name first: what is on the disk before the file has its name cannot
     # be torn.
@@ -243,8 +246,8 @@ def naming(file: Path) -> Iterator[None]:
     ...     raise OSError("No space left on device")
     Traceback (most recent call last):
         ...
-    OSError: stream: 'a' could not be written: No space left on device. What was written before it is safe: make
-    room, and the same call goes on from there
+    OSError: stream: 'a' could not be written: No space left on device. What was written
+    before it is safe: make room, and the same call goes on from there
     """
     try:
         yield

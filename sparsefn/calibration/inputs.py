@@ -171,8 +171,8 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     >>> check_data("inputs", torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
     Traceback (most recent call last):
         ...
-    TypeError: inputs: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
-    shape (2, 3)
+    TypeError: inputs: expected tokens to be a bool tensor, True for each token that
+    counts, got torch.float32 of shape (2, 3)
     """
     noisy = [
         path for path, part in module.named_modules() if part.training and _drops(part)
@@ -327,7 +327,8 @@ def collector(
     ... )
     >>> stats, out = collect(((torch.ones(5, 2),), {}), None)
     >>> stats["7.weight"], out.shape
-    ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
+    ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)},
+    torch.Size([5, 1]))
 
     Leaves come in the order in which they were first seen; after them those of layers
     that were not reached. Without leaves nothing is watched, which is faster, and so it

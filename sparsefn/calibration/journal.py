@@ -69,8 +69,8 @@ def only_run_in(out: Path) -> Iterator[None]:
     ...         pass
     Traceback (most recent call last):
         ...
-    ValueError: stream: expected one run at a time, but another one writes to '...': wait for its end, or give another
-    folder out
+    ValueError: stream: expected one run at a time, but another one writes to '...':
+    wait for its end, or give another folder out
     """
     from filelock import FileLock, Timeout  # which torch brings
 
@@ -142,9 +142,8 @@ def digest_of_batches(batches: Iterable[Tree]) -> str:
     digest = hashlib.sha256()
     for batch in batches:
         for path, leaf in flatten(batch)[0].items():
-            digest.update(
-                f"{path} {digest_of(leaf) if isinstance(leaf, Tensor) else leaf} ".encode()
-            )
+            said = digest_of(leaf) if isinstance(leaf, Tensor) else leaf
+            digest.update(f"{path} {said} ".encode())
     return digest.hexdigest()
 
 

@@ -86,7 +86,8 @@ def planned(
     >>> planned(Path("/nowhere"), None, None, torch.device("cpu"))
     Traceback (most recent call last):
         ...
-    ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
+    ValueError: stream: expected the folder of a model, got '/nowhere', which is no
+    folder
     """
     if blocks is not None and (
         isinstance(blocks, str) or not isinstance(blocks, Sequence)
@@ -155,7 +156,8 @@ def check_places(places: Sequence[tuple[int, Where]]) -> None:
     >>> check_places([(1, "1.*"), (0, "0.*")])
     Traceback (most recent call last):
         ...
-    ValueError: stream: expected blocks in the order in which data passes them, but '1.*' is before '0.*'
+    ValueError: stream: expected blocks in the order in which data passes them, but
+    '1.*' is before '0.*'
     """
     for (place, block), (after, other) in itertools.pairwise(places):
         if after < place:

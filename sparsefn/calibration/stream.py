@@ -61,7 +61,8 @@ def stream(
     ... )
     Traceback (most recent call last):
         ...
-    ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
+    ValueError: stream: expected the folder of a model, got '/nowhere', which is no
+    folder
 
     `folder` has config.json and safetensors, as `save_pretrained` writes it, and
     `from_pretrained` loads the new folder `out`: the same tensors, names and other

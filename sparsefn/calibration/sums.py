@@ -23,7 +23,8 @@ class Sums(NamedTuple):
 
     >>> from sparsefn.calibration.sums import row_sums
     >>> row_sums(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), gram=True)
-    Sums(number=2, square=tensor([10.,  4.], dtype=torch.float64), gram=tensor([[10.,  2.],
+    Sums(number=2, square=tensor([10.,  4.], dtype=torch.float64), gram=tensor([[10.,
+    2.],
             [ 2.,  4.]]))
     """
 

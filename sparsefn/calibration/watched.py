@@ -21,7 +21,8 @@ class Watched(Tensor):
     >>> watch = Watch({"w": weight}, gram=False)
     >>> out = torch.ones(5, 2) @ under_watch(weight, watch).T
     >>> type(out), watch.stats()
-    (<class 'torch.Tensor'>, {'w': {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}})
+    (<class 'torch.Tensor'>, {'w': {'count': tensor(5), 'square': tensor([5., 5.],
+    dtype=torch.float64)}})
 
     Code that torch does not ask, as `torch.vmap` and `torch.jit`, may pass it by:
     compare with the `Watch` alone.

@@ -104,8 +104,8 @@ def decompress(tensors: Mapping[str, Tensor]) -> State:
 
     Masks are the same bit for bit, weights too, with 0.0 where they are pruned. Nothing
     is shared with the tensors. Other trees than flat dicts:
-    `sf.checkpoint.load_state_dict(params,
-    state.params)`. To train on, start from the masks: `sf.from_masks(state.masks).init(state.params)`.
+    `sf.checkpoint.load_state_dict(params, state.params)`. To train on, start from the
+    masks: `sf.from_masks(state.masks).init(state.params)`.
     Raises ValueError for missing tensors, for tensors that do not fit each other, for
     bits that are set where `compress` leaves zeros and, before any memory is asked for,
     for a tensor that repeats its bytes (an expanded one: a small file could ask for any

@@ -26,7 +26,8 @@ def with_parts(template: Tree, found: Mapping[str, Tensor]) -> Mapping[str, Tens
     ...     "masks.w": 5,
     ... }
     >>> sorted(with_parts(state, old))
-    ['masks.w', 'params.w', 'parts.0.key', 'parts.0.masks.w', 'parts.1.key', 'parts.1.masks.w']
+    ['masks.w', 'params.w', 'parts.0.key', 'parts.0.masks.w', 'parts.1.key',
+    'parts.1.masks.w']
     """
     today: dict[str, str] = {}
     for prefix, state in _states(template).items():

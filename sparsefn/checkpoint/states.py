@@ -110,7 +110,8 @@ def check_values(what: str, path: str, tensor: Tensor) -> Tensor:
     >>> check_values("the state", "w", torch.ones(1, device="meta"))
     Traceback (most recent call last):
         ...
-    ValueError: expected the state to hold values, got a tensor of the meta device at 'w'
+    ValueError: expected the state to hold values, got a tensor of the meta device at
+    'w'
     """
     if tensor.is_meta:
         raise ValueError(
@@ -190,7 +191,8 @@ def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
     >>> check_paths(["a", "b"], ["b", "c"])
     Traceback (most recent call last):
         ...
-    ValueError: expected the paths of the template, but missing are ['a'] and unexpected ['c']
+    ValueError: expected the paths of the template, but missing are ['a'] and unexpected
+    ['c']
     """
     missing = [path for path in leaves if path not in found]
     unexpected = [path for path in found if path not in leaves]

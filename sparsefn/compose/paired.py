@@ -15,9 +15,9 @@ def check_paired(call: str, algorithm: Algorithm, skip: Trigger | None) -> None:
     >>> check_paired("attach", sf.one_shot(0.5, sf.scores.saliency), None)
     Traceback (most recent call last):
         ...
-    ValueError: attach: saliency multiplies weights by gradients of the same step, and the optimizer's step would move
-    the weights before: give skip=, the trigger at which masks change, such as skip=sf.at([0]), or skip=sf.never() to
-    score the moved weights
+    ValueError: attach: saliency multiplies weights by gradients of the same step, and
+    the optimizer's step would move the weights before: give skip=, the trigger at which
+    masks change, such as skip=sf.at([0]), or skip=sf.never() to score the moved weights
     """
     if skip is not None:
         return

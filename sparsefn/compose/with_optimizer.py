@@ -115,12 +115,11 @@ def with_optimizer(
     check_trigger("reset", reset)
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
+            got = uncalled(optimizer) or f"{foreign.name_of(optimizer)} without {name}"
             raise TypeError(
                 "with_optimizer: expected an optimizer with init(params) and "
-                "update(grads, state, *, params, inplace), "
-                "such as sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), "
-                "got "
-                f"{uncalled(optimizer) or f'{foreign.name_of(optimizer)} without {name}'}"
+                "update(grads, state, *, params, inplace), such as "
+                f"sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got {got}"
             )
     masks = update_of(algorithm)
     inside = Descent(optimizer, algorithm.view, mask_moments, reset_grown)
@@ -136,9 +135,9 @@ def with_optimizer(
         state = masks.overwriting(stepped.state, grads, step)._replace(
             opt=stepped.state.opt
         )
-        return choose(
-            reset(step), inside.restarted, inside.tidied(state, stepped, grads)
-        )  # type: ignore[no-any-return]
+        tidied = inside.tidied(state, stepped, grads)
+        chosen: State = choose(reset(step), inside.restarted, tidied)
+        return chosen
 
     @compiled_well
     def update(state: State, grads: Tree, step: Step) -> State:

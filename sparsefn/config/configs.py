@@ -1,10 +1,12 @@
 """Algorithms from plain data, as JSON or YAML gives it.
 
     config := number | entry | [config, ...] | {"groups": config}
-    entry  := {"algorithm": "static" | "gmp" | "set" | "rigl", "sparsity": level, "init_method": name or function,
-               "param_filter": glob | [glob, ...], "update": update, "drop_fraction": level,
+    entry  := {"algorithm": "static" | "gmp" | "set" | "rigl", "sparsity": level,
+               "init_method": name or function, "param_filter": glob | [glob, ...],
+               "update": update, "drop_fraction": level,
                "balance_in_groups" | "balance_out_groups": int}
-    level  := number | [number, ...] | {"type": "constant" | "linear" | "exp" | "power" | "cosine" | "cycling", ...}
+    level  := number | [number, ...] | {"type": curve, ...}
+    curve  := "constant" | "linear" | "exp" | "power" | "cosine" | "cycling"
     update := null | {"freq": int, "start": int, "stop": int} | {"steps": [int, ...]}
 
 Reading files is left to the caller: what `json.load` or a YAML loader returns is what

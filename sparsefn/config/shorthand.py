@@ -1,6 +1,7 @@
 """Pattern, sparsity and gradient flag as one string, such as `BTOPK{2:4,-1}(U)`.
 
-    spec    := "DENSE" letter? | "TOPK{" density "}" letter | "BTOPK{" kept ":" run "," axis "}" letter | "BERN" letter?
+    spec    := "DENSE" letter? | "TOPK{" density "}" letter
+             | "BTOPK{" kept ":" run "," axis "}" letter | "BERN" letter?
     density := digits? "." digits, at most 1      letter := "(U)" | "(M)"
 
 A density is the fraction that is kept. `M` is `mask_gradient=True`. No spaces.

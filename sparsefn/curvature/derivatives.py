@@ -169,7 +169,8 @@ def check_loss(loss: object, batch: object) -> None:
     >>> check_loss(lambda params, x: x.sum(), torch.ones(2))
     Traceback (most recent call last):
         ...
-    TypeError: expected batch to be a tuple of the loss's arguments after params, got Tensor; for one write (x,)
+    TypeError: expected batch to be a tuple of the loss's arguments after params, got
+    Tensor; for one write (x,)
     """
     if not callable(loss):
         raise TypeError(

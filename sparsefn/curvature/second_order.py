@@ -159,9 +159,11 @@ def _exact_diagonal(
 
         @differentiating
         def product(vector: Tensor) -> Tensor:
-            return torch.func.jvp(
-                derivatives.gradient_of(moved), ((leaf,),), ((vector,),)
-            )[1][0]  # type: ignore[no-any-return]
+            gradient = derivatives.gradient_of(moved)
+            moves: tuple[Tensor, ...] = torch.func.jvp(
+                gradient, ((leaf,),), ((vector,),)
+            )[1]
+            return moves[0]
 
         n = leaf.numel()
         parts = [leaf.new_zeros(0)]

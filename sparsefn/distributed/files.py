@@ -80,7 +80,8 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     ...     sf.distributed.load({"w": torch.ones(2, 2)}, folder)
     Traceback (most recent call last):
         ...
-    ValueError: expected the paths of the template, but missing are ['w'] and unexpected ['key', 'masks.w', 'params.w']
+    ValueError: expected the paths of the template, but missing are ['w'] and unexpected
+    ['key', 'masks.w', 'params.w']
 
     The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes,
     devices and how DTensors are laid out; its values are not read, and it is not

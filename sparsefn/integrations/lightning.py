@@ -38,7 +38,7 @@ class SparsityCallback(Callback):
     checkpoint, and a run goes on from it.
 
     >>> callback = sf.integrations.lightning.SparsityCallback(sf.rigl(0.8, steps=100))
-    >>> callback.sparse is None  # until `trainer = lightning.Trainer(..., callbacks=[callback])` and `trainer.fit`
+    >>> callback.sparse is None  # until `Trainer(callbacks=[callback]).fit(...)`
     True
 
     `algorithm` is an Algorithm, or a function that makes it from

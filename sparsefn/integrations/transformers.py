@@ -45,7 +45,7 @@ class SparsityCallback(TrainerCallback):
     >>> callback = sf.integrations.transformers.SparsityCallback(
     ...     lambda steps: sf.rigl(0.8, steps=steps)
     ... )
-    >>> callback.sparse is None  # until `trainer = Trainer(..., callbacks=[callback])` and `trainer.train()`
+    >>> callback.sparse is None  # until `Trainer(..., callbacks=[callback]).train()`
     True
 
     `algorithm` is an Algorithm, or a function that makes it from the number of

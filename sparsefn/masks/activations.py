@@ -28,7 +28,8 @@ class ActivationState(NamedTuple):
     ...     torch.add, torch.abs, lambda x: x > 1.0
     ... )
     >>> act.init(torch.zeros(2))
-    ActivationState(mask=tensor([True, True]), aggregate=tensor([0., 0.]), seen=tensor(0))
+    ActivationState(mask=tensor([True, True]), aggregate=tensor([0., 0.]),
+    seen=tensor(0))
 
     `mask` is bool, True = kept, and broadcasts to the activation; `aggregate` sums up
     the observations since the last update, and `seen` counts them. With `features` mask

@@ -97,7 +97,8 @@ def check_unused(path: str, packed: Tensor, n: int) -> None:
     >>> check_unused("w", torch.tensor([0b1000], dtype=torch.uint8), 3)
     Traceback (most recent call last):
         ...
-    ValueError: expected the packed mask at 'w' to end in 5 zero bits: its bytes are damaged
+    ValueError: expected the packed mask at 'w' to end in 5 zero bits: its bytes are
+    damaged
     """
     last = read(packed[-1]) if n % 8 else None
     if last is not None and last >> n % 8:

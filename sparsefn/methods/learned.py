@@ -41,7 +41,8 @@ def edge_popup(
     >>> start = state.scores["learned"]["w"]
     >>> state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0, -1.0, 2.0]])}, 0)
     >>> state.params["w"], (state.scores["learned"]["w"] - start) / start.sign()
-    (tensor([[ 0.5000, -2.0000,  1.0000,  3.0000]]), tensor([[-0.0500,  0.2000,  0.1000, -0.6000]]))
+    (tensor([[ 0.5000, -2.0000,  1.0000,  3.0000]]), tensor([[-0.0500,  0.2000,  0.1000,
+    -0.6000]]))
 
     Each leaf keeps its largest |score|. The mask's slope is taken to be 1, so a score
     moves by gradient * weight * sign(score), whether its weight is kept or not. Scores
@@ -216,7 +217,8 @@ def str_(init: float = -3200.0, *, where: Where = default_where) -> Algorithm:
     ... )
     >>> state = algorithm.init({"w": torch.tensor([[0.75, -0.25, -1.5]])})
     >>> state.masks, sf.effective(state)
-    ({'w': tensor([[ True, False,  True]])}, {'w': tensor([[ 0.4811,  0.0000, -1.2311]])})
+    ({'w': tensor([[ True, False,  True]])}, {'w': tensor([[ 0.4811,  0.0000,
+    -1.2311]])})
     >>> algorithm.update(state, {"w": torch.zeros(1, 3)}, 0).scores["latent"][
     ...     "threshold"
     ... ]

@@ -469,7 +469,8 @@ def check_state(call: str, state: object, place: str = "") -> None:
     >>> check_state("commit", {}, " second")
     Traceback (most recent call last):
         ...
-    TypeError: commit: expected a State second, as algorithm.init(params) gives it, got dict
+    TypeError: commit: expected a State second, as algorithm.init(params) gives it, got
+    dict
     """
     if not isinstance(state, State):
         kind = f"{type(state).__name__}{mend_of('state', state)}"

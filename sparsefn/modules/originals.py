@@ -26,7 +26,8 @@ def computed_from(module: nn.Module, path: str) -> Computed | None:
 
     >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3))
     >>> computed_from(layer, "parametrizations.weight.original1")
-    Computed(path='weight', mend="torch.nn.utils.parametrize.remove_parametrizations(model, 'weight')")
+    Computed(path='weight',
+    mend="torch.nn.utils.parametrize.remove_parametrizations(model, 'weight')")
     >>> computed_from(layer, "bias")
     """
     return _by_parametrization(module, path) or _by_hook(module, path)

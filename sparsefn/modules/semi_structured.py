@@ -27,7 +27,8 @@ def make_semi_structured(
     >>> make_semi_structured({"0.weight": layer}, {"0.weight": torch.ones(16, 16) > 0})
     Traceback (most recent call last):
         ...
-    ValueError: layout='semi': expected a mask that keeps at most 2 of every 4 weights along axis 1 at '0.weight', got 4
+    ValueError: layout='semi': expected a mask that keeps at most 2 of every 4 weights
+    along axis 1 at '0.weight', got 4
 
     No layer is changed unless all of them can be. Raises ValueError for weights that
     torch or the device does not take, RuntimeError where torch itself refuses; all name

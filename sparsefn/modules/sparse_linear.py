@@ -49,7 +49,8 @@ class SparseLinear(nn.Module):
     ...     torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 5.0])
     ... )
     >>> layer, layer(torch.tensor([3.0, 4.0]))
-    (SparseLinear(in_features=2, out_features=2, bias=True, csr, 1 of 4 stored), tensor([9., 5.]))
+    (SparseLinear(in_features=2, out_features=2, bias=True, csr, 1 of 4 stored),
+    tensor([9., 5.]))
 
     `weight` is dense and given with its zeros, `block` the side of the blocks, 0 for
     csr. It stores dense buffers without gradients: `crow`, `col`, `values` and `bias`.

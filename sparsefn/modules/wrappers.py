@@ -111,7 +111,8 @@ def mend_of_names(unknown: Sequence[str], own: Container[str]) -> str:
     add; "" for other names.
 
     >>> mend_of_names(["module.weight"], {"weight"})
-    "; leave out 'module.', which a wrapper adds: sf.modules.params_of(module) and .module.named_parameters() do"
+    "; leave out 'module.', which a wrapper adds: sf.modules.params_of(module) and
+    .module.named_parameters() do"
     >>> (
     ...     mend_of_names(["weight"], {"module.weight"}),
     ...     mend_of_names(["wieght"], {"weight"}),
@@ -225,8 +226,9 @@ def check_not_parallel(module: nn.Module) -> None:
     >>> check_not_parallel(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
     Traceback (most recent call last):
         ...
-    ValueError: expected a module without data parallelism, as gradients would not be reduced over its copies, but it is
-    a DataParallel: to train it use sf.distributed.commit(model, state) and sf.distributed.grads_of(model, state), and
+    ValueError: expected a module without data parallelism, as gradients would not be
+    reduced over its copies, but it is a DataParallel: to train it use
+    sf.distributed.commit(model, state) and sf.distributed.grads_of(model, state), and
     to run it without gradients pass its `.module`
     """
     for path, part in module.named_modules():

@@ -29,8 +29,9 @@ def ema(state: State, decay: Real, average: Tree = None) -> Tree:
     that grows back starts from zero. Without an average, a copy of the effective
     weights starts one. `decay` is a number in [0, 1] or a 0-d float tensor, which may
     be batched. An average keeps its dtypes: half-precision weights hardly move a
-    half-precision average, so start theirs as `optree.tree_map(torch.Tensor.float,
-    sf.effective(state))`. To run the model with it, put it in place of `sf.effective(state)`.
+    half-precision average, so start theirs as
+    `optree.tree_map(torch.Tensor.float, sf.effective(state))`. To run the model with
+    it, put it in place of `sf.effective(state)`.
 
     ValueError for an average that does not fit the params, with the path, and a decay
     out of range; TypeError for anything but a State. `state` may also be the `state` of

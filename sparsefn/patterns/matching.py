@@ -35,7 +35,8 @@ def checked_sets(pattern: Pattern, paths: Sequence[str]) -> list[tuple[str, ...]
     >>> checked_sets(sf.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
     Traceback (most recent call last):
         ...
-    ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight', '1.bias'
+    ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight',
+    '1.bias'
     """
     known = tuple(paths)
     return [

@@ -96,7 +96,8 @@ def place_of(
     ...     place_of("w", (4,), 0, (0, 1, 0, 1), 1),
     ...     place_of("w", (4,), 0, (1, 1, 0, -1), 1).units,
     ... )
-    (Place(path='w', shape=(4,), dim=0, units=2, block=1, parts=2, numbers=None, taken=None), 2)
+    (Place(path='w', shape=(4,), dim=0, units=2, block=1, parts=2, numbers=None,
+    taken=None), 2)
     """
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"tied: no dimension {dim} in shape {shape} at {path!r}")
@@ -185,7 +186,8 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
     ... )
     Traceback (most recent call last):
         ...
-    ValueError: tied: expected a leaf of the set of 'w' with entries for all combinations of units of its sets, got 'w'
+    ValueError: tied: expected a leaf of the set of 'w' with entries for all
+    combinations of units of its sets, got 'w'
     """
     along: dict[str, dict[int, list[Place]]] = {}
     for one in sets:

@@ -346,7 +346,8 @@ def check_whole_units(
     >>> check_whole_units(sf.tied([["a", 0], ["b", 1]]), masks, masks)
     Traceback (most recent call last):
         ...
-    ValueError: tied: expected masks that prune whole units, but unit 1 of the set of 'a' is kept at 'b', pruned at 'a'
+    ValueError: tied: expected masks that prune whole units, but unit 1 of the set of
+    'a' is kept at 'b', pruned at 'a'
 
     A unit is kept if one of its entries is. Values are read where nothing hides them
     and that takes no waiting.

@@ -125,8 +125,9 @@ def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str,
     ... )
     Traceback (most recent call last):
         ...
-    ValueError: nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3) at 'a', nor does it fit 'b' of
-    shape (8, 6); leave them out with where=lambda path, leaf: sf.default_where(path, leaf) and path not in ['a', 'b']
+    ValueError: nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3) at
+    'a', nor does it fit 'b' of shape (8, 6); leave them out with where=lambda path,
+    leaf: sf.default_where(path, leaf) and path not in ['a', 'b']
     """
     made: dict[str, Units] = {}
     faults: dict[str, str] = {}

@@ -59,12 +59,14 @@ def output_errors(
     >>> (2 / 17) ** 0.5
     0.3429...
 
-    ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has a row for each input: with the gram G = X' X that is
-    sqrt(tr(D G D') / tr(W G W')) with D = W - V, in float64. `before` and `after` are states, whose effective weights
-    count, or trees of weights. `stats` are those of `sf.calibration.inputs`, with "gram": its leaves have a row, all
-    with the same inputs before and after. So errors of earlier layers do not add up here, as they do in those that
-    `sf.calibration.by_block` and `stream` give. Biases do not count. A gram in float32 has errors of about 1e-7, so
-    that an error below 1e-3 is not exact.
+    ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has a row for each input: with
+    the gram G = X' X that is sqrt(tr(D G D') / tr(W G W')) with D = W - V, in float64.
+    `before` and `after` are states, whose effective weights count, or trees of weights.
+    `stats` are those of `sf.calibration.inputs`, with "gram": its leaves have a row,
+    all with the same inputs before and after. So errors of earlier layers do not add up
+    here, as they do in those that `sf.calibration.by_block` and `stream` give. Biases
+    do not count. A gram in float32 has errors of about 1e-7, so that an error below
+    1e-3 is not exact.
 
     `blocks` are globs, each for the leaves of a block: its error is the root of the sum
     of the squared changes of outputs over the sum of their squares. Where outputs were

@@ -18,10 +18,12 @@ def plan(
 ) -> Summary:
     """Count what an algorithm keeps of every leaf, before training.
 
-    >>> params = {"0.weight": torch.ones(64, 64), "0.bias": torch.ones(64), "2.weight": torch.ones(4, 64)}
+    >>> shapes = {"0.weight": (64, 64), "0.bias": (64,), "2.weight": (4, 64)}
+    >>> params = {name: torch.ones(shape) for name, shape in shapes.items()}
     >>> print(sf.report.plan(sf.rigl(0.9, distribution=sf.budgets.erk()), params))
     path        shape     kept  total  sparsity              dead  dense because
-    0.bias      (64,)       64     64     dense                    fewer than 2 dimensions
+    0.bias      (64,)       64     64     dense                    fewer than 2
+    dimensions
     0.weight    (64, 64)   284  4,096    0.9307  1 row, 2 columns
     2.weight    (4, 64)    151    256    0.4102         2 columns
     sparsified             435  4,352    0.9000  1 row, 4 columns
@@ -45,8 +47,8 @@ def plan(
     w           (10, 10)    21    100    0.7900  7 rows
     sparsified              21    100    0.7900  7 rows
     all                     21    100    0.7900  7 rows
-    note: polynomial(0.0, 0.9, begin=0, end=20) ends at step 20, after the run of 11 steps: its last value there is \
-0.787, not 0.9
+    note: polynomial(0.0, 0.9, begin=0, end=20) ends at step 20, after the run of 11
+    steps: its last value there is 0.787, not 0.9
 
     Most budgets say how many weights each leaf keeps, and then the plan is what
     training will do. Where scores decide that (`global_`, `snfs`), training will change

@@ -26,7 +26,8 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
     ...     for name, value in sf.report.scalars(new, old).items()
     ...     if name.endswith("/w")
     ... }
-    {'sparsity/w': 0.5, 'dead_units/w': 1.0, 'overlap/w': 0.333..., 'grown/w': 1.0, 'dropped/w': 1.0}
+    {'sparsity/w': 0.5, 'dead_units/w': 1.0, 'overlap/w': 0.333..., 'grown/w': 1.0,
+    'dropped/w': 1.0}
 
     A name is a quantity, with a slash and the path of a leaf behind it, or alone for
     all leaves that have a mask. `dead_units` counts rows, along the first dimension, of

@@ -241,8 +241,9 @@ def _uniform(step: Step) -> Any:
     )
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
     gone = tuple(
-        np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape
-    )  # type: ignore[arg-type]
+        np.full(n, float(fill)) if plain and n > 1 else None  # type: ignore[arg-type]
+        for n in out.shape
+    )
     return out._replace(labels=labels, gone=gone)
 
 

@@ -16,7 +16,8 @@ class SmallAttention(nn.MultiheadAttention):
     the same parameters' names.
 
     Attributes beside those of `nn.MultiheadAttention`:
-        head_dim: entries of the queries and keys of a head; the values of a head may have another number.
+        head_dim: entries of the queries and keys of a head; the values of a head may
+            have another number.
         scale: what the products of queries and keys are multiplied with.
 
     It computes what `nn.MultiheadAttention` does; masks by head are (batch * num_heads,

@@ -17,11 +17,13 @@ from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import Constants, Value, replaced, run_op, values_in
 
 _NAMES = """
-view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT numpy_T movedim swapaxes adjoint
-expand expand_as broadcast_to repeat tile repeat_interleave slice narrow select cat concat concatenate stack hstack
-vstack split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split unbind flip roll
-squeeze unsqueeze flatten unflatten contiguous clone alias detach lift_fresh_copy pixel_shuffle pixel_unshuffle
-constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter
+view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT
+numpy_T movedim swapaxes adjoint expand expand_as broadcast_to repeat tile
+repeat_interleave slice narrow select cat concat concatenate stack hstack vstack split
+split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split
+unbind flip roll squeeze unsqueeze flatten unflatten contiguous clone alias detach
+lift_fresh_copy pixel_shuffle pixel_unshuffle constant_pad_nd pad unfold diagonal rot90
+slice_scatter select_scatter
 """
 MOVES = frozenset(_NAMES.split())
 _SAME = frozenset(["contiguous", "clone", "alias", "detach", "lift_fresh_copy"])

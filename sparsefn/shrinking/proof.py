@@ -37,7 +37,8 @@ class Proof:
     >>> proof.differs(torch.nn.ReLU())
     ''
     >>> proof.differs(torch.nn.Tanh())
-    'gives another output than the masked one, by 24 % of its largest value, first in the module itself'
+    'gives another output than the masked one, by 24 % of its largest value, first in
+    the module itself'
 
     A smaller model runs twice, each time as a copy in eval mode and without gradients:
 

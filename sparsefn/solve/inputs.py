@@ -101,7 +101,8 @@ def check_kept(call: str, mask: Tensor, weight: Tensor) -> Tensor:
     >>> check_kept("refit", torch.ones(2), torch.ones(2, 3))
     Traceback (most recent call last):
         ...
-    ValueError: refit: expected a bool mask of shape (2, 3), got torch.float32 of shape (2,)
+    ValueError: refit: expected a bool mask of shape (2, 3), got torch.float32 of shape
+    (2,)
     """
     if (
         not isinstance(mask, Tensor)
@@ -171,8 +172,9 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     >>> factor_in_place("refit", torch.tensor([[4.0, 0.0], [0.0, 0.0]]), 0.0)
     Traceback (most recent call last):
         ...
-    ValueError: refit: expected a positive definite hessian, got one with eigenvalues from 0 to 4, as of inputs that \
-are linearly dependent or fewer than the columns; damp=0 is too small, damp=0.01 is enough
+    ValueError: refit: expected a positive definite hessian, got one with eigenvalues
+    from 0 to 4, as of inputs that are linearly dependent or fewer than the columns;
+    damp=0 is too small, damp=0.01 is enough
 
     Raises ValueError where there is none, and says how much damping is enough. Block by
     block this takes 0.5 to 0.75 of the time of `torch.linalg.cholesky`, most of which

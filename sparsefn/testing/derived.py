@@ -71,7 +71,8 @@ def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
     ... )
     Traceback (most recent call last):
         ...
-    ValueError: mine: Meta says when=at([1]), but the algorithm was made with when=every(2); leave it out of Meta
+    ValueError: mine: Meta says when=at([1]), but the algorithm was made with
+    when=every(2); leave it out of Meta
     """
     new: dict[str, Any] = {}
     for field, value in said_by(algorithm).items():

@@ -92,7 +92,8 @@ def check_made(name: str, made: object) -> None:
     >>> check_made("mine", None)
     Traceback (most recent call last):
         ...
-    TypeError: expected mine to return an Algorithm, got None; a pair of functions is sf.Algorithm(init, update)
+    TypeError: expected mine to return an Algorithm, got None; a pair of functions is
+    sf.Algorithm(init, update)
     """
     if not isinstance(made, Algorithm):
         got = "None" if made is None else uncalled(made) or type(made).__name__

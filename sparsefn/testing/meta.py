@@ -85,30 +85,39 @@ class Meta(NamedTuple):
 
     As the call says that made an algorithm of this library, where nothing is declared:
     `when`            the steps at which masks may change; else any
-    `pattern`, `distribution`, `where`     what is kept or pruned as one, how many of each leaf, which leaves
-    `pruned`          weights off the mask are set to "zero", "keep" their values or "train" on; where some of these
-                      train, the sparsity asked for -> the schedule of the sparsity of those and of the mask together
+    `pattern`         what is kept or pruned as one
+    `distribution`    how many of each leaf
+    `where`           which leaves
+    `pruned`          weights off the mask are set to "zero", "keep" their values or
+                      "train" on; where some of these train, the sparsity asked for ->
+                      the schedule of the sparsity of those and of the mask together
 
     How many are kept:
     `level`           the sparsity asked for -> the schedule that the counts follow
-    `exact_count`     to the unit after init and every trigger: True of every leaf, as `distribution` says; "total" over
-                      all leaves alone; "relative" where the sparsity is of what remains; False where it says no count
+    `exact_count`     to the unit after init and every trigger: True of every leaf, as
+                      `distribution` says; "total" over all leaves alone; "relative"
+                      where the sparsity is of what remains; False where it says no
+                      count
 
     Which ones:
-    `start`           how the first mask comes about: "dense", "random", "magnitude" or "other"
-    `choose`          the score whose best make the mask at a trigger, or the `sf.testing.Exchange` of weights
+    `start`           how the first mask comes about: "dense", "random", "magnitude" or
+                      "other"
+    `choose`          the score whose best make the mask at a trigger, or the
+                      `sf.testing.Exchange` of weights
     `monotone`        masks only shrink
 
     Masks depend on:
     `needs_grads`     gradients
     `stochastic`      the key; "anew": a new draw at every trigger
     `scale_free`      not the scale of weights and gradients
-    `permutes`        permuted weights without ties have permuted masks (a score must not tie where weights do not)
+    `permutes`        permuted weights without ties have permuted masks (a score must
+                      not tie where weights do not)
 
     And the rest:
-    `idle`            a step without a trigger leaves the state alone and does no tensor work, unless an optimizer is
-                      inside or latents are
-    `baseline`        the algorithm that it equals at sparsity 0, bit for bit; None where the sparsity has no ends
+    `idle`            a step without a trigger leaves the state alone and does no tensor
+                      work, unless an optimizer is inside or latents are
+    `baseline`        the algorithm that it equals at sparsity 0, bit for bit; None
+                      where the sparsity has no ends
 
     Raises TypeError for another name, and says what to write for one that there was;
     ValueError for another word.

@@ -92,7 +92,8 @@ def suggested(
     ... )
     sf.testing.Meta(
         when=sf.never(),  # of the first 12 steps masks change at these
-        exact_count=False,  # gives up counts_are_exact: after init: [0] kept, expected [3]
+        exact_count=False,  # gives up counts_are_exact: after init: [0] kept, expected
+                            [3]
     )
 
     `made(law, check, row)` makes a check.

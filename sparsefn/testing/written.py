@@ -145,7 +145,10 @@ def _of_call(call: Call) -> str | None:
     named = _with_names("", dict(call.kwargs))
     if make is None or named is None or None in args:
         return None
-    return f"{make}({', '.join([*(code for code in args if code is not None), *filter(None, [named[1:-1]])])})"
+    given = [code for code in args if code is not None]
+    if named[1:-1]:
+        given.append(named[1:-1])
+    return f"{make}({', '.join(given)})"
 
 
 def _of_container(value: dict[str, Any] | list[Any] | tuple[Any, ...]) -> str | None:

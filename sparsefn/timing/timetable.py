@@ -53,7 +53,8 @@ def unfinished(
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, 0, 1000))
     >>> for sentence in unfinished(gmp, 200):
     ...     print(sentence)
-    polynomial(0.0, 0.9, 0, 1000) ends at step 1000, after the run of 200 steps: its last value there is 0.437, not 0.9
+    polynomial(0.0, 0.9, 0, 1000) ends at step 1000, after the run of 200 steps: its
+    last value there is 0.437, not 0.9
     >>> unfinished(sf.rigl(0.9, steps=10_000), 200)
     ['rigl(0.9, steps=10000) takes 10000 steps, more than the run of 200 steps']
     >>> unfinished(gmp, 1001)
@@ -62,7 +63,8 @@ def unfinished(
     It also tells what `changes_once` tells:
 
     >>> unfinished(sf.rigl(0.9), 50)
-    ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run']
+    ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50,
+    the length of the run']
 
     `made` is an algorithm, or whatever else a function of this library made: it looks
     at the calls that made it and its parts. Of functions of your own, and of tensors
@@ -108,7 +110,8 @@ def changes_once(made: object, steps: int, words: str) -> list[str]:
     was not given.
 
     >>> changes_once(sf.rigl(0.9), 50, "the run of 50 steps")
-    ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run']
+    ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50,
+    the length of the run']
     >>> changes_once(sf.rigl(0.9, when=sf.every(100)), 50, "the run of 50 steps")
     []
     """

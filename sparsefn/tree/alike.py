@@ -63,7 +63,8 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
     ...         ", but "
     ...     )[1]
     ... )
-    there is no leaf at 'bias' in grads; perhaps it is the one at 'bais', which params lack
+    there is no leaf at 'bias' in grads; perhaps it is the one at 'bais', which params
+    lack
 
     It names a leaf and the side that lacks it, and says how many others there are.
     """

@@ -206,7 +206,12 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
     """
     if torch.compiler.is_compiling():  # one walk, as each is traced
         rows = _walk(tree)
-        rebuild = lambda values: _refilled(tree, iter(values))
+
+        def refill(values: Sequence[Tree]) -> Tree:
+            return _refilled(tree, iter(values))
+
+        rebuild: Callable[[Sequence[Tree]], Tree] = refill
+
     else:
         leaves, rebuild = opened(tree)
         rows = list(zip(paths(tree), leaves, strict=True))

@@ -35,7 +35,8 @@ def no_tree(what: str, value: object) -> str:
     """A sentence on what cannot be a tree of tensors, such as a module; "" for a tree.
 
     >>> no_tree("params", torch.nn.Linear(1, 1))
-    'expected params to be a tree of tensors, got Linear; write dict(module.named_parameters())'
+    'expected params to be a tree of tensors, got Linear; write
+    dict(module.named_parameters())'
     >>> no_tree("grads", 3)
     'expected grads to be a tree of tensors, got int; write update(state, grads, step)'
     """
@@ -86,8 +87,8 @@ def check_not_lazy(what: str, named: Iterable[tuple[str, object]]) -> None:
     >>> check_not_lazy("params", torch.nn.LazyLinear(2).named_parameters())
     Traceback (most recent call last):
         ...
-    ValueError: expected params that have shapes, but lazy layers have not made 'weight', 'bias' yet: run the module on
-    a batch first
+    ValueError: expected params that have shapes, but lazy layers have not made
+    'weight', 'bias' yet: run the module on a batch first
     """
     lazy = [
         repr(name)

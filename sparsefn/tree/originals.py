@@ -64,7 +64,8 @@ def computed_by_name(path: str, leaves: Mapping[str, Tensor]) -> Computed | None
     ...     "0.bias": torch.ones(3),
     ... }
     >>> computed_by_name("0.weight_v", leaves)
-    Computed(path='0.weight', mend="torch.nn.utils.remove_weight_norm(model.get_submodule('0'), 'weight')")
+    Computed(path='0.weight',
+    mend="torch.nn.utils.remove_weight_norm(model.get_submodule('0'), 'weight')")
     >>> computed_by_name("0.bias", leaves)
 
     The names are those of parametrizations, and of the older

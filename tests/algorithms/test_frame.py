@@ -626,7 +626,7 @@ def recording(graphs):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CHANGING)
-def test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_bits_of_the_eager_one(
+def test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_eager_bits(
     name,
 ):
     # Two graphs, and the trigger chooses between them outside.

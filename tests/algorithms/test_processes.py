@@ -32,21 +32,32 @@ def rigl(when: sf.triggers.Every) -> sf.Algorithm:
 ALGORITHMS: dict[str, Callable[..., sf.Algorithm]] = {
     "rigl": rigl,
     "optimizer": lambda when: sf.with_optimizer(rigl(when), sf.optimizers.adam(1e-2)),
-    "finite": lambda when: sf.with_optimizer(rigl(when), sf.optimizers.sgd(1e-2), skip_nonfinite=True),
+    "finite": lambda when: sf.with_optimizer(
+        rigl(when), sf.optimizers.sgd(1e-2), skip_nonfinite=True
+    ),
     "partition": lambda when: sf.with_optimizer(
-        sf.partition([("a.*", sf.static(0.5)), ("*", rigl(when))]), sf.optimizers.sgd(0.1, momentum=0.9)
+        sf.partition([("a.*", sf.static(0.5)), ("*", rigl(when))]),
+        sf.optimizers.sgd(0.1, momentum=0.9),
     ),
     "chain": lambda when: sf.chain(sf.static(0.3), rigl(when)),
     "sequence": lambda when: sf.sequence(sf.gmp(0.3, when=when), rigl(when)),
     "phases": lambda when: sf.phases([(0, sf.dense()), (2, rigl(when))]),
-    "rewinding": lambda when: sf.rewinding(sf.iterative(0.3, when=when), to=sf.never(), when=when),
+    "rewinding": lambda when: sf.rewinding(
+        sf.iterative(0.3, when=when), to=sf.never(), when=when
+    ),
     "latents": lambda when: sf.with_optimizer(
         sf.reparametrised(sf.reparam.power(2.0), rigl(when)), sf.optimizers.adam(1e-2)
     ),
-    "supermask": lambda when: sf.with_optimizer(sf.supermask(0.5, when=when), sf.optimizers.adam(1e-2)),
-    "donated": lambda when: sf.donated(sf.with_optimizer(rigl(when), sf.optimizers.adam(1e-2))),
-    "terms": lambda when: sf.with_optimizer(sf.with_terms(rigl(when), sf.terms.l2(0.1)), sf.optimizers.adam(1e-2)),
-}  # fmt: skip
+    "supermask": lambda when: sf.with_optimizer(
+        sf.supermask(0.5, when=when), sf.optimizers.adam(1e-2)
+    ),
+    "donated": lambda when: sf.donated(
+        sf.with_optimizer(rigl(when), sf.optimizers.adam(1e-2))
+    ),
+    "terms": lambda when: sf.with_optimizer(
+        sf.with_terms(rigl(when), sf.terms.l2(0.1)), sf.optimizers.adam(1e-2)
+    ),
+}
 
 
 # ---- faults: of the gradients and the step of one process ----------------------------
@@ -121,7 +132,8 @@ def raises(rank: int, kind: type[Exception], text: str) -> object:
         return pytest.raises(kind, match=re.escape(text))
     return pytest.raises(
         RuntimeError,
-        match=f"another process failed: rank {rank}, {kind.__name__}.*{re.escape(text)}",
+        match=f"another process failed: rank {rank}, "
+        f"{kind.__name__}.*{re.escape(text)}",
     )
 
 

@@ -264,7 +264,8 @@ def test_distributed_tensors_are_refused_by_path(mesh):
     x = distribute_tensor(W, mesh, [Shard(0)])
     with pytest.raises(
         ValueError,
-        match="rewrite: expected plain tensors, got a DTensor at 'a.w'; gather the leaf",
+        match="rewrite: expected plain tensors, got a DTensor at 'a.w'; gather the "
+        "leaf",
     ):
         sf.rewrite(largest(1)).init({"a": {"w": x}})
     with pytest.raises(

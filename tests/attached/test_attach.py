@@ -134,7 +134,8 @@ def test_hooks_refuse_several_optimizers():
     ]
     with pytest.raises(
         ValueError,
-        match="attach: hooks go with one optimizer, got 2: call the two methods instead",
+        match="attach: hooks go with one optimizer, got 2: call the two methods "
+        "instead",
     ):
         sf.attach(rigl(), other, parts, hooks=True)
 
@@ -220,8 +221,8 @@ def test_other_arguments_are_refused():
         sf.attach(rigl(), model, sf.optimizers.adamw)
     with pytest.raises(
         TypeError,
-        match="attach: expected a torch optimizer third, or several, got the class SGD: "
-        "call",
+        match="attach: expected a torch optimizer third, or several, got the class "
+        "SGD: call",
     ):
         sf.attach(rigl(), model, torch.optim.SGD)
     with pytest.raises(
@@ -336,7 +337,8 @@ def test_extra_group_is_for_algorithms_that_add_parameters():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
         ValueError,
-        match="attach: extra_group is for new parameters, such as scores, and this algor",
+        match="attach: extra_group is for new parameters, such as scores, and this "
+        "algor",
     ):
         sf.attach(sf.static(0.5), model, optimizer, extra_group={"lr": 1.0})
     assert len(optimizer.param_groups) == 1

@@ -542,8 +542,8 @@ def test_after_step_needs_before_step_and_a_later_step():
     sparse = sf.attach(rigl(), model, optimizer := adam(model))
     with pytest.raises(
         RuntimeError,
-        match="after_step: call before_step first, between backward and the optimizer's "
-        "step",
+        match="after_step: call before_step first, between backward and the "
+        "optimizer's step",
     ):
         sparse.after_step(0)
     train(sparse, model, optimizer, [5])
@@ -679,12 +679,14 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
     backward(model)
     with pytest.raises(
         RuntimeError,
-        match=r"step: call before_step before it, .*hooks=True\) has step\(\) call both",
+        match=r"step: call before_step before it, .*hooks=True\) has step\(\) call "
+        r"both",
     ):
         optimizer.step()
     with pytest.raises(
         RuntimeError,
-        match="after_step: call before_step first, between backward and the optimizer's",
+        match="after_step: call before_step first, between backward and the "
+        "optimizer's",
     ):
         sparse.after_step(1)
     assert all(
@@ -694,7 +696,8 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
     optimizer.step()
     with pytest.raises(
         RuntimeError,
-        match="step: the optimizer has stepped since before_step: call after_step before",
+        match="step: the optimizer has stepped since before_step: call after_step "
+        "before",
     ):
         optimizer.step()
     with pytest.raises(
@@ -950,7 +953,8 @@ def test_hooks_mask_what_a_second_optimizer_has_written(first):
             second.step()
             with pytest.raises(
                 RuntimeError,
-                match="check: .* pruned entries of '0.weight' are not zero in the module",
+                match="check: .* pruned entries of '0.weight' are not zero in the "
+                "module",
             ):
                 sparse.check()
     assert sparse.changes == 2
@@ -1031,7 +1035,8 @@ def test_after_step_that_is_forgotten_after_a_closure_raises_at_the_next_step(
             if forgets:
                 with pytest.raises(
                     RuntimeError,
-                    match="step: the optimizer has stepped since before_step: call after",
+                    match="step: the optimizer has stepped since before_step: call "
+                    "after",
                 ):
                     optimizer.step(closure)
             sparse.after_step(step)
@@ -1312,7 +1317,8 @@ def test_weights_that_follow_from_latents_are_not_written():
         model[0].weight.mul_(2.0)
     with pytest.raises(
         RuntimeError,
-        match="before_step: somebody wrote to '0.weight', but its values follow from lat",
+        match="before_step: somebody wrote to '0.weight', but its values follow from "
+        "lat",
     ):
         sparse.before_step()
     model.load_state_dict(saved)
@@ -1408,12 +1414,13 @@ def test_what_was_replaced_is_named_and_a_detach_mends_it(name):
         optimizer.param_groups[0]["params"].clear()
 
     for change, text in {
-        other_layer: r"'0.bias', or a layer that holds it, was replaced since attach: call "
-        r"detach\(\), then attach",
+        other_layer: r"'0.bias', or a layer that holds it, was replaced since attach: "
+        r"call detach\(\), then attach",
         other_parameter: r"'0.weight', or a layer that holds it, was replaced",
         other_dtype: r"'0.bias' was torch.float32 on cpu of shape \(12,\) when it was "
         r"attached, and is torch.float64",
-        no_member: r"the optimizer of '.*' has it no more: call detach\(\), then attach again",
+        no_member: r"the optimizer of '.*' has it no more: call detach\(\), then "
+        r"attach again",
     }.items():
         model, optimizer, sparse = trio(name)
         change(model, optimizer)
@@ -1568,8 +1575,8 @@ def test_a_copy_alone_has_parameters_of_its_own():
     backward(model)
     with pytest.raises(
         RuntimeError,
-        match="no parameter has a new gradient: .* a copy of a module has parameters of "
-        "its own",
+        match="no parameter has a new gradient: .* a copy of a module has parameters "
+        "of its own",
     ):
         alone.before_step()
 

@@ -48,7 +48,8 @@ def test_other_files_are_refused():
     found = saved(algorithm, state, 0, [], own)
     with pytest.raises(
         ValueError,
-        match=r"expected the state_dict\(\) of what attach returned, got something else",
+        match=r"expected the state_dict\(\) of what attach returned, got something "
+        r"else",
     ):
         loaded(algorithm, {"step": 0}, state, WEIGHTS)
     with pytest.raises(

@@ -95,6 +95,7 @@ def test_gradients_that_are_all_zero_where_masks_change():
     warn_of_zeros({"a": torch.zeros(2), "b": torch.tensor([0.0, 1e-30])}, 3)
     with pytest.warns(
         UserWarning,
-        match=r"after_step: every gradient was zero at step 3, where masks changed: call",
+        match=r"after_step: every gradient was zero at step 3, where masks changed: "
+        r"call",
     ):
         warn_of_zeros({"a": torch.zeros(2), "b": torch.zeros(1)}, 3)

@@ -902,7 +902,8 @@ def test_steps_during_backward_that_torch_makes_are_refused_at_attach():
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     with pytest.raises(
         ValueError,
-        match="attach: SGD moves weights during backward, before masks see the gradients",
+        match="attach: SGD moves weights during backward, before masks see the "
+        "gradients",
     ):
         sf.attach(rigl(), model, _get_in_backward_optimizers(model))
 

@@ -132,8 +132,8 @@ def test_weights_that_follow_are_not_written(follows, text):
 def test_a_parameter_of_another_kind_is_named():
     with pytest.raises(
         RuntimeError,
-        match=r"state: 'w' was torch.float32 on cpu of shape \(4,\) .* of shape \(2,\): "
-        r"call",
+        match=r"state: 'w' was torch.float32 on cpu of shape \(4,\) .* of shape "
+        r"\(2,\): call",
     ):
         taken_over("state", state([1.0, 2.0, 0.0, 0.0]), [record([1.0, 2.0])])
 
@@ -154,7 +154,8 @@ def test_weights_that_move_without_their_optimizer():
     )  # as a GradScaler leaves a step out
     with pytest.raises(
         RuntimeError,
-        match="after_step: 'w' moved without its optimizer: for another optimizer, call",
+        match="after_step: 'w' moved without its optimizer: for another optimizer, "
+        "call",
     ):
         check_order([own], {"w": torch.ones(2)})
 

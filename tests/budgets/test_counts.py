@@ -378,8 +378,8 @@ def test_what_reads_whole_tensors_refuses_a_dtensor_by_path(tmp_path):
                 masks_after(sf.one_shot(0.5, score), x)
         with pytest.raises(
             ValueError,
-            match=r"mass\(0.5\): expected plain tensors, got a DTensor at 'w': it reads "
-            r"whole",
+            match=r"mass\(0.5\): expected plain tensors, got a DTensor at 'w': it "
+            r"reads whole",
         ):
             masks_after(sf.one_shot(COUNTS.mass(0.5)), x)
         rows = masks_after(sf.one_shot(COUNTS.mass(0.5), pattern=ROWS), x)[

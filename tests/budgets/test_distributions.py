@@ -449,7 +449,8 @@ def test_owl_refuses_what_it_cannot_meet():
     owl = sf.budgets.owl({"a": 0.0, "b": 1.0}, spread=0.2)
     with pytest.raises(
         ValueError,
-        match=r"owl: expected every block to keep a share in \[0, 1\], got -0\.1 for 'a'",
+        match=r"owl: expected every block to keep a share in \[0, 1\], got -0\.1 for "
+        r"'a'",
     ):
         owl({"a": (4, 4)}, 0.9)
     with pytest.raises(

@@ -15,6 +15,7 @@ def test_totals_that_bounds_cannot_meet_are_refused():
     for total in (6, 30):
         with pytest.raises(
             ValueError,
-            match=r"keeps between 7 and 29 units, but the sparsity asks for \d+ over 'a'",
+            match=r"keeps between 7 and 29 units, but the sparsity asks for \d+ over "
+            r"'a'",
         ):
             Global(0.07, 0.29).bounds({"a": (100,)}, total)

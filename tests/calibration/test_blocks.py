@@ -235,7 +235,8 @@ def test_padding_is_refused_unless_tokens_say_what_counts():
     for padded in (inputs, (ids, mask)):
         with pytest.raises(
             ValueError,
-            match=r"'attention_mask' hides 3 of 12 tokens as padding: .*=attention_mask",
+            match=r"'attention_mask' hides 3 of 12 tokens as padding: "
+            r".*=attention_mask",
         ):
             in_order(model, None, blocks, prune, padded)
     with pytest.raises(ValueError, match=r"^inputs: .*'attention_mask' hides 3 of 12"):
@@ -288,7 +289,8 @@ def test_padding_is_refused_unless_tokens_say_what_counts():
         in_order(model, None, blocks, prune, inputs, tokens=mask.bool())
     with pytest.raises(
         ValueError,
-        match="hides 3 of 12 tokens as padding: give examples of one length in one call",
+        match="hides 3 of 12 tokens as padding: give examples of one length in one "
+        "call",
     ):
         in_order(model, None, blocks, prune, inputs)
 
@@ -361,7 +363,8 @@ def test_an_algorithm_that_prunes_nothing_at_step_0_is_told():
     ):
         with pytest.warns(
             UserWarning,
-            match=r"nothing was pruned of '0.weight': the algorithm runs once, at step 0",
+            match=r"nothing was pruned of '0.weight': the algorithm runs once, at step "
+            r"0",
         ):
             in_order(net(), None, ["0.*"], lambda stats: algorithm, torch.randn(8, 4))  # noqa: B023
     in_order(net(), None, ["0.*"], lambda stats: sf.dense(), torch.randn(8, 4))
@@ -403,8 +406,13 @@ def test_outliers_are_counted_over_a_block():
             "1.a": -torch.ones(2, 3),
         }
     )
-    stats = {path: {"count": torch.tensor(4), "square": torch.tensor([4.0]).expand(x.shape[1])}
-             for path, x in state.params.items()}  # fmt: skip
+    stats = {
+        path: {
+            "count": torch.tensor(4),
+            "square": torch.tensor([4.0]).expand(x.shape[1]),
+        }
+        for path, x in state.params.items()
+    }
     assert outlier_ratios(state, stats, ["0.*", "1.*"], multiple=2.0) == {
         "0.*": 0.25,
         "1.*": 0.0,

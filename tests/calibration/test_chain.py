@@ -72,8 +72,12 @@ def mixtral(**options):
 
 
 def gemma():
-    return made("Gemma3ForCausalLM", sliding_window=4, layer_types=["sliding_attention", "full_attention"] * 2,
-                **DECODER | {"num_hidden_layers": 4})  # fmt: skip
+    return made(
+        "Gemma3ForCausalLM",
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        **DECODER | {"num_hidden_layers": 4},
+    )
 
 
 def vit():
@@ -97,20 +101,46 @@ MODELS = {
     "gpt2": (gpt2, [f"transformer.h.{i}.*" for i in range(3)], {"input_ids": WORDS}),
     "llama": (llama, LLAMA, {"input_ids": WORDS}),
     "left out": (llama, LLAMA[1::2], {"input_ids": WORDS}),
-    "halves": (llama, [f"{layer[:-1]}{half}.*" for layer in LLAMA[::2] for half in ("self_attn", "mlp")],
-               {"input_ids": WORDS}),
+    "halves": (
+        llama,
+        [
+            f"{layer[:-1]}{half}.*"
+            for layer in LLAMA[::2]
+            for half in ("self_attn", "mlp")
+        ],
+        {"input_ids": WORDS},
+    ),
     "qwen": (lambda: made("Qwen3ForCausalLM", **DECODER), LLAMA, {"input_ids": WORDS}),
     "gemma": (gemma, [f"model.layers.{i}.*" for i in range(4)], {"input_ids": WORDS}),
     "mixtral": (mixtral, LLAMA, {"input_ids": WORDS}),
     "all experts": (lambda: mixtral(**ALL_EXPERTS), LLAMA, {"input_ids": WORDS}),
-    "opt": (opt, [f"model.decoder.layers.{i}.*" for i in range(3)], {"input_ids": WORDS}),
-    "t5": (t5, [f"{side}.block.{i}.*" for side in ("encoder", "decoder") for i in range(2)], PAIR),
-    "bert": (lambda: made("BertForMaskedLM", vocab_size=64, **SIZES), [f"bert.encoder.layer.{i}.*" for i in range(3)],
-             {"input_ids": WORDS, "token_type_ids": WORDS % 2}),
-    "vit": (vit, [f"vit.layers.{i}.*" for i in range(3)], {"pixel_values": torch.randn(4, 3, 8, 8)}),
-    "encoder": (encoder, [f"layers.{i}.*" for i in range(3)], {"src": torch.randn(4, 5, 16)}),
+    "opt": (
+        opt,
+        [f"model.decoder.layers.{i}.*" for i in range(3)],
+        {"input_ids": WORDS},
+    ),
+    "t5": (
+        t5,
+        [f"{side}.block.{i}.*" for side in ("encoder", "decoder") for i in range(2)],
+        PAIR,
+    ),
+    "bert": (
+        lambda: made("BertForMaskedLM", vocab_size=64, **SIZES),
+        [f"bert.encoder.layer.{i}.*" for i in range(3)],
+        {"input_ids": WORDS, "token_type_ids": WORDS % 2},
+    ),
+    "vit": (
+        vit,
+        [f"vit.layers.{i}.*" for i in range(3)],
+        {"pixel_values": torch.randn(4, 3, 8, 8)},
+    ),
+    "encoder": (
+        encoder,
+        [f"layers.{i}.*" for i in range(3)],
+        {"src": torch.randn(4, 5, 16)},
+    ),
     "sequential": (mlp, ["0.*", "3.*", "6.*"], {"input": torch.randn(4, 8)}),
-}  # fmt: skip
+}
 
 
 def wanda(stats):
@@ -363,7 +393,7 @@ def writing():
         (writing, r"'layers\.0' writes into its inputs"),
     ],
 )
-def test_where_layers_do_not_follow_each_other_the_whole_model_runs_and_the_reason_is_said(
+def test_where_layers_do_not_follow_each_other_the_model_runs_and_the_reason_is_said(
     make, why
 ):
     model, x = make(), {"x": torch.randn(4, 6)}

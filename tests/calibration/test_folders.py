@@ -137,7 +137,8 @@ import resource, sys, torch
 from pathlib import Path
 from sparsefn.calibration.folders import write_json, write_tensors
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
-for write, value in [(write_tensors, {"x": torch.ones(2**16)}), (write_json, ["x" * 2**17])]:
+tensors, words = {"x": torch.ones(2**16)}, ["x" * 2**17]
+for write, value in [(write_tensors, tensors), (write_json, words)]:
     try:
         write(Path(sys.argv[1], "file"), value)
     except OSError as error:

@@ -31,8 +31,8 @@ def test_it_refuses_another_run_and_other_folders(tmp_path):
     journal_in(tmp_path / "out", RUN)
     with pytest.raises(
         ValueError,
-        match="expected the run that was killed in '.*out', but of another run were its "
-        "batches:",
+        match="expected the run that was killed in '.*out', but of another run were "
+        "its batches:",
     ):
         journal_in(tmp_path / "out", RUN | {"batches": "c"})
     with pytest.raises(

@@ -98,8 +98,8 @@ def test_experts_are_inside_of_layers_and_plain_heads_are_no_layers(tmp_path):
 def test_blocks_that_are_not_in_one_layer_are_told(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"be in one layer of a list \('layers'\), but the matrices of 'layers.\*' "
-        r"are",
+        match=r"be in one layer of a list \('layers'\), but the matrices of "
+        r"'layers.\*' are",
     ):
         plan_of(tmp_path, Model, ["layers.*"])
     with pytest.raises(

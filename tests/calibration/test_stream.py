@@ -337,13 +337,14 @@ import resource, sys, torch
 sys.path.insert(0, "tests")
 from pathlib import Path
 from calibration import tiny_lms
-from calibration.tiny_lms import BATCHES, WORDS, ending_at, files, sparsegpt, wanda, weights_in
 from calibration.tiny_lms import WORDS, sparsegpt
 import sparsefn as sf
 folder, out, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 tiny_lms.folder_of(tiny_lms.llama, out / "tiny", layers=2)
 sf.calibration.stream(out / "tiny", sparsegpt, [WORDS], out / "first")  # loads all code
-used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize"))
+status = open("/proc/self/status")
+(size,) = [line.split()[1] for line in status if line.startswith("VmSize")]
+used = int(size) << 10
 resource.setrlimit(resource.RLIMIT_AS, (used + limit, used + limit))
 sf.calibration.stream(folder, sparsegpt, WORDS.split(1), out / "pruned")
 """

@@ -518,6 +518,7 @@ def test_a_small_file_asks_for_no_large_memory():
         huge["w.nm"] = int64(0, 4, len(size) - 1)
         with pytest.raises(
             ValueError,
-            match=r"expected a packed mask of shape \(\d+,\) at 'w.bitmask', got \(1,\)",
+            match=r"expected a packed mask of shape \(\d+,\) at 'w.bitmask', got "
+            r"\(1,\)",
         ):
             decompress(huge)

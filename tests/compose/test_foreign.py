@@ -39,18 +39,22 @@ class Remembers:
 
 
 def statistics(params):
-    split = lambda x: (
-        (x.new_zeros(x.shape[0]), x.new_zeros(1, x.shape[1]))
-        if x.ndim == 2
-        else torch.zeros_like(x)
-    )  # noqa: E731
+    def split(x):
+        if x.ndim != 2:
+            return torch.zeros_like(x)
+        return x.new_zeros(x.shape[0]), x.new_zeros(1, x.shape[1])
+
     return optree.tree_map(split, params)
 
 
 def factored(state, grads, params):
     # The squares of a matrix by rows and columns, as Adafactor keeps them.
-    new = [(g * g).mean(1) if s.ndim == 1 else (g * g).mean(0, keepdim=True) for g in grads.values() if g.ndim
-           for s in (torch.zeros(1), torch.zeros(1, 1))]  # fmt: skip
+    new = [
+        (g * g).mean(1) if s.ndim == 1 else (g * g).mean(0, keepdim=True)
+        for g in grads.values()
+        if g.ndim
+        for s in (torch.zeros(1), torch.zeros(1, 1))
+    ]
     return optree.tree_unflatten(
         optree.tree_structure(state), [g for g in grads.values() if not g.ndim] + new
     )
@@ -378,9 +382,16 @@ def squares(params):
 
 
 def test_moments_start_where_the_optimizer_starts_them():
-    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.at([1])), Remembers(squares, lambda s, grads, params: {
-        "sum": optree.tree_map(lambda a, g: a + g * g, s["sum"], grads), "slow": s["slow"]
-    }))  # fmt: skip
+    algorithm = sf.with_optimizer(
+        sf.rigl(0.5, when=sf.at([1])),
+        Remembers(
+            squares,
+            lambda s, grads, params: {
+                "sum": optree.tree_map(lambda a, g: a + g * g, s["sum"], grads),
+                "slow": s["slow"],
+            },
+        ),
+    )
     old = algorithm.update(algorithm.init(PARAMS), GRADS, 0)
     assert not old.opt["sum"]["w"][~old.masks["w"]].any()
     new = algorithm.update(old, GRADS, 1)

@@ -61,11 +61,11 @@ def slopes(params):
 def zero_moments(opt, live):
     """Zero the moments of an optimizer's state where `live` (by shape) is False."""
     by_shape = {tuple(PARAMS[path].shape): mask for path, mask in live.items()}
-    fits = lambda x: (
-        torch.where(by_shape[tuple(x.shape)], x, 0.0)
-        if tuple(x.shape) in by_shape
-        else x
-    )  # noqa: E731
+
+    def fits(x):
+        mask = by_shape.get(tuple(x.shape))
+        return x if mask is None else torch.where(mask, x, 0.0)
+
     return optree.tree_map(fits, opt)
 
 
@@ -345,9 +345,10 @@ def test_gradients_that_are_not_numbers_stay_out_of_pruned_weights():
 
 def test_a_fresh_torchopt_optimizer_resumes_the_run():
     # TorchOpt's sgd skips the momentum factor at the first call of a closure.
-    make = lambda: sf.with_optimizer(
-        sf.rigl(0.5, when=sf.every(3)), torchopt.sgd(0.05, momentum=0.9)
-    )  # noqa: E731
+    def make():
+        optimizer = torchopt.sgd(0.05, momentum=0.9)
+        return sf.with_optimizer(sf.rigl(0.5, when=sf.every(3)), optimizer)
+
     algorithm = make()
     state = algorithm.init(PARAMS)
     for step in range(8):

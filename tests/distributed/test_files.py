@@ -121,7 +121,8 @@ def test_what_is_not_saved(saved, tmp_path):
         sf.distributed.save({"w": 3}, tmp_path)
     with pytest.raises(
         ValueError,
-        match="expected the state to hold values, got a tensor of the meta device at 'w'",
+        match="expected the state to hold values, got a tensor of the meta device at "
+        "'w'",
     ):
         sf.distributed.save({"w": torch.ones(2, device="meta")}, tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -144,6 +145,7 @@ def test_masks_and_objects_that_do_not_fit(tmp_path):
         )
     with pytest.raises(
         TypeError,
-        match="expected a tensor at 'w' in the checkpoint, got an object of another kind",
+        match="expected a tensor at 'w' in the checkpoint, got an object of another "
+        "kind",
     ):
         sf.distributed.load({"w": torch.ones(2)}, tmp_path / "object")

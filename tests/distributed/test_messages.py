@@ -372,12 +372,18 @@ def fails(make: Callable[..., sf.Algorithm], lay: Layout, where: str) -> None:
 
 FAILING: dict[str, Callable[[Any], sf.Algorithm]] = {
     "one_shot": lambda score: sf.one_shot(0.5, score),
-    "gmp global": lambda score: sf.gmp(0.5, score=score, distribution=sf.budgets.global_()),
+    "gmp global": lambda score: sf.gmp(
+        0.5, score=score, distribution=sf.budgets.global_()
+    ),
     "ste": lambda score: sf.ste(0.5, score=score),
-    "drop_grow": lambda score: sf.drop_grow(0.5, drop=sf.scores.magnitude, grow=score, **SWAP),
+    "drop_grow": lambda score: sf.drop_grow(
+        0.5, drop=sf.scores.magnitude, grow=score, **SWAP
+    ),
     "chain": lambda score: sf.chain(sf.gmp(0.3), sf.one_shot(0.5, score)),
-    "adam iterative": lambda score: sf.with_optimizer(sf.iterative(0.2, score=score), sf.optimizers.adam(1e-2)),
-}  # fmt: skip
+    "adam iterative": lambda score: sf.with_optimizer(
+        sf.iterative(0.2, score=score), sf.optimizers.adam(1e-2)
+    ),
+}
 
 
 # ---- the cases -----------------------------------------------------------------------

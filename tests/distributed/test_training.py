@@ -38,11 +38,12 @@ EVERY: dict[str, Any] = {"drop_fraction": 0.3, "when": sf.every(2), "key": KEY}
 ALGORITHMS: dict[str, Callable[[], sf.Algorithm]] = {
     "rigl erk": lambda: sf.rigl(0.8, distribution=sf.budgets.erk(), **EVERY),
     "gmp global": lambda: sf.gmp(
-        sf.schedules.polynomial(0.0, 0.9, begin=0, end=6), distribution=sf.budgets.global_()
+        sf.schedules.polynomial(0.0, 0.9, begin=0, end=6),
+        distribution=sf.budgets.global_(),
     ),
     "set": lambda: sf.set(0.8, **EVERY),
     "snfs": lambda: sf.snfs(0.8, **EVERY),
-}  # fmt: skip
+}
 
 
 def adam(algorithm: sf.Algorithm) -> sf.Algorithm:

@@ -143,7 +143,8 @@ def test_a_new_run_needs_a_callback_of_its_own():
     _, module, callback = fitted(epochs=1)
     with pytest.raises(
         ValueError,
-        match="the run begins after 0 steps, and the masks are those after 3: a new run",
+        match="the run begins after 0 steps, and the masks are those after 3: a new "
+        "run",
     ):
         trainer(callback).fit(module, loader())
 

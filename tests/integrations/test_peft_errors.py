@@ -9,7 +9,7 @@ from torch import nn
 import sparsefn as sf
 
 peft = pytest.importorskip("peft")
-from tests.integrations.lora_nets import (
+from tests.integrations.lora_nets import (  # noqa: E402
     NAMES,
     Net,
     X,
@@ -18,7 +18,7 @@ from tests.integrations.lora_nets import (
     pruned,
     train,
     wrapped,
-)  # noqa: E402
+)
 
 keep_zeros = sf.integrations.peft.keep_zeros
 
@@ -334,7 +334,8 @@ def test_copies_that_do_not_train_now(tmp_path):
     assert keep_zeros(model) is model
     with pytest.raises(
         ValueError,
-        match=r"'model.head.original_module.weight': it trains whole, with 30: freeze it",
+        match=r"'model.head.original_module.weight': it trains whole, with 30: freeze "
+        r"it",
     ):
         model.load_adapter(tmp_path / "late", "again")
     assert list(model.peft_config) == ["default"]

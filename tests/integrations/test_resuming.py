@@ -61,8 +61,8 @@ def test_sharded_models_are_refused(tmp_path: Path):
         model = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
         with pytest.raises(
             ValueError,
-            match="SparsityCallback: expected plain tensors, got a DTensor at 'weight': "
-            "call",
+            match="SparsityCallback: expected plain tensors, got a DTensor at "
+            "'weight': call",
         ):
             resuming.check_plain_model(model)
     finally:

@@ -65,12 +65,12 @@ def theirs(rounds, aggregate, reduce, features, axis, threshold):
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao announces its own end
-        from torch.ao.pruning._experimental.activation_sparsifier.activation_sparsifier import (
-            ActivationSparsifier,
+        from torch.ao.pruning._experimental.activation_sparsifier import (
+            activation_sparsifier,
         )
 
     model = nn.Sequential(nn.Identity())
-    peer = ActivationSparsifier(model)
+    peer = activation_sparsifier.ActivationSparsifier(model)
     peer.register_layer(
         model[0],
         aggregate_fn=AGGREGATES[aggregate],

@@ -112,7 +112,8 @@ def test_unpack_refuses():
         M.unpack({"w": torch.zeros(1, dtype=torch.uint8)}, {"w": T})
     with pytest.raises(
         TypeError,
-        match=r"expected packed masks to be uint8 or a 0-d bool at 'w', got torch.int64",
+        match=r"expected packed masks to be uint8 or a 0-d bool at 'w', got "
+        r"torch.int64",
     ):
         M.unpack({"w": torch.zeros(1, dtype=torch.int64)}, {"w": X})
     with pytest.raises(

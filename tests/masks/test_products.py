@@ -94,7 +94,7 @@ def test_weights_of_two_shapes_are_an_error():
     x, fwd, bwd = draws((5, 4), (3, 4), (4, 3))
     with pytest.raises(
         ValueError,
-        match=r"linear_pair: expected two weights of one shape .* got \(3, 4\) and \(4, "
-        r"3\)",
+        match=r"linear_pair: expected two weights of one shape .* got \(3, 4\) and "
+        r"\(4, 3\)",
     ):
         sf.linear_pair(x, fwd, bwd)

@@ -130,7 +130,7 @@ def test_soft_movement_has_the_masks_of_its_authors(case):
     assert torch.equal(state.masks["w"], case.outputs["mask"].bool())
 
 
-def test_the_penalty_of_soft_movement_is_the_mean_of_means_and_rises_with_the_threshold():
+def test_the_penalty_of_soft_movement_is_a_mean_of_means_and_rises_with_the_threshold():
     algorithm = methods.soft_movement(0.1, steps=100, strength=3.0)
     params = {"a": torch.randn(3, 4), "b": torch.randn(2, 2), "bias": torch.zeros(2)}
     state = algorithm.init(params)
@@ -419,7 +419,7 @@ def test_bad_arguments(make, kind, text):
         make()
 
 
-def test_soft_movement_has_the_same_bits_for_int_and_tensor_steps_and_any_number_of_leaves():
+def test_soft_movement_has_the_same_bits_for_int_and_tensor_steps_and_any_leaves():
     algorithm = sf.with_optimizer(
         methods.soft_movement(steps=6, where="*"), sf.optimizers.sgd(0.1)
     )

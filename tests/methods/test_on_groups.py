@@ -380,6 +380,7 @@ def test_errors():
         methods.taylor(1, pattern=sf.patterns.unstructured())
     with pytest.raises(
         ValueError,
-        match="distance: expected a pattern whose units have several entries, got unstr",
+        match="distance: expected a pattern whose units have several entries, got "
+        "unstr",
     ):
         methods.fpgm(0.5, epoch=1, steps=1, pattern=sf.patterns.unstructured())

@@ -192,7 +192,7 @@ def regression(params, x, y):
     return (x @ params["w"].mT - y).square().sum(-1).mean() / 2
 
 
-def test_woodfisher_prunes_by_the_gradients_of_examples_and_lowers_the_loss_of_masking():
+def test_woodfisher_prunes_by_gradients_of_examples_and_lowers_the_loss_of_masking():
     torch.manual_seed(0)
     x = torch.randn(200, 4) @ torch.randn(4, 12) + 0.2 * torch.randn(200, 12)
     weight = torch.randn(1, 12)

@@ -356,7 +356,7 @@ class Checkpointing(nn.Module):
         )
 
 
-def test_activation_checkpointing_is_refused_where_it_would_recompute_with_other_weights():
+def test_activation_checkpointing_is_refused_where_it_recomputes_with_other_weights():
     net, x = Checkpointing(), torch.randn(4, 3)
     params = {path: p + 1 for path, p in M.params_of(net).items()}
     text = (
@@ -528,7 +528,8 @@ def test_a_forward_that_writes_into_another_parameter_is_refused_by_name(write):
     module, x = Written(write), torch.ones(2, 3)
     with pytest.raises(
         RuntimeError,
-        match=r"the forward of the Written wrote into 'layer.weight', which changed the",
+        match=r"the forward of the Written wrote into 'layer.weight', which changed "
+        r"the",
     ):
         M.call(module, M.params_of(module), x)
     with pytest.raises(RuntimeError, match=r"wrote into 'layer.weight'|\.data"):

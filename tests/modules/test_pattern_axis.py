@@ -106,7 +106,8 @@ def test_no_product_sums_over_what_a_weight_is_computed_from():
             assert sf.modules.check_pattern_axis(net, f"0.{name}", nm(2, 4, axis=0))
             with pytest.raises(
                 ValueError,
-                match="expected the weight of a layer that multiplies with it, got '0.*'",
+                match="expected the weight of a layer that multiplies with it, got "
+                "'0.*'",
             ):
                 sf.modules.pattern_axis(net, f"0.{name}")
 

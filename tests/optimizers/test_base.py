@@ -346,7 +346,8 @@ def test_update_refuses(make):
         make(weight_decay=0.1).update(gradient(params), state)
     with pytest.raises(
         ValueError,
-        match="expected grads with the structure of params, but there is no leaf at 'w'",
+        match="expected grads with the structure of params, but there is no leaf at "
+        "'w'",
     ):
         optimizer.update({"b": params["b"]}, state)
     with pytest.raises(

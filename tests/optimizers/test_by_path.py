@@ -151,9 +151,11 @@ def test_the_pass_under_masks_has_the_bits_of_the_long_way(threads):
 
 def test_one_pass_is_taken_where_every_part_has_one(monkeypatch):
     seen = []
-    update = lambda *args, **kwargs: (
-        seen.append(args) or O.sgd(0.1).update(*args, **kwargs)
-    )  # noqa: E731
+
+    def update(*args, **kwargs):
+        seen.append(args)
+        return O.sgd(0.1).update(*args, **kwargs)
+
     watched = O.sgd(0.1)._replace(update=update, under_masks=O.sgd(0.1).under_masks)
     algorithm = rigl(O.by_path([("*.bias", watched), ("*", O.adam(0.1))]))
     state = algorithm.init(PARAMS)

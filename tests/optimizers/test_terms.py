@@ -126,7 +126,8 @@ def test_a_term_of_another_structure_or_shape_is_an_error():
     wrong = sf.with_terms(sf.dense(), lambda state, step: {"v": torch.ones(1, 2)})
     with pytest.raises(
         ValueError,
-        match="expected a term with the structure of params, but there is no leaf at 'w'",
+        match="expected a term with the structure of params, but there is no leaf at "
+        "'w'",
     ):
         wrong.view.grads(wrong.init(grads), grads, 0)
     wrong = sf.with_terms(sf.dense(), lambda state, step: {"w": torch.ones(2)})

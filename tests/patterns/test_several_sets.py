@@ -389,11 +389,18 @@ def test_units_by_numbers_pool_their_own_entries(reduce):
     }
     fn = fns.get(reduce, lambda x: x.sum().square())
     entries = [
-        torch.cat([weights[p].movedim(d, 0)[torch.tensor(n) == unit].flatten() for p, d, n in (
-            ("a", 0, NUMBERS["a"]), ("b", 1, NUMBERS["b"]), ("c", 1, NUMBERS["c"])
-        )])
+        torch.cat(
+            [
+                weights[p].movedim(d, 0)[torch.tensor(n) == unit].flatten()
+                for p, d, n in (
+                    ("a", 0, NUMBERS["a"]),
+                    ("b", 1, NUMBERS["b"]),
+                    ("c", 1, NUMBERS["c"]),
+                )
+            ]
+        )
         for unit in range(3)
-    ]  # fmt: skip
+    ]
     best = torch.stack([fn(x.double().abs()) for x in entries]).argmax()
     pattern = sf.tied(
         [["a", 0, NUMBERS["a"]], ["b", -1], ["c", 1, NUMBERS["c"]]], reduce

@@ -271,7 +271,8 @@ def test_leaves_that_are_no_matrices_are_refused():
         sf.reparametrised(sf.reparam.low_rank(2), where="b").init({"b": torch.ones(3)})
     with pytest.raises(
         ValueError,
-        match=r"expected leaves of 3 axes or more, got shape \(3, 4\) at 'w': leave them",
+        match=r"expected leaves of 3 axes or more, got shape \(3, 4\) at 'w': leave "
+        r"them",
     ):
         sf.reparametrised(sf.reparam.low_rank(2, stacked=1)).init(
             {"w": torch.ones(3, 4)}

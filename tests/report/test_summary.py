@@ -130,7 +130,8 @@ def test_summary_of_nothing():
 def test_summary_refuses():
     with pytest.raises(
         ValueError,
-        match=r"expected a mask of shape \(40, 50\) or \(\) at '1.weight', got \(40, 1\)",
+        match=r"expected a mask of shape \(40, 50\) or \(\) at '1.weight', got \(40, "
+        r"1\)",
     ):
         summary(
             STATE._replace(

@@ -307,7 +307,8 @@ def test_reap_names_what_is_wrong(stats, pattern, text):
 def test_reap_of_other_patterns_and_statistics():
     with pytest.raises(
         ValueError,
-        match=r"reap: expected a pattern of tied sets, sf.tied, .*, got channel\(axis=0",
+        match=r"reap: expected a pattern of tied sets, sf.tied, .*, got "
+        r"channel\(axis=0",
     ):
         sf.scores.reap(seen(), sf.patterns.channel(0))
     with pytest.raises(

@@ -75,7 +75,8 @@ class TestLeafwise:
     def test_errors(self):
         with pytest.raises(
             TypeError,
-            match=r"expected fn to be a function of \(weight, grad, mask\), got <lambda>",
+            match=r"expected fn to be a function of \(weight, grad, mask\), got "
+            r"<lambda>",
         ):
             sf.scores.leafwise(lambda weight: weight)
         with pytest.raises(
@@ -109,7 +110,7 @@ class TestLamp:
         )
         assert lamp(torch.zeros(0, 3)).shape == (0, 3)
 
-    def test_is_magnitude_pruning_at_the_counts_it_chooses_and_every_leaf_keeps_its_best(
+    def test_is_magnitude_pruning_at_its_counts_and_every_leaf_keeps_its_best(
         self,
     ):
         generator = torch.Generator().manual_seed(0)

@@ -89,6 +89,7 @@ def test_random_scores_depend_on_key_path_step_and_index_alone():
 def test_random_scores_need_a_key():
     with pytest.raises(
         ValueError,
-        match=r"expected a state with a PRNG key for random scores, got none; pass key=",
+        match=r"expected a state with a PRNG key for random scores, got none; pass "
+        r"key=",
     ):
         S.random(state_of(1.0), (), 0)

@@ -194,8 +194,8 @@ def test_errors():
     state = sf.one_shot(0.5, pattern=NET).init(params())
     with pytest.raises(
         ValueError,
-        match=r"by_unit: expected .* to give shape \(4,\) of \(4, 6\) at 'a', got shape "
-        r"\(\)",
+        match=r"by_unit: expected .* to give shape \(4,\) of \(4, 6\) at 'a', got "
+        r"shape \(\)",
     ):
         score(state, (), 0)
     text = (

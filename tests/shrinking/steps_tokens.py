@@ -197,9 +197,10 @@ def bilinear(pick, shape):
 def weights_made_by_a_layer(pick, shape):
     c, o = width(shape), pick(3, 4)
     maker = nn.Linear(c, c * o)
-    run = lambda self, x: torch.einsum(
-        "bi,boi->bo", x, self.maker(x.tanh()).view(-1, o, c)
-    )  # noqa: E731
+
+    def run(self, x):
+        return torch.einsum("bi,boi->bo", x, self.maker(x.tanh()).view(-1, o, c))
+
     return Step(f"weights {o} x {c} made by a layer", run, maker=maker)
 
 

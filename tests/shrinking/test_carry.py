@@ -114,8 +114,8 @@ def test_other_shapes_and_other_parameters_are_refused():
     )
     with pytest.raises(
         ValueError,
-        match=r"carry: expected a tensor of the old shape \(8, 4\) at 'm.0.weight', got "
-        r"\(3,\)",
+        match=r"carry: expected a tensor of the old shape \(8, 4\) at 'm.0.weight', "
+        r"got \(3,\)",
     ):
         sf.shrinking.carry({"m": {"0.weight": torch.ones(3)}}, made)
     pattern = sf.shrinking.groups(model, X).pattern()

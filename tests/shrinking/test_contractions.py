@@ -46,7 +46,9 @@ CASES = {
         ),
         [],
         {
-            "matmul sums over it, and it is not 0 where it is masked": "a.weight[0], a.bias[0], c.weight[0], c.bias[0]"
+            "matmul sums over it, and it is not 0 where it is masked": (
+                "a.weight[0], a.bias[0], c.weight[0], c.bias[0]"
+            )
         },
     ),
     "bilinear": (

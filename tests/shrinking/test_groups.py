@@ -326,7 +326,8 @@ def test_submodules_that_cannot_be_exported():
     model, x = nn.Sequential(nn.Linear(4, 4), Branching()).eval(), torch.randn(3, 4)
     with pytest.raises(
         ValueError,
-        match="torch.export cannot follow the submodules '0', '1': GuardOnDataDependent",
+        match="torch.export cannot follow the submodules '0', '1': "
+        "GuardOnDataDependent",
     ):
         sf.shrinking.groups(model, x, only=["0", "1"])
     for only, kind, text in (
@@ -351,7 +352,8 @@ def test_submodules_that_cannot_be_exported():
             sf.shrinking.groups(model, x, only=only)
     with pytest.raises(
         ValueError,
-        match="expected an example that the Sequential can be called with: it fails with",
+        match="expected an example that the Sequential can be called with: it fails "
+        "with",
     ):
         sf.shrinking.groups(model, torch.randn(3, 5), only="1.encoder")
     assert [

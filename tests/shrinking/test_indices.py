@@ -159,7 +159,8 @@ def test_what_cannot_follow_is_refused():
     cut.analysis.values[node] = value._replace(labels=(None, None))
     with pytest.raises(
         ValueError,
-        match="the operation slice cannot follow entries that go: it reads one that goes",
+        match="the operation slice cannot follow entries that go: it reads one that "
+        "goes",
     ):
         program(cut)
     assert (

@@ -11,7 +11,9 @@ CASES = {
         lambda: lin(lambda net, x: net.b(net.n(net.a(x))), n=nn.LayerNorm(4)),
         [],
         {
-            "layer_norm at 'n' takes its mean": "a.weight[0], a.bias[0], n.weight[0], n.bias[0]"
+            "layer_norm at 'n' takes its mean": (
+                "a.weight[0], a.bias[0], n.weight[0], n.bias[0]"
+            )
         },
     ),
     "layer norm, counted": (
@@ -97,7 +99,9 @@ CASES = {
         lambda: lin(lambda net, x: net.b(net.a(x)) * net.a(x).sigmoid().mean(1, True)),
         [],
         {
-            "mean takes its mean, and it is not 0 where it is masked": "a.weight[0], a.bias[0], b.weight[1]"
+            "mean takes its mean, and it is not 0 where it is masked": (
+                "a.weight[0], a.bias[0], b.weight[1]"
+            )
         },
     ),
     "mean of pixels": (

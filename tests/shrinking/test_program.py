@@ -261,7 +261,8 @@ def test_modes_are_those_of_the_trace():
     assert not small.training and small.eval() is small
     with pytest.warns(
         UserWarning,
-        match="traced in eval mode, and computes so whatever .* take one with train=True",
+        match="traced in eval mode, and computes so whatever .* take one with "
+        "train=True",
     ):
         small.train()
     _, small = both(model.train(), x, train=True)
@@ -289,7 +290,8 @@ def test_other_arguments_than_tensors_are_those_of_the_trace():
             small(x, other)
     with pytest.raises(
         ValueError,
-        match=r"the program was traced with mask=None, got 2; trace the model with that",
+        match=r"the program was traced with mask=None, got 2; trace the model with "
+        r"that",
     ):
         same_input(2, None, "mask")
 

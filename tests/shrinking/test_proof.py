@@ -211,9 +211,11 @@ def test_casts_to_float32_stay_in_float64():
         assert "gives another output at 'logits' than the masked one" in differs(
             whole, small, words
         )
-    float_inside = lambda self, x: (
-        self.net(x).float().softmax(-1, dtype=torch.float32) @ torch.ones(4, 4)
-    )  # noqa: E731
+
+    def float_inside(self, x):
+        shares = self.net(x).float().softmax(-1, dtype=torch.float32)
+        return shares @ torch.ones(4, 4)
+
     assert differs(*pair(float_inside), X) == ""
     assert torch.get_default_dtype() == torch.float32
 
@@ -330,8 +332,8 @@ def test_bad_input():
     whole, small = pair(lambda self, x: self.net(x).argmax(-1))
     with pytest.raises(
         ValueError,
-        match="expected the Returns to return floating-point tensors on the example, in "
-        "tuples",
+        match="expected the Returns to return floating-point tensors on the example, "
+        "in tuples",
     ):
         differs(whole, small, X)
     with pytest.raises(

@@ -103,8 +103,20 @@ enter(
     **ENDS,
 )
 kinds = [[["global", "local"], 1]]
-enter("gpt_neo", "GPTNeoForCausalLM", "GPTNeoConfig", attention_types=kinds, num_layers=2, num_heads=4, window_size=3,
-      vocab_size=20, hidden_size=16, intermediate_size=20, max_position_embeddings=16, **ENDS)  # fmt: skip
+enter(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    "GPTNeoConfig",
+    attention_types=kinds,
+    num_layers=2,
+    num_heads=4,
+    window_size=3,
+    vocab_size=20,
+    hidden_size=16,
+    intermediate_size=20,
+    max_position_embeddings=16,
+    **ENDS,
+)
 enter("bert", "BertModel", "BertConfig", **COMMON)
 enter("roberta", "RobertaForMaskedLM", "RobertaConfig", **COMMON)
 enter(
@@ -125,8 +137,16 @@ enter(
     **{**COMMON, "num_hidden_layers": 2},
 )
 enter("electra", "ElectraModel", "ElectraConfig", embedding_size=10, **COMMON)
-enter("deberta", "DebertaV2Model", "DebertaV2Config", relative_attention=True, pos_att_type=["p2c", "c2p"],
-      position_biased_input=False, type_vocab_size=0, **COMMON)  # fmt: skip
+enter(
+    "deberta",
+    "DebertaV2Model",
+    "DebertaV2Config",
+    relative_attention=True,
+    pos_att_type=["p2c", "c2p"],
+    position_biased_input=False,
+    type_vocab_size=0,
+    **COMMON,
+)
 T5 = {
     "d_model": 16,
     "d_kv": 4,
@@ -144,8 +164,16 @@ enter(
     "decoder_input_ids",
     **T5,
 )
-enter("t5_gated", "T5ForConditionalGeneration", "T5Config", "input_ids", "decoder_input_ids",
-      feed_forward_proj="gated-gelu", tie_word_embeddings=False, **T5)  # fmt: skip
+enter(
+    "t5_gated",
+    "T5ForConditionalGeneration",
+    "T5Config",
+    "input_ids",
+    "decoder_input_ids",
+    feed_forward_proj="gated-gelu",
+    tie_word_embeddings=False,
+    **T5,
+)
 BART = {
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 2,
@@ -177,13 +205,43 @@ enter(
     **PIXELS,
     **COMMON,
 )
-enter("hf_swin", "SwinModel", "SwinConfig", "pixel_values", image_size=8, patch_size=1, embed_dim=8, depths=[1, 1],
-      num_heads=[2, 4], window_size=4)  # fmt: skip
-enter("hf_convnext", "ConvNextModel", "ConvNextConfig", "pixel_values", patch_size=2, hidden_sizes=[6, 8],
-      depths=[1, 1], num_stages=2)  # fmt: skip
-enter("segformer", "SegformerForSemanticSegmentation", "SegformerConfig", "pixel_values", num_encoder_blocks=2,
-      depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 12], num_attention_heads=[2, 4], patch_sizes=[3, 3],
-      strides=[2, 2], mlp_ratios=[2, 2], decoder_hidden_size=10)  # fmt: skip
+enter(
+    "hf_swin",
+    "SwinModel",
+    "SwinConfig",
+    "pixel_values",
+    image_size=8,
+    patch_size=1,
+    embed_dim=8,
+    depths=[1, 1],
+    num_heads=[2, 4],
+    window_size=4,
+)
+enter(
+    "hf_convnext",
+    "ConvNextModel",
+    "ConvNextConfig",
+    "pixel_values",
+    patch_size=2,
+    hidden_sizes=[6, 8],
+    depths=[1, 1],
+    num_stages=2,
+)
+enter(
+    "segformer",
+    "SegformerForSemanticSegmentation",
+    "SegformerConfig",
+    "pixel_values",
+    num_encoder_blocks=2,
+    depths=[1, 1],
+    sr_ratios=[2, 1],
+    hidden_sizes=[8, 12],
+    num_attention_heads=[2, 4],
+    patch_sizes=[3, 3],
+    strides=[2, 2],
+    mlp_ratios=[2, 2],
+    decoder_hidden_size=10,
+)
 enter(
     "clip_vision",
     "CLIPVisionModel",
@@ -208,9 +266,27 @@ WHISPER = {
     "max_target_positions": 16,
     "pad_token_id": 0,
 }
-enter("whisper", "WhisperModel", "WhisperConfig", "input_features", "decoder_input_ids", **WHISPER, **ENDS,
-      decoder_start_token_id=2)  # fmt: skip
-enter("wav2vec2", "Wav2Vec2Model", "Wav2Vec2Config", "input_values", conv_dim=[6, 8], conv_stride=[5, 4],
-      conv_kernel=[10, 4], num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-      **COMMON)  # fmt: skip
+enter(
+    "whisper",
+    "WhisperModel",
+    "WhisperConfig",
+    "input_features",
+    "decoder_input_ids",
+    **WHISPER,
+    **ENDS,
+    decoder_start_token_id=2,
+)
+enter(
+    "wav2vec2",
+    "Wav2Vec2Model",
+    "Wav2Vec2Config",
+    "input_values",
+    conv_dim=[6, 8],
+    conv_stride=[5, 4],
+    conv_kernel=[10, 4],
+    num_feat_extract_layers=2,
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    **COMMON,
+)
 causal("mamba", "Mamba", state_size=3, conv_kernel=3, time_step_rank=2, **SIZES)

@@ -130,7 +130,8 @@ def test_a_singular_hessian_says_which_damping_is_enough(name, dtype, kind):
 def test_a_hessian_of_zeros_says_nothing(name, damp):
     with pytest.raises(
         ValueError,
-        match=f"{name}: expected a hessian with an input that is not 0, got zeros alone",
+        match=f"{name}: expected a hessian with an input that is not 0, got zeros "
+        f"alone",
     ):
         SOLVERS[name](W, torch.zeros(4, 4), damp=damp)
 

@@ -138,12 +138,14 @@ def test_the_global_generator_is_noticed():
     meta = sf.testing.Meta(when=sf.never(), exact_count=False)
     with pytest.raises(
         sf.testing.Broken,
-        match="chance breaks purity, functions_are_pure: init reads or advances a global",
+        match="chance breaks purity, functions_are_pure: init reads or advances a "
+        "global",
     ):
         sf.testing.check_laws(chance, meta=meta, laws=[sf.testing.laws.PURITY])
     with pytest.raises(
         sf.testing.Broken,
-        match="chance breaks determinism, runs_repeat: run 1, state 0: differs at masks",
+        match="chance breaks determinism, runs_repeat: run 1, state 0: differs at "
+        "masks",
     ):
         sf.testing.check_laws(chance, meta=meta, laws=[sf.testing.laws.DETERMINISM])
 
@@ -308,8 +310,8 @@ def test_the_first_line_is_short_and_the_rest_stands_below():
 def test_a_function_that_makes_no_algorithm_is_refused(made):
     with pytest.raises(
         TypeError,
-        match="expected <lambda> to return an Algorithm, got .*; a pair of functions is "
-        "sf.Alg",
+        match="expected <lambda> to return an Algorithm, got .*; a pair of functions "
+        "is sf.Alg",
     ):
         sf.testing.check_laws(lambda sparsity, key: made)
 
@@ -320,7 +322,8 @@ def test_a_function_that_makes_an_algorithm_at_some_sparsities_alone_is_told():
 
     with pytest.raises(
         sf.testing.Broken,
-        match="^some: make raises TypeError: expected some to return an Algorithm, got N",
+        match="^some: make raises TypeError: expected some to return an Algorithm, got "
+        "N",
     ):
         sf.testing.check_laws(
             some, meta=sf.testing.Meta(when=sf.never()), laws=LAWS[-2:-1]

@@ -42,7 +42,7 @@ def test_a_pattern_that_takes_no_shape_is_refused():
     impossible = sf.patterns.nm(1, 997)
     with pytest.raises(
         ValueError,
-        match=r"no leaf shape was found that nm\(1, 997, axis=-1\) takes; give a Layout "
-        r"with its Form",
+        match=r"no leaf shape was found that nm\(1, 997, axis=-1\) takes; give a "
+        r"Layout with its Form",
     ):
         oracle.computed_layout(impossible)

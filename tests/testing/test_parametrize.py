@@ -17,7 +17,10 @@ import sparsefn as sf
 from tests.testing.broken import MAGNITUDE, NEVER, by, one_more, static, draws
 
 @sf.testing.parametrize_laws(
-    [(static, NEVER), sf.testing.Row("more", lambda s, key, params: by(one_more)(s, key), MAGNITUDE)],
+    [
+        (static, NEVER),
+        sf.testing.Row("more", lambda s, key, params: by(one_more)(s, key), MAGNITUDE),
+    ],
     expected_failures={failures},
     strict={strict},
     laws=[sf.testing.laws.EXACT_COUNT],

@@ -305,7 +305,8 @@ def test_begins_of_members_may_differ():
         schedules.piecewise([(torch.tensor([3]), 0.5)])
     with pytest.raises(
         TypeError,
-        match="expected every begin to be an int or a 0-d int64 tensor, got a tensor of",
+        match="expected every begin to be an int or a 0-d int64 tensor, got a tensor "
+        "of",
     ):
         schedules.piecewise([(torch.tensor(3.0), 0.5)])
 

@@ -171,7 +171,8 @@ def test_the_older_hooks_are_told_by_the_names_that_they_leave(name):
     assert [path for path, mask in masks.items() if mask.ndim] == ["1.weight"]
     with pytest.raises(
         ValueError,
-        match=f"^where: '{names[-1]}' is no weight: .*, with {re.escape(call)}, or leave",
+        match=f"^where: '{names[-1]}' is no weight: .*, with {re.escape(call)}, or "
+        f"leave",
     ):
         sf.static(0.5, where=[names[-1], "1.weight"]).init(params)
 

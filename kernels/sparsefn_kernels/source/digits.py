@@ -44,8 +44,19 @@ TIED = tl.constexpr(
 
 @triton.jit
 def before_pass(
-    lot, s, row, counts, ends, tally, states, found, d, segments, last_shift, BITS: tl.constexpr
-):  # fmt: skip
+    lot,
+    s,
+    row,
+    counts,
+    ends,
+    tally,
+    states,
+    found,
+    d,
+    segments,
+    last_shift,
+    BITS: tl.constexpr,
+):
     """What is known of T before pass d: (mode, wanted, digits of the key, digits of the
     place).
 
@@ -143,10 +154,29 @@ def keys_near(lot, s, j, near, near_key, near_place, offs, B: tl.constexpr):
 
 @triton.jit(do_not_specialize=["many", "segments", "d", "shift", "last_shift"])
 def count_digits(
-    spans, lots, many, counts, ends, tally, near_key, near_place, states, found, segments, d, shift, last_shift,
-    JOINT: tl.constexpr, FLAGS: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr,
-    PLACE: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    spans,
+    lots,
+    many,
+    counts,
+    ends,
+    tally,
+    near_key,
+    near_place,
+    states,
+    found,
+    segments,
+    d,
+    shift,
+    last_shift,
+    JOINT: tl.constexpr,
+    FLAGS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    PLACE: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+):
     """Pass d: how many of the units that share the digits of T so far have which next
     one.
     """
@@ -202,10 +232,28 @@ def count_digits(
 
 @triton.jit(do_not_specialize=["many", "segments", "d", "last_shift"])
 def finish(
-    spans, lots, many, counts, ends, tally, near_key, near_place, states, found, segments, d, last_shift,
-    JOINT: tl.constexpr, FLAGS: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr,
-    PLACE: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    spans,
+    lots,
+    many,
+    counts,
+    ends,
+    tally,
+    near_key,
+    near_place,
+    states,
+    found,
+    segments,
+    d,
+    last_shift,
+    JOINT: tl.constexpr,
+    FLAGS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    PLACE: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+):
     """The winners near the threshold into the mask, or the mask of all scores anew."""
     lot, row, s, worker = segment_of(lots, many, tl.program_id(0), JOINT, STEPS)
     mode, _wanted, key, place = before_pass(

@@ -29,9 +29,19 @@ from sparsefn_kernels.source.keys import (
 
 @triton.jit(do_not_specialize=["many"])
 def bracket(
-    spans, lots, many, counts, ends, reach, JOINT: tl.constexpr, FLAGS: tl.constexpr, BITS: tl.constexpr,
-    INF: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
+    spans,
+    lots,
+    many,
+    counts,
+    ends,
+    reach,
+    JOINT: tl.constexpr,
+    FLAGS: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    STEPS: tl.constexpr,
+    M: tl.constexpr,
+):
     """The (least, greatest) key that the threshold of a segment probably has, from M of
     its units.
     """
@@ -76,9 +86,23 @@ def bracket(
 
 @triton.jit
 def _divided(
-    lot, span, s, start, size, first_place, lo, hi, tally, near_key, near_place, FLAGS: tl.constexpr,
-    WHOLE: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    lot,
+    span,
+    s,
+    start,
+    size,
+    first_place,
+    lo,
+    hi,
+    tally,
+    near_key,
+    near_place,
+    FLAGS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    B: tl.constexpr,
+):
     # Sixteen units a row of the tile: what is counted within them stays inside a warp.
     offs = tl.arange(0, B // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     keys = keys_of_chunk(span, start, size, offs, FLAGS, WHOLE, BITS, INF)
@@ -109,9 +133,21 @@ def _divided(
 
 @triton.jit(do_not_specialize=["many"])
 def divide(
-    spans, lots, many, ends, tally, near_key, near_place, JOINT: tl.constexpr, FLAGS: tl.constexpr,
-    ALIGNED: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    spans,
+    lots,
+    many,
+    ends,
+    tally,
+    near_key,
+    near_place,
+    JOINT: tl.constexpr,
+    FLAGS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+):
     """The mask of keys above the bracket; keys inside it are kept with their places, in
     any order, and both counted.
 

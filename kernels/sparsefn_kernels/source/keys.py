@@ -125,8 +125,15 @@ def keys_at(
 
 @triton.jit
 def keys_of_chunk(
-    span, start, size, offs, FLAGS: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr
-):  # fmt: skip
+    span,
+    start,
+    size,
+    offs,
+    FLAGS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+):
     """The keys of a chunk of a tensor; a whole one of aligned memory is read 16 bytes
     at a time.
     """

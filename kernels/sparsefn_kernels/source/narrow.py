@@ -10,9 +10,17 @@ from sparsefn_kernels.source.keys import least, ordered
 
 @triton.jit
 def _keys(
-    scores, allow, deny, offs, inside, ABS: tl.constexpr, ALLOW: tl.constexpr, DENY: tl.constexpr, BITS: tl.constexpr,
+    scores,
+    allow,
+    deny,
+    offs,
+    inside,
+    ABS: tl.constexpr,
+    ALLOW: tl.constexpr,
+    DENY: tl.constexpr,
+    BITS: tl.constexpr,
     INF: tl.constexpr,
-):  # fmt: skip
+):
     keys = ordered(tl.load(scores + offs, mask=inside, other=0), ABS, BITS, INF)
     if ALLOW:
         keys = tl.where(
@@ -27,10 +35,24 @@ def _keys(
 
 @triton.jit(do_not_specialize=["count_at"])
 def select_narrow(
-    scores, allow, deny, out, counts, count_at, count_step, rows, columns, ABS: tl.constexpr, ALLOW: tl.constexpr,
-    DENY: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, UNITS: tl.constexpr, WIDE: tl.constexpr,
+    scores,
+    allow,
+    deny,
+    out,
+    counts,
+    count_at,
+    count_step,
+    rows,
+    columns,
+    ABS: tl.constexpr,
+    ALLOW: tl.constexpr,
+    DENY: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    UNITS: tl.constexpr,
+    WIDE: tl.constexpr,
     R: tl.constexpr,
-):  # fmt: skip
+):
     """The winners of R rows (rows, UNITS, columns), each column of a row by itself;
     WIDE is a power of two.
     """

@@ -72,9 +72,20 @@ def _masked(row, first, numbers, WHOLE: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _adam_chunk(
-    row, first, numbers, size, least, shrink, part1, part2, beta2, decay, DECAY: tl.constexpr, WHOLE: tl.constexpr,
+    row,
+    first,
+    numbers,
+    size,
+    least,
+    shrink,
+    part1,
+    part2,
+    beta2,
+    decay,
+    DECAY: tl.constexpr,
+    WHOLE: tl.constexpr,
     B: tl.constexpr,
-):  # fmt: skip
+):
     offs, inside, kept, p, g = _masked(row, first, numbers, WHOLE, B)
     m = _read(row, FIRST, offs, inside, WHOLE)
     v = _read(row, SECOND, offs, inside, WHOLE)
@@ -92,9 +103,24 @@ def _adam_chunk(
 
 @triton.jit(do_not_specialize=["many", "beta1", "beta2", "eps", "decay"])
 def adam(
-    table, many, count, decay1, decay2, rate, new_count, new_decay1, new_decay2, beta1: tl.int64, beta2: tl.int64,
-    eps: tl.int64, decay: tl.int64, DECAY: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    table,
+    many,
+    count,
+    decay1,
+    decay2,
+    rate,
+    new_count,
+    new_decay1,
+    new_decay2,
+    beta1: tl.int64,
+    beta2: tl.int64,
+    eps: tl.int64,
+    decay: tl.int64,
+    DECAY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+):
     """A step of Adam of a chunk of a tensor. DECAY: 0 for none, 1 added to the
     gradient, 2 taken from the update.
     """
@@ -155,9 +181,18 @@ def adam(
 
 @triton.jit
 def _sgd_chunk(
-    row, first, numbers, speed, momentum, decay, DECAY: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    WHOLE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    row,
+    first,
+    numbers,
+    speed,
+    momentum,
+    decay,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    WHOLE: tl.constexpr,
+    B: tl.constexpr,
+):
     offs, inside, kept, p, g = _masked(row, first, numbers, WHOLE, B)
     if DECAY:
         g = g + decay * p
@@ -173,9 +208,20 @@ def _sgd_chunk(
 
 @triton.jit(do_not_specialize=["many", "momentum", "decay"])
 def sgd(
-    table, many, count, rate, new_count, momentum: tl.int64, decay: tl.int64, DECAY: tl.constexpr,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    table,
+    many,
+    count,
+    rate,
+    new_count,
+    momentum: tl.int64,
+    decay: tl.int64,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+):
     """A step of SGD of a chunk of a tensor."""
     c, row, first, numbers = _place(table, many, STEPS, B)
     if c == 0:

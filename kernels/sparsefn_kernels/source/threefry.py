@@ -126,10 +126,23 @@ def _stored(made, DIGITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["below"])
 def draw(
-    keys, index, chances, out, n, total, index_step, chance_step, below: tl.int64, XOR0: tl.constexpr,
-    XOR1: tl.constexpr, KIND: tl.constexpr, DIGITS: tl.constexpr, INDEXED: tl.constexpr, ONE_KEY: tl.constexpr,
+    keys,
+    index,
+    chances,
+    out,
+    n,
+    total,
+    index_step,
+    chance_step,
+    below: tl.int64,
+    XOR0: tl.constexpr,
+    XOR1: tl.constexpr,
+    KIND: tl.constexpr,
+    DIGITS: tl.constexpr,
+    INDEXED: tl.constexpr,
+    ONE_KEY: tl.constexpr,
     B: tl.constexpr,
-):  # fmt: skip
+):
     """Draws of keys (rows, 2), n each: of 0..n-1, or of the places in the index.
 
     KIND says what of: "words", "pairs", "uniform", "normal"; "below" compares the first
@@ -189,9 +202,16 @@ def _to(address, DIGITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["many"])
 def draw_leaves(
-    table, many, keys, XOR0: tl.constexpr, XOR1: tl.constexpr, KIND: tl.constexpr, DIGITS: tl.constexpr,
-    STEPS: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    table,
+    many,
+    keys,
+    XOR0: tl.constexpr,
+    XOR1: tl.constexpr,
+    KIND: tl.constexpr,
+    DIGITS: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+):
     """Uniforms or normals of many tensors, each from its own key (many, 2): a chunk of
     one of them.
     """

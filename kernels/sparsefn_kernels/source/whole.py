@@ -31,9 +31,16 @@ def write_table(table, numbers, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["many"])
 def select_whole(
-    spans, lots, many, counts, FLAGS: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, STEPS: tl.constexpr,
+    spans,
+    lots,
+    many,
+    counts,
+    FLAGS: tl.constexpr,
+    BITS: tl.constexpr,
+    INF: tl.constexpr,
+    STEPS: tl.constexpr,
     B: tl.constexpr,
-):  # fmt: skip
+):
     """The winners of a segment of at most B units: its threshold by bits, then ties in
     order.
     """

@@ -22,7 +22,8 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
     Traceback (most recent call last):
         ...
-    TypeError: expected distribution to be a function of (shapes, sparsity), got erk itself; call it: erk()
+    TypeError: expected distribution to be a function of (shapes, sparsity), got erk
+    itself; call it: erk()
 
     A function whose signature Python does not know is not looked at, nor is any while
     compiling.
@@ -79,7 +80,8 @@ def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> Non
     >>> check_keywords("rigl", ["drop_fractoin"], ["drop", "drop_fraction"])
     Traceback (most recent call last):
         ...
-    TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean 'drop_fraction'?
+    TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean
+    'drop_fraction'?
     """
     if torch.compiler.is_compiling():
         return

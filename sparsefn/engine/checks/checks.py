@@ -154,7 +154,8 @@ def check_whole(call: str, name: str, value: object, low: int) -> None:
     >>> checks.check_whole("every(n)", "n", torch.tensor(0.5), 1)
     Traceback (most recent call last):
         ...
-    TypeError: every(n): expected n to be an int or a 0-d int64 tensor, got a tensor of torch.float32
+    TypeError: every(n): expected n to be an int or a 0-d int64 tensor, got a tensor of
+    torch.float32
 
     The value of a tensor is not looked at: it may be batched, or on another device.
     """
@@ -210,7 +211,8 @@ def check_sparsity(sparsity: Real, what: str = "sparsity") -> Real:
     >>> check_sparsity(1)
     Traceback (most recent call last):
         ...
-    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0
+    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is
+    written 1.0
 
     The value of a tensor is not looked at.
     """

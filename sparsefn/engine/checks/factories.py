@@ -324,7 +324,8 @@ def shown(value: Any) -> str:
             f"[{text}]" if kind is list else f"({text}{',' if len(value) == 1 else ''})"
         )
     if kind is dict:
-        return f"{{{', '.join(f'{shown(name)}: {shown(item)}' for name, item in value.items())}}}"
+        items = [f"{shown(name)}: {shown(item)}" for name, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     if isinstance(value, Tensor):
         return _tensor(value)
     if isinstance(value, FunctionType | MethodType | type):
@@ -363,4 +364,5 @@ def _tensor(value: Tensor) -> str:
         return f"tensor(shape={tuple(value.shape)}, dtype={kind})"
     text = ", ".join(map(_BRIEF.get(value.dtype, shown), numbers))
     plain = value.dtype in (torch.float32, torch.int64, torch.bool)
-    return f"tensor({f'[{text}]' if value.ndim else text}{'' if plain else f', dtype={kind}'})"
+    values = f"[{text}]" if value.ndim else text
+    return f"tensor({values})" if plain else f"tensor({values}, dtype={kind})"

@@ -314,11 +314,11 @@ def both(flags: Value, others: Value) -> Value:
 def _of_flags(
     of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value
 ) -> Value:
-    made: Any = (
-        flags.of_flags(of_bytes, others)
-        if isinstance(flags, Listed)
-        else of_one(flags, others)
-    )  # type: ignore[arg-type]
+    made: Any
+    if isinstance(flags, Listed):
+        made = flags.of_flags(of_bytes, others)  # type: ignore[arg-type]
+    else:
+        made = of_one(flags, others)
     return made  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,8 @@ def check_float(what: str, value: object, path: str | None = None) -> None:
     >>> floats.check_float("params", torch.zeros(1, dtype=torch.float8_e5m2), "w")
     Traceback (most recent call last):
         ...
-    TypeError: expected floating-point params, got torch.float8_e5m2 at 'w'; float16, bfloat16, float32 and float64 ...
+    TypeError: expected floating-point params, got torch.float8_e5m2 at 'w'; float16,
+    bfloat16, float32 and float64 ...
     """
     if not isinstance(value, Tensor) or value.dtype not in FLOATS:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__

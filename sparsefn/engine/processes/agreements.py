@@ -250,8 +250,8 @@ def _difference(texts: Sequence[bytes]) -> str:
 def _words(error: BaseException | None) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     row = np.zeros(_WORDS, np.uint8)
     if error is not None and torch.distributed.is_initialized():
-        said = f"rank {torch.distributed.get_rank()}, {type(error).__name__}: {error}".encode()[
-            :_WORDS
-        ]
+        rank = torch.distributed.get_rank()
+        words = f"rank {rank}, {type(error).__name__}: {error}"
+        said = words.encode()[:_WORDS]
         row[: len(said)] = np.frombuffer(said, np.uint8)
     return row

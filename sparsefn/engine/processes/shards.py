@@ -114,9 +114,8 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
     """How the processes have cut a DTensor. Raises the errors of `extent_of`; with
     `sums` not those of partial ones.
     """
-    # type: ignore[attr-defined]
-    mesh = x.device_mesh
-    placements = x.placements
+    mesh = x.device_mesh  # type: ignore[attr-defined]
+    placements = x.placements  # type: ignore[attr-defined]
     ranks = mesh.get_coordinate()
     if ranks is None:
         raise ValueError(
@@ -198,9 +197,8 @@ def sharded_like(local: Tensor, x: Tensor) -> Tensor:
         return local
     # Without the shape every process would work out another one from shards of
     # different sizes.
-    # type: ignore[attr-defined]
-    mesh = x.device_mesh
-    placements = x.placements
+    mesh = x.device_mesh  # type: ignore[attr-defined]
+    placements = x.placements  # type: ignore[attr-defined]
     module = sys.modules["torch.distributed.tensor"]
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
     made: Tensor = module.DTensor.from_local(
@@ -358,11 +356,11 @@ def laid_like(x: Tensor, like_: Tensor) -> Tensor:
 
 def words_of(x: Tensor) -> str:
     """How a tensor is laid out, in words."""
-    return (
-        f"laid out as {list(x.placements)} over {x.device_mesh}"
-        if is_sharded(x)
-        else "plain"
-    )  # type: ignore[attr-defined]
+    if not is_sharded(x):
+        return "plain"
+    placements = list(x.placements)  # type: ignore[attr-defined]
+    mesh = x.device_mesh  # type: ignore[attr-defined]
+    return f"laid out as {placements} over {mesh}"
 
 
 def _named(x: Tensor) -> str:

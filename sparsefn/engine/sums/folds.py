@@ -127,7 +127,8 @@ def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
 
     >>> from sparsefn.engine.sums.folds import slabs
     >>> list(slabs((2, 3), 2))
-    [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), ...
+    [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 4, None)),
+    (slice(1, 2, None), ...
     """
     if not grid:
         yield ()

@@ -90,9 +90,13 @@ def test_an_int_is_checked_with_and_without_a_call_and_a_least_value():
 
 NUMBERS = {"int", "float", "Integral", "Real"}
 ELSEWHERE = {
-    "engine/checks/rounding.py": "what a schedule gives, and that may be a number of NumPy's",
+    "engine/checks/rounding.py": (
+        "what a schedule gives, and that may be a number of NumPy's"
+    ),
     "engine/selection/groups.py": "an int, or a count for each group",
-    "budgets/distributions.py": "a float, whose counts may be kept: they are looked up by it",
+    "budgets/distributions.py": (
+        "a float, whose counts may be kept: they are looked up by it"
+    ),
     **dict.fromkeys(
         (
             f"shrinking/{name}.py"

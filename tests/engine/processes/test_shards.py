@@ -256,7 +256,8 @@ def check_meshes() -> None:
         sf.random.normal_like(sf.random.split(sf.random.key(0), 3), fine)
     with pytest.raises(
         ValueError,
-        match="expected a DTensor of probabilities without an index and without another",
+        match="expected a DTensor of probabilities without an index and without "
+        "another",
     ):
         sf.random.bernoulli(sf.random.key(0), fine, (3, 4, 2))
 
