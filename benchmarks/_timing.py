@@ -194,9 +194,8 @@ def memory_of(case: Case) -> tuple[float, float] | None:
         return None
     argument = None if case.setup is None else case.setup()
     before = _resident()
-    reset.write_text(
-        "5", encoding="ascii"
-    )  # the peak starts at the memory that is resident now
+    # the peak starts at the memory that is resident now
+    reset.write_text("5", encoding="ascii")
     result = case.run() if case.setup is None else case.run(argument)
     peak = _status("VmHWM") - before
     left = _resident() - before
@@ -261,9 +260,8 @@ def options_of(
     options.rounds = options.rounds or (
         1 if options.smoke else 9 if options.quick else 25
     )
-    options.budget = (
-        2.0 if options.quick else 12.0
-    )  # seconds of a comparison, but five rounds at least
+    # seconds of a comparison, but five rounds at least
+    options.budget = 2.0 if options.quick else 12.0
     torch.set_num_threads(options.threads)
     return options
 

@@ -259,10 +259,8 @@ def sanitized(b: Bench) -> None:
 
 
 def _status(command: list[str]) -> float:
-    seen = {
-        **os.environ,
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-    }  # else an address beyond a tensor may be in a cache
+    # else an address beyond a tensor may be in a cache
+    seen = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return float(
         subprocess.run(
             command, stdout=subprocess.DEVNULL, timeout=90, env=seen, check=False

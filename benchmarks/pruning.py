@@ -194,9 +194,8 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     )
     width, layers, tokens = sizes
     size = 64 if options.smoke else 1024 if options.quick else 4096
-    few = argparse.Namespace(
-        **{**vars(options), "rounds": min(options.rounds, 3)}
-    )  # a round takes half a minute
+    # a round takes half a minute
+    few = argparse.Namespace(**{**vars(options), "rounds": min(options.rounds, 3)})
     tables: list[tuple[str, Callable[..., list[Case]], Any, argparse.Namespace]] = [
         (
             f"calibration of {layers} blocks, width {width}, {tokens} tokens",

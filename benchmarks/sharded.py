@@ -130,10 +130,8 @@ def run(processes: Sequence[Sequence[Exchange[None]]]) -> tuple[int, int]:
     collectives and bytes.
     """
     ranks = len(processes)
-    collectives, taken = (
-        1,
-        8 * ranks,
-    )  # eight bytes of each first: has one failed, do all see the same?
+    # eight bytes of each first: has one failed, do all see the same?
+    collectives, taken = (1, 8 * ranks)
     told: dict[int, Any] = dict.fromkeys(range(len(processes[0])))
     while told:
         asked = {

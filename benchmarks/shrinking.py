@@ -155,9 +155,8 @@ def weakest(groups: Groups, params: dict[str, Tensor]) -> dict[int, list[int]]:
     for leaf, x in params.items():
         squares = x.square()
         for dim in {member.dim for member in members if member.leaf == leaf}:
-            before = (
-                squares.sum(list(range(dim))) if dim else squares
-            )  # faster than all at once
+            # faster than all at once
+            before = squares.sum(list(range(dim))) if dim else squares
             rows[leaf, dim] = before.reshape(x.shape[dim], -1).sum(1)
     for i, group in chosen:
         scores = torch.zeros(group.size)
@@ -212,10 +211,8 @@ def weights_of(model: nn.Module) -> int:
 def compared(name: str, tp: Any, options: argparse.Namespace) -> list[Sized]:
     """The table of one model."""
     torch.manual_seed(0)
-    model, x = (
-        MODELS[name]().eval(),
-        torch.randn(1, 3, 96, 96),
-    )  # Torch-Pruning follows gradients
+    # Torch-Pruning follows gradients
+    model, x = (MODELS[name]().eval(), torch.randn(1, 3, 96, 96))
     x = torch.randn(1, 3, 98, 98) if name.startswith("DINO") else x
     graph, params = (
         traced(model, x),

@@ -267,9 +267,8 @@ def steps_to_compile(widths: Sequence[int], when: Trigger) -> Steps:
         def run(state: sf.State) -> sf.State:
             return algorithm.update(state, grads, step)
 
-        run.__code__ = (
-            run.__code__.replace()
-        )  # graphs of one code are tried one after another
+        # graphs of one code are tried one after another
+        run.__code__ = run.__code__.replace()
         return run, algorithm.init(weights)
 
     plain = sf.with_optimizer(sf.rigl(SPARSITY, when=when, init="magnitude"), adam)
@@ -325,9 +324,8 @@ def compile_times(title: str, steps: Steps, backend: str, rounds: int) -> list[R
     """
     from torch._inductor.utils import fresh_cache
 
-    torch.compile(torch.neg, backend=backend)(
-        torch.ones(2)
-    )  # the first time, the compiler itself is imported
+    # the first time, the compiler itself is imported
+    torch.compile(torch.neg, backend=backend)(torch.ones(2))
     taken: list[list[float]] = []
     for i in range(rounds):
         seconds = dict.fromkeys(steps, 0.0)
@@ -386,9 +384,8 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
         f"training step of an MLP {features}-{features}-{features}-10, {name}": name
         for name in OPTIMIZERS
     }
-    weights = dict.fromkeys(
-        steps, sum(p.numel() for p in mlp.parameters())
-    )  # tables that measure memory, too
+    # tables that measure memory, too
+    weights = dict.fromkeys(steps, sum(p.numel() for p in mlp.parameters()))
     changing = (
         f"update of the weights of an MLP {features}-{features}-{features}-10 that "
         "changes masks, AdamW"

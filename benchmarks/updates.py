@@ -163,9 +163,8 @@ def cerebras_cases(shapes: Sequence[tuple[int, ...]]) -> list[Case]:
     weights, grads = normal_tree(shapes, 0), normal_tree(shapes, 1)
     fraction = torch.tensor(DROP)
 
-    def lost(
-        rate: float, active: Tensor
-    ) -> Tensor:  # it keeps a float32 product, rounded down
+    # it keeps a float32 product, rounded down
+    def lost(rate: float, active: Tensor) -> Tensor:
         return active - ((1 - fraction) * active.float()).long()
 
     algorithm = sf.rigl(SPARSITY, drop_fraction=DROP, count=lost, init="magnitude")

@@ -27,13 +27,8 @@ SHAPES = (
     (10, 20),
     (10, 10),
 )
-SPARSITIES = (
-    0.07,
-    0.29,
-    0.5,
-    0.57,
-    0.93,
-)  # 0.29 * 100 and 0.57 * 100 fall short of 29 and 57 in floating point
+# 0.29 * 100 and 0.57 * 100 fall short of 29 and 57 in floating point
+SPARSITIES = (0.07, 0.29, 0.5, 0.57, 0.93)
 STEPS = 5
 
 Arrays = list[np.ndarray]
@@ -179,8 +174,8 @@ def monotone(subject: Any) -> None:
         back = sum(int((~a & b).sum()) for a, b in zip(first, second, strict=True))
         if back:
             raise Broken(
-                f"{back} pruned weights come back when the sparsity rises from {low:g} "
-                f"to {high:g}"
+                f"{back} pruned weights come back when the sparsity rises from "
+                f"{low:g} to {high:g}"
             )
         if weights is not dead and not sum(b.sum() for b in second) < sum(
             a.sum() for a in first

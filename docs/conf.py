@@ -105,9 +105,8 @@ def written(app: Sphinx, docname: str, source: list[str]) -> None:
     """A page as Sphinx reads it: its code has been run, and is followed by what it
     printed.
     """
-    if (
-        not docname.startswith("recipes/") or docname in TUTORIALS
-    ):  # others need more libraries: `make recipes`
+    # others need more libraries: `make recipes`
+    if (not docname.startswith("recipes/") or docname in TUTORIALS):
         source[0] = with_output(source[0], docname)
     folder = (HERE / docname).parent
 
@@ -287,9 +286,8 @@ def signature(
     """Functions among the defaults by name, and what holds a lambda as an ellipsis."""
 
     def plain(text: str) -> str:
-        text = re.sub(
-            r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text
-        )  # an alias in a union
+        # an alias in a union
+        text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
         text = re.sub(
             r"(?<== )\([^()]*<lambda>[^()]*\)|<function [\w.]*<lambda>>", "...", text
         )

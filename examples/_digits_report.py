@@ -8,18 +8,11 @@ from _tables import aligned
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-COLOURS = {
-    "uniform": "#0072B2",
-    "ERK": "#D55E00",
-}  # distinct for every kind of colour vision
+# distinct for every kind of colour vision
+COLOURS = {"uniform": "#0072B2", "ERK": "#D55E00"}
 MARKERS = {"uniform": "o", "ERK": "s"}
-PICTURED = (
-    "RigL",
-    "SET",
-    "GMP",
-    "one-shot",
-    "static",
-)  # the mask of the first of these that was run is shown
+# the mask of the first of these that was run is shown
+PICTURED = ("RigL", "SET", "GMP", "one-shot", "static")
 BLANK = 0.05  # mean ink below which a pixel counts as blank
 
 Results = list[dict[str, Any]]
@@ -114,8 +107,8 @@ def accuracy(axes: Axes, results: Results, dense: float) -> None:
         pick(results, key=lambda result: result["mean"]) for pick in (max, min)
     )
     axes.set_title(
-        f"{100 * best['sparsity']:.4g}% zeros: "
-        f"{best['method']} {best['distribution']} is best with {best['mean']:.1f},\n"
+        f"{100 * best['sparsity']:.4g}% zeros: {best['method']} "
+        f"{best['distribution']} is best with {best['mean']:.1f},\n"
         f"{worst['method']} {worst['distribution']} worst with {worst['mean']:.1f}",
         fontsize=11,
     )
@@ -187,9 +180,8 @@ def first_layer(figure: SubFigure, ink: Any, sparse: Results) -> None:
     )
     blank = ink < BLANK
     figure.suptitle(
-        f"Where the first layer of {name} looks ({100 * shown['sparsity']:.4g}% zeros, "
-        "uniform): "
-        "connections of each of the 8x8 pixels, mean over seeds",
+        f"Where the first layer of {name} looks ({100 * shown['sparsity']:.4g}% "
+        "zeros, uniform): connections of each of the 8x8 pixels, mean over seeds",
         fontsize=11,
     )
     most = max(before.max(), after.max())

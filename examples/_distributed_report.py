@@ -11,12 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-COLOURS = (
-    "#D55E00",
-    "#0072B2",
-    "#009E73",
-    "#B0579A",
-)  # one a process; distinct for every kind of colour vision
+# one a process; distinct for every kind of colour vision
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#B0579A")
 PARTS = ("queries", "keys", "values")  # the outputs of the layer
 
 Runs = list[dict[str, Any]]
@@ -74,10 +70,9 @@ def draw(runs: Runs, layer: str, file: Path) -> None:
         else " and then ".join(f"{n:,}" for n in kept)
     )
     figure.suptitle(
-        f"One mask of {layer}, cut into rows: {len(runs[0]['held'])} processes trained "
-        f"it, {len(runs[1]['held'])} went "
-        f"on.\nTogether they keep exactly {same} weights. How many of them lie on one "
-        "process, the weights decide.",
+        f"One mask of {layer}, cut into rows: {len(runs[0]['held'])} processes "
+        f"trained it, {len(runs[1]['held'])} went on.\nTogether they keep exactly "
+        f"{same} weights. How many of them lie on one process, the weights decide.",
         x=0.01,
         ha="left",
         fontsize=12,

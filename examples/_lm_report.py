@@ -19,10 +19,8 @@ COLOURS = {
     "STE": "#CC79A7",
     "SR-STE 2:4": "#B8860B",
 }
-BASELINES, FIXED = (
-    ("dense", "small dense"),
-    "SR-STE 2:4",
-)  # the last has a sparsity of its own
+# the last has a sparsity of its own
+BASELINES, FIXED = (("dense", "small dense"), "SR-STE 2:4")
 
 LABELS = {"small dense": "small dense*", "SR-STE 2:4": "SR-STE 2:4 (half zeros)"}
 
@@ -78,8 +76,8 @@ def findings(results: Results) -> list[str]:
         better = [r["method"] for r in sparse if r["bits"] < small["bits"]]
         found.append(
             f"better than a dense model of {small['all_kept']:,} weights "
-            f"({small['bits']:.3f}): "
-            f"{', '.join(better) or 'none'}, which keep {sparse[0]['all_kept']:,}"
+            f"({small['bits']:.3f}): {', '.join(better) or 'none'}, which keep "
+            f"{sparse[0]['all_kept']:,}"
         )
     return found
 

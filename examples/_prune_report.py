@@ -80,9 +80,8 @@ def findings(results: Results) -> list[str]:
             )
             held = [sum(seed[i] < seed[i + 1] for seed in seeds) for i in (0, 1)]
             found.append(
-                f"{level}: SparseGPT < Wanda in {held[0]} of {len(seeds)} seeds, Wanda "
-                f"< magnitude in {held[1]}; "
-                "SparseGPT < Wanda < magnitude in "
+                f"{level}: SparseGPT < Wanda in {held[0]} of {len(seeds)} seeds, "
+                f"Wanda < magnitude in {held[1]}; SparseGPT < Wanda < magnitude in "
                 f"{sum(a < b < c for a, b, c in seeds)} of {len(seeds)} seeds"
             )
     return found
@@ -100,9 +99,8 @@ def draw(results: Results, shown: dict[str, Any], file: Path) -> None:
     for axes, (level, methods) in zip(panels, levels.items(), strict=True):
         losses(axes, level, methods)
     rises = [r["bits"] - r["before"] for r in results]
-    panels[0].set_xlim(
-        min(0.0, 1.1 * min(rises)), 1.32 * max(*rises, 1e-3)
-    )  # the numbers stand beside the bars
+    # the numbers stand beside the bars
+    panels[0].set_xlim(min(0.0, 1.1 * min(rises)), 1.32 * max(*rises, 1e-3))
     for label in panels[0].get_yticklabels():
         label.set(color=COLOURS[label.get_text()], fontsize=11)
     left.suptitle(title(levels), x=0.02, ha="left", fontsize=12)

@@ -67,9 +67,8 @@ def findings(results: Results) -> list[str]:
                 )
                 found.append(
                     f"{level}: low-rank updates bring {r['method']} from "
-                    f"{before['perplexity']:.3f} to "
-                    f"{r['perplexity']:.3f} (dense: {dense:.3f}), zeros before and "
-                    f"after: {before['zeros']:,} and "
+                    f"{before['perplexity']:.3f} to {r['perplexity']:.3f} (dense: "
+                    f"{dense:.3f}), zeros before and after: {before['zeros']:,} and "
                     f"{r['zeros']:,}"
                 )
     return found
@@ -87,9 +86,8 @@ def draw(results: Results, file: Path) -> None:
     for axes, (level, rs) in zip(panels, levels.items(), strict=True):
         bars(axes, level, rs, results[0]["perplexity"])
     values = [r["perplexity"] for r in results]
-    room = 0.32 * max(
-        max(values) - min(values), 1e-3
-    )  # the numbers stand beside the bars
+    # the numbers stand beside the bars
+    room = 0.32 * max(max(values) - min(values), 1e-3)
     panels[0].set_xlim(min(values) - 0.6 * room, max(values) + room)
     left.suptitle(
         "A tiny LLaMA of bytes, pruned from folder to folder",

@@ -127,9 +127,8 @@ def method(
 def sgd(steps: int) -> torchopt.base.GradientTransformation:
     """TorchOpt's SGD with momentum and a cosine rate."""
     rate = sf.schedules.cosine_decay(0.1, steps)
-    rates = [
-        rate(step) for step in range(steps)
-    ]  # TorchOpt asks for the rate once for each parameter
+    # TorchOpt asks for the rate once for each parameter
+    rates = [rate(step) for step in range(steps)]
     # The count is the same in all members, so vmap leaves it a plain tensor.
     return torchopt.sgd(lr=lambda count: rates[int(count)], momentum=0.9)
 

@@ -152,8 +152,8 @@ def check(state: sf.State, one: sf.State, step: int) -> None:
     )
     if not sf.checkpoint.tree_equal(parts, optree.tree_map(cut, one, state)):
         raise RuntimeError(
-            f"after {step} steps rank {distributed.get_rank()} has other bits than one "
-            "process"
+            f"after {step} steps rank {distributed.get_rank()} has other bits than "
+            "one process"
         )
 
 
@@ -239,8 +239,7 @@ def main() -> None:
     )
     print(
         f"after each of {chosen.steps} steps masks, weights and moments of all "
-        "processes together had the bits of one "
-        "process with the same gradients"
+        "processes together had the bits of one process with the same gradients"
     )
     draw([four, two], SHOWN, chosen.out / "distributed.png")
     print(f"\nwrote distributed.png to {chosen.out}")

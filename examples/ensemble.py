@@ -327,8 +327,8 @@ def main() -> None:
     )
     print(
         f"one step of {len(members.keys)} networks: {together:.0f} ms of CPU time as "
-        "an ensemble, "
-        f"{one_by_one:.0f} ms one by one: {times['ratio']:.1f} times faster\n"
+        f"an ensemble, {one_by_one:.0f} ms one by one: {times['ratio']:.1f} times "
+        "faster\n"
         f"(median of {ROUNDS} alternating rounds of {PERIOD} steps; "
         f"{times['timed_alone']} members were timed alone)"
     )

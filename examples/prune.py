@@ -105,9 +105,8 @@ def woodfisher(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     weights = sf.modules.params_of(model)
     where = sf.modules.weights_of(model, skip=["head"])
     chosen = {path: weight for path, weight in weights.items() if where(path, weight)}
-    with sdpa_kernel(
-        SDPBackend.MATH
-    ):  # vmap goes through fused attention one example at a time
+    # vmap goes through fused attention one example at a time
+    with sdpa_kernel(SDPBackend.MATH):
         gradients = sf.curvature.example_gradients(
             partial(loss, model), chosen, (windows,)
         )
@@ -115,9 +114,8 @@ def woodfisher(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     def surgeon(
         path: str, weight: Tensor, mask: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
-        inverse = sf.solve.fisher_inverse(
-            gradients[path], DAMP, block=weight.shape[1]
-        )  # (rows, inputs, inputs)
+        # (rows, inputs, inputs)
+        inverse = sf.solve.fisher_inverse(gradients[path], DAMP, block=weight.shape[1])
         scale = weight / inverse.diagonal(dim1=1, dim2=2)
         score = weight * scale  # twice what the loss rises by
         if kept.pattern is None:

@@ -81,8 +81,8 @@ def windows_of(tokens: Tensor, count: int, length: int, seed: int = 0) -> Tensor
     if whole < count:
         raise ValueError(
             f"expected a text of {count} windows of {length} tokens, got "
-            f"{len(tokens):,} tokens, which are {whole}: "
-            "give more text, or fewer or shorter windows (--windows, --length)"
+            f"{len(tokens):,} tokens, which are {whole}: give more text, or fewer or "
+            "shorter windows (--windows, --length)"
         )
     chosen = (
         torch.randperm(whole, generator=torch.Generator().manual_seed(seed))[:count]
@@ -141,17 +141,15 @@ def pruner(
         }
         if not chosen:
             return sf.dense()
-        if (
-            method == "sparsegpt"
-        ):  # which solves matrices of outputs by inputs, however they are stored
+        # which solves matrices of outputs by inputs, however they are stored
+        if method == "sparsegpt":
             return sf.methods.sparsegpt(
                 kept.sparsity, stats, pattern=kept.pattern, where=list(chosen)
             )
         parts: dict[tuple[bool, bool], list[str]] = {}
         for path, of in chosen.items():
-            turned = (
-                of["square"].ndim == of["count"].ndim + 2
-            )  # stored as (inputs, outputs)
+            # stored as (inputs, outputs)
+            turned = of["square"].ndim == of["count"].ndim + 2
             experts = of["count"].ndim == 1  # in one tensor, along its first axis
             parts.setdefault((turned, experts), []).append(path)
         return sf.partition(
@@ -313,8 +311,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     chosen = parser.parse_args(argv)
     if chosen.method == "owl" and chosen.sparsity.pattern is not None:
         parser.error(
-            "argument --sparsity: owl spreads a fraction of zeros over blocks, and n:m "
-            "has one for all"
+            "argument --sparsity: owl spreads a fraction of zeros over blocks, and "
+            "n:m has one for all"
         )
     if not (chosen.folder / "config.json").exists():
         parser.error(

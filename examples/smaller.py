@@ -35,11 +35,8 @@ from torch.nn import functional
 import sparsefn as sf
 
 TRAIN, BATCH = 1200, 64
-BEGUN, PRUNED, SHRUNK = (
-    0.1,
-    0.55,
-    0.6,
-)  # of all steps: pruning begins, masks are final, the model gets smaller
+# of all steps: pruning begins, masks are final, the model gets smaller
+BEGUN, PRUNED, SHRUNK = (0.1, 0.55, 0.6)
 SERVED = 64  # images in the batch that is timed
 RATE, WARMUP = 3e-3, 50
 
@@ -80,9 +77,8 @@ class Attended(nn.Module):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        split = self.qkv(self.norm1(x)).unflatten(
-            -1, (3, self.heads, -1)
-        )  # (batch, tokens, 3, heads, width of a head)
+        # (batch, tokens, 3, heads, width of a head)
+        split = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         attended = functional.scaled_dot_product_attention(
             *split.permute(2, 0, 3, 1, 4).unbind()
         )
@@ -287,9 +283,8 @@ def run(
     budget = in_blocks(budget, BLOCK[name])
     every = max(1, steps // 100)
     last = int(PRUNED * steps) // every * every
-    gradual = sf.schedules.polynomial(
-        0.0, 1.0, begin=int(BEGUN * steps), end=last
-    )  # of the way to the budget
+    # of the way to the budget
+    gradual = sf.schedules.polynomial(0.0, 1.0, begin=int(BEGUN * steps), end=last)
     algorithm = sf.gmp(
         gradual,
         when=sf.every(every, stop=last + 1),

@@ -463,10 +463,8 @@ class Loop:
         own = {
             name: p for name, p in self.parameters().items() if not self.follows(name)
         }
-        if self.phase in (
-            "before",
-            "stepped",
-        ):  # the module does not show what is pruned alone
+        # the module does not show what is pruned alone
+        if self.phase in ("before", "stepped"):
             own = {name: p for name, p in own.items() if not self.reference.keeps(name)}
         new = {
             name: torch.randn(p.shape, generator=draw).to(p.dtype)
@@ -579,12 +577,8 @@ class Loop:
             elif what == "module":
                 module.load_state_dict(saved.module)
             elif what == "secret":
-                for (
-                    name,
-                    p,
-                ) in (
-                    module.named_parameters()
-                ):  # the same values are no write unless torch tells
+                # the same values are no write unless torch tells
+                for name, p in module.named_parameters():
                     same_values = torch.equal(p, saved.module[name])
                     (p.detach() if same_values else p.data).copy_(saved.module[name])
             elif what == "optimizers":

@@ -51,9 +51,8 @@ def step_without_before(loop: Loop) -> None:
 
 
 def step_twice(loop: Loop) -> None:
-    for closure in [[lambda: 0.0], []][
-        : 1 if "lbfgs" in loop.setup.kinds else 2
-    ]:  # LBFGS has to have one
+    # LBFGS has to have one
+    for closure in [[lambda: 0.0], []][: 1 if "lbfgs" in loop.setup.kinds else 2]:
         with loop.refused(RuntimeError, "after_step"):
             loop.trio.optimizers[next(iter(loop.stepped))].step(*closure)
 
@@ -75,9 +74,8 @@ def moved_without_step(loop: Loop) -> None:
     with loop.refused(RuntimeError, "step"):
         loop.trio.sparse.after_step(loop.now)
     restore(loop, old)
-    loop.step(
-        next(i for i in range(2) if i not in loop.stepped)
-    )  # as if nothing had been
+    # as if nothing had been
+    loop.step(next(i for i in range(2) if i not in loop.stepped))
 
 
 def step_of_the_past(loop: Loop) -> None:

@@ -280,10 +280,8 @@ class Reference:
             for name, moment in optimizer.state.get(slot.parameter, {}).items():
                 if isinstance(moment, Tensor) and moment.shape == keep.shape:
                     option = first.get((type(optimizer), name))
-                    if (type(optimizer), name) == (
-                        torch.optim.ASGD,
-                        "ax",
-                    ):  # an average of the weights
+                    # an average of the weights
+                    if (type(optimizer), name) == (torch.optim.ASGD, "ax"):
                         moment.copy_(torch.where(keep, moment, value))
                         continue
                     moment.masked_fill_(
@@ -373,16 +371,14 @@ def assert_same_moments(
         )
         for name, value in wanted.items():
             if isinstance(value, Tensor):
-                least = (
-                    1e-8 if name == "exp_inf" else -torch.inf
-                )  # Adamax adds its eps to moments of zero
+                # Adamax adds its eps to moments of zero
+                least = 1e-8 if name == "exp_inf" else -torch.inf
                 equal = same(found[name].clamp_min(least), value.clamp_min(least))
                 shaped = value.shape == own.shape and is_sparse(
                     moving.get(id(own), value.new_ones(())), own
                 )
-                if name == "step_size" or (
-                    live_alone and shaped
-                ):  # where pruned, the learning rate of some time
+                # where pruned, the learning rate of some time
+                if name == "step_size" or (live_alone and shaped):
                     equal = equal | ~moving[id(own)]
                 assert bool(equal.all()), (
                     f"another {name} of parameter {i}:\n{found[name]}\n{value}"

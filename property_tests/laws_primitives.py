@@ -98,9 +98,8 @@ def split_keys_are_independent(
     )
     a, b = ((sf.random.uniform(k, (4096,)) * 8).long() for k in split(key, 2))
     table = torch.bincount(8 * a + b, minlength=64).double()
-    chi = float(
-        ((table - 64) ** 2 / 64).sum()
-    )  # 63 degrees of freedom: above 150 once in 10^8 tables
+    # 63 degrees of freedom: above 150 once in 10^8 tables
+    chi = float(((table - 64) ** 2 / 64).sum())
     assert chi < 150, f"the streams of two keys are related: chi-square {chi}"
 
 

@@ -60,9 +60,8 @@ TILES = Layout(
     fixed=2,
     form=Form(rows=2, columns=2),
 )
-LARGE = Layout(
-    sf.patterns.unstructured(), form=Form(rows=4, columns=4, least=2)
-)  # leaves that a floor can bind
+# leaves that a floor can bind
+LARGE = Layout(sf.patterns.unstructured(), form=Form(rows=4, columns=4, least=2))
 LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED, GATES)
 
 

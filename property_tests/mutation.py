@@ -144,10 +144,8 @@ def _swap(old: Any, new: Any) -> None:
     for name, value in new.items():
         was = old.get(name)
         if inspect.isfunction(was) and inspect.isfunction(value):
-            was, value = (
-                inspect.unwrap(was),
-                inspect.unwrap(value),
-            )  # the function inside its decorators
+            # the function inside its decorators
+            was, value = (inspect.unwrap(was), inspect.unwrap(value))
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 setattr(was, part, getattr(value, part))
         elif inspect.isclass(was) and was is not value:

@@ -161,9 +161,8 @@ class Machine(RuleBasedStateMachine):
         )
         grads = self.lay(self.case.grads[which])
         self.state = run(self.algorithm, self.state, grads, self.step)
-        optree.tree_map_(
-            lambda x: x.fill_(7), grads
-        )  # buffers of gradients are written to again
+        # buffers of gradients are written to again
+        optree.tree_map_(lambda x: x.fill_(7), grads)
         self.step += 1
         self.same()
 

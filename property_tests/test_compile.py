@@ -12,10 +12,8 @@ from sparsefn.testing.harness import assert_same
 from sparsefn.testing.laws_transforms import compiling_changes_nothing
 from sparsefn.testing.strategies import large
 
-COMPILED = (
-    "gmp erk",
-    "adam rigl",
-)  # tests/algorithms/test_frame.py compiles the others
+# tests/algorithms/test_frame.py compiles the others
+COMPILED = ("gmp erk", "adam rigl")
 
 
 @pytest.mark.deep(but=["gmp erk"])

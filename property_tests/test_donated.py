@@ -19,9 +19,8 @@ from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
 from sparsefn.tree import leaves_of
 
-donated = importlib.import_module(
-    "sparsefn.compose.donated"
-)  # the package hands out the function
+# the package hands out the function
+donated = importlib.import_module("sparsefn.compose.donated")
 with_optimizer = importlib.import_module("sparsefn.compose.with_optimizer")
 adam = importlib.import_module("sparsefn.optimizers.adam")  # so does this one
 BY_NAME = {row.name: row for row in ROWS}

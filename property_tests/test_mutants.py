@@ -22,9 +22,8 @@ PRIMITIVE_LAWS = {law.name: law for law in laws_primitives.LAWS}
 def test_the_law_notices_the_bug(mutant: Mutant) -> None:
     check = CHECKS[mutant.law]
     assert check.binds(mutant.row.meta)
-    if (
-        check not in COMPILE.checks
-    ):  # test_compile.py compiles the healthy ones, which is slow
+    # test_compile.py compiles the healthy ones, which is slow
+    if check not in COMPILE.checks:
         assert not notices(check, mutant.healthy, mutant.bug)
     assert notices(check, mutant.row, mutant.bug, mutant.raises), (
         f"{check.name} does not notice: {mutant.bug}"

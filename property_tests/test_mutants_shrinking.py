@@ -16,9 +16,8 @@ pytestmark = pytest.mark.deep
 def test_the_networks_notice_the_bug(mutant: ShrinkingMutant) -> None:
     number, _, text = noticed(mutant).partition(": ")
     assert number, f"not noticed: {mutant.bug}"
-    if (
-        "the program: " in text
-    ):  # gives other outputs: of what `shrink` runs its example in float64 is enough
+    # gives other outputs: of what `shrink` runs its example in float64 is enough
+    if "the program: " in text:
         says = proof_says(mutant, int(number))
         assert says.startswith(("gives", "fails")) and "on other inputs" not in says
 

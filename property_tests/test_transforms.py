@@ -250,9 +250,8 @@ def test_adam_differentiates_where_gradients_are_exactly_zero() -> None:
     def later(params: dict[str, torch.Tensor]) -> torch.Tensor:
         state = algorithm.init(params)
         for step in range(3):
-            grads = grad(lambda p: (p["w"][:, :2] ** 2).sum())(
-                sf.effective(state)
-            )  # two columns are unused
+            # two columns are unused
+            grads = grad(lambda p: (p["w"][:, :2] ** 2).sum())(sf.effective(state))
             state = algorithm.update(state, grads, step)
         return (sf.effective(state)["w"] ** 3).sum()
 

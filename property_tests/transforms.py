@@ -481,9 +481,8 @@ def main(names: list[str]) -> None:
         for name, cells in pool.imap_unordered(cells_of, chosen, chunksize=1):
             known[name] = [*cells, last[name]]
             print(line(name, known[name]), flush=True)
-            page = PAGE.read_text(
-                encoding="utf-8"
-            )  # row by row: nothing is lost if the run is stopped
+            # row by row: nothing is lost if the run is stopped
+            page = PAGE.read_text(encoding="utf-8")
             PAGE.write_text(with_table(page, known), encoding="utf-8")
 
 

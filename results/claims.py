@@ -34,8 +34,8 @@ _LENET = "LeNet-300-100 on MNIST-5k."
 _SMALL = "An MLP (40-128-128-10) on MNIST-1D."
 _CONV = "A convnet of three layers with batch norm on MNIST-5k, 24,080 weights."
 _TEXT = (
-    "A transformer of two blocks on the text of Python's standard library; in bits per "
-    "character."
+    "A transformer of two blocks on the text of Python's standard library; in bits "
+    "per character."
 )
 
 SECTIONS = {
@@ -47,10 +47,9 @@ SECTIONS = {
     "start": Section(
         "RigL, static masks, and the start",
         f"{_LENET} A static mask leaves units a few of their inputs, and He's weights "
-        "are then too small; with a "
-        "scaled start (here: scaled) each layer is divided by the root of its density. "
-        "What RigL gains over a plain "
-        "static mask is in part this start.",
+        "are then too small; with a scaled start (here: scaled) each layer is "
+        "divided by the root of its density. What RigL gains over a plain static "
+        "mask is in part this start.",
     ),
     "before": Section(
         "Masks before training", f"{_LENET} And {_CONV[0].lower()}{_CONV[1:]}"
@@ -60,16 +59,14 @@ SECTIONS = {
     ),
     "layout": Section(
         "ERK and uniform",
-        f"{_CONV} Uniform leaves the first layer dense, as in the papers, and keeps as "
-        "many weights as ERK; for equal "
-        "FLOPs ERK keeps fewer or more.",
+        f"{_CONV} Uniform leaves the first layer dense, as in the papers, and keeps "
+        "as many weights as ERK; for equal FLOPs ERK keeps fewer or more.",
     ),
     "longer": Section("Longer training", f"{_SMALL} 3 % kept."),
     "itop": Section(
         "Exploration within a method",
         f"{_SMALL} 3 % kept. Masks change every 60th part of a run, or every 4th; the "
-        "shares of the weights that were "
-        "ever kept are below.",
+        "shares of the weights that were ever kept are below.",
     ),
     "nm": Section(
         "N of M",
@@ -82,9 +79,9 @@ SECTIONS = {
     ),
     "filters": Section(
         "Filters",
-        f"{_CONV} Half of the filters of each layer go while it trains; a network that "
-        "is born with half of them has "
-        "the same shapes, and as many steps, or as much time.",
+        f"{_CONV} Half of the filters of each layer go while it trains; a network "
+        "that is born with half of them has the same shapes, and as many steps, or "
+        "as much time.",
     ),
     "data": Section(
         "Pruning with data",
@@ -99,9 +96,8 @@ SECTIONS = {
     "collapse": Section(
         "Layer collapse",
         "An MLP with six hidden layers of 100 on scikit-learn's digits, pruned before "
-        "training. The difference is in "
-        "powers of ten of the largest compression that leaves a path from input to "
-        "output.",
+        "training. The difference is in powers of ten of the largest compression that "
+        "leaves a path from input to output.",
     ),
 }
 

@@ -31,11 +31,8 @@ LAYOUT_LEVELS = (20, 10)  # per cent kept by the uniform network
 SHUFFLE_LEVELS = (20, 5)
 LAYOUTS = ("uniform", "ERK", "ERK of equal FLOPs")
 AT_START = ("SNIP", "SynFlow")
-BEGUN, PRUNED, SHRUNK = (
-    0.1,
-    0.55,
-    0.6,
-)  # of all steps: filters begin to go, have gone, and the network gets smaller
+# of all steps: filters begin to go, have gone, and the network gets smaller
+BEGUN, PRUNED, SHRUNK = (0.1, 0.55, 0.6)
 # runs of the narrow network that take as long as one that is pruned, on one thread;
 # rows have both times
 LONG = 1.35

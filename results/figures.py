@@ -44,9 +44,8 @@ def spread(wanted: list[float], gap: float, low: float, high: float) -> list[flo
     for k, i in enumerate(order):  # upwards, no lower than those below need
         before = places[order[k - 1]] + gap if k else low
         places[i] = max(wanted[i], before, low)
-    for k in reversed(
-        range(len(order))
-    ):  # then downwards, no higher than those above need
+    # then downwards, no higher than those above need
+    for k in reversed(range(len(order))):
         after = places[order[k + 1]] - gap if k + 1 < len(order) else high
         places[order[k]] = min(places[order[k]], after)
     return places

@@ -357,9 +357,8 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     if job.name == "tickets":
         return tickets(seed, plan, rates["lenet IMP"])
     ((arm, level),) = job.arms
-    rate = rates[
-        f"lenet {arm.split(',')[0]}"
-    ]  # that of the method, whatever was done to its start or mask
+    # that of the method, whatever was done to its start or mask
+    rate = rates[f"lenet {arm.split(',')[0]}"]
     return [{"arm": arm, "level": level, **one(arm, level, seed, plan, rate)}]
 
 

@@ -310,8 +310,8 @@ class Page:
         few = [row["n"] for row in claims if row["n"] < self.all["seeds"]]
         if few:
             lines += [
-                f"The runs are not complete: {len(few)} of these have fewer seeds, the "
-                f"least {min(few)}."
+                f"The runs are not complete: {len(few)} of these have fewer seeds, "
+                f"the least {min(few)}."
             ]
         parts = [
             ("**What holds**", self.sentences(HOLDS)),

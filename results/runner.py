@@ -67,9 +67,8 @@ class Progress:
     def __init__(self, jobs: list[Job]) -> None:
         self.left, self.total = list(jobs), len(jobs)
         self.begin = self.shown = time.perf_counter()
-        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(
-            list
-        )  # of processor time
+        # of processor time
+        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
 
     def tick(self, job: Job, seconds: float) -> None:
         """A job has ended."""
@@ -82,8 +81,8 @@ class Progress:
         passed, ended = (now - self.begin) / 60, self.total - len(self.left)
         print(
             f"{ended}/{self.total} jobs, {passed:.1f} min, about "
-            f"{self.rest(passed):.0f} min left; "
-            f"last: {job.group} {job.name} {job.arms[0][1]}, seed {job.seeds[0]}",
+            f"{self.rest(passed):.0f} min left; last: {job.group} {job.name} "
+            f"{job.arms[0][1]}, seed {job.seeds[0]}",
             file=sys.stderr,
             flush=True,
         )

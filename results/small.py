@@ -24,11 +24,8 @@ VERSION = 2
 SIZES = (40, 128, 128, 10)
 KEPT = 3  # per cent, but for N:M and ensembles
 LONGER = {"1x": 1, "3x": 3}  # the length of a run, in runs of usual length
-MOVES = {
-    "a 60th": 60,
-    "a 20th": 20,
-    "a 4th": 4,
-}  # of a run, between two changes of masks
+# of a run, between two changes of masks
+MOVES = {"a 60th": 60, "a 20th": 20, "a 4th": 4}
 SHAPES = ((2, 4), (1, 8))
 ENSEMBLES = (4, 16)  # members, each with one over that many of the weights
 RATES = (0.4, 0.2, 0.8)

@@ -257,10 +257,8 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
         else:
             made = tune(arm, *start, text.train, seed, plan, rates[f"text {arm}"])
         zeros = sum(int((p == 0).sum()) for p in made.blocks.parameters() if p.ndim > 1)
-        about = {
-            "zeros": zeros,
-            "python": platform.python_version(),
-        }  # whose text it is
+        # whose text it is
+        about = {"zeros": zeros, "python": platform.python_version()}
         rows.append(
             {"arm": arm, "level": level, "bits": bits(made, text.test), **about}
         )

@@ -52,9 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def isolated() -> Iterator[None]:
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    torch.default_generator.manual_seed(
-        0
-    )  # torch.manual_seed asks every kind of device
+    # torch.manual_seed asks every kind of device
+    torch.default_generator.manual_seed(0)
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)

@@ -23,9 +23,8 @@ PAPER = re.compile(
 )
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 LONGEST = 190  # characters of an expression; a longer one keeps some of its variables
-AUTHORS = re.compile(
-    r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)"
-)  # three or more
+# three or more
+AUTHORS = re.compile(r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)")
 SAME = ("The authors' code does the same", "The paper published no code")
 
 
@@ -66,18 +65,17 @@ def method(name: str, make: Callable[..., Any]) -> Method:
         for part in parts
         if part.startswith("Differs from the authors' code: ") or part.startswith(SAME)
     ]
-    if is_handed_on(
-        make
-    ):  # its docstring has another form, and tests/test_golden_*.py its recordings
+    # its docstring has another form, and tests/test_golden_*.py its recordings
+    if is_handed_on(make):
         found = [paper for part in parts for paper in PAPER.findall(part)]
         return Method(
             name, headline, f"`sf.{name}`", "; ".join(found), "recordings, and laws"
         )
     if len(verified) != 1 or len(differs) != 1 or not YEAR.search(parts[-1]):
         raise ValueError(
-            f"{name}: expected a paragraph 'Verified by ...', one on the authors' code "
-            "and the paper at the end of its "
-            f"docstring, got {len(verified)}, {len(differs)} and {parts[-1]!r}"
+            f"{name}: expected a paragraph 'Verified by ...', one on the authors' "
+            f"code and the paper at the end of its docstring, got {len(verified)}, "
+            f"{len(differs)} and {parts[-1]!r}"
         )
     told = verified[0].removeprefix("Verified by ").rstrip(".")
     paper = AUTHORS.sub(r"\1 et al. \2", parts[-1].rstrip("."))
@@ -108,9 +106,8 @@ def expression(make: Callable[..., Any]) -> str:
     function = inspect.unwrap(make)
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
-    deep: dict[
-        str, ast.expr
-    ] = {}  # the values of variables, without other variables in them
+    # the values of variables, without other variables in them
+    deep: dict[str, ast.expr] = {}
     flat: dict[str, ast.expr] = {}  # the same as they stand
     for node in tree.body:
         match node:

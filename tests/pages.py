@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<info>[^`]*?)\s*$")
 NO_RUN = re.compile(r"<!--\s*no-run\b(?P<reason>.*?)-->")
-LINK = re.compile(
-    r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE
-)  # `[text](target)` or `[label]: target`
+# `[text](target)` or `[label]: target`
+LINK = re.compile(r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE)
 
 
 class Block(NamedTuple):

@@ -415,9 +415,8 @@ for case in (
     (both, dropped), (half, kept), (neither, nothing) = (
         map(float, line.split()) for line in done.stdout.splitlines()
     )
-    assert (
-        60 < both < 72 and 60 < half < 72 and 28 < kept < 36
-    )  # two tensors of 32 MiB, one of them the result
+    # two tensors of 32 MiB, one of them the result
+    assert 60 < both < 72 and 60 < half < 72 and 28 < kept < 36
     assert max(dropped, neither, nothing) < 8  # what `setup` makes is not counted
 
 

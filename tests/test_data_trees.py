@@ -53,9 +53,8 @@ def test_embeddings_are_sparsified_on_demand():
     model = nn.ModuleDict({"embedding": nn.Embedding(6, 8), "head": nn.Linear(8, 2)})
     params = sf.modules.params_of(model)
     state = once(sf.one_shot(0.5), params)
-    assert (
-        state.masks["embedding.weight"].ndim == 0
-    )  # the default leaves it dense by its name
+    # the default leaves it dense by its name
+    assert state.masks["embedding.weight"].ndim == 0
     state = once(sf.one_shot(0.5, where="embedding.*"), params)
     assert (
         sf.masks.sparsity(state.masks) == 0.5 and state.masks["head.weight"].ndim == 0
@@ -106,9 +105,8 @@ def test_scores_are_of_the_original_data():
     for step, data in enumerate((DATA, grown, DATA)):
         old, state = state, update(prune(0.5), state._replace(params=data), step)
         for name, x in data.items():
-            with pytest.warns(
-                UserWarning, match="Replacing existing data"
-            ):  # replaces the data and keeps the mask
+            # replaces the data and keeps the mask
+            with pytest.warns(UserWarning, match="Replacing existing data"):
                 found.add_data(name=name.replace(".", "_"), data=x.clone())
         found.step()
         assert_masks(state, found)
@@ -235,9 +233,8 @@ def test_squashing_gives_new_tensors():
         DATA["emb"], normal(6, 8)
     )
     assert (baked["emb"] == 0).sum() == 24
-    some = {
-        name: baked[name] if name == "emb" else bare[name] for name in bare
-    }  # names=["emb"]
+    # names=["emb"]
+    some = {name: baked[name] if name == "emb" else bare[name] for name in bare}
     assert torch.equal(some["table.left"], DATA["table.left"])
 
 

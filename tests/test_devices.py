@@ -20,9 +20,8 @@ FILES = [
     *sorted(PACKAGE.rglob("*.py")),
     *sorted((ROOT / "kernels" / "sparsefn_kernels").rglob("*.py")),
 ]
-FACTORIES = {
-    factory.__name__ for factory in _device_constructors()
-}  # of torch, which ask for the default device
+# of torch, which ask for the default device
+FACTORIES = {factory.__name__ for factory in _device_constructors()}
 KEY = sf.random.key(0)
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 META = X.to("meta")

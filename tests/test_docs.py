@@ -395,7 +395,7 @@ def test_every_row_of_the_table_works_under_attach_as_it_stands(row: str) -> Non
 
 def test_rows_are_found() -> None:
     found = rows_of_the_table(
-        "## Which algorithm\n| a | b | c |\n|---|---|---|\n| x | `sf.f()` with `a=b` | "
-        "y |\n## Z"
+        "## Which algorithm\n| a | b | c |\n|---|---|---|\n| x | `sf.f()` with `a=b` "
+        "| y |\n## Z"
     )
     assert found == ["`sf.f()` with `a=b`"]

@@ -372,9 +372,8 @@ def assert_members(stack, states):
 def test_a_member_is_a_run_bit_for_bit(name):
     make, rows = MEMBERS[name]
     alone = [trained(make(*row), MODEL) for row in rows]
-    assert not all(
-        tree_equal(alone[0], other) for other in alone[1:]
-    )  # members do differ
+    # members do differ
+    assert not all(tree_equal(alone[0], other) for other in alone[1:])
     batch = torch.vmap(lambda *row: trained(make(*row), MODEL))(
         *stacked_arguments(rows)
     )
@@ -483,9 +482,8 @@ def bits(tree):
 
 
 def test_frozen_members_keep_their_bits():
-    payload = torch.tensor([0x7FC00001, -1], dtype=torch.int32).view(
-        torch.float32
-    )  # NaNs of two kinds
+    # NaNs of two kinds
+    payload = torch.tensor([0x7FC00001, -1], dtype=torch.int32).view(torch.float32)
     old = {
         "w": torch.stack(
             [torch.tensor(ODD), torch.cat([payload, torch.tensor(ODD[:4])])]
@@ -719,8 +717,7 @@ def test_reports_of_one_state_name_what_counts_a_stack(key):
     states, layer = sf.ensemble.stack([state] * 3), torch.nn.Linear(4, 4)
     text = (
         "expected one state, got a stack of 3: sf.ensemble.summary counts the members "
-        "of a stack, and "
-        "sf.ensemble.member(states, i) gives one"
+        "of a stack, and sf.ensemble.member(states, i) gives one"
     )
     for report in (
         sf.report.summary,

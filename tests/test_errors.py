@@ -157,8 +157,8 @@ TABLE = {
         lambda: sf.reparametrised(0.8),
         TypeError,
         "reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), "
-        "got 0.8; a sparsity belongs to "
-        "inner, as in reparametrised(sf.reparam.power(2.0), sf.static(0.9))",
+        "got 0.8; a sparsity belongs to inner, as in "
+        "reparametrised(sf.reparam.power(2.0), sf.static(0.9))",
     ),
     "a sparsity for inner": (
         lambda: sf.reparametrised(sf.reparam.power(2.0), 0.8),
@@ -222,8 +222,8 @@ TABLE = {
     "block of more dimensions": (
         lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((1, 2, 2)))),
         ValueError,
-        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, "
-        "4) at 'w'" + LEFT_OUT,
+        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape "
+        "(2, 4) at 'w'" + LEFT_OUT,
     ),
     "unknown reduce": (
         lambda: sf.patterns.block((2, 2), reduce="median"),
@@ -300,8 +300,8 @@ TABLE = {
         lambda: init(sf.static(0.5, init="ones")),
         ValueError,
         "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', "
-        "'from_zeros', 'checkerboard', an "
-        "algorithm, a function of params or a masks tree, got 'ones'",
+        "'from_zeros', 'checkerboard', an algorithm, a function of params or a masks "
+        "tree, got 'ones'",
     ),
     "unknown pruned": (
         lambda: sf.rigl(0.5, pruned="freeze"),
@@ -495,8 +495,7 @@ TABLE = {
         ),
         ValueError,
         "expected the paths of the template, but missing are [] and unexpected "
-        "['opt.count', 'opt.momentum.b', "
-        "'opt.momentum.w']",
+        "['opt.count', 'opt.momentum.b', 'opt.momentum.w']",
     ),
     "load another shape": (
         lambda: sf.checkpoint.load_state_dict(
@@ -516,23 +515,22 @@ TABLE = {
         lambda: sf.with_optimizer(sf.dense(), torch.optim.SGD([W], lr=0.1)),
         TypeError,
         "with_optimizer: expected an optimizer with init(params) and update(grads, "
-        "state, *, params, inplace), such as "
-        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got SGD without init",
+        "state, *, params, inplace), such as sf.optimizers.sgd(0.1), adam(1e-3) or "
+        "adamw(1e-3), got SGD without init",
     ),
     "a class of torch's": (
         lambda: sf.with_optimizer(sf.dense(), torch.optim.Adam),
         TypeError,
         "with_optimizer: expected an optimizer with init(params) and update(grads, "
-        "state, *, params, inplace), such as "
-        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got Adam without init",
+        "state, *, params, inplace), such as sf.optimizers.sgd(0.1), adam(1e-3) or "
+        "adamw(1e-3), got Adam without init",
     ),
     "an optimizer that was not called": (
         lambda: sf.with_optimizer(sf.dense(), sf.optimizers.adam),
         TypeError,
         "with_optimizer: expected an optimizer with init(params) and update(grads, "
-        "state, *, params, inplace), such as "
-        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got adam itself; call it: "
-        "adam(lr)",
+        "state, *, params, inplace), such as sf.optimizers.sgd(0.1), adam(1e-3) or "
+        "adamw(1e-3), got adam itself; call it: adam(lr)",
     ),
     "an optimizer twice": (
         lambda: init(opt(opt(sf.dense()))),
@@ -602,8 +600,8 @@ TABLE = {
         lambda: sf.chain(sf.dense(), sf.reparametrised(sf.reparam.power(2.0))),
         ValueError,
         "chain: the algorithm at position 1 has a view of its own (latents or terms); "
-        "put that outermost: "
-        "reparametrised(..., inner=chain(...)) or with_terms(chain(...), ...)",
+        "put that outermost: reparametrised(..., inner=chain(...)) or "
+        "with_terms(chain(...), ...)",
     ),
     "phases of nothing": (
         lambda: sf.phases([]),
@@ -716,9 +714,8 @@ BAD = {
         0,
         ValueError,
         "expected grads with the structure of params, but there is no leaf at 'b' in "
-        "grads (and at 1 more); params "
-        "lack the one at '0': a sequence has no names; write dict(zip(params, ...)) "
-        "where the order is theirs",
+        "grads (and at 1 more); params lack the one at '0': a sequence has no names; "
+        "write dict(zip(params, ...)) where the order is theirs",
     ),
     "shape": (
         {**PARAMS, "w": W.T},

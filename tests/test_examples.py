@@ -318,9 +318,8 @@ def test_masks_of_an_ensemble_start_as_random_ones(together: Together) -> None:
         whole = r["overlap"]["all layers"]
         assert 0 < whole["chance"] < 1 and 0 <= whole["after"] < 1
     whole = together.report["results"][0]["overlap"]["all layers"]
-    assert whole["before"] == pytest.approx(
-        whole["chance"], rel=0.02
-    )  # 25,100 weights each
+    # 25,100 weights each
+    assert whole["before"] == pytest.approx(whole["chance"], rel=0.02)
 
 
 def test_the_ensemble_prints_what_it_wrote(together: Together) -> None:

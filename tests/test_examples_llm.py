@@ -263,9 +263,8 @@ def test_a_run_that_was_killed_goes_on_and_a_finished_one_is_not_written_over(
     with pytest.raises(KeyboardInterrupt):
         called("--method=sparsegpt")
     assert (out / ".stream").exists()
-    with pytest.raises(
-        SystemExit
-    ):  # with another method the block that is done has other bits
+    # with another method the block that is done has other bits
+    with pytest.raises(SystemExit):
         called("--method=wanda")
     assert "give another folder out" in " ".join(capsys.readouterr().err.split())
     called("--method=sparsegpt")

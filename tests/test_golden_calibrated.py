@@ -93,9 +93,8 @@ def test_wanda(case):
     assert same(
         sf.calibration.in_order(model, None, blocks, prune, x, of="square"), masks
     )
-    for name, scaler in under(
-        case.outputs, "scaler_row"
-    ).items():  # theirs is a mean over samples
+    # theirs is a mean over samples
+    for name, scaler in under(case.outputs, "scaler_row").items():
         assert torch.allclose(
             seen[name.removeprefix("layers.")]["square"] / len(x),
             scaler.double(),

@@ -117,9 +117,8 @@ def test_hard_concrete(case):
         settled, given["weight"] * out["test_gate"][:, None], rtol=1e-4, atol=1e-6
     )
 
-    def penalty(
-        log_alpha, weight
-    ):  # theirs is negative, and counts the bias with the weights
+    # theirs is negative, and counts the bias with the weights
+    def penalty(log_alpha, weight):
         decay = 0.5 * args["weight_decay"]
         chance = sf.reparam.chance_kept(log_alpha, beta)
         each = decay * weight.square() + args["lamba"]

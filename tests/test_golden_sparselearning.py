@@ -299,15 +299,10 @@ def test_allocation(case):
 
 def test_allocation_loses_nothing():
     recorded = {case.id: case for case in cases(SYSTEM, "regrowth allocation")}
-    assert allocation(recorded["redis_2"].args) == {
-        "a": 14,
-        "b": 2,
-        "c": 7,
-    }  # theirs: 14, 2, 5 of 23
-    assert allocation(recorded["redis_4"].args) == {
-        "a": 10,
-        "b": 10,
-    }  # theirs: 9, 9 of 20 and an error printed
+    # theirs: 14, 2, 5 of 23
+    assert allocation(recorded["redis_2"].args) == {"a": 14, "b": 2, "c": 7}
+    # theirs: 9, 9 of 20 and an error printed
+    assert allocation(recorded["redis_4"].args) == {"a": 10, "b": 10}
     # A NaN share counts as 0 (theirs crashes); if all are 0 the numbers of free entries
     # decide (theirs: an assertion).
     assert R.allocate({"a": math.nan, "b": 1.0}, 4, {"a": 9, "b": 9}) == {
@@ -751,9 +746,8 @@ def test_the_recipes_of_the_page_are_theirs_to_the_last_weight(name, density):
         sgd = sf.optimizers.sgd(0.05, momentum=0.9)
         algorithm = sf.with_optimizer(algorithm, sgd, skip=when, reset_grown=False)
         state = algorithm.init(weights)
-        for step, (params, kept) in enumerate(
-            theirs
-        ):  # it ends where a layer is full, or rounding loses a weight
+        # it ends where a layer is full, or rounding loses a weight
+        for step, (params, kept) in enumerate(theirs):
             state = algorithm.update(state, gradients[step], step)
             for path in masks:
                 assert torch.equal(state.masks[path], kept[path] != 0), (step, path)

@@ -151,9 +151,8 @@ def test_scores_of_masked_weights_or_of_all():
         assert torch.equal(first.masks["w"], case.outputs["mask1"] != 0)
         assert torch.equal(second.masks["w"], case.outputs["mask2"] != 0)
         assert sf.masks.n_kept(sf.masks.difference(second.masks, first.masks)) == 0
-    algorithm = sf.gmp(
-        level, pruned="train", regrow=True
-    )  # every weight competes each time
+    # every weight competes each time
+    algorithm = sf.gmp(level, pruned="train", regrow=True)
     first = update(algorithm, w)
     second = update(algorithm, w2, 1, first)
     assert torch.equal(first.masks["w"], data.outputs["mask1"] != 0)
@@ -322,9 +321,8 @@ def threshold(tau):
     """
 
     def mask(keep, w):
-        return (
-            keep & sf.threshold_mask(w.abs(), tau) if keep.ndim else keep
-        )  # 0-d True: a leaf that stays dense
+        # 0-d True: a leaf that stays dense
+        return keep & sf.threshold_mask(w.abs(), tau) if keep.ndim else keep
 
     def update(state, grads, step):
         masks = optree.tree_map(mask, state.masks, state.params)
@@ -375,8 +373,6 @@ def test_every_recorded_function_is_held():
         ),
         *("fpgm_l1", "fpgm_l2", "saliency", "LSTMSaliencyPruner"),
     }
-    elsewhere = {
-        "structured shrink",
-        "ActivationSparsifier",
-    }  # test_shrinking, test_activations
+    # test_shrinking, test_activations
+    elsewhere = {"structured shrink", "ActivationSparsifier"}
     assert set(functions("torch_ao")) == held | elsewhere

@@ -37,9 +37,8 @@ def method(spec, when):
             pattern=sf.patterns.channel(dim, norm=float(norm)),
             when=when,
         )
-    return sf.iterative(
-        **amount(args[0] if kind == "l1" else 0), when=when
-    )  # the identity prunes nothing
+    # the identity prunes nothing
+    return sf.iterative(**amount(args[0] if kind == "l1" else 0), when=when)
 
 
 def importance(scores):
@@ -197,9 +196,8 @@ def test_the_pure_prune():
     assert torch.equal(
         prune(case.args["amount"], {"t": torch.tensor(True)}), case.outputs["fresh"]
     )
-    assert torch.equal(
-        prune(0.2, default), case.outputs["with_mask"]
-    )  # recorded with amount=0.2, dim=0 below
+    # recorded with amount=0.2, dim=0 below
+    assert torch.equal(prune(0.2, default), case.outputs["with_mask"])
     rows = sf.topk_mask(t, 3, pattern=sf.patterns.channel(0, norm=2))
     assert torch.equal(sf.apply_masks({"t": t}, {"t": rows})["t"], case.outputs["ln"])
 
@@ -219,9 +217,8 @@ def test_the_gradient_and_the_baked_weight():
     assert torch.equal(seen == 0, case.outputs["mask"] == 0)
     baked = sf.modules.bake(layer, state).weight.detach()
     assert torch.equal(baked, case.outputs["baked"])
-    assert (
-        not baked[~state.masks["weight"]].signbit().any()
-    )  # theirs multiplies: -0.0 where a negative weight was
+    # theirs multiplies: -0.0 where a negative weight was
+    assert not baked[~state.masks["weight"]].signbit().any()
 
 
 W = {"w": torch.randn(4, 5, generator=torch.Generator().manual_seed(0))}

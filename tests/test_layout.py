@@ -34,9 +34,8 @@ def tree(root: Path) -> Iterator[Path]:
             and not name.endswith(".egg-info")
             and not (Path(folder, name) / "pyvenv.cfg").exists()
         ]
-        yield from (
-            Path(folder, name) for name in sorted(files) if name != ".git"
-        )  # a file in a worktree
+        # a file in a worktree
+        yield from (Path(folder, name) for name in sorted(files) if name != ".git")
 
 
 def faults(root: Path) -> list[str]:

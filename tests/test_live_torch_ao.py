@@ -130,9 +130,8 @@ def test_weight_norm(case, level, seed):
     w, n = normal(shape, seed), n_blocks(shape, box)
     theirs = one_mask(weight_norm(level, box, zeros, norm), w)
     lost = round(level * n)
-    kept = n - (
-        lost if level == 1 else min(lost, n - 1)
-    )  # theirs leaves one block whole below level 1
+    # theirs leaves one block whole below level 1
+    kept = n - (lost if level == 1 else min(lost, n - 1))
     pattern = sf.patterns.block(box, zeros=zeros)
     assert torch.equal(sf.topk_mask(NORMS[norm](w), kept, pattern=pattern), theirs)
     if lost == n - kept:
@@ -149,9 +148,8 @@ def test_weight_norm_step_after_step(case, steps, seed):
         # where the level falls, theirs grows any of the pruned blocks, which all score
         # 0
         steps = sorted(steps)
-    assume(
-        all(level == 1 or round(level * n) < n for level in steps)
-    )  # theirs leaves one block whole
+    # theirs leaves one block whole
+    assume(all(level == 1 or round(level * n) < n for level in steps))
     weights = [normal(shape, seed + i) for i in range(len(steps))]
     sparsifier = weight_norm(0.0, box, zeros, norm)
     algorithm = sf.gmp(
@@ -176,9 +174,8 @@ def test_weight_norm_step_after_step(case, steps, seed):
 def test_whole_blocks_only_ever_go(case, steps, seed):
     shape, box, _ = case
     steps, n = sorted(steps), n_blocks(shape, box)
-    assume(
-        all(level == 1 or round(level * n) < n for level in steps)
-    )  # theirs leaves one block whole
+    # theirs leaves one block whole
+    assume(all(level == 1 or round(level * n) < n for level in steps))
     weights = [normal(shape, seed + i) for i in range(len(steps))]
     sparsifier = WeightNormSparsifier(0.0, box, norm=1)
     algorithm = sf.gmp(
@@ -318,9 +315,8 @@ def scheduled(make, base, epochs):
     sparsifier = WeightNormSparsifier(base)
     sparsifier.prepare(Holder(torch.ones(2, 4)), [{"tensor_fqn": "w"}])
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # that the scheduler steps before the sparsifier
+        # that the scheduler steps before the sparsifier
+        warnings.simplefilter("ignore")
         scheduler = make(sparsifier)
         found = list(scheduler.get_last_sl())
         for _ in range(epochs):

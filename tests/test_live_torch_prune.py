@@ -117,9 +117,8 @@ def play(w, methods, score=sf.scores.magnitude, **options):
         )
         begun = algorithm.init(params)
         left = remaining(begun.masks["w"], dim)
-        if (
-            isinstance(amount, int) and amount > left
-        ):  # theirs raises too, and loses its hook
+        # theirs raises too, and loses its hook
+        if isinstance(amount, int) and amount > left:
             with pytest.raises(
                 ValueError, match=f"expected 0 <= count <= {left}, got {amount} at 'w'"
             ):
@@ -161,9 +160,8 @@ def test_importance_scores(case, seed):
 @live(max_examples=10)
 @given(shape=shapes, seed=seeds, data=st.data())
 def test_every_norm_on_fresh_weights(norm, shape, seed, data):
-    shape = (
-        shape[:3] if norm == "fro" else shape
-    )  # theirs has it for two reduced dimensions at most
+    # theirs has it for two reduced dimensions at most
+    shape = shape[:3] if norm == "fro" else shape
     w, dim = normal(shape, seed), data.draw(st.integers(-len(shape), len(shape) - 1))
     amount = data.draw(amounts(shape[dim]))
     module = prune.ln_structured(Holder({"w": w}), "w", amount, n=norm, dim=dim)

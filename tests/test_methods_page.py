@@ -67,8 +67,7 @@ def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
 
     assert expression(made) == (
         "sf.one_shot(sparsity, sf.scores.saliency if sparsity else "
-        "sf.scores.wanda(stats), "
-        "distribution=distributions.global_())"
+        "sf.scores.wanda(stats), distribution=distributions.global_())"
     )
 
     def passed(sparsity, where):  # type: ignore[no-untyped-def]
@@ -79,8 +78,8 @@ def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
         )
 
     assert expression(passed) == (
-        "sf.set(sparsity, drop_fraction=sf.counts.below(0.0), where=lambda path, leaf: "
-        "where(path, leaf) | False)"
+        "sf.set(sparsity, drop_fraction=sf.counts.below(0.0), where=lambda path, "
+        "leaf: where(path, leaf) | False)"
     )
 
 

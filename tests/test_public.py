@@ -118,9 +118,8 @@ def docstrings(values: Collection[Any]) -> set[str]:
 
 
 PUBLIC = dict(public(sf))
-CALLED = {
-    name: value for name, value in PUBLIC.items() if callable(value)
-}  # the others are constants
+# the others are constants
+CALLED = {name: value for name, value in PUBLIC.items() if callable(value)}
 SHOWN = docstrings(CALLED.values())  # on the pages of the reference
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 WITHOUT_STREET = {"engine", "timetable"}  # nothing in them is for users
@@ -197,9 +196,8 @@ def test_examples_of_public_names_are_run() -> None:
     ] == []
 
 
-@pytest.mark.deep(
-    but=["sf", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"]
-)  # searches take seconds
+# searches take seconds
+@pytest.mark.deep(but=["sf", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"])
 @pytest.mark.parametrize("module", [name for name, tests in EXAMPLES.items() if tests])
 def test_examples_are_right(module: str) -> None:
     if (

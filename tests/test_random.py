@@ -158,8 +158,8 @@ def test_default_dtype_and_default_device_do_not_matter():
 @pytest.mark.deep
 def test_the_hash_seed_does_not_matter():
     code = (
-        "from sparsefn import random; print(random.leaf_key(random.key(3), '0.weight', "
-        "5).tolist())"
+        "from sparsefn import random; print(random.leaf_key(random.key(3), "
+        "'0.weight', 5).tolist())"
     )
     env = dict(os.environ, PYTHONHASHSEED="12345", PYTHONPATH=os.pathsep.join(sys.path))
     out = subprocess.run(
@@ -403,9 +403,8 @@ def test_draws_are_constants_under_grad():
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script:DeprecationWarning"
-)  # torch's own, when inductor is imported
+# torch's own, when inductor is imported
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_draws_have_the_same_bits(backend):
     compiled = torch.compile(everything, fullgraph=True, backend=backend)

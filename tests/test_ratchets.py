@@ -154,8 +154,8 @@ def test_names_are_not_defined_twice() -> None:
 
 def test_the_rules_find_what_they_look_for() -> None:
     code = (
-        "def run(x):\n    'agreed'\n    return agreed(\n        x)\n\n\nclass Row:\n   "
-        " y = 1\n"
+        "def run(x):\n    'agreed'\n    return agreed(\n        x)\n\n\nclass Row:\n  "
+        "  y = 1\n"
     )
     source = f"'Prose.'\n\n# a comment\n{code}"
     assert count_lines(list(tokens(source))) == 5

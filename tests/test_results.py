@@ -303,9 +303,8 @@ def test_a_rate_is_chosen_over_the_levels_that_it_serves() -> None:
         assert {float(min(levels, key=float)), float(max(levels, key=float))} == {
             *map(float, task.levels)
         }
-    assert (
-        len(tuning.SEEDS) >= 3 and min(tuning.SEEDS) >= Plan().seeds
-    )  # no seed of a result
+    # no seed of a result
+    assert len(tuning.SEEDS) >= 3 and min(tuning.SEEDS) >= Plan().seeds
 
 
 def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
@@ -315,9 +314,8 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls_to_zero() -> None:
     assert all(a < b for a, b in itertools.pairwise(rates[:rise]))
     assert all(a > b for a, b in itertools.pairwise(rates[rise:]))
     assert rates[300] == pytest.approx(0.4)
-    assert learning_rate(0.8, 600)(torch.tensor(300)).item() == pytest.approx(
-        0.4
-    )  # a step in a vmapped run
+    # a step in a vmapped run
+    assert learning_rate(0.8, 600)(torch.tensor(300)).item() == pytest.approx(0.4)
 
 
 @pytest.mark.deep
@@ -355,9 +353,8 @@ def test_what_is_left_takes_as_long_as_jobs_of_its_name(
     progress = runner.Progress(jobs)
     progress.tick(jobs[0], 30.0)
     progress.tick(jobs[1], 10.0)
-    assert progress.rest(2.0) == pytest.approx(
-        2.0
-    )  # 40 seconds took 2 minutes, and 40 are left
+    # 40 seconds took 2 minutes, and 40 are left
+    assert progress.rest(2.0) == pytest.approx(2.0)
     progress.tick(jobs[2], 30.0)
     assert progress.rest(7.0) == pytest.approx(1.0)
     progress.tick(jobs[3], 10.0)
@@ -383,9 +380,8 @@ def test_an_interval_is_from_the_second_least_to_the_second_greatest_of_ten() ->
         "mean": 2.0,
         "n": 1,
     }
-    assert (
-        summary.interval([1.0] * 5)["low"] is None
-    )  # five values have no interval of 95 %
+    # five values have no interval of 95 %
+    assert summary.interval([1.0] * 5)["low"] is None
     assert summary.interval([False, True] * 3) == {
         "median": 0.5,
         "low": 0.0,
@@ -403,11 +399,8 @@ def test_intervals_cover_the_median_with_95_per_cent_and_no_closer_ones_do(
     least = int(found["low"])
     assert found["high"] == n + 1 - least
 
-    def coverage(
-        k: int,
-    ) -> (
-        float
-    ):  # the k-th least to the k-th greatest: between k and n - k are below the median
+    # the k-th least to the k-th greatest: between k and n - k are below the median
+    def coverage(k: int) -> float:
         return 1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n
 
     assert coverage(least) >= 0.95 > coverage(least + 1)

@@ -140,9 +140,8 @@ def test_with_params_refuses_states_whose_scores_learn():
             ),
             {"w": W},
         )
-    given = sf.supermask(0.5, mode="ste").init(
-        {"w": W}
-    )  # its weights train, its scores do not
+    # its weights train, its scores do not
+    given = sf.supermask(0.5, mode="ste").init({"w": W})
     assert torch.equal(sf.with_params(given, {"w": -W}).params["w"], -W)
 
 

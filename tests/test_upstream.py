@@ -65,14 +65,12 @@ def by_detaching(x):
     return (sf.straight_through((x > 0).to(x.dtype), x) * SLOPES).sum()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # torch's own, while it traces
+# torch's own, while it traces
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_a_function_of_ones_own_loses_its_backward_in_a_compiled_grad():
     assert torch.equal(grad(by_function)(X), SLOPES)
-    assert torch.equal(
-        compiled(grad(by_function))(X), torch.zeros(2)
-    )  # wrong, and silent
+    # wrong, and silent
+    assert torch.equal(compiled(grad(by_function))(X), torch.zeros(2))
 
 
 def test_a_function_of_ones_own_has_no_forward_mode():
@@ -164,9 +162,8 @@ def test_torchopts_adam_starts_one_count_for_a_whole_stack():
         )(P, adam.init(P))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:There is a performance drop:UserWarning"
-)  # its adam in place, without a batching rule
+# its adam in place, without a batching rule
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_a_vmapped_init_starts_a_count_for_each_member():
     algorithm = sf.with_optimizer(sf.dense(), torchopt.adam(0.1))
     states = vmap(algorithm.init)(P)
@@ -186,9 +183,8 @@ def test_torchopts_sgd_treats_the_first_call_of_its_life_apart():
     going_on, resumed = (
         o.update(P, state, params=P, inplace=False)[0]["w"] for o in (first, fresh)
     )
-    assert not torch.equal(
-        going_on, resumed
-    )  # the same state, another step: wrong, and silent
+    # the same state, another step: wrong, and silent
+    assert not torch.equal(going_on, resumed)
 
 
 def test_with_optimizer_spends_that_call():

@@ -7,10 +7,8 @@ from in_torch import layers_of
 from torch import Tensor, nn
 
 SCOPE = (2, 4)
-SHAPES = (
-    (16, 32),
-    (8, 16),
-)  # other layers than of 8 outputs and 16 inputs, and multiples of them, are skipped
+# other layers than of 8 outputs and 16 inputs, and multiples of them, are skipped
+SHAPES = ((16, 32), (8, 16))
 EXEMPT = {"monotone": "one sparsity"}
 
 

@@ -35,9 +35,8 @@ def masks(model: nn.Module, handle: dict[str, Any]) -> list[Tensor]:
 
 def again(model: nn.Module, handle: dict[str, Any], sparsity: float) -> None:
     first, last = layers_of(model)
-    ratio = (
-        1 - (1 - sparsity) * handle["units"] / first.out_features
-    )  # a share of what is there
+    # a share of what is there
+    ratio = 1 - (1 - sparsity) * handle["units"] / first.out_features
     ratio = ratio if first.out_features < handle["units"] else sparsity
     pruner = tp.pruner.BasePruner(
         model,

@@ -13,9 +13,8 @@ from pages import runnable
 
 FOLDER = Path(__file__).parent
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.stem != "index")
-PROCESSES = re.compile(
-    r"<!-- processes: (\d+) -->"
-)  # a page with this line is started by torchrun, on so many ranks
+# a page with this line is started by torchrun, on so many ranks
+PROCESSES = re.compile(r"<!-- processes: (\d+) -->")
 
 
 def script(text: str) -> str:
@@ -26,9 +25,8 @@ def script(text: str) -> str:
     for block in runnable(text):
         code = block.code.splitlines()
         lines[block.line - 1 : block.line - 1 + len(code)] = code
-    if PROCESSES.search(
-        text
-    ):  # docs/distributed.md says why: torch may abort at the interpreter's end
+    # docs/distributed.md says why: torch may abort at the interpreter's end
+    if PROCESSES.search(text):
         lines += ["import os, sys", "sys.stdout.flush(), os._exit(0)"]
     return "\n".join(lines) + "\n"
 
@@ -36,9 +34,8 @@ def script(text: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    path = (
-        tmp_path / "recipe.py"
-    )  # not the name of the page, which may be that of a module
+    # not the name of the page, which may be that of a module
+    path = (tmp_path / "recipe.py")
     path.write_text(script(text), encoding="utf-8")
     start = [sys.executable]
     if ranks := PROCESSES.search(text):

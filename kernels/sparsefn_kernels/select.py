@@ -22,12 +22,10 @@ from sparsefn_kernels.source import digits, guess, narrow, whole
 from sparsefn_kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
 from sparsefn_kernels.written import on, write
 
-MOST = (
-    1 << 30
-)  # units of a call: places are 32-bit words, and are counted in whole chunks
-Entry: TypeAlias = tuple[
-    Tensor, Tensor | None, Tensor | None, bool, object
-]  # scores, allow, deny, absolute, an extent
+# units of a call: places are 32-bit words, and are counted in whole chunks
+MOST = 1 << 30
+# scores, allow, deny, absolute, an extent
+Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]
 NARROW = 32  # units of a row that are compared one with another
 _INFINITY = {
     torch.float16: 0x7C00,

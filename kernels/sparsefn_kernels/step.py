@@ -18,9 +18,8 @@ from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps
 from sparsefn_kernels.written import on, write
 
-Rows: TypeAlias = Sequence[
-    tuple[Tensor, ...]
-]  # a param, its mask, its gradient and its moments
+# a param, its mask, its gradient and its moments
+Rows: TypeAlias = Sequence[tuple[Tensor, ...]]
 
 _BLOCK = 1024
 

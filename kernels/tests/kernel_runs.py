@@ -25,11 +25,8 @@ by_interpreter = pytest.mark.skipif(
     not INTERPRETED, reason="runs with TRITON_INTERPRET=1"
 )
 by_compiler = pytest.mark.skipif(INTERPRETED, reason="runs without TRITON_INTERPRET")
-INFINITY = {
-    16: 0x7F80,
-    32: 0x7F800000,
-    64: 0x7FF << 52,
-}  # its key, by the bits of a score
+# its key, by the bits of a score
+INFINITY = {16: 0x7F80, 32: 0x7F800000, 64: 0x7FF << 52}
 POINTERS = {
     **dict.fromkeys(
         ("spans", "lots", "counts", "table", "tally", "states", "keys", "index"), "*i64"

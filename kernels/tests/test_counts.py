@@ -66,9 +66,8 @@ def test_a_step_under_masks_is_two_launches(optimizer: Any) -> None:
     state = optimizer.init(params)
     with Launches() as counted:
         made = optimizer.under_masks(params, state, params, masks)
-    assert (
-        made is not None and counted.launches == 2 and not counted.waits
-    )  # the rate is one
+    # the rate is one
+    assert made is not None and counted.launches == 2 and not counted.waits
     assert optree.tree_structure(made) == optree.tree_structure((params, state))
 
 

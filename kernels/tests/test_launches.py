@@ -112,10 +112,8 @@ def test_steps_are_launched_as_they_are_written(launched):
     )
     count, number = torch.tensor(0), torch.tensor(0.5, dtype=torch.float64)
     masks = [params[0] > 0, torch.tensor(True)]
-    for some in (
-        params,
-        grads,
-    ):  # memory that starts at multiples of 16 bytes, and other memory
+    # memory that starts at multiples of 16 bytes, and other memory
+    for some in (params, grads):
         rows = list(zip(params, masks, some, params, params, strict=True))
         for decay, decoupled in ((0.0, False), (0.1, False), (0.1, True)):
             moved, new = step.adam(

@@ -192,12 +192,8 @@ def test_a_fraction_of_the_whole_blocks_is_pruned_each_time():
         state = algorithm.update(state, params, step)
         counts.append(int((blocks_of(state.masks["w"]) == 4).sum()))
         assert blocks_of(state.masks["w"]).min() == 3
-    assert counts == [
-        6,
-        3,
-        1,
-        1,
-    ]  # half of 3 is 1.5, which rounds to 2; half of 1 rounds to 0
+    # half of 3 is 1.5, which rounds to 2; half of 1 rounds to 0
+    assert counts == [6, 3, 1, 1]
 
 
 def test_a_chain_keeps_what_both_parts_keep_of_a_block():

@@ -577,15 +577,11 @@ def test_excluded_weights_are_no_room_for_regrowth_between_leaves():
         "b": torch.arange(20.0).reshape(2, 10) + 1,
     }
     before = algorithm.init(params)
-    grads = {
-        "a": torch.ones(2, 10),
-        "b": 100 * torch.ones(2, 10),
-    }  # all would grow in b, which has 5 free places
+    # all would grow in b, which has 5 free places
+    grads = {"a": torch.ones(2, 10), "b": 100 * torch.ones(2, 10)}
     after = algorithm.update(before, grads, 0)
-    assert [int(mask.sum()) for mask in after.masks.values()] == [
-        14,
-        16,
-    ]  # 8 were dropped: 5 to b, 3 back to a
+    # 8 were dropped: 5 to b, 3 back to a
+    assert [int(mask.sum()) for mask in after.masks.values()] == [14, 16]
     for path, mask in after.masks.items():
         lost = before.masks[path] & (after.params[path] == 0)
         assert not (mask & lost).any()

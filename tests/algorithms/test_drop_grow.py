@@ -179,11 +179,8 @@ def test_the_length_of_a_run_gives_the_period_the_end_and_the_decay(
 def test_what_is_given_goes_before_what_follows_from_the_length():
     kept = {"init": "magnitude", "exclude_dropped": True}
     seen = changes(sf.rigl(0.5, steps=400, when=sf.every(150), **kept), 400)
-    assert seen == {
-        0: 60,
-        150: 30,
-        300: 0,
-    }  # 0.3 of 200, then half of it, and none from three quarters on
+    # 0.3 of 200, then half of it, and none from three quarters on
+    assert seen == {0: 60, 150: 30, 300: 0}
     assert changes(
         sf.rigl(0.5, steps=400, drop_fraction=0.1, **kept), 400
     ) == dict.fromkeys(range(0, 300, 4), 20)

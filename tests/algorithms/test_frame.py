@@ -303,9 +303,8 @@ def test_the_names_of_the_leaves_do_not_matter(name, word):
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if "global" not in name]
-)  # their floors forbid 1.0
+# their floors forbid 1.0
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if "global" not in name])
 def test_empty_leaves_and_those_of_one_element_are_leaves(name, sparsity):
     params = {
         "w": torch.randn(1, 1),
@@ -352,10 +351,8 @@ def test_every_float_dtype_works_and_is_kept(name, dtype):
         [sf.masks.n_kept(state.masks) for state in run]
         for run in (states, walk(make(name), params=start()))
     )
-    assert counts == expected or name in (
-        "soft_threshold",
-        "chain",
-    )  # whose counts follow the values
+    # whose counts follow the values
+    assert counts == expected or name in ("soft_threshold", "chain")
 
 
 # ---- what the masks mean -------------------------------------------------------------
@@ -509,9 +506,8 @@ def test_nested_vmap_over_levels_and_seeds():
         assert_members(sf.ensemble.member(grid, i), singles)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:There is a performance drop"
-)  # torchopt's adam, in aten::addcmul_
+# torchopt's adam, in aten::addcmul_
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(
     "optimizer",
     [lambda: torchopt.adam(0.05), lambda: torchopt.sgd(0.05, momentum=0.9)],

@@ -385,9 +385,9 @@ def inits(size: int) -> Cases:
         "leaf": (
             lambda p: {path: x for path, x in p.items() if path != "b.weight"},
             "expected the same params on every rank, but not at 'b.weight': rank 0 "
-            "has a tensor of shape (8, 4) and "
-            f"torch.float32, laid out as [Shard(dim=0)] over {mesh(size)} there, and "
-            f"rank {last} has no leaf there",
+            "has a tensor of shape (8, 4) and torch.float32, laid out as "
+            f"[Shard(dim=0)] over {mesh(size)} there, and rank {last} has no leaf "
+            "there",
         ),
         "another leaf": (
             lambda p: p | {"d": p["c.bias"]},

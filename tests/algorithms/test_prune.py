@@ -646,9 +646,8 @@ def test_gmp_by_the_length_of_a_run_is_the_same_with_its_parts_named():
             lambda: sf.gmp(sf.schedules.linear(0.0, 0.1), steps=100),
             ValueError,
             "gmp: expected the sparsity of the end as a float or a 0-d tensor beside "
-            "steps=100, got linear(0.0, 0.1), "
-            "which says itself how many are kept at each step: leave steps out, and "
-            "give `when`",
+            "steps=100, got linear(0.0, 0.1), which says itself how many are kept at "
+            "each step: leave steps out, and give `when`",
         ),
         (
             lambda: sf.gmp(sf.counts.above(0.1), steps=100),

@@ -72,9 +72,8 @@ def test_movement():
     state = algorithm.update(state, one(0.5, 0.5), 0)
     assert state.scores["learned"]["w"].tolist() == [[-0.5, 0.5]]
     assert state.masks["w"].tolist() == [[False, True]]
-    assert state.params["w"].tolist() == [
-        [0.5, -1.0]
-    ]  # the gradient on the mask, as it was
+    # the gradient on the mask, as it was
+    assert state.params["w"].tolist() == [[0.5, -1.0]]
 
 
 def test_a_cubic_schedule_of_movement():
@@ -159,9 +158,8 @@ def test_the_view_shows_what_the_mode_trains(mode, gated):
     tree, moves = algorithm.view.get(state), algorithm.view.support(state)
     grads = algorithm.view.grads(state, SLOPES, 0)
     both = ["0.weight", "1.weight"]
-    assert sorted(tree["scores"]) == (
-        both if mode != "ste" else []
-    )  # () where there is none
+    # () where there is none
+    assert sorted(tree["scores"]) == (both if mode != "ste" else [])
     assert sorted(tree["params"]) == (
         ["0.bias"] if mode == "supermask" else ["0.bias", *both]
     )
@@ -505,8 +503,7 @@ def given(**leaves):
             lambda: given(v=torch.ones(1, 2)),
             ValueError,
             "expected initial scores with the structure of params, but there is no "
-            "leaf at 'w' in initial scores; "
-            "params lack the one at 'v'",
+            "leaf at 'w' in initial scores; params lack the one at 'v'",
         ),
         (
             lambda: given(w=torch.ones(2)),
@@ -552,9 +549,8 @@ def given(**leaves):
             lambda: sf.supermask(0.5, pattern=sf.patterns.nm(2, 4)).init(one(1.0, 2.0)),
             ValueError,
             "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (1, 2) at "
-            "'w'; leave it out with "
-            "where=lambda path, leaf: sf.default_where(path, leaf) and path not in "
-            "['w']",
+            "'w'; leave it out with where=lambda path, leaf: sf.default_where(path, "
+            "leaf) and path not in ['w']",
         ),
         (
             lambda: sf.supermask(0.5).update(

@@ -275,9 +275,8 @@ def test_muon_for_matrices_alone():
             before, (p for p in model.parameters() if p.ndim < 2), strict=True
         )
     )
-    model(
-        torch.ones(2, model[0].in_features)
-    ).sum().backward()  # a loop of the user's own may move the others
+    # a loop of the user's own may move the others
+    model(torch.ones(2, model[0].in_features)).sum().backward()
     sparse.before_step()
     assert all(bool(p.grad.any()) for p in model.parameters() if p.ndim < 2)
     with torch.no_grad():

@@ -60,9 +60,8 @@ def check_zeros(sparse, model, optimizer):
         assert not weight[~mask].any(), name
         for key, moment in optimizer.state[weight].items():
             if torch.is_tensor(moment) and moment.shape == weight.shape:
-                first = (
-                    0.01 if key == "step_size" else 0.0
-                )  # Rprop starts at the learning rate
+                # Rprop starts at the learning rate
+                first = 0.01 if key == "step_size" else 0.0
                 assert (moment[~mask] == first).all(), (name, key)
 
 
@@ -160,9 +159,8 @@ def test_parameter_groups_and_several_optimizers():
         head.step()
         sparse.after_step(step)
     mask = sparse.state.masks["0.weight"]
-    assert not (model[0].weight[mask] - start[mask])[
-        start[mask] != 0
-    ].any()  # a rate of zero
+    # a rate of zero
+    assert not (model[0].weight[mask] - start[mask])[start[mask] != 0].any()
     check_zeros(sparse, model, _Both(body, head))
 
 
@@ -190,9 +188,8 @@ def test_a_schedule_of_rates_and_clipping_leave_the_dense_gradient_to_the_algori
         rigl(), model, optimizer := torch.optim.SGD(model.parameters(), lr=0.0)
     )
     seen = sparse.state
-    train(
-        sparse, model, optimizer, [0], clip=1e-6
-    )  # growth goes by the dense gradient, whatever is clipped
+    # growth goes by the dense gradient, whatever is clipped
+    train(sparse, model, optimizer, [0], clip=1e-6)
     grads = sf.modules.value_and_grad(
         lambda p: cross_entropy(sf.modules.call(net(), p, X), Y)
     )(sf.effective(seen))[1]
@@ -453,10 +450,8 @@ def test_a_run_goes_on_from_its_files_bit_for_bit(name):
         "attach model optimizer sparse",
         "model attach sparse optimizer",
     ]
-    if name not in (
-        "supermask",
-        "reparametrised",
-    ):  # whose optimizer gets parameters from attach
+    # whose optimizer gets parameters from attach
+    if name not in ("supermask", "reparametrised"):
         orders += ["model optimizer attach sparse", "optimizer attach sparse model"]
     for order in orders:
         file.seek(0)
@@ -863,10 +858,9 @@ def test_a_step_without_the_optimizer_warns_once():
 
     (text,) = warned(run)
     assert text == (
-        "after_step: no optimizer has stepped since before_step: where several batches "
-        "make a step, call both around "
-        "optimizer.step(), after the last backward; where a step is left out on "
-        "purpose, all is well"
+        "after_step: no optimizer has stepped since before_step: where several "
+        "batches make a step, call both around optimizer.step(), after the last "
+        "backward; where a step is left out on purpose, all is well"
     )
 
 
@@ -893,8 +887,8 @@ def test_a_weight_that_trains_since_attach_warns_once(copied):
     model[0].weight.requires_grad_(True)
     (text,) = warned(lambda: train(sparse, model, optimizer, [2, 3]))
     assert text.startswith(
-        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze "
-        "it before, or"
+        "before_step: '0.weight' trains since attach, and stays dense: add or "
+        "unfreeze it before, or"
     )
     sparse.detach()
     train(sf.attach(rigl(), model, optimizer), model, optimizer, [0])
@@ -1091,9 +1085,8 @@ def test_a_closure_that_skips_its_batch_moves_nothing(name, hooks):
         for step in range(4):
             if skips:
                 before, weights = sparse.state, weights_of(model)
-                optimizer.step(
-                    model.zero_grad
-                )  # not the scores, which the model does not have
+                # not the scores, which the model does not have
+                optimizer.step(model.zero_grad)
                 assert same(before, sparse.state) and same(weights, weights_of(model))
             optimizer.step(closure_of(model, optimizer))
             if not hooks:
@@ -1138,9 +1131,8 @@ def test_scores_leave_lbfgs_and_join_it_again():
 
 
 @pytest.mark.parametrize("hooks", [False, True])
-@pytest.mark.parametrize(
-    "scale", [1.0, 6e4]
-)  # in half precision a curvature is 0 / 0, or infinite
+# in half precision a curvature is 0 / 0, or infinite
+@pytest.mark.parametrize("scale", [1.0, 6e4])
 def test_lbfgs_that_diverges_leaves_weights_that_do_not_train(scale, hooks):
     model = net().half()
     found = model[0].weight.detach().clone()

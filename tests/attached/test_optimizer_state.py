@@ -423,9 +423,8 @@ def test_factors_of_square_weights_are_no_moments():
     sparse = train(model, optimizer)
     state, mask = optimizer.state[model[0].weight], sparse.masks["0.weight"]
     assert factors_in(optimizer) == {"pre_cond_"}
-    assert (
-        torch.linalg.eigvalsh(state["pre_cond_0"]).min() >= 1.0 - 1e-5
-    )  # the identity, and squares
+    # the identity, and squares
+    assert torch.linalg.eigvalsh(state["pre_cond_0"]).min() >= 1.0 - 1e-5
     assert (
         torch.equal(state["pre_cond_1"], state["pre_cond_1"].T)
         and state["pre_cond_1"][~mask].any()
@@ -498,9 +497,8 @@ class PureScheduleFree:
 def test_an_iterate_starts_where_a_kept_weight_is_set():
     model = net()
     optimizer = SGDScheduleFree(model.parameters())
-    sparse = train(
-        model, optimizer, steps=5, algorithm=rewinds()
-    )  # back to the first weights in the last step
+    # back to the first weights in the last step
+    sparse = train(model, optimizer, steps=5, algorithm=rewinds())
     weight, mask = model[0].weight, sparse.masks["0.weight"]
     assert weight[mask].any() and torch.equal(optimizer.state[weight]["z"], weight)
     optimizer.eval()
@@ -889,9 +887,8 @@ def test_steps_during_backward_are_refused():
     assert torch.equal(weights_of(model), before) and sparse.is_attached
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.interface` is deprecated"
-)  # torch 2.11 raises it at itself
+# torch 2.11 raises it at itself
+@pytest.mark.filterwarnings("ignore:`torch.jit.interface` is deprecated")
 def test_steps_during_backward_that_torch_makes_are_refused_at_attach():
     from torch.distributed.optim import (
         _apply_optimizer_in_backward,

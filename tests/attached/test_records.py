@@ -55,8 +55,8 @@ def test_parameters_in_two_optimizers_are_refused_all_at_once():
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
     both = torch.optim.SGD(model.parameters(), lr=0.1)
     told = (
-        "expected one optimizer to have '0.weight', '0.bias', got several: take it out "
-        "of all but one"
+        "expected one optimizer to have '0.weight', '0.bias', got several: take it "
+        "out of all but one"
     )
     with pytest.raises(ValueError, match=told):
         owned_parameters(model, [first, both])
@@ -142,11 +142,8 @@ def test_leaves_that_are_no_params_get_parameters_beside_their_weights():
     records = trained_records(
         view_of(trained), sf.State(params, everywhere(params)), weights
     )
-    assert [bool(record.beside) for record in records] == [
-        True,
-        True,
-        False,
-    ]  # optree's order: latent before params
+    # optree's order: latent before params
+    assert [bool(record.beside) for record in records] == [True, True, False]
     assert records[2].parameter is model[0].bias and all(
         record.trains for record in records
     )

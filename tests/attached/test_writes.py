@@ -80,9 +80,8 @@ def test_weights_that_would_have_been_masked(made):
     layer, norm = model.module
     assert left_dense(made, model, [norm.weight, layer.bias, torch.ones(2, 2)]) == ""
     assert left_dense(made, model, [layer.bias, layer.weight]) == (
-        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze "
-        "it before, or call detach(), "
-        "then attach again"
+        "before_step: '0.weight' trains since attach, and stays dense: add or "
+        "unfreeze it before, or call detach(), then attach again"
     )
 
 
@@ -142,16 +141,14 @@ def test_weights_that_move_without_their_optimizer():
     own = record([1.0, 2.0])
     own.note()
     assert check_order([own], {"w": torch.ones(2)}) == (
-        "after_step: no optimizer has stepped since before_step: where several batches "
-        "make a step, call both around "
-        "optimizer.step(), after the last backward; where a step is left out on "
-        "purpose, all is well"
+        "after_step: no optimizer has stepped since before_step: where several "
+        "batches make a step, call both around optimizer.step(), after the last "
+        "backward; where a step is left out on purpose, all is well"
     )
     with torch.no_grad():
         own.parameter.add_(1.0)
-    assert (
-        check_order([own], {"w": torch.tensor([1.0, torch.inf])}) == ""
-    )  # as a GradScaler leaves a step out
+    # as a GradScaler leaves a step out
+    assert check_order([own], {"w": torch.tensor([1.0, torch.inf])}) == ""
     with pytest.raises(
         RuntimeError,
         match="after_step: 'w' moved without its optimizer: for another optimizer, "

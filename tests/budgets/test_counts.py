@@ -132,9 +132,8 @@ class TestAbove:
         algorithm = sf.with_optimizer(soft, sf.optimizers.sgd(1.0))
         state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
         assert kept(state.masks) == {"w": 2}
-        state = algorithm.update(
-            state, {"w": torch.tensor([[16.0, 16.0]])}, 0
-        )  # the slope of sigmoid is 1/4
+        # the slope of sigmoid is 1/4
+        state = algorithm.update(state, {"w": torch.tensor([[16.0, 16.0]])}, 0)
         assert state.masks["w"].tolist() == [[False, True]]
 
 
@@ -179,9 +178,8 @@ class TestBelow:
         algorithm = sf.rigl(
             1.0, drop_fraction=COUNTS.below(1e9, spare=1), init=dense, pattern=ROWS
         )
-        assert kept(masks_after(algorithm, W)) == {
-            "w": 0
-        }  # the sparsity binds all the same
+        # the sparsity binds all the same
+        assert kept(masks_after(algorithm, W)) == {"w": 0}
         count = COUNTS.below(1e9, spare=3).count(W["w"], dense["w"], 0)
         assert count.tolist() == [1, 1, 1, 1]
 

@@ -363,8 +363,7 @@ def test_compensated():
     assert B.compensated(0.0, 100, 100) == 0.0
     text = (
         "compensated: 70 of 100 weights are dense, so the other 30 would keep none at "
-        "sparsity 0.9; "
-        "expected less than 0.3"
+        "sparsity 0.9; expected less than 0.3"
     )
     with pytest.raises(ValueError, match=f"^{text}$"):
         B.compensated(0.9, 100, 70)
@@ -426,9 +425,8 @@ def test_owl_keeps_the_sparsity_over_blocks_of_one_size():
                     shapes, sparsity
                 ).items()
             }
-            assert (
-                abs(sum(kept.values()) - (1 - float(sparsity)) * 8 * 60000) <= 8
-            )  # a half for each leaf, rounded
+            # a half for each leaf, rounded
+            assert abs(sum(kept.values()) - (1 - float(sparsity)) * 8 * 60000) <= 8
             assert kept["0.up"] == kept["0.down"]
             assert kept["1.up"] - kept["0.up"] == pytest.approx(
                 2 * spread * 60000, abs=1

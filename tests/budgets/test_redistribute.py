@@ -41,14 +41,10 @@ def test_a_leaf_is_filled_to_most_of_its_room_before_any_is_filled_up():
     shares, room = {"a": 0.9, "b": 0.1}, {"a": 10, "b": 100}
     assert R.allocate(shares, 20, room) == {"a": 10, "b": 10}
     assert R.allocate(shares, 20, room, most=0.55) == {"a": 5, "b": 15}
-    assert R.allocate(shares, 62, room, most=0.55) == {
-        "a": 7,
-        "b": 55,
-    }  # 60 fit under .55, two go on by share
-    assert R.allocate(shares, 80, room, most=0.55) == {
-        "a": 10,
-        "b": 70,
-    }  # of the 20 over, a has room for five
+    # 60 fit under .55, two go on by share
+    assert R.allocate(shares, 62, room, most=0.55) == {"a": 7, "b": 55}
+    # of the 20 over, a has room for five
+    assert R.allocate(shares, 80, room, most=0.55) == {"a": 10, "b": 70}
     assert R.allocate(shares, 110, room, most=0.0) == room
     with pytest.raises(
         ValueError, match="cannot hand out 111 among caps that sum to 110"
@@ -206,17 +202,13 @@ def test_careful_rates_spare_important_leaves_that_are_nearly_dense():
         {"a": torch.full((4,), 9.0), "b": torch.ones(4)},
         {"a": torch.ones(4) > 0, "b": torch.ones(4) > 0},
     )
-    assert optree.tree_map(float, fractions) == {
-        "a": 0.0,
-        "b": 0.3,
-    }  # a dense important leaf drops nothing
+    # a dense important leaf drops nothing
+    assert optree.tree_map(float, fractions) == {"a": 0.0, "b": 0.3}
     assert R.careful()(0.3, {}, {}) == {}
     alike = {path: torch.ones(4) for path in "ab"}
     full = {path: torch.ones(4) > 0 for path in "ab"}
-    assert optree.tree_map(float, R.careful()(0.3, alike, full)) == {
-        "a": 0.3,
-        "b": 0.3,
-    }  # neither is above average
+    # neither is above average
+    assert optree.tree_map(float, R.careful()(0.3, alike, full)) == {"a": 0.3, "b": 0.3}
     alike["a"] = torch.full((4,), 9.0)
     assert optree.tree_map(float, R.careful(below=1.0)(0.3, alike, full)) == {
         "a": 0.0,
@@ -302,8 +294,7 @@ def test_all_of_it_is_pure_under_tensor_steps_vmap_and_compile():
             lambda: sf.rigl(0.5, redistribute="momentum"),
             TypeError,
             "expected redistribute to be a function such as "
-            "sf.redistribute.mean_active, or a Redistribute, "
-            "got 'momentum'",
+            "sf.redistribute.mean_active, or a Redistribute, got 'momentum'",
         ),
         (
             lambda: sf.rigl(0.5, redistribute=R.Redistribute(None)),

@@ -247,10 +247,8 @@ def test_padding_is_refused_unless_tokens_say_what_counts():
         r"2\)",
     ):
         in_order(model, None, blocks, prune, inputs, tokens=mask.bool().T)
-    for other in (
-        torch.ones(6, 6).tril(),
-        (mask - 1) * 9.0,
-    ):  # who sees whom, and what is added
+    # who sees whom, and what is added
+    for other in (torch.ones(6, 6).tril(), (mask - 1) * 9.0):
         in_order(
             model,
             None,

@@ -71,9 +71,8 @@ def test_it_is_pruned_in_parts_and_its_outputs_are_those_of_the_pruned_one():
             float((after - before).norm() / before.norm()), rel=1e-5
         )
         assert done.seconds > 0 and not done.why
-    alone, _ = pruned(
-        block, up.state, [DOWN], x
-    )  # the inputs of the second are those out of the pruned first
+    # the inputs of the second are those out of the pruned first
+    alone, _ = pruned(block, up.state, [DOWN], x)
     assert sf.checkpoint.tree_equal(alone[0].state, down.state)
 
 

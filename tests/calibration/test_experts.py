@@ -241,9 +241,8 @@ def test_routers_in_groups_with_a_correction(normed):
     with torch.no_grad():
         probabilities = (x @ layer.gate.weight.T).sigmoid()
         chosen = probabilities + layer.gate.e_score_correction_bias
-        best = (
-            chosen.view(-1, 4, 2).sum(-1).topk(2).indices
-        )  # both of a group are its best two
+        # both of a group are its best two
+        best = chosen.view(-1, 4, 2).sum(-1).topk(2).indices
         inside = torch.zeros(len(x), 4).scatter(1, best, 1.0).repeat_interleave(2, 1)
         for row, numbers in enumerate(
             chosen.where(inside > 0, -torch.inf).topk(2).indices.tolist()

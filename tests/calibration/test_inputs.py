@@ -268,9 +268,8 @@ def test_inputs_that_are_not_finite_are_named_with_their_layer(value):
         match=r"expected finite inputs of '1\.weight' \(Linear\), got NaN or infinity",
     ):
         inputs(net, None, x)
-    with pytest.raises(
-        ValueError, match="expected finite inputs"
-    ):  # whose products overflow float32
+    # whose products overflow float32
+    with pytest.raises(ValueError, match="expected finite inputs"):
         inputs(net, None, torch.full((1, 2), 1e30))
 
 

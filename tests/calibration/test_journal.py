@@ -44,9 +44,8 @@ def test_it_refuses_another_run_and_other_folders(tmp_path):
         ValueError, match="to be new or a run that was killed, got a file$"
     ):
         journal_in(tmp_path / "file", RUN)
-    (
-        tmp_path / "out" / ".stream" / "journal.json"
-    ).unlink()  # killed before it was there
+    # killed before it was there
+    (tmp_path / "out" / ".stream" / "journal.json").unlink()
     assert journal_in(tmp_path / "out", RUN).parts == ()
 
 
@@ -72,9 +71,8 @@ def test_digests_see_every_value_and_no_layout(tmp_path):
     config, stored = tmp_path / "config.json", {"a": StoredTensor("f", (1,), "F32")}
     config.write_text("{}")
     first = digest_of_model(config, stored)
-    assert first == digest_of_model(
-        config, {"a": StoredTensor("g", (1,), "F32")}
-    )  # whichever file it is in
+    # whichever file it is in
+    assert first == digest_of_model(config, {"a": StoredTensor("g", (1,), "F32")})
     assert first != digest_of_model(config, {"a": StoredTensor("f", (2,), "F32")})
     config.write_text("{ }")
     assert first != digest_of_model(config, stored)

@@ -205,9 +205,8 @@ def test_a_process_that_is_killed_goes_on_with_the_same_bits(tmp_path):
             time.sleep(0.005)
         process.wait()
     assert times == 3
-    command[-1] = str(
-        tmp_path / "whole"
-    )  # in a process of its own, too: other tests leave no trace there
+    # in a process of its own, too: other tests leave no trace there
+    command[-1] = str(tmp_path / "whole")
     subprocess.run(command, cwd=ROOT, check=True)
     assert differing(out, tmp_path / "whole") == {}
 

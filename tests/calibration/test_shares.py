@@ -15,9 +15,8 @@ from sparsefn.solve import blocked
 
 
 def stats_of(rank):
-    gram = torch.tensor([[3.0, 1.0], [1.0, 2.0]]) * (
-        rank + 1
-    )  # one tensor of two leaves
+    # one tensor of two leaves
+    gram = torch.tensor([[3.0, 1.0], [1.0, 2.0]]) * (rank + 1)
     return {
         "a": {
             "count": torch.tensor(2 + rank),
@@ -98,9 +97,8 @@ def cases():
         )
 
     def sums_in_the_order_of_the_processes():
-        gram = torch.tensor(
-            [[2.0**24, 1.0, 1.0][rank]]
-        )  # 1 is less than half of a bit of the first
+        # 1 is less than half of a bit of the first
+        gram = torch.tensor([[2.0**24, 1.0, 1.0][rank]])
         total = []
         together(lambda stats: total.append(stats) or sf.dense())({"a": {"gram": gram}})
         assert total[0]["a"]["gram"].tolist() == [2.0**24] and gram.tolist() != [0.0]

@@ -26,9 +26,8 @@ def net(layers):
 
 
 def left_in(folder):
-    return [
-        name for name in os.listdir(folder) if not name.startswith("torchinductor")
-    ]  # torch's, where it is loaded
+    # torch's, where it is loaded
+    return [name for name in os.listdir(folder) if not name.startswith("torchinductor")]
 
 
 def globs(layers):
@@ -83,13 +82,11 @@ def test_on_disk_everything_has_the_same_bits_and_the_folder_goes(
     assert sf.checkpoint.tree_equal(
         state, in_order(model, None, globs(3), wanda, x, **options)
     )
-    assert held == [2] * 3 and not left_in(
-        tmp_path
-    )  # the inputs of a layer, for each of two calls
+    # the inputs of a layer, for each of two calls
+    assert held == [2] * 3 and not left_in(tmp_path)
     *_, last = by_block(model, None, globs(3), prune, x, offload="disk", **options)
-    assert (
-        sf.checkpoint.tree_equal(state, last.state) and held[3:] == [2 * 2] * 3
-    )  # and its outputs, for the errors
+    # and its outputs, for the errors
+    assert sf.checkpoint.tree_equal(state, last.state) and held[3:] == [2 * 2] * 3
 
 
 def test_the_folder_goes_with_an_error_and_with_a_loop_that_ends(tmp_path, monkeypatch):

@@ -57,9 +57,8 @@ def test_files_go_with_their_tensors_and_writing_changes_none(tmp_path):
     )
     del kept
     gc.collect()
-    assert (
-        not os.listdir(tmp_path) and float(first.sum()) == 2 * 64 * 64
-    )  # which stays mapped
+    # which stays mapped
+    assert not os.listdir(tmp_path) and float(first.sum()) == 2 * 64 * 64
 
 
 def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):

@@ -573,8 +573,7 @@ def test_plain_weights_whose_config_speaks_of_zeros_are_pruned(folder, tmp_path,
     assert found.keys() == expected.keys() and all(
         torch.equal(found[name], x) for name, x in expected.items()
     )
-    assert (
-        json.loads((tmp_path / "out" / "config.json").read_text()) == config
-    )  # what it said is not so any more
+    # what it said is not so any more
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
     assert (loaded.model.layers[0].mlp.up_proj.weight == 0).float().mean() == 0.5

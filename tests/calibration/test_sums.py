@@ -41,9 +41,8 @@ def test_another_split_changes_squares_by_float64_rounding_alone():
         assert (
             (parts - whole).abs() <= 3000 * torch.finfo(torch.float64).eps * whole
         ).all()
-    powers = torch.tensor(
-        [[2.0**k] for k in range(-10, 11)]
-    )  # sums that need no rounding are equal
+    # sums that need no rounding are equal
+    powers = torch.tensor([[2.0**k] for k in range(-10, 11)])
     assert torch.equal(
         sum(row_sums(row[None], False).square for row in powers),
         row_sums(powers, False).square,
@@ -65,9 +64,8 @@ def test_patches_are_what_a_convolution_multiplies(ndim, sizes, groups):
     x, kernel = torch.randn(3, 4, *range(7, 7 + ndim)), (3, 2, 2)[:ndim]
     channels = 4 // groups
     width = channels * torch.Size(kernel).numel()
-    unit = torch.eye(width).reshape(
-        width, channels, *kernel
-    )  # each output is one entry of the patch
+    # each output is one entry of the patch
+    unit = torch.eye(width).reshape(width, channels, *kernel)
     convolution = (functional.conv1d, functional.conv2d, functional.conv3d)[ndim - 1]
     found = patch_sums(x, kernel, [(size,) * ndim for size in sizes], groups, gram=True)
     for part, sums in zip(x.split(channels, 1), found, strict=True):

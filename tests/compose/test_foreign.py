@@ -166,9 +166,8 @@ def test_a_state_of_any_form_goes_where_no_moment_is_looked_for():
 def test_a_state_that_joins_leaves_or_holds_one_in_another_shape_is_refused(init, path):
     text = (
         "with_optimizer: cannot find moments of pruned weights in the state of "
-        f"Remembers: at '{path}' it joins "
-        "leaves, or holds one in another shape; pass mask_moments=False and "
-        "reset_grown=False to leave its state alone"
+        f"Remembers: at '{path}' it joins leaves, or holds one in another shape; pass "
+        "mask_moments=False and reset_grown=False to leave its state alone"
     )
     for options in ({}, {"mask_moments": False}, {"reset_grown": False}):
         with pytest.raises(ValueError) as caught:
@@ -272,9 +271,9 @@ def test_an_init_that_reads_values_is_refused():
 )
 def test_a_state_whose_form_hangs_on_sizes_is_refused(init):
     text = (
-        "with_optimizer: cannot find the moments of Remembers: its state takes another "
-        "form for leaves of other sizes; "
-        "pass mask_moments=False and reset_grown=False to leave its state alone"
+        "with_optimizer: cannot find the moments of Remembers: its state takes "
+        "another form for leaves of other sizes; pass mask_moments=False and "
+        "reset_grown=False to leave its state alone"
     )
     with pytest.raises(ValueError, match=text):
         rigl(Remembers(init)).init(PARAMS)
@@ -333,8 +332,8 @@ def test_a_state_that_changes_its_structure_is_refused():
         Remembers(lambda params: {}, lambda state, grads, params: {"mu": grads})
     )
     text = (
-        "with_optimizer: expected the new state of Remembers with the structure of the "
-        "old one, but there is an "
+        "with_optimizer: expected the new state of Remembers with the structure of "
+        "the old one, but there is an "
     )
     with pytest.raises(ValueError, match=text + "unknown leaf at 'mu.t'"):
         algorithm.update(algorithm.init(PARAMS), GRADS, 0)
@@ -351,8 +350,7 @@ def test_a_state_that_changes_its_structure_is_refused():
         (
             lambda u: {**u, "x": u["w"]},
             "with the structure of params, but there is an unknown leaf at 'x' in the "
-            "updates of Answers, "
-            "which params lack",
+            "updates of Answers, which params lack",
         ),
         (lambda u: {**u, "w": u["t"]}, "of shape (6, 8) at 'w', got ()"),
     ],

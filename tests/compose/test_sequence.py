@@ -204,9 +204,8 @@ class TestInsideAChain:
                 int(fans.sum()) == 12
                 and int(fans[fans > 0].max() - fans[fans > 0].min()) <= 1
             )
-        assert any(
-            int((state.masks["w"].sum(1) == 0).sum()) for state in states
-        )  # rows are gone
+        # rows are gone
+        assert any(int((state.masks["w"].sum(1) == 0).sum()) for state in states)
         batched = torch.vmap(run)(w, g)
         assert torch.equal(
             batched.masks["w"], torch.stack([state.masks["w"] for state in states])

@@ -45,9 +45,8 @@ COVERED = {
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:no leaf is sparsified"
-)  # a part without leaves says so
+# a part without leaves says so
+@pytest.mark.filterwarnings("ignore:no leaf is sparsified")
 @pytest.mark.parametrize("name", COVERED)
 def test_parts_without_leaves_and_empty_trees_compile(name):
     torch._dynamo.reset()

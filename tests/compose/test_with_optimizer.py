@@ -636,9 +636,8 @@ def test_elsewhere_than_on_the_cpu_the_gradients_are_not_read():
     state = state._replace(
         key=algorithm.init(PARAMS).key, opt=sf.optimizers.sgd(0.1).init(params)
     )
-    new = algorithm.update(
-        state, params, 0
-    )  # a value of the meta device cannot be read
+    # a value of the meta device cannot be read
+    new = algorithm.update(state, params, 0)
     assert all(leaf.is_meta for leaf in optree.tree_leaves(new.params))
 
 
@@ -724,9 +723,8 @@ def test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew(
     options,
 ):
     def moment(state, grads, step):
-        return (
-            state.opt.mu if state.opt else grads
-        )  # no optimizer yet while masks are made
+        # no optimizer yet while masks are made
+        return state.opt.mu if state.opt else grads
 
     grads, mu, nu, params, _ = (
         optree.tree_map(

@@ -60,9 +60,9 @@ def test_an_algorithm_of_ones_own_has_its_name_and_its_keys():
         ),
     )
     message = (
-        "config: expected an entry of algorithm 'mine' to have keys among 'algorithm', "
-        "'sparsity', 'init_method', "
-        "'update', 'decay', 'drop_fraction', 'param_filter', got 'rate'"
+        "config: expected an entry of algorithm 'mine' to have keys among "
+        "'algorithm', 'sparsity', 'init_method', 'update', 'decay', 'drop_fraction', "
+        "'param_filter', got 'rate'"
     )
     with pytest.raises(ValueError) as raised:
         sf.config.from_config(
@@ -588,20 +588,19 @@ RIGL = {"algorithm": "rigl", "sparsity": 0.5}
         (
             {"sparsity": 0.5, "params": {}},
             "config: expected an entry of algorithm 'static' to have keys among "
-            "'algorithm', 'sparsity', "
-            "'init_method', 'param_filter', got 'params'",
+            "'algorithm', 'sparsity', 'init_method', 'param_filter', got 'params'",
         ),
         (
             {"algorithm": "gmp", "sparsity": [0, 1], "drop_fraction": 0.3},
             "config: expected an entry of algorithm 'gmp' to have keys among "
-            "'algorithm', 'sparsity', 'init_method', "
-            "'update', 'param_filter', got 'drop_fraction'",
+            "'algorithm', 'sparsity', 'init_method', 'update', 'param_filter', got "
+            "'drop_fraction'",
         ),
         (
             {"algorithm": "SET", "sparsity": 0.5, "balance_in_groups": 2},
             "config: expected an entry of algorithm 'SET' to have keys among "
-            "'algorithm', 'sparsity', 'init_method', "
-            "'update', 'drop_fraction', 'param_filter', got 'balance_in_groups'",
+            "'algorithm', 'sparsity', 'init_method', 'update', 'drop_fraction', "
+            "'param_filter', got 'balance_in_groups'",
         ),
         ({"sparsity": 1.5}, "config: expected a level in [0, 1], got 1.5"),
         (-1, "config: expected a level in [0, 1], got -1"),
@@ -614,7 +613,7 @@ RIGL = {"algorithm": "rigl", "sparsity": 0.5}
         (
             RIGL | {"sparsity": {"init": 0.5}},
             f"config: expected a level to have a 'type' among {TYPES}, got {{'init': "
-            f"0.5}}",
+            "0.5}",
         ),
         (
             RIGL | {"sparsity": {"type": "cubic"}},
@@ -655,14 +654,12 @@ RIGL = {"algorithm": "rigl", "sparsity": 0.5}
         (
             RIGL | {"drop_fraction": [0.1, 0.2]},
             "config: expected an update, which says when the drop_fraction moves on, "
-            "got drop_fraction=[0.1, 0.2] "
-            "alone",
+            "got drop_fraction=[0.1, 0.2] alone",
         ),
         (
             {"algorithm": "gmp", "sparsity": {"type": "Cycling", "values": [0.5]}},
             "config: expected an update, which says when the sparsity moves on, got "
-            "sparsity={'type': 'Cycling', "
-            "'values': [0.5]} alone",
+            "sparsity={'type': 'Cycling', 'values': [0.5]} alone",
         ),
         (
             {"sparsity": [0.1, 0.2]},
@@ -681,14 +678,12 @@ RIGL = {"algorithm": "rigl", "sparsity": 0.5}
         (
             {"algorithm": "gmp", "sparsity": {"type": "Constant", "value": 0.5}},
             "config: expected the sparsity of gmp to change, got {'type': 'Constant', "
-            "'value': 0.5}; "
-            "static is constant",
+            "'value': 0.5}; static is constant",
         ),
         (
             {"sparsity": 0.5, "init_method": "TopK"},
-            "config: expected init_method to be a function or one of 'random', 'topk', "
-            "'from_zeros', 'checkerboard', "
-            "got 'TopK'",
+            "config: expected init_method to be a function or one of 'random', "
+            "'topk', 'from_zeros', 'checkerboard', got 'TopK'",
         ),
         (
             RIGL | {"update": {"start": 5}},

@@ -82,8 +82,8 @@ def test_grasp_divides_the_logits_by_200_as_its_authors_do():
             lambda: C.grasp(functools.partial(plain), (X, Y)),
             TypeError,
             "grasp: expected a loss that divides its logits by its keyword "
-            "temperature, which GraSP sets to 200.0, got "
-            "partial without this keyword; temperature=None calls it as it is",
+            "temperature, which GraSP sets to 200.0, got partial without this "
+            "keyword; temperature=None calls it as it is",
         ),
         (
             lambda: sf.methods.grasp(0.5, plain, (X, Y), temperature=2),
@@ -150,9 +150,8 @@ def test_synflow_is_one_backward_pass_of_the_absolute_network():
     for name, expected in reference_synflow(net, (5,)).items():
         assert torch.allclose(found[name], expected, rtol=1e-12)
     sums = [score.sum().item() for score in found.values()]
-    assert sums == pytest.approx(
-        [sums[0]] * 2, rel=1e-12
-    )  # every layer's scores sum to the flow
+    # every layer's scores sum to the flow
+    assert sums == pytest.approx([sums[0]] * 2, rel=1e-12)
 
 
 def test_synflow_of_a_function_and_where_weights_are_pruned():
@@ -310,9 +309,8 @@ def test_sensitivity_at_absolute_weights_is_synflow():
         torch.allclose(found[path], expected[path], rtol=1e-12) for path in PARAMS
     )
     sums = [float(leaf.sum()) for leaf in found.values()]
-    assert sums[0] == pytest.approx(
-        sums[1], rel=1e-12
-    )  # what flows through a layer flows through every one
+    # what flows through a layer flows through every one
+    assert sums[0] == pytest.approx(sums[1], rel=1e-12)
 
 
 def trained(steps):

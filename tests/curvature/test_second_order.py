@@ -170,9 +170,8 @@ def test_an_ensemble_is_a_loop(name):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "name", ["obd", "exact", "estimate", "grasp", "synflow"]
-)  # the Fisher is in obd
+# the Fisher is in obd
+@pytest.mark.parametrize("name", ["obd", "exact", "estimate", "grasp", "synflow"])
 def test_a_compiled_score_is_an_eager_one(name):
     score, state = scores()[name], state_of()
     compiled = torch.compile(score, backend="eager", fullgraph=True)
@@ -274,9 +273,8 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
     for step in range(4):
         grads = torch.func.grad(loss)(sf.effective(state), X, Y)
         state = trained.update(state, grads, step)
-        if (
-            step == 1
-        ):  # the weights have not moved: both batches are scored at the same ones
+        # the weights have not moved: both batches are scored at the same ones
+        if step == 1:
             dense = state_of(masked=False)
             found = [C.grasp(loss, batch)(dense, (), 0)["b"] for batch in batches]
             best = sf.topk_mask(

@@ -58,13 +58,11 @@ def on_ranks(
         ]
         for process in ranks:
             process.start()
-        end = (
-            time.monotonic() + seconds + 60
-        )  # a rank takes seconds to start, more on a busy machine
+        # a rank takes seconds to start, more on a busy machine
+        end = time.monotonic() + seconds + 60
         while any(process.is_alive() for process in ranks) and time.monotonic() < end:
-            if any(
-                process.exitcode for process in ranks
-            ):  # the others would wait for it
+            # the others would wait for it
+            if any(process.exitcode for process in ranks):
                 end = min(end, time.monotonic() + 2)
             time.sleep(0.02)
         for process in ranks:
@@ -93,9 +91,8 @@ def _run(
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=count, timeout=COLLECTIVE
     )
-    own = (
-        dist.new_group()
-    )  # a case that failed may have left messages in the groups it used
+    # a case that failed may have left messages in the groups it used
+    own = dist.new_group()
     failures = {}
     for name, case in cases(*args):
         print(f"case {name}", flush=True)

@@ -87,10 +87,8 @@ def once(lay: Layout) -> Layout:
 
     def laid_once(tree: Any) -> Any:
         if id(tree) not in seen:
-            seen[id(tree)] = (
-                tree,
-                lay(tree),
-            )  # the tree is kept, as its number may be another's later
+            # the tree is kept, as its number may be another's later
+            seen[id(tree)] = (tree, lay(tree))
         return seen[id(tree)][1]
 
     return laid_once

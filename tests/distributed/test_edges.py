@@ -205,13 +205,11 @@ def what_does_not_fit_is_refused(rank, folder):
     ):
         text = (
             f"sf.modules.{name}: expected a module that is not sharded, but it is a "
-            "FSDPSequential of fully_shard, "
-            "which cannot be copied and, after its first backward pass, ignores the "
-            "weights that "
+            "FSDPSequential of fully_shard, which cannot be copied and, after its "
+            "first backward pass, ignores the weights that "
             "torch.func.functional_call gives it: write them into it with "
-            "sf.distributed.commit(model, state), run it "
-            "as it is, and take the gradients with sf.distributed.grads_of(model, "
-            "state)"
+            "sf.distributed.commit(model, state), run it as it is, and take the "
+            "gradients with sf.distributed.grads_of(model, state)"
         )
         with pytest.raises(ValueError, match=re.escape(text)):
             fn()
@@ -269,9 +267,8 @@ def tensor_parallelism_has_the_same_loop(rank, folder):
     kinds = set()
     for step in range(4):
         sf.distributed.commit(model, state)
-        x = torch.randn(
-            3, 4, 6, generator=torch.Generator().manual_seed(step)
-        )  # tensor parallel ranks share it
+        # tensor parallel ranks share it
+        x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(step))
         model(x).square().sin().sum().backward()
         kinds |= {str(p.grad.placements) for p in model.parameters()}
         grads = sf.distributed.grads_of(model, state)
@@ -376,14 +373,13 @@ def copies_that_differ_are_found(rank, folder):
         }
 
     sf.distributed.check_replicas(tree())
-    sf.distributed.check_replicas(
-        tree("split")
-    )  # other processes hold other parts of it
+    # other processes hold other parts of it
+    sf.distributed.check_replicas(tree("split"))
     for path in ("copied", "plain.flags", "plain.0-d"):
         text = (
             f"check_replicas: expected equal copies on all ranks, but at {path!r} "
-            "ranks [0] and [1] have different "
-            "ones: do all ranks see the same gradients, weights, keys and steps?"
+            "ranks [0] and [1] have different ones: do all ranks see the same "
+            "gradients, weights, keys and steps?"
         )
         with pytest.raises(ValueError, match=re.escape(text)):
             sf.distributed.check_replicas(tree(path.rpartition(".")[2]))
@@ -510,10 +506,7 @@ def on_two(folder):
 
 def test_on_two_processes(tmp_path):
     on_ranks(2, on_two, tmp_path)
-    for layout in (
-        "first",
-        "last",
-        "replicated",
-    ):  # one process, without a process group
+    # one process, without a process group
+    for layout in ("first", "last", "replicated"):
         wanted = torch.load(tmp_path / f"{layout}0.pt")
         assert tree_equal(sf.distributed.load(wanted, tmp_path / layout), wanted)

@@ -68,11 +68,8 @@ PATTERNS: dict[str, tuple[P.Pattern, str]] = {
     "one dimension": (P.unstructured(), "*"),
 }
 FIXED = {"2:4", "1:4 of rows", "nearly_diagonal"}  # the pattern says the count
-GROUPS = {
-    "row_balanced",
-    "in_groups",
-    "out_groups",
-}  # a leaf has several groups, which no global budget takes
+# a leaf has several groups, which no global budget takes
+GROUPS = {"row_balanced", "in_groups", "out_groups"}
 
 
 def with_pattern(

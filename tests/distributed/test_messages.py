@@ -264,9 +264,8 @@ def check_simulation() -> None:
                 [Entry(here(x).reshape(1, -1), absolute=True, extent=extent_of(x))], [k]
             )
         net = simulated.net_of(weights.reshape(-1).numpy(), 1, joint=True)
-        found = simulated.measured(
-            kind, net, 2, joint=True
-        )  # which compares its mask with the one of one process
+        # which compares its mask with the one of one process
+        found = simulated.measured(kind, net, 2, joint=True)
         assert torch.equal(
             full(sharded_like(mask.reshape(here(x).shape), x)),
             sf.topk_mask(weights.abs(), k),

@@ -32,9 +32,8 @@ def solves(rows):
     stats = {
         "w": {"count": torch.tensor(600), "square": h.diagonal().double(), "gram": h}
     }
-    stats["conv1d"] = stats["w"] | {
-        "square": stats["w"]["square"][:, None]
-    }  # its weight is (inputs, outputs)
+    # its weight is (inputs, outputs)
+    stats["conv1d"] = stats["w"] | {"square": stats["w"]["square"][:, None]}
     balanced, kept = patterns.row_balanced(), w.abs() > 0.5
     narrow, square = w[:, :12].contiguous(), h[:12, :12].contiguous()
     yield "obs, a share", lambda: sf.solve.obs(w, h, keep=0.5)

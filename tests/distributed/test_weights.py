@@ -168,8 +168,8 @@ REFUSED = {
         lambda net, state: sf.distributed.grads_of(net, state),
         ValueError,
         "grads_of: expected gradients, but no parameter has one: call it after "
-        "backward(), and when gradients are "
-        "accumulated, after the backward() that reduces them over the processes",
+        "backward(), and when gradients are accumulated, after the backward() that "
+        "reduces them over the processes",
     ),
 }
 X = torch.ones(6, 4)

@@ -207,9 +207,8 @@ def test_validation_before_training_sees_the_zeros():
     assert callback.sparse is None and set(module.seen) == {192}
     module.seen.clear()
     run.fit(module, loader(), loader())
-    assert (
-        module.seen[:2] == [48, 48] and max(module.seen) == 48
-    )  # two batches before training
+    # two batches before training
+    assert module.seen[:2] == [48, 48] and max(module.seen) == 48
 
 
 def test_the_algorithm_may_be_a_function_of_the_steps():
@@ -318,9 +317,8 @@ def test_skipped_batches_among_those_that_are_accumulated():
 
 @pytest.mark.parametrize("kind", [Module, Manual])
 def test_a_step_that_a_grad_scaler_leaves_out_is_counted_and_changes_no_mask(kind):
-    scaler = torch.amp.GradScaler(
-        "cpu", init_scale=2.0**40
-    )  # the first gradients overflow
+    # the first gradients overflow
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     plugin = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     seen = []
 

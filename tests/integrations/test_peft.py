@@ -229,9 +229,8 @@ def test_saved_adapters_are_peft_s_own(tmp_path):
     model = train(wrapped(copy.deepcopy(base)))
     model.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
-    assert not torch.allclose(
-        again(X), model(X), atol=1e-3
-    )  # peft's own sum, without the mask
+    # peft's own sum, without the mask
+    assert not torch.allclose(again(X), model(X), atol=1e-3)
     assert torch.equal(keep_zeros(again)(X), model(X))
     assert again.state_dict().keys() == model.state_dict().keys()
     assert not any("sparsefn" in name for name in model.state_dict())

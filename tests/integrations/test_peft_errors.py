@@ -161,9 +161,8 @@ def test_adapters_of_later_that_lose_zeros_are_refused_and_leave_nothing(
     ]
     assert not [name for name, _ in model.named_parameters() if "late" in name]
     assert torch.equal(model(X), out)
-    model.add_adapter(
-        "late", config(target_modules=["up"], init_lora_weights=False)
-    )  # the name is free
+    # the name is free
+    model.add_adapter("late", config(target_modules=["up"], init_lora_weights=False))
     merged = model.merge_and_unload(adapter_names=["default", "late"])
     assert all(
         torch.equal(getattr(merged, name).weight == 0, getattr(base, name).weight == 0)
@@ -321,9 +320,8 @@ def test_copies_that_do_not_train_now(tmp_path):
     )
     refused(model, text)
     model.set_adapter("late")
-    nn.init.ones_(
-        model.base_model.model.head.modules_to_save["late"].weight
-    )  # as training fills it
+    # as training fills it
+    nn.init.ones_(model.base_model.model.head.modules_to_save["late"].weight)
     model.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "late")
     assert not any(parameter.requires_grad for parameter in loaded.parameters())

@@ -83,9 +83,8 @@ def test_a_run_is_that_of_attach_and_leaves_an_ordinary_model(tmp_path):
     hooked.train()
     assert sf.checkpoint.tree_equal(sparse.state, state)
     optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
-    sf.attach(
-        sf.static(None, init="from_zeros"), run.model, optimizer
-    ).detach()  # no other one is in its way
+    # no other one is in its way
+    sf.attach(sf.static(None, init="from_zeros"), run.model, optimizer).detach()
 
 
 def test_the_algorithm_may_be_a_function_of_the_steps(tmp_path):

@@ -88,9 +88,8 @@ def theirs(rounds, aggregate, reduce, features, axis, threshold):
         mask = peer.get_mask(name="0")
         masks.append(mask.clone() if features is None else [m.clone() for m in mask])
     peer.squash_mask()
-    return masks, model(
-        rounds[-1][-1].clone()
-    )  # cloned: with features it writes into the caller's input
+    # cloned: with features it writes into the caller's input
+    return masks, model(rounds[-1][-1].clone())
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -343,9 +342,8 @@ def test_named_activations_in_a_functional_model():
     assert int(states["last"].mask.sum()) == 3
     assert not torch.equal(out, dense)
     grads, _ = torch.func.grad(loss, has_aux=True)(params, states, X)
-    assert not grads["4.weight"][
-        :, ~states["last"].mask
-    ].any()  # columns of what never arrives
+    # columns of what never arrives
+    assert not grads["4.weight"][:, ~states["last"].mask].any()
 
     # Squashed: the masks alone, which is what a checkpoint of the finished model needs.
     masks = {name: state.mask for name, state in states.items()}

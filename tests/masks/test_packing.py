@@ -57,9 +57,8 @@ def test_packing_in_memory_and_by_tensor_operations_agree(shape):
         torch.ones(shape, dtype=torch.bool),
     ):
         packed = M.pack([mask])[0]
-        assert torch.equal(
-            torch.vmap(M.pack)([mask[None]])[0][0], packed
-        )  # vmap hides the memory
+        # vmap hides the memory
+        assert torch.equal(torch.vmap(M.pack)([mask[None]])[0][0], packed)
         again = torch.vmap(lambda p: M.unpack(p, [torch.zeros(shape)]))([packed[None]])[
             0
         ][0]
@@ -78,9 +77,8 @@ def test_unpacked_masks_are_memory_of_their_own():
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning"
-)  # from inductor's own imports
+# from inductor's own imports
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_pack_under_vmap_and_compile():
     stacked = [bits(4, 3, 5), torch.ones(4, dtype=torch.bool)]
     packed = torch.vmap(M.pack)(stacked)

@@ -171,9 +171,8 @@ def test_force_keeps_what_its_recording_keeps(case):
 
         return torch.func.grad(loss)(sf.effective(state))
 
-    if (
-        case.args["method"] == 2
-    ):  # GraSP-It: the same rounds, by the square of the gradient
+    # GraSP-It: the same rounds, by the square of the gradient
+    if case.args["method"] == 2:
 
         @sf.scores.absolute
         def squared(state, grads, step):

@@ -97,9 +97,8 @@ def test_a_weight_that_granet_prunes_may_grow_back_at_zero():
     weights = {"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])}
     state = algorithm.init(weights)
     state = algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 0)
-    assert state.masks[
-        "w"
-    ].all()  # at the start nothing is pruned, and half of it is exchanged
+    # at the start nothing is pruned, and half of it is exchanged
+    assert state.masks["w"].all()
     assert sf.methods.granet(0.5, steps=4).init(weights).masks["w"].sum() == 2
 
 
@@ -115,9 +114,8 @@ def test_mest_prunes_more_and_grows_back():
         assert kept(state) == {"w": start}
         new = algorithm.update(state, state.params, 0)
         assert kept(new) == {"w": end}
-        assert (
-            int((new.masks["w"] & (new.params["w"] == 0)).sum()) == 2
-        )  # grown; they may be the ones that went
+        # grown; they may be the ones that went
+        assert int((new.masks["w"] & (new.params["w"] == 0)).sum()) == 2
 
 
 def test_without_an_extra_mest_changes_nothing():

@@ -134,9 +134,8 @@ def test_bad_input_of_imp():
 
 @pytest.mark.parametrize(("n", "kept"), [(18, 2), (42, 4), (66, 6)])  # halves, to even
 def test_ac_dc_keeps_as_many_weights_at_a_step_that_is_a_tensor(n, kept):
-    turns = sf.methods.ac_dc(
-        11 / 12, sparse=sf.at([0]), dense=sf.at([2])
-    )  # not the same number in float32
+    # not the same number in float32
+    turns = sf.methods.ac_dc(11 / 12, sparse=sf.at([0]), dense=sf.at([2]))
     weights = {"w": torch.randn(n, 1)}
     for step in (0, torch.tensor(0)):
         assert (

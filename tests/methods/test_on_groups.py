@@ -272,9 +272,8 @@ def test_slimming_takes_the_mean_of_the_scales_of_a_channel(distribution):
     model.load_state_dict(params, strict=False)
     means = scales_of(groups, params)
     assert [len(own) for own in means] == [5, 4]
-    assert lowest(means, 4) != lowest(
-        [2 * means[0], means[1]], 4
-    )  # the sums: the first have two scales each
+    # the sums: the first have two scales each
+    assert lowest(means, 4) != lowest([2 * means[0], means[1]], 4)
     shares = {
         "uniform": budgets.uniform(),
         "global": budgets.global_(),

@@ -63,9 +63,8 @@ def test_a_distribution_says_how_dsr_starts_and_what_deep_rewiring_keeps():
     erk = sf.budgets.erk()
     start = sf.static(0.9, distribution=erk, key=KEY).init(NET).masks
     shares = [int(start[path].sum()) for path in LEAVES]
-    assert (
-        shares[0] / NET["a"].numel() < shares[1] / NET["c"].numel()
-    )  # uniform has them equal
+    # uniform has them equal
+    assert shares[0] / NET["a"].numel() < shares[1] / NET["c"].numel()
     dsr = sf.methods.dsr(0.9, target=4, when=sf.always(), key=KEY, distribution=erk)
     deep = sf.methods.deep_rewiring(0.9, alpha=1e-2, std=0.1, key=KEY, distribution=erk)
     for rule, each in ((dsr, False), (deep, True)):

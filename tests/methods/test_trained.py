@@ -108,9 +108,8 @@ def test_sparsegpt_has_the_weights_of_its_authors(case):
         case.outputs["mask"],
     )
     m, block = case.args.get("prunem"), case.args.get("blocksize", 128)
-    share = (
-        None if m else 1 - int(mask.sum()) / mask.numel()
-    )  # theirs prunes one more in each block
+    # theirs prunes one more in each block
+    share = None if m else 1 - int(mask.sum()) / mask.numel()
     pattern = sf.patterns.nm(m - case.args["prunen"], m) if m else None
     algorithm = methods.sparsegpt(
         share, statistics(hessian), pattern=pattern, block=block

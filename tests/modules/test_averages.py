@@ -146,9 +146,8 @@ def test_check_takes_an_average():
     row = dropped.rows[0]
     text = (
         f"check: {row.weights} pruned entries of '0.weight' are not zero in the "
-        f"average, {row.norm:.2%} of its norm: "
-        "masks have changed since it began; sf.modules.mask_average(average, "
-        "sparse.masks) makes it sparse"
+        f"average, {row.norm:.2%} of its norm: masks have changed since it began; "
+        "sf.modules.mask_average(average, sparse.masks) makes it sparse"
     )
     for average in (averaged, averaged.module, averaged.state_dict()):
         with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):

@@ -162,8 +162,8 @@ def test_a_call_in_train_mode_warns_of_changes_to_buffers_that_it_drops(name):
     module, x = make().train(), torch.randn(shape)
     params, buffers = M.params_of(module), M.buffers_of(module)
     text = (
-        f"the forward changed buffers, {names}.*sf.modules.call drops the changes: use "
-        "sf.modules.call_with_buffers"
+        f"the forward changed buffers, {names}.*sf.modules.call drops the changes: "
+        "use sf.modules.call_with_buffers"
     )
     with pytest.warns(UserWarning, match=text) as caught:
         M.call(module, params, x)
@@ -280,9 +280,8 @@ def attributes(module):
 @pytest.mark.deep(but=["*-call", "*-grad", "*-raises"])
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.filterwarnings("ignore:the forward changed buffers:UserWarning")
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor:UserWarning"
-)  # torch's compiler hides it
+# torch's compiler hides it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("how", ["call", "grad", "compile", "raises"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_module_is_as_it_was_after_a_call(name, how):
@@ -360,10 +359,9 @@ def test_activation_checkpointing_is_refused_where_it_recomputes_with_other_weig
     net, x = Checkpointing(), torch.randn(4, 3)
     params = {path: p + 1 for path, p in M.params_of(net).items()}
     text = (
-        "^sf.modules.call cannot run a forward with activation checkpointing, or other "
-        "hooks on saved tensors, as it "
-        "would run again in the backward with the module's own weights: turn it off, "
-        "or call under torch.no_grad\\(\\)$"
+        "^sf.modules.call cannot run a forward with activation checkpointing, or "
+        "other hooks on saved tensors, as it would run again in the backward with the "
+        "module's own weights: turn it off, or call under torch.no_grad\\(\\)$"
     )
 
     def loss(params):
@@ -539,9 +537,8 @@ def test_a_forward_that_writes_into_another_parameter_is_refused_by_name(write):
 
 
 def test_codebooks_that_are_buffers_may_be_written():
-    class Codebook(
-        nn.Module
-    ):  # its codes follow the data, as those of vector quantization
+    # its codes follow the data, as those of vector quantization
+    class Codebook(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("codes", torch.ones(2, 3))

@@ -225,9 +225,8 @@ def test_every_consumer_names_the_tensor_and_the_mend(name):
     state, x = sf.State(params, masks), torch.randn(2, 6)
     text = re.escape(
         f"{path!r} is no weight: '0.weight' is computed from it, and zeros in it need "
-        "not be zeros in '0.weight'. Make "
-        f"'0.weight' a parameter, before the optimizer is made, with {call}, or leave "
-        f"{path!r} out of `where`"
+        "not be zeros in '0.weight'. Make '0.weight' a parameter, before the "
+        f"optimizer is made, with {call}, or leave {path!r} out of `where`"
     )
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=0.1

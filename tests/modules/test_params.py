@@ -382,9 +382,8 @@ def test_value_and_grad_is_the_same_with_and_without_a_transform(name):
     assert_untouched(module, before)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:There is a performance drop:UserWarning"
-)  # torch's own attention under vmap
+# torch's own attention under vmap
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", ["mlp", "encoder", "tied"])
 def test_value_and_grad_under_vmap_over_members(name):
     module, x = build(name)

@@ -61,9 +61,8 @@ def test_from_pruned_of_a_plain_module_and_of_a_mask_that_scales():
     assert tree_equal(params, sf.modules.params_of(module))
     assert all(mask.shape == () and bool(mask) for mask in masks.values())
     odd = nn.Module()
-    odd.x_orig = nn.Parameter(
-        torch.ones(2)
-    )  # named like a pruned one, but without a mask
+    # named like a pruned one, but without a mask
+    odd.x_orig = nn.Parameter(torch.ones(2))
     assert list(from_pruned(odd)[0]) == ["x_orig"]
     prune.custom_from_mask(module[0], "weight", torch.full((4, 3), 2.0))
     with pytest.raises(
@@ -249,10 +248,9 @@ def test_a_bare_layer_of_torch_ao():
 def test_a_checkpoint_of_torch_ao_without_its_masks():
     pruned = sparsified(mlp(), "0.weight")
     text = (
-        "expected a checkpoint with the mask '0.parametrizations.weight.0.mask' beside "
-        "'0.parametrizations.weight.original'; torch.ao leaves masks out of "
-        "state_dict: "
-        "add them as {**model.state_dict(), **dict(model.named_buffers())}"
+        "expected a checkpoint with the mask '0.parametrizations.weight.0.mask' "
+        "beside '0.parametrizations.weight.original'; torch.ao leaves masks out of "
+        "state_dict: add them as {**model.state_dict(), **dict(model.named_buffers())}"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         from_pruned(mlp(), pruned.state_dict())
@@ -263,9 +261,8 @@ def test_another_parametrization_of_a_pruned_weight():
     register_parametrization(module[0], "weight", FakeSparsity(torch.ones(2, 4)))
     text = (
         "expected FakeSparsity to be the one parametrization of '0.weight', got "
-        "_WeightNorm, FakeSparsity; take the "
-        "others off with torch.nn.utils.parametrize.remove_parametrizations before "
-        "sparsifier.prepare"
+        "_WeightNorm, FakeSparsity; take the others off with "
+        "torch.nn.utils.parametrize.remove_parametrizations before sparsifier.prepare"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         from_pruned(module)
@@ -284,8 +281,7 @@ def test_rows_that_torch_ao_prunes():
     pruner.prepare(module, [{"tensor_fqn": "0.weight"}])
     text = (
         "expected a mask for each weight at '0.weight', got FakeStructuredSparsity, "
-        "which prunes rows; "
-        "take the model that pruner.prune() gives"
+        "which prunes rows; take the model that pruner.prune() gives"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         from_pruned(module)

@@ -159,9 +159,8 @@ def test_bsr_is_csr_where_no_block_fits():
     layer, state = single()
     assert layouts(to_sparse(layer, state, "bsr")) == {"": "csr"}
     odd, state = single(30, 64)
-    assert layouts(to_sparse(odd, state, "bsr", blocksize=4)) == {
-        "": "csr"
-    }  # 4 divides 64 alone
+    # 4 divides 64 alone
+    assert layouts(to_sparse(odd, state, "bsr", blocksize=4)) == {"": "csr"}
     assert layouts(to_sparse(odd, state, "bsr", blocksize=2)) == {"": "bsr2"}
     wide, state = single(64, 30)
     assert layouts(to_sparse(wide, state, "bsr", blocksize=4)) == {"": "csr"}

@@ -147,8 +147,7 @@ def test_weights_that_are_computed_are_named(name):
     make, call = COMPUTED[name]
     text = (
         "'0.weight' is computed, so it stays dense: to sparsify it make it a "
-        "parameter, before the optimizer is made, "
-        f"with {call}"
+        f"parameter, before the optimizer is made, with {call}"
     )
     with pytest.raises(
         ValueError,

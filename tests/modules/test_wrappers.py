@@ -96,9 +96,8 @@ def test_bake_to_sparse_and_from_pruned_map_the_names_back(name, group):
         assert type(baked) is type(wrapped)
         assert tree_equal(M.params_of(baked), sf.effective(state))
         assert tree_equal(M.params_of(wrapped), M.params_of(net))
-        if (
-            name not in PARALLEL and name not in HELD
-        ):  # DistributedDataParallel wants a gradient to reduce
+        # DistributedDataParallel wants a gradient to reduce
+        if name not in PARALLEL and name not in HELD:
             sparse = M.to_sparse(wrapped, state, "csr", buffers=buffers)
             assert (
                 sum(
@@ -163,11 +162,10 @@ def test_call_refuses_data_parallelism(name, group):
     kind = {"dp": "DataParallel", "ddp": "DistributedDataParallel"}[name.split()[0]]
     place = "'0' in it" if "inside" in name else "it"
     text = (
-        "expected a module without data parallelism, as gradients would not be reduced "
-        "over its copies, but "
-        f"{place} is a {kind}: to train it use sf.distributed.commit(model, state) and "
-        "sf.distributed.grads_of(model, state), and to run it without gradients pass "
-        "its `.module`"
+        "expected a module without data parallelism, as gradients would not be "
+        f"reduced over its copies, but {place} is a {kind}: to train it use "
+        "sf.distributed.commit(model, state) and sf.distributed.grads_of(model, "
+        "state), and to run it without gradients pass its `.module`"
     )
     for broken in (
         lambda: M.call(wrapped, M.params_of(net), torch.ones(2, 4)),

@@ -170,9 +170,8 @@ def test_bfloat16_keeps_its_dtype_and_follows_float32(name):
 
 def test_float16_gradients_near_zero_do_not_overflow():
     params = {"w": torch.ones(3, dtype=torch.float16)}
-    grads = {
-        "w": torch.tensor([0.0, 6e-8, 300.0], dtype=torch.float16)
-    }  # 300 squared is inf in float16
+    # 300 squared is inf in float16
+    grads = {"w": torch.tensor([0.0, 6e-8, 300.0], dtype=torch.float16)}
     updates, _ = O.adam(0.1).update(grads, O.adam(0.1).init(params))
     assert updates["w"].isfinite().all()
     assert updates["w"][0] == 0
@@ -260,9 +259,8 @@ def test_compile_gives_the_bits_of_eager_in_one_graph(name):
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning"
-)  # from inductor's own imports
+# from inductor's own imports
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_inductor_gives_the_bits_of_eager_in_every_dtype():
     torch._dynamo.reset()
     optimizer = O.adamw(halving, weight_decay=0.1)

@@ -360,8 +360,8 @@ BAD = {
         lambda: O.by_path([("*", torch.optim.SGD)]),
         TypeError,
         "by_path: expected an optimizer such as sf.optimizers.sgd(0.1), got type at "
-        "position 0; a pair init, update of "
-        "another library is sf.optimizers.Optimizer(init, update)",
+        "position 0; a pair init, update of another library is "
+        "sf.optimizers.Optimizer(init, update)",
     ),
     "a leaf too many": (
         lambda: O.by_path([("*.weight", SGD)]).init(PARAMS),
@@ -405,17 +405,15 @@ BAD = {
         lambda: O.parts({"params": SGD}).init(JOINT),
         ValueError,
         "parts: expected one optimizer for each of the parts 'empty', 'params', "
-        "'scores' of the trained tree, got "
-        "optimizers for 'params'",
+        "'scores' of the trained tree, got optimizers for 'params'",
     ),
     "an unknown part": (
         lambda: sf.with_optimizer(
             sf.supermask(0.5, mode="joint"), O.parts({"param": SGD, "scores": SGD})
         ).init(PARAMS),
         ValueError,
-        "parts: expected one optimizer for each of the parts 'params', 'scores' of the "
-        "trained tree, got optimizers "
-        "for 'param', 'scores'",
+        "parts: expected one optimizer for each of the parts 'params', 'scores' of "
+        "the trained tree, got optimizers for 'param', 'scores'",
     ),
     "an unknown part beside all": (
         lambda: O.parts({"params": SGD, "scores": SGD, "latent": SGD}).init(JOINT),

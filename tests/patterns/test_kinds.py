@@ -282,14 +282,8 @@ def test_channels_compete_inside_their_groups():
         .update(state, {"w": w}, 0)
         .masks["w"]
     )
-    assert mask.flatten().tolist() == [
-        False,
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]  # 2 and 1 of 3
+    # 2 and 1 of 3
+    assert mask.flatten().tolist() == [False, True, True, True, False, False]
 
 
 TRANSFORMED = [

@@ -184,56 +184,48 @@ def left_out(*paths):
         (
             P.nm(2, 4),
             "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3, 3, "
-            "3) at '0.weight', nor does it fit "
-            "'2.weight' of shape (8, 8, 3, 3), '4.weight' of shape (10, "
-            f"6){ALONG_INPUTS}, and leave out what is left "
+            "3) at '0.weight', nor does it fit '2.weight' of shape (8, 8, 3, 3), "
+            f"'4.weight' of shape (10, 6){ALONG_INPUTS}, and leave out what is left "
             f"with {left_out('0.weight', '4.weight')}",
         ),
         (
             P.nm(2, 4, axis=1),
-            "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) "
-            "at '0.weight', nor does it fit "
-            "'4.weight' of shape (10, 6); leave them out with "
-            f"{left_out('0.weight', '4.weight')}",
+            "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (8, 3, 3, "
+            "3) at '0.weight', nor does it fit '4.weight' of shape (10, 6); leave "
+            f"them out with {left_out('0.weight', '4.weight')}",
         ),
         (
             P.transposable(2, 4),
             "transposable(2, 4): expected axis 1 divisible by 4, got shape (8, 3, 3, "
-            "3) at '0.weight', nor does it fit "
-            "'4.weight' of shape (10, 6); leave them out with "
-            f"{left_out('0.weight', '4.weight')}",
+            "3) at '0.weight', nor does it fit '4.weight' of shape (10, 6); leave "
+            f"them out with {left_out('0.weight', '4.weight')}",
         ),
         (
             P.block((1, 1, 1)),
-            "block((1, 1, 1), reduce='mean'): expected 3 dimensions or more, got shape "
-            "(10, 6) at '4.weight'; leave it "
-            f"out with {left_out('4.weight')}",
+            "block((1, 1, 1), reduce='mean'): expected 3 dimensions or more, got "
+            f"shape (10, 6) at '4.weight'; leave it out with {left_out('4.weight')}",
         ),
         (
             P.channel(axis=2),
-            "channel(axis=2, norm=1): no axis 2 in shape (10, 6) at '4.weight'; leave "
-            "it out with "
-            f"{left_out('4.weight')}",
+            "channel(axis=2, norm=1): no axis 2 in shape (10, 6) at '4.weight'; "
+            f"leave it out with {left_out('4.weight')}",
         ),
         (
             P.out_groups(4),
             "out_groups(4): expected axis 0 divisible by 4, got shape (10, 6) at "
-            "'4.weight'; leave it out with "
-            f"{left_out('4.weight')}",
+            f"'4.weight'; leave it out with {left_out('4.weight')}",
         ),
         (
             P.in_groups(4),
             "in_groups(4): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at "
-            "'0.weight', nor does it fit "
-            "'4.weight' of shape (10, 6); leave them out with "
-            f"{left_out('0.weight', '4.weight')}",
+            "'0.weight', nor does it fit '4.weight' of shape (10, 6); leave them out "
+            f"with {left_out('0.weight', '4.weight')}",
         ),
         (
             P.nearly_diagonal(3),
             "nearly_diagonal(3): expected 2 dimensions, got shape (8, 3, 3, 3) at "
-            "'0.weight', nor does it fit "
-            "'2.weight' of shape (8, 8, 3, 3); leave them out with "
-            f"{left_out('0.weight', '2.weight')}",
+            "'0.weight', nor does it fit '2.weight' of shape (8, 8, 3, 3); leave "
+            f"them out with {left_out('0.weight', '2.weight')}",
         ),
         (
             P.row_balanced(axis=3),
@@ -258,9 +250,8 @@ def test_axis_1_is_told_where_it_fits_more():
         units_of_leaves(
             P.nm(2, 4), {"conv": torch.ones(8, 8, 3, 3), "fc": torch.ones(3, 8)}
         )
-    with pytest.raises(
-        ValueError, match=re.escape(left_out("conv"))
-    ):  # along the kernel, as along the inputs
+    # along the kernel, as along the inputs
+    with pytest.raises(ValueError, match=re.escape(left_out("conv"))):
         units_of_leaves(P.nm(2, 4), {"conv": torch.ones(8, 3, 3, 3)})
 
 
@@ -281,26 +272,23 @@ def test_the_mends_are_right():
         (
             lambda: sf.static(0.5, pattern=sf.tied([["*", 0, 16]])).init(LEAVES),
             "tied: expected dimension 0 divisible into blocks of 16, got shape (8, 3, "
-            "3, 3) at '0.weight'; expected "
-            "dimension 0 divisible into blocks of 16, got shape (8, 8, 3, 3) at "
-            "'2.weight'; expected dimension 0 "
-            "divisible into blocks of 16, got shape (10, 6) at '4.weight'",
+            "3, 3) at '0.weight'; expected dimension 0 divisible into blocks of 16, "
+            "got shape (8, 8, 3, 3) at '2.weight'; expected dimension 0 divisible "
+            "into blocks of 16, got shape (10, 6) at '4.weight'",
         ),
         (
             lambda: sf.static(0.5, where="*", distribution=sf.budgets.erk()).init(
                 {"a": torch.ones(2), "b": torch.ones(3)}
             ),
             "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) "
-            "at 'a', shape (3,) at 'b': leave "
-            "them out of `where`",
+            "at 'a', shape (3,) at 'b': leave them out of `where`",
         ),
         (
             lambda: sf.reparametrised(sf.reparam.low_rank(1), where="*").init(
                 {"a": torch.ones(2), "b": torch.ones(3)}
             ),
-            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', shape "
-            "(3,) at 'b': leave them out "
-            "with where=",
+            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', "
+            "shape (3,) at 'b': leave them out with where=",
         ),
         (
             lambda: sf.static(0.5, where=["*.wieght", "*.bais", "*"]).init(LEAVES),

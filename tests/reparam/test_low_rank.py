@@ -118,9 +118,8 @@ def test_zeros_are_exactly_those_of_the_base(dtype, density, seed):
     leaf[torch.rand(5, 7, generator=generator) >= density] = -0.0
     reparam = sf.reparam.low_rank(2, 100.0, dropout=0.5)
     latents = trained(reparam, leaf, seed)
-    latents["a"]["w"][0, 0] = (
-        math.inf
-    )  # what overflows next to a zero does not reach it
+    # what overflows next to a zero does not reach it
+    latents["a"]["w"][0, 0] = math.inf
     for weights, masks in (
         reparam.apply(latents, seed, KEY),
         reparam.settled(latents, seed),
@@ -193,9 +192,8 @@ def test_attach_trains_a_and_b_and_settled_merges_with_the_zeros_of_the_base(dro
             weight.detach(), torch.where(mask, before[path] + change, 0.0)
         )
         assert torch.equal(weight != 0, mask) and not torch.equal(weight, before[path])
-    assert not torch.equal(
-        merged[0].bias, before["0.bias"]
-    )  # what has no latents trains as it is
+    # what has no latents trains as it is
+    assert not torch.equal(merged[0].bias, before["0.bias"])
 
 
 def test_frozen_biases_stay():

@@ -223,9 +223,8 @@ def test_soft_nm_obeys_the_laws():
         permutes=False,
         baseline=None,
     )
-    laws = [
-        law for law in sf.testing.LAWS if law is not COMPILE
-    ]  # the registry's rows compile the other maps
+    # the registry's rows compile the other maps
+    laws = [law for law in sf.testing.LAWS if law is not COMPILE]
 
     def made(sparsity, key):
         return sf.reparametrised(sf.reparam.soft_nm(2, 4))

@@ -73,9 +73,8 @@ def test_convolutions(make):
     layer = make()
     state = state_of(layer, 0.7)
     total = flops(layer, state, IMAGE).total
-    uses, rest = divmod(
-        total.dense, 2 * layer.weight.numel()
-    )  # each weight is used equally often
+    # each weight is used equally often
+    uses, rest = divmod(total.dense, 2 * layer.weight.numel())
     assert not rest and uses > 1
     assert total == Cost(
         "total", dense_total(layer, IMAGE), 2 * uses * kept(state, "weight")
@@ -178,9 +177,8 @@ def test_layouts_do_not_matter():
         sf.modules.params_of(layer)
     )
     full = state._replace(masks=optree.tree_map(torch.ones_like, state.masks))
-    stacked = optree.tree_map(
-        lambda leaf: leaf[1], sf.ensemble.stack([full, state])
-    )  # views with an offset
+    # views with an offset
+    stacked = optree.tree_map(lambda leaf: leaf[1], sf.ensemble.stack([full, state]))
     for member in (state, stacked):
         total = flops(layer, member, IMAGE.to(memory_format=torch.channels_last)).total
         assert total.sparse * 4 == total.dense
@@ -201,9 +199,8 @@ class DependsOnValues(nn.Module):
 
 
 LSTM = 2 * 15 * 4 * 6 * (8 + 6)
-ATTENTION = (
-    2 * 5 * 2 * 3 * 3 * 8
-)  # two products of (3, 4) and (4, 3) for each of 2 heads of 5
+# two products of (3, 4) and (4, 3) for each of 2 heads of 5
+ATTENTION = 2 * 5 * 2 * 3 * 3 * 8
 HIDDEN = {
     "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), 1, LSTM, 0),
     "gru": (lambda: nn.GRU(8, 6, batch_first=True), 1, LSTM * 3 // 4, 0),

@@ -35,9 +35,8 @@ def test_wanda_is_the_size_times_the_norm_of_the_input():
     norms = X.square().mean(0).sqrt()
     assert torch.allclose(scored(sf.scores.wanda(stats_of(X))), WEIGHT * norms)
     kept = pruned(sf.scores.wanda(stats_of(X)), sparsity=1 / 3)
-    assert (
-        kept.tolist() == [[True, True, False]] * 2
-    )  # by magnitude the second and the first one go
+    # by magnitude the second and the first one go
+    assert kept.tolist() == [[True, True, False]] * 2
     assert pruned(sf.scores.magnitude, sparsity=1 / 3).tolist() == [
         [True, False, True],
         [False, True, True],

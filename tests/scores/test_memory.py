@@ -241,9 +241,8 @@ def test_the_absolute_value_of_a_score_with_memory_has_its_memory():
     state = algorithm.init(params)
     for step in range(2):
         state = algorithm.update(state, grads, step)
-    assert state.masks["w"].tolist() == [
-        [True, True, False, False]
-    ]  # of -2, 3, 2 and -1.5: ties to the lower
+    # of -2, 3, 2 and -1.5: ties to the lower
+    assert state.masks["w"].tolist() == [[True, True, False, False]]
     for score in (S.sum(S.movement), S.ema(S.movement, 0.5), S.momentum(0.5)):
         memory = score.accumulate(score.init(params), sf.State(params, ()), grads, 0)
         signed, size = (

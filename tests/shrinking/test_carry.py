@@ -93,9 +93,8 @@ def test_a_state_gets_the_params_of_the_smaller_model():
     made = sf.shrinking.smaller(model, state, torch.ones(1, 3))
     carried = sf.shrinking.carry(state, made)
     assert torch.equal(carried.params["2.bias"], made.module[2].bias)
-    assert not torch.equal(
-        carried.params["2.bias"], state.params["2.bias"]
-    )  # it took in the constant
+    # it took in the constant
+    assert not torch.equal(carried.params["2.bias"], state.params["2.bias"])
     assert (
         carried.scores["average"]["0.weight"].shape
         == carried.masks["0.weight"].shape

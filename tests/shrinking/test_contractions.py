@@ -87,20 +87,17 @@ CASES = {
         [
             (
                 "q.weight[0] (blocks of 4), q.bias[0] (blocks of 4), k.weight[0] "
-                "(blocks of 4), "
-                "k.bias[0] (blocks of 4), v.weight[0] (blocks of 4), "
+                "(blocks of 4), k.bias[0] (blocks of 4), v.weight[0] (blocks of 4), "
                 "v.bias[0] (blocks of 4) and 1 more"
             ),
             (
                 "q.weight[0] (blocks of 1 in 2 parts), q.bias[0] (blocks of 1 in 2 "
-                "parts), "
-                "k.weight[0] (blocks of 1 in 2 parts), k.bias[0] (blocks of 1 in 2 "
-                "parts)"
+                "parts), k.weight[0] (blocks of 1 in 2 parts), k.bias[0] (blocks of 1 "
+                "in 2 parts)"
             ),
             (
                 "v.weight[0] (blocks of 1 in 2 parts), v.bias[0] (blocks of 1 in 2 "
-                "parts), "
-                "o.weight[1] (blocks of 1 in 2 parts)"
+                "parts), o.weight[1] (blocks of 1 in 2 parts)"
             ),
         ],
         {},
@@ -128,25 +125,21 @@ CASES = {
         [
             (
                 "q.weight[0] (blocks of 1 in 4 parts), q.bias[0] (blocks of 1 in 4 "
-                "parts), "
-                "k.weight[0] (blocks of 1 in 2 parts), k.bias[0] (blocks of 1 in 2 "
-                "parts)"
+                "parts), k.weight[0] (blocks of 1 in 2 parts), k.bias[0] (blocks of 1 "
+                "in 2 parts)"
             ),
             (
                 "q.weight[0] (blocks of 4), q.bias[0] (blocks of 4), k.weight[0] "
-                "(blocks of 2), "
-                "k.bias[0] (blocks of 2), v.weight[0] (blocks of 2), "
+                "(blocks of 2), k.bias[0] (blocks of 2), v.weight[0] (blocks of 2), "
                 "v.bias[0] (blocks of 2) and 1 more"
             ),
             (
                 "v.weight[0] (blocks of 1 in 2 parts), v.bias[0] (blocks of 1 in 2 "
-                "parts), "
-                "o.weight[1] (blocks of 1 in 4 parts)"
+                "parts), o.weight[1] (blocks of 1 in 4 parts)"
             ),
             (
                 "q.weight[0] (blocks of 2 in 2 parts), q.bias[0] (blocks of 2 in 2 "
-                "parts), "
-                "o.weight[1] (blocks of 2 in 2 parts)"
+                "parts), o.weight[1] (blocks of 2 in 2 parts)"
             ),
         ],
         {},

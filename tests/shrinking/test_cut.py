@@ -82,7 +82,6 @@ def test_folded_biases_are_exact_sums_in_float64():
     )
     torch.testing.assert_close(bias, wanted, rtol=0, atol=1e-15)
     assert folded_biases(free(analysed(NET, VECTOR, masks=rows())), params) == {}
-    whole = Cut(
-        cut.analysis, np.ones_like(cut.alive)
-    )  # nothing goes: nothing is taken in
+    # nothing goes: nothing is taken in
+    whole = Cut(cut.analysis, np.ones_like(cut.alive))
     assert folded_biases(whole, params) == {}

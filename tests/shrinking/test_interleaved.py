@@ -31,10 +31,8 @@ def gpt_oss():
         "head_dim": 8,
         "sliding_window": 8,
     }
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-    }  # else transformers warns of its numbers
+    # else transformers warns of its numbers
+    rope = {"rope_type": "default", "rope_theta": 1e4}
     routes = {
         "num_experts_per_tok": 2,
         "vocab_size": 32,
@@ -77,9 +75,8 @@ def test_gate_and_up_of_a_unit_go_together():
 
 def test_wanda_and_2_to_4_take_the_axis_of_the_inputs():
     model, params = gpt_oss(), sf.modules.params_of(gpt_oss())
-    words = torch.randint(
-        1, 32, (8, 32), generator=torch.Generator().manual_seed(0)
-    )  # which reach all experts
+    # which reach all experts
+    words = torch.randint(1, 32, (8, 32), generator=torch.Generator().manual_seed(0))
     stats = sf.calibration.inputs(model, None, input_ids=words, use_cache=False)
     axis = sf.modules.pattern_axis(model, UP)
     rows, pairs = sf.patterns.row_balanced(axis=(0, 2)), sf.patterns.nm(2, 4, axis=axis)

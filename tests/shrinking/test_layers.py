@@ -24,13 +24,11 @@ CASES = {
             ),
             (
                 "0.weight[0] (blocks of 2), 0.bias[0] (blocks of 2), 1.weight[0] "
-                "(blocks of 3), "
-                "1.bias[0] (blocks of 3), 2.weight[1] (blocks of 3)"
+                "(blocks of 3), 1.bias[0] (blocks of 3), 2.weight[1] (blocks of 3)"
             ),
             (
                 "1.weight[0] (blocks of 1 in 2 parts), 1.bias[0] (blocks of 1 in 2 "
-                "parts), "
-                "2.weight[1] (blocks of 1 in 2 parts)"
+                "parts), 2.weight[1] (blocks of 1 in 2 parts)"
             ),
         ],
         {"conv2d at '1' mixes its entries": "1.weight[2], 1.weight[3]"},
@@ -49,8 +47,7 @@ CASES = {
             ),
             (
                 "1.weight[0] (blocks of 1 in 4 parts), 1.bias[0] (blocks of 1 in 4 "
-                "parts), "
-                "2.weight[1] (blocks of 1 in 4 parts)"
+                "parts), 2.weight[1] (blocks of 1 in 4 parts)"
             ),
         ],
         {"conv2d at '1' mixes its entries": "1.weight[2], 1.weight[3]"},
@@ -81,13 +78,11 @@ CASES = {
             ),
             (
                 "0.weight[0] (blocks of 2), 0.bias[0] (blocks of 2), 1.weight[0] "
-                "(blocks of 2), "
-                "1.bias[0] (blocks of 3), 2.weight[1] (blocks of 3)"
+                "(blocks of 2), 1.bias[0] (blocks of 3), 2.weight[1] (blocks of 3)"
             ),
             (
                 "0.weight[0] (blocks of 1 in 2 parts), 0.bias[0] (blocks of 1 in 2 "
-                "parts), "
-                "1.weight[0] (blocks of 1 in 2 parts)"
+                "parts), 1.weight[0] (blocks of 1 in 2 parts)"
             ),
         ],
         {"conv_transpose2d at '1' mixes its entries": "1.weight[2], 1.weight[3]"},

@@ -36,8 +36,7 @@ CASES = {
         [
             (
                 "a.weight[0] (blocks of 2), a.bias[0] (blocks of 2), b.weight[1] "
-                "(blocks of 2), "
-                "n.weight[0] (blocks of 2), n.bias[0] (blocks of 2)"
+                "(blocks of 2), n.weight[0] (blocks of 2), n.bias[0] (blocks of 2)"
             )
         ],
         {},
@@ -47,15 +46,12 @@ CASES = {
         [
             (
                 "a.weight[0] (blocks of 2), a.bias[0] (blocks of 2), b.weight[1] "
-                "(blocks of 2), "
-                "n.weight[0] (blocks of 2), n.bias[0] (blocks of 2)"
+                "(blocks of 2), n.weight[0] (blocks of 2), n.bias[0] (blocks of 2)"
             ),
             (
                 "a.weight[0] (blocks of 1 in 2 parts), a.bias[0] (blocks of 1 in 2 "
-                "parts), "
-                "b.weight[1] (blocks of 1 in 2 parts), n.weight[0] (blocks of 1 in 2 "
-                "parts), "
-                "n.bias[0] (blocks of 1 in 2 parts)"
+                "parts), b.weight[1] (blocks of 1 in 2 parts), n.weight[0] (blocks of "
+                "1 in 2 parts), n.bias[0] (blocks of 1 in 2 parts)"
             ),
         ],
         {},

@@ -80,9 +80,8 @@ def test_unlike_units_cost_the_most_that_so_many_can():
             [i for i in range(size) if i not in some] for some in _choices(size, kept)
         ]
         most = max(found.cost({0: gone}) for gone in cuts)
-        assert (
-            made.cost([kept]) == most if kept > 2 else made.cost([kept]) >= most
-        )  # fewer may leave the slice empty
+        # fewer may leave the slice empty
+        assert made.cost([kept]) == most if kept > 2 else made.cost([kept]) >= most
 
 
 def _choices(size, kept):

@@ -274,9 +274,8 @@ def test_runs_of_the_masked_model_are_shared():
     proof = Proof(whole, X)
     assert not proof.differs(small) and proof.reason(other) and not proof.differs(small)
     assert [dtype for n, dtype in runs if n == 6] == [torch.float64, torch.float32]
-    assert (
-        len(runs) == 2 + 2 + 1 + 2
-    )  # a wrong model is left at the first output that differs
+    # a wrong model is left at the first output that differs
+    assert len(runs) == 2 + 2 + 1 + 2
 
 
 def test_what_float32_cannot_tell_on_other_inputs_float64_does():

@@ -20,10 +20,9 @@ CASES = {
         [
             "a.weight[0], a.bias[0], r.weight_ih_l0[1]",
             (
-                "r.weight_ih_l0[0] (blocks of 1 in 4 parts), "
-                "r.weight_hh_l0[0] (blocks of 1 in 4 parts), r.weight_hh_l0[1], "
-                "r.bias_ih_l0[0] (blocks of 1 in 4 parts), r.bias_hh_l0[0] (blocks of "
-                "1 in 4 parts), "
+                "r.weight_ih_l0[0] (blocks of 1 in 4 parts), r.weight_hh_l0[0] "
+                "(blocks of 1 in 4 parts), r.weight_hh_l0[1], r.bias_ih_l0[0] (blocks "
+                "of 1 in 4 parts), r.bias_hh_l0[0] (blocks of 1 in 4 parts), "
                 "b.weight[1]"
             ),
         ],
@@ -42,10 +41,9 @@ CASES = {
         [
             "a.weight[0], a.bias[0], r.weight_ih_l0[1], r.weight_ih_l0_reverse[1]",
             (
-                "r.weight_ih_l0[0] (blocks of 1 in 3 parts), "
-                "r.weight_hh_l0[0] (blocks of 1 in 3 parts), r.weight_hh_l0[1], "
-                "r.bias_ih_l0[0] (blocks of 1 in 3 parts), r.bias_hh_l0[0] (blocks of "
-                "1 in 3 parts), "
+                "r.weight_ih_l0[0] (blocks of 1 in 3 parts), r.weight_hh_l0[0] "
+                "(blocks of 1 in 3 parts), r.weight_hh_l0[1], r.bias_ih_l0[0] (blocks "
+                "of 1 in 3 parts), r.bias_hh_l0[0] (blocks of 1 in 3 parts), "
                 "r.weight_ih_l0_reverse[0] (blocks of 1 in 3 parts) and 17 more"
             ),
         ],
@@ -81,8 +79,7 @@ CASES = {
         [
             (
                 "h[0], r.weight_ih_l0[0], r.weight_hh_l0[0], r.weight_hh_l0[1], "
-                "r.bias_ih_l0[0], "
-                "r.bias_hh_l0[0] and 1 more"
+                "r.bias_ih_l0[0], r.bias_hh_l0[0] and 1 more"
             ),
             "a.weight[0], a.bias[0], r.weight_ih_l0[1]",
         ],
@@ -102,10 +99,8 @@ CASES = {
         {
             "lstm at 'r' mixes its entries": (
                 "a.weight[0], a.bias[0], r.weight_ih_l0[0], r.weight_ih_l0[1], "
-                "r.weight_hh_l0[0], "
-                "r.weight_hh_l0[1], r.bias_ih_l0[0], r.bias_hh_l0[0], "
-                "r.weight_hr_l0[0], "
-                "r.weight_hr_l0[1]"
+                "r.weight_hh_l0[0], r.weight_hh_l0[1], r.bias_ih_l0[0], "
+                "r.bias_hh_l0[0], r.weight_hr_l0[0], r.weight_hr_l0[1]"
             )
         },
     ),

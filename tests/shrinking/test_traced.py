@@ -170,9 +170,8 @@ def test_writes_into_views_are_made_free_of_them():
     program = traced(model, x)
     assert not [name for name in names(program) if name.split(".")[-2].endswith("_")]
     assert program(x).equal(model(x))
-    assert "aten.relu_.default" in names(
-        traced(convnet(), torch.randn(2, 3, 5, 5))
-    )  # nobody else sees it
+    # nobody else sees it
+    assert "aten.relu_.default" in names(traced(convnet(), torch.randn(2, 3, 5, 5)))
     twice = Plain(
         lambda self, x: (y := F.dropout(self.layer(x), 0.5, False)) + y.relu_(),
         layer=nn.Linear(3, 2),
@@ -263,8 +262,8 @@ def test_what_is_no_tensor_among_arguments_and_outputs():
     words, model = {"input_ids": WORDS["input_ids"]}, llama()
     text = (
         "torch.export cannot follow the LlamaForCausalLM: .*. Among its {} is a "
-        "DynamicCache, which is no tensor: give "
-        "use_cache=False in the example, as {{'input_ids': ..., 'use_cache': False}}$"
+        "DynamicCache, which is no tensor: give use_cache=False in the example, as "
+        "{{'input_ids': ..., 'use_cache': False}}$"
     )
     for example in (words, words["input_ids"], {**words, "use_cache": True}):
         with pytest.raises(ValueError, match=text.format("outputs")):

@@ -65,9 +65,8 @@ def test_half_of_the_units_go_and_outputs_stay(name, form):
     )
     with torch.no_grad():
         wanted, got = sf.modules.call(model, state, **WORDS)[0], small(**WORDS)[0]
-        assert not torch.allclose(
-            wanted, model(**WORDS)[0], atol=0.1
-        )  # the masks change something
+        # the masks change something
+        assert not torch.allclose(wanted, model(**WORDS)[0], atol=0.1)
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -42,10 +42,8 @@ def enter(name, model, config, *names, cls=None, **sizes):
         }
         inputs["attention_mask"][0, 3:] = 0
         made = getattr(hf, config)(**sizes)
-        made.use_cache, made._experts_implementation = (
-            False,
-            "batched_mm",
-        )  # the grouped product has no float64
+        # the grouped product has no float64
+        made.use_cache, made._experts_implementation = (False, "batched_mm")
         chosen = {key: inputs[key] for key in names or ("input_ids", "attention_mask")}
         return getattr(hf, model)(made), chosen
 

@@ -129,9 +129,8 @@ def normalised_weights():
             self.register_buffer("u", F.normalize(torch.randn(7), dim=0))
 
         def forward(self, x):
-            length = self.direction.norm(dim=1, keepdim=True).clamp_min(
-                1e-6
-            )  # a pruned row has none
+            # a pruned row has none
+            length = self.direction.norm(dim=1, keepdim=True).clamp_min(1e-6)
             x = F.linear(x, self.length * self.direction / length).relu()
             v = F.normalize(self.spectral.weight.t() @ self.u, dim=0)
             largest = torch.dot(self.u, self.spectral.weight @ v)

@@ -175,9 +175,8 @@ def test_parts_of_rows_make_no_difference(monkeypatch, options):
 
 def test_groups_are_cut_as_in_the_whole_weight():
     weight, hessian = layer(4, 16)
-    halves = sf.patterns.in_groups(
-        2
-    )  # two groups, whatever the width: each of 8 columns here
+    # two groups, whatever the width: each of 8 columns here
+    halves = sf.patterns.in_groups(2)
     mask = obs(weight, hessian, pattern=halves, keep=10, block=8)[1]
     assert mask.reshape(4, 2, 8).sum((0, 2)).tolist() == [10, 10]
 
@@ -325,8 +324,8 @@ def test_empty_weights():
             {"pattern": nm(2, 4), "block": 6},
             ValueError,
             "obs: expected groups inside blocks of 6 columns, got nm(2, 4, axis=-1), "
-            "whose groups have 4 columns in a "
-            "weight of shape (4, 12); give block=4 or a multiple of it",
+            "whose groups have 4 columns in a weight of shape (4, 12); give block=4 "
+            "or a multiple of it",
         ),
         (
             {"pattern": sf.patterns.row_balanced(), "keep": 3, "block": 4},

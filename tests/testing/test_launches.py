@@ -64,10 +64,8 @@ def test_operations_and_bytes(call, launches, size):
 )
 def test_waits(call, wait):
     found = Launches()
-    with (
-        found,
-        contextlib.suppress(RuntimeError, NotImplementedError),
-    ):  # a meta tensor has no values
+    # a meta tensor has no values
+    with found, contextlib.suppress(RuntimeError, NotImplementedError):
         call()
     assert found.waits == [wait]
 

@@ -117,9 +117,8 @@ def test_what_the_call_says_is_not_said_again():
 
 
 def test_what_the_call_says_is_not_looked_for():
-    found = suggestion(
-        lambda s, key: sf.gmp(s), laws=LAWS[9:10]
-    )  # masks that change at no step, though they may
+    # masks that change at no step, though they may
+    found = suggestion(lambda s, key: sf.gmp(s), laws=LAWS[9:10])
     assert found.meta == sf.testing.Meta()
 
 

@@ -112,9 +112,8 @@ def all_of_them(step):
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script:DeprecationWarning"
-)  # torch's own, when inductor is imported
+# torch's own, when inductor is imported
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_vmap_gives_the_same_bits(backend):
     steps = torch.tensor(STEPS)

@@ -29,20 +29,17 @@ def test_masks_change_in_the_first_three_quarters(steps, n, stop):
         (
             sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=1000)),
             f"polynomial(0.0, 0.9, begin=0, end=1000) ends at step 1000, after {RUN}: "
-            "its last value there is 0.437, "
-            "not 0.9",
+            "its last value there is 0.437, not 0.9",
         ),
         (
             sf.gmp(sf.schedules.polynomial(0.0, 0.9, 0, 200)),
             f"polynomial(0.0, 0.9, 0, 200) ends at step 200, after {RUN}: its last "
-            "value there is "
-            "0.8999998875, not 0.9",
+            "value there is 0.8999998875, not 0.9",
         ),
         (
             sf.gmp(RISE, when=sf.every(100)),
             f"{RISE!r} ends at step 150, but every(100) fires last at step 100 in "
-            f"{RUN}: its last value there is "
-            "0.867, not 0.9",
+            f"{RUN}: its last value there is 0.867, not 0.9",
         ),
         (
             sf.gmp(sf.schedules.piecewise({500: 0.5, 0: 0.25})),
@@ -129,14 +126,12 @@ def test_masks_change_in_the_first_three_quarters(steps, n, stop):
         (
             sf.methods.granet(0.9, steps=200),
             f"granet(0.9, steps=200) changes masks once in {RUN}, at step 0: give it "
-            "`when` in the place of "
-            "every(1000)",
+            "`when` in the place of every(1000)",
         ),
         (
             sf.phases([(0, sf.dense()), (50, sf.rigl(0.9))]),
             "rigl(0.9) changes masks once in its phase, steps 50 to 199, at step 100: "
-            "give it `when` in the place of "
-            "every(100)",
+            "give it `when` in the place of every(100)",
         ),
     ],
 )

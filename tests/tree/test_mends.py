@@ -111,8 +111,8 @@ def test_a_state_dict_beside_a_dict_names_the_types():
     model = net()
     state = sf.rigl(0.5).init(model.state_dict())
     told = (
-        "the containers differ: grads are of type dict and params of type OrderedDict; "
-        "write dict(...) around both"
+        "the containers differ: grads are of type dict and params of type "
+        "OrderedDict; write dict(...) around both"
     )
     with pytest.raises(ValueError, match=re.escape(told)):
         sf.rigl(0.5).update(state, dict(model.named_parameters()), 0)
@@ -153,9 +153,8 @@ def test_a_list_of_parameters_has_no_names():
         sf.rigl(0.5).init(list(model.parameters()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sf.rigl(0.5).init(
-            [p.detach() for p in model.parameters()]
-        )  # a list of plain tensors is a tree like others
+        # a list of plain tensors is a tree like others
+        sf.rigl(0.5).init([p.detach() for p in model.parameters()])
         sf.rigl(0.5).init(dict(model.named_parameters()))
         warn_without_names([])
 

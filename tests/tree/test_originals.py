@@ -23,14 +23,13 @@ CALL = (
 )
 REFUSED = (
     f"'{ORIGINAL}' is no weight: '0.weight' is computed from it, and zeros in it need "
-    "not be zeros in '0.weight'. Make "
-    f"'0.weight' a parameter, before the optimizer is made, with {CALL}, or leave "
-    f"'{ORIGINAL}' out of `where`"
+    "not be zeros in '0.weight'. Make '0.weight' a parameter, before the optimizer "
+    f"is made, with {CALL}, or leave '{ORIGINAL}' out of `where`"
 )
 DENSE = (
     "'0.weight' is computed, so it stays dense: to sparsify it make it a parameter, "
-    "before the optimizer is made, with "
-    f"{CALL}. A `where` of your own leaves it dense without this warning"
+    f"before the optimizer is made, with {CALL}. A `where` of your own leaves it "
+    "dense without this warning"
 )
 
 

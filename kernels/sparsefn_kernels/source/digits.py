@@ -34,12 +34,10 @@ from sparsefn_kernels.source.keys import (
 DONE = tl.constexpr(0)  # the first pass wrote the mask
 AMONG_NEAR = tl.constexpr(2)  # T is searched among the units near the threshold
 AMONG_ALL = tl.constexpr(3)
-KNOWN = tl.constexpr(
-    2
-)  # added to either of the two: the digits of T that are left are zeros
-TIED = tl.constexpr(
-    6
-)  # the key of T is known, and too many units have it: its place is searched among all
+# added to either of the two: the digits of T that are left are zeros
+KNOWN = tl.constexpr(2)
+# the key of T is known, and too many units have it: its place is searched among all
+TIED = tl.constexpr(6)
 
 
 @triton.jit
@@ -198,9 +196,8 @@ def count_digits(
     if mode == AMONG_NEAR:
         chunks = (near + B - 1) // B
     offs = tl.arange(0, B)
-    same_above = (
-        tl.full((), -256, tl.int64) << shift
-    )  # of the first digit, above all bits
+    # of the first digit, above all bits
+    same_above = tl.full((), -256, tl.int64) << shift
     total = tl.zeros((256,), tl.int32)
     for j in range(worker, chunks, tl.load(lot + WORKERS)):
         if mode == AMONG_NEAR:

@@ -47,9 +47,8 @@ def bracket(
     """
     s = tl.program_id(0)
     i = tl.arange(0, M)
-    jitter = (
-        (i.to(tl.int64) * 0x9E3779B1) >> 7
-    ) & 1023  # a thousandth of a step: no period of the scores is met
+    # a thousandth of a step: no period of the scores is met
+    jitter = ((i.to(tl.int64) * 0x9E3779B1) >> 7) & 1023
     if JOINT:
         lot = lots
         row = s

@@ -212,9 +212,8 @@ def at_rank(keys, inside, rank, BITS: tl.constexpr):
     there are fewer.
     """
     reach = tl.sum((inside & (keys >= 0)).to(tl.int32), 0)
-    t = tl.where(
-        reach >= rank, least(BITS) * 0, least(BITS)
-    )  # the top bit is the step up from the least
+    # the top bit is the step up from the least
+    t = tl.where(reach >= rank, least(BITS) * 0, least(BITS))
     for b in range(BITS - 1):  # a loop: unrolled it takes long to compile
         c = t | (tl.full((), 1 << (BITS - 2), t.dtype) >> b)
         reach = tl.sum((inside & (keys >= c)).to(tl.int32), 0)

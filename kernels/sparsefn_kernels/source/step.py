@@ -132,9 +132,8 @@ def adam(
     d2 = tl.load(decay2) * b2
     speed = tl.load(rate)
     scale = tl.sqrt(1.0 - d2)
-    size = (speed * scale / (1.0 - d1)).to(
-        tl.float32
-    ) * -1.0  # Triton's own minus takes from 0: no -0.0
+    # Triton's own minus takes from 0: no -0.0
+    size = (speed * scale / (1.0 - d1)).to(tl.float32) * -1.0
     least = (_float64(eps) * scale).to(tl.float32)
     shrink = (speed * wide).to(tl.float32)
     part1 = (1.0 - b1).to(tl.float32)

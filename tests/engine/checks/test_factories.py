@@ -444,9 +444,8 @@ def test_compiled_code_calls_and_makes_them_without_compiling_anew() -> None:
 
     def run(params: Any, step: Tensor) -> Any:
         state = sf.State(params, {"w": torch.ones(4, 4, dtype=torch.bool)})
-        here = sf.schedules.linear(
-            0.5, 0.25
-        )  # made while compiling: a function such as any other
+        # made while compiling: a function such as any other
+        here = sf.schedules.linear(0.5, 0.25)
         kept = memory.accumulate(memory.init(params), state, params, step)
         value = schedule(step) + here(step)
         return value, when(step), term(state, step), score(state, params, step), kept

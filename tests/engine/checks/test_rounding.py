@@ -67,11 +67,8 @@ def test_the_three_roundings():
     rules = (B.rounded, B.rounded_up, B.rounded_down)
     assert [rule(0.5, 5) for rule in rules] == [2, 3, 2]
     for ten in (10, torch.tensor(10)):
-        assert [int(rule(0.3, ten)) for rule in rules] == [
-            3,
-            3,
-            3,
-        ]  # in float32 0.3 is above 3 / 10
+        # in float32 0.3 is above 3 / 10
+        assert [int(rule(0.3, ten)) for rule in rules] == [3, 3, 3]
     assert [int(rule(1.0, torch.tensor(2**24 + 1))) for rule in rules] == [
         2**24 + 1
     ] * 3  # no float32

@@ -46,9 +46,8 @@ def test_a_box_is_a_slice_of_the_whole(extent, kind):
     whole = threefry.draw(KEY, None, extent.numel, *kind)
     want = box_of(whole, extent).reshape(-1)
     assert torch.equal(threefry.draw(KEY, extent, n, *kind), want)
-    hidden = torch.vmap(lambda key: threefry.draw(key, extent, n, *kind))(
-        KEY[None]
-    )  # by an index of the box's size
+    # by an index of the box's size
+    hidden = torch.vmap(lambda key: threefry.draw(key, extent, n, *kind))(KEY[None])
     assert torch.equal(hidden[0], want)
 
 

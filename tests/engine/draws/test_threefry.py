@@ -32,9 +32,8 @@ def as_on_a_device(monkeypatch):
 
 
 def bit_equal(a, b):
-    return (
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    )  # no NaN and no -0.0 is drawn
+    # no NaN and no -0.0 is drawn
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +217,8 @@ def test_traced_draws_are_constants_under_grad(monkeypatch):
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script:DeprecationWarning"
-)  # torch's own, when inductor is imported
+# torch's own, when inductor is imported
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_inductor_gives_the_same_bits():
     def draw(key):
         return random.uniform(key, (LARGE,))

@@ -36,10 +36,9 @@ def emptied():
 def test_every_use_raises(use):
     expected = (
         "expected a tensor, got <given away: float32 of shape (3, 4)>: a donated "
-        "algorithm has updated the state that "
-        "it belongs to; go on with the state that update returned, or copy a state "
-        "before: "
-        "optree.tree_map(torch.clone, state)"
+        "algorithm has updated the state that it belongs to; go on with the state "
+        "that update returned, or copy a state before: optree.tree_map(torch.clone, "
+        "state)"
     )
     with pytest.raises(ValueError) as error:
         use(emptied())

@@ -141,9 +141,8 @@ def test_other_layouts_and_dtypes_that_differ(dtype):
             torch.where(kept, leaf + leaf, leaf),
         )
     other = values((128, 130), torch.float64, 5)
-    mixed = torch.where(
-        mask, (whole.T + other).to(dtype), whole.T
-    )  # params keep their dtype
+    # params keep their dtype
+    mixed = torch.where(mask, (whole.T + other).to(dtype), whole.T)
     same(leafwise.added([mask], [whole.T.contiguous()], [other])[0], mixed)
 
 

@@ -141,9 +141,8 @@ def test_an_operation_is_a_launch_and_reads_no_number_of_a_device():
         return (a * number - b / number) + number
 
     found = counted(run)
-    assert (
-        found.launches == 3 + 2 and not found.waits
-    )  # the sum with a number: it is written out once
+    # the sum with a number: it is written out once
+    assert found.launches == 3 + 2 and not found.waits
 
 
 def test_nothing_is_written_to():
@@ -261,9 +260,8 @@ def test_launches_do_not_grow_with_leaves():
             lambda: lists.laid(two, list(zip(leaves, leaves, strict=True)))
         ).launches
 
-    assert (
-        launches(2) == launches(90) == (2, 6)
-    )  # two rows laid end to end, two operations, two results cut apart
+    # two rows laid end to end, two operations, two results cut apart
+    assert launches(2) == launches(90) == (2, 6)
     assert (
         launches(2, torch.Tensor.double) == launches(90, torch.Tensor.double) == (6, 6)
     )  # no lists

@@ -42,9 +42,8 @@ def test_much_work_is_done_on_the_threads_that_torch_has():
     threads, together = torch.get_num_threads(), threading.Barrier(2, timeout=20)
     torch.set_num_threads(2)
     try:
-        memory.run_jobs(
-            lambda job: together.wait() and None, [0, 1], 1 << 24
-        )  # each waits for the other
+        # each waits for the other
+        memory.run_jobs(lambda job: together.wait() and None, [0, 1], 1 << 24)
     finally:
         torch.set_num_threads(threads)
 
@@ -68,9 +67,8 @@ def test_a_cpu_tensor_is_brought_to_a_device_without_a_copy():
     assert not found.waits and memory.brought(
         torch.ones(2, 3, dtype=torch.int64), meta
     ).shape == (2, 3)
-    assert counted(
-        lambda: memory.brought(torch.ones(2), meta)
-    ).waits  # no whole numbers
+    # no whole numbers
+    assert counted(lambda: memory.brought(torch.ones(2), meta)).waits
     here = torch.ones(2)
     assert memory.brought(here, here.device) is here
     assert (

@@ -102,9 +102,8 @@ def test_powers_have_the_same_bits_whichever_argument_is_a_tensor():
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script:DeprecationWarning"
-)  # torch's own, when inductor is imported
+# torch's own, when inductor is imported
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_compiled_code_gives_the_same_bits():
     want = [
         bits(column) for column in zip(*[everything(*row) for row in ROWS], strict=True)

@@ -35,9 +35,8 @@ def test_ranks_count_the_worse_of_a_class():
         kinds[1][:, :, None] == kinds[1][:, None]
     )
     place = torch.arange(40)
-    tied_after = (rows[:, :, None] == rows[:, None]) & (
-        place[:, None] < place
-    )  # the first of equal ones is better
+    # the first of equal ones is better
+    tied_after = (rows[:, :, None] == rows[:, None]) & (place[:, None] < place)
     expected = (same & ((rows[:, :, None] > rows[:, None]) | tied_after)).sum(-1)
     assert torch.equal(ranks_within(rows, *kinds), expected)
     assert torch.equal(torch.vmap(ranks_within)(rows, *kinds), expected)

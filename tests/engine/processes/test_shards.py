@@ -163,9 +163,8 @@ def check_meshes() -> None:
             )
             assert torch.equal(here(again), part)
             check_draws(x, whole_draw)
-            flags = sharded_like(
-                here(x) > 0, x
-            )  # an operation on a DTensor takes a tenth of a second the first time
+            # an operation on a DTensor takes a tenth of a second the first time
+            flags = sharded_like(here(x) > 0, x)
             (total,) = sums([x], [flags])
             assert float(total) == math.fsum(whole_draw[whole_draw > 0].tolist())
             for cell in (

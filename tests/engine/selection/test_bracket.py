@@ -271,9 +271,8 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
         bracket.write_best([part], k)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        raced = (
-            16 * memory.BLOCK * (torch.get_num_threads() - 1)
-        )  # each thread may collect a block too many
+        # each thread may collect a block too many
+        raced = 16 * memory.BLOCK * (torch.get_num_threads() - 1)
         assert peak < 2 * n + raced, f"{k}: {peak / n} bytes a score"
         if order is not None:
             assert np.array_equal(part.out, wanted(order, k)), k
@@ -352,10 +351,8 @@ def test_a_sample_of_the_scores_makes_one_pass_enough(kind, share, monkeypatch):
     collected = watched(monkeypatch)
     sizes = [100_001, 7, 3, 190_000]
     x = made(kind, sum(sizes))
-    order, low = (
-        ranked(x),
-        x < x.nanmedian(),
-    )  # a sample of all would say little about some
+    # a sample of all would say little about some
+    order, low = (ranked(x), x < x.nanmedian())
     for allow, deny in ((None, None), (low, None), (None, low), (low, ~low)):
         open_ = ~deny if allow is None and deny is not None else allow
         k = round(share * (len(x) if open_ is None else int(open_.sum())))

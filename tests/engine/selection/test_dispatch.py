@@ -242,9 +242,8 @@ def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
 
     program = torch.export.export(Model(), (X, torch.tensor(3)))
     assert "sparsefn" not in str(program.graph)
-    assert "topk" in str(program.graph) and "sort" in str(
-        program.graph
-    )  # an int count, a count in a tensor
+    # an int count, a count in a tensor
+    assert "topk" in str(program.graph) and "sort" in str(program.graph)
     one, joint, own = program.module()(X, torch.tensor(4))
     assert torch.equal(own, expected(X, torch.arange(4, 10)))
     assert torch.equal(one, expected(X, 4, absolute=True))

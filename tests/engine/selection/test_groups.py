@@ -235,9 +235,8 @@ def test_winners_inside_transforms():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "shape", [(6, 4), (6, 9), (2, 4, 3)]
-)  # wide rows go through an operator
+# wide rows go through an operator
+@pytest.mark.parametrize("shape", [(6, 4), (6, 9), (2, 4, 3)])
 @pytest.mark.parametrize("absolute", [False, True])
 def test_compiled_winners(shape, absolute):
     scores, count = made("inf", torch.float32, *shape), torch.tensor(2)

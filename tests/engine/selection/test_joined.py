@@ -27,9 +27,8 @@ def filled(shape, dtype, fill, seed):
     if fill == "ties":
         x = x.round()
     elif fill == "zeros":
-        x = torch.where(
-            torch.rand(shape, generator=draw) < 0.9, x * 0, x
-        )  # of both signs
+        # of both signs
+        x = torch.where(torch.rand(shape, generator=draw) < 0.9, x * 0, x)
     elif fill == "odd":
         x = ODD[torch.randint(len(ODD), tuple(shape), generator=draw)]
     elif fill == "equal":

@@ -370,12 +370,10 @@ NEAR_TIES = [
     ids=lambda v: "" if isinstance(v, torch.Tensor) else str(v),
 )
 def test_near_ties_end_alike_in_batches_and_in_every_layout(pattern, x):
-    if "mean" in str(pattern) or "sum" in str(
-        pattern
-    ):  # a root rounds to one number again
-        assert (
-            len(rows_of(pattern, x).unique()) > 1
-        )  # sums that rounding alone tells apart
+    # a root rounds to one number again
+    if "mean" in str(pattern) or "sum" in str(pattern):
+        # sums that rounding alone tells apart
+        assert len(rows_of(pattern, x).unique()) > 1
 
     def masks(x):
         return sf.topk_mask(x, rows_of(pattern, x).numel() // 2, pattern=pattern)
@@ -393,9 +391,8 @@ def test_near_ties_end_alike_in_batches_and_in_every_layout(pattern, x):
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script:DeprecationWarning"
-)  # torch's own, when inductor is imported
+# torch's own, when inductor is imported
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_near_ties_end_alike_in_compiled_and_exported_code():
     def all_masks(*leaves):
         pairs = zip(some, leaves, strict=True)
