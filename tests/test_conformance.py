@@ -2,6 +2,7 @@
 that breaks it.
 """
 
+import ast
 import importlib
 import json
 import sys
@@ -43,7 +44,7 @@ def test_adapters_are_thin() -> None:
     ]
     assert {file.stem for file in files} == set(systems()) == set(results()["systems"])
     assert [
-        file.name for file in files if len(file.read_text().splitlines()) >= 60
+        file.name for file in files if len(file.read_text().splitlines()) >= 70
     ] == []
 
 
@@ -64,9 +65,12 @@ def test_every_no_has_a_short_reproduction_and_nothing_else_has_one() -> None:
     assert {file.stem for file in files} == wanted
 
     def length(file: Path) -> int:
+        """The number of statements, without imports."""
+        found = ast.walk(ast.parse(file.read_text("utf-8")))
         return sum(
-            bool(x) and not x.startswith(("import ", "from "))
-            for x in file.read_text().splitlines()
+            isinstance(node, ast.stmt)
+            and not isinstance(node, ast.Import | ast.ImportFrom)
+            for node in found
         )
 
     assert [file.name for file in files if length(file) > 5] == []
