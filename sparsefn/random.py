@@ -1,5 +1,4 @@
-"""Counter-based random numbers: a draw depends on a key and a global element index, and
-on nothing else.
+"""Counter-based random numbers: a draw depends on its key and global index alone.
 
 The generator is Threefry-2x32 with 20 rounds: Salmon, Moraes, Dror and Shaw, "Parallel
 random numbers: as easy as 1, 2, 3", SC 2011, doi 10.1145/2063384.2063405. Element i of
@@ -219,8 +218,7 @@ def normal(
 def uniform_like(
     key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Uniform numbers of the shape of a leaf; of a DTensor, a DTensor of the same
-    placements.
+    """Uniform numbers of the shape of a leaf.
 
     >>> key = sf.random.key(0)
     >>> torch.equal(
@@ -228,12 +226,13 @@ def uniform_like(
     ... )
     True
 
-    The numbers are those of `uniform(key, leaf.shape, dtype)`, and they are where the
-    leaf is, for which a key on the CPU is not copied: nothing waits for a device. They
-    do not depend on how the leaf is sharded. Each process draws the part that it holds,
-    and nothing is sent. The dtype is float32 whatever the leaf's is. Raises the errors
-    of `uniform`, and ValueError for a DTensor that is partial or has parts that
-    torch.chunk would not make, or with several keys.
+    For a DTensor they are a DTensor of the same placements. The numbers are those of
+    `uniform(key, leaf.shape, dtype)`, and they are where the leaf is, for which a key
+    on the CPU is not copied: nothing waits for a device. They do not depend on how the
+    leaf is sharded. Each process draws the part that it holds, and nothing is sent. The
+    dtype is float32 whatever the leaf's is. Raises the errors of `uniform`, and
+    ValueError for a DTensor that is partial or has parts that torch.chunk would not
+    make, or with several keys.
     """
     draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "uniform", dtype)
@@ -242,8 +241,7 @@ def uniform_like(
 def normal_like(
     key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Standard normal numbers of the shape of a leaf; of a DTensor, a DTensor of the
-    same placements.
+    """Standard normal numbers of the shape of a leaf.
 
     >>> key = sf.random.key(0)
     >>> torch.equal(
@@ -251,7 +249,8 @@ def normal_like(
     ... )
     True
 
-    To `normal` as `uniform_like` is to `uniform`.
+    For a DTensor they are a DTensor of the same placements. To `normal` as
+    `uniform_like` is to `uniform`.
     """
     draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "normal", dtype)

@@ -77,8 +77,7 @@ class State(NamedTuple):
 
 
 class TrainView(NamedTuple):
-    """How an optimizer sees a state: which tree it trains, with which gradients, and
-    where.
+    """How an optimizer sees a state: which tree it trains, and with which gradients.
 
     >>> import sparsefn as sf
     >>> algorithm = sf.dense()
@@ -99,8 +98,7 @@ class TrainView(NamedTuple):
 
 
 class Accumulated(NamedTuple):
-    """A score with memory: its leaves live in `state.scores`, under the role of the
-    score.
+    """A score with memory, whose leaves live in `state.scores` under the score's role.
 
     >>> import sparsefn as sf
     >>> ema = sf.scores.ema(sf.scores.gradient, decay=0.5)
@@ -122,9 +120,7 @@ Score = PlainScore | Accumulated
 
 
 def support_of(state: State) -> Tree:
-    """The entries at which weights of a state move: its support if it has one, else the
-    masks.
-    """
+    """The entries at which weights of a state move: its support, else the masks."""
     return state.support if has_own_support(state) else state.masks
 
 
@@ -134,8 +130,7 @@ def has_own_support(state: State) -> bool:
 
 
 def has_optimizer(state: State) -> bool:
-    """Whether a state holds that of an optimizer, in one of its parts or around them
-    all.
+    """Whether a state, or one of its parts, holds that of an optimizer.
 
     >>> import sparsefn as sf
     >>> trained = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1))
@@ -157,8 +152,9 @@ def _true(leaf: Tensor) -> Tensor:
 def inside(
     support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = False
 ) -> Tree:
-    """The new leaves on their support, and off it the old ones, or +0.0; `apply_masks`
-    without its checks.
+    """The new leaves on their support, and off it the old ones, or +0.0.
+
+    It is `apply_masks` without its checks.
 
     >>> inside(
     ...     {"w": torch.tensor([True, False])},
@@ -214,8 +210,9 @@ def check_masks(masks: Tree, params: Tree) -> None:
 
 
 def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
-    """Raise for gradients that do not fit the params; without `layout`, DTensors may be
-    laid out otherwise.
+    """Raise for gradients that do not fit the params.
+
+    Without `layout`, DTensors may be laid out otherwise.
     """
     if grads is None:
         return
@@ -232,8 +229,7 @@ def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
 
 
 def effective(state: State) -> Tree:
-    """The weights to run the model with: `params` under `masks`, right for every
-    algorithm.
+    """The weights to run the model with: `params` under `masks`, for every algorithm.
 
     >>> sf.effective(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}

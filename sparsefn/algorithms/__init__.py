@@ -1,6 +1,4 @@
-"""Sparse training algorithms: one family a file, each a pure pair of `init` and
-`update`.
-"""
+"""Sparse training algorithms: one family a file, each a pure `init` and `update`."""
 
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, set, snfs
 from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste

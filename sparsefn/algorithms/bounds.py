@@ -1,6 +1,4 @@
-"""One competition of several leaves, of which each keeps a least number of units and at
-most another.
-"""
+"""One competition of several leaves, each with a least and a largest number."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ def within_bounds(
     held: list[Tensor | None],
     least: int = 0,
 ) -> list[Tensor]:
-    """Masks of the best units of one competition, in which each leaf keeps as many as
-    its bounds allow.
+    """Masks of the best units of one competition, within the bounds of each leaf.
 
     >>> from sparsefn.algorithms.bounds import within_bounds
     >>> entries = [Entry(torch.tensor([[4.0, 3.0]])), Entry(torch.tensor([[2.0, 1.0]]))]

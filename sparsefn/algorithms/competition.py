@@ -31,9 +31,7 @@ Goal = Schedule | Counted | None
 
 
 class Competition(NamedTuple):
-    """Which units compete with each other: the pattern inside a leaf, the distribution
-    among leaves.
-    """
+    """Which units compete: the pattern inside a leaf, the distribution among leaves."""
 
     pattern: Pattern
     distribution: Distribution
@@ -65,14 +63,11 @@ class Competition(NamedTuple):
 
     @property
     def elementwise(self) -> bool:
-        """Whether every element is a unit by itself, so that its scores are only
-        compared.
-        """
+        """Whether every element is a unit, so that its scores are only compared."""
         return self.pattern.reduce is None and self.pattern.zeros is None
 
     def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses, or all leaves of each tied set of which it
-        chooses one.
+        """The leaves that `where` chooses, or all of each tied set that it chooses.
 
         Globs are matched with all leaves of a set, and so is the default; another
         function is asked about the first.
@@ -141,8 +136,9 @@ class Competition(NamedTuple):
 
 
 def fixed_count(path: str, units: Units, sparsity: Real | None) -> Count:
-    """How many units a pattern keeps in each group of a leaf; raises where the sparsity
-    is another one.
+    """How many units a pattern keeps in each group of a leaf.
+
+    Raises where the sparsity is another one.
     """
     count = units.fixed
     width = units.rows[1]

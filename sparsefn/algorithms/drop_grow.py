@@ -1,5 +1,6 @@
-"""Dynamic sparse training: drop some weights, grow as many elsewhere. Presets set,
-rigl, snfs.
+"""Dynamic sparse training: drop some weights, grow as many elsewhere.
+
+Presets set, rigl, snfs.
 """
 
 from __future__ import annotations
@@ -97,8 +98,7 @@ def drop_grow(
     init: Init = "random",
     pruned: Pruned = "zero",
 ) -> Algorithm:
-    """Drop the worst of the kept weights, then grow the best of the pruned ones, back
-    to the target.
+    """Drop the worst of the kept weights, then grow the best of the pruned ones.
 
     >>> algorithm = sf.drop_grow(
     ...     0.5,
@@ -269,8 +269,7 @@ def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
 def snfs(
     sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOptions]
 ) -> Algorithm:
-    """Sparse networks from scratch: grow where the gradient's moving average is
-    largest, across leaves.
+    """Sparse networks from scratch: grow where the mean gradient is largest.
 
     >>> algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, key=sf.random.key(0))
     >>> state = algorithm.init({"a": torch.randn(4, 4), "b": torch.randn(4, 4)})
@@ -279,10 +278,11 @@ def snfs(
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    `drop_grow` with drop=magnitude, grow=momentum(decay) and redistribution of the
-    regrowth by mean momentum over the active weights; takes its keywords, `steps=`
-    first of all. The total is exact, a leaf's count is free after the first update.
-    Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
+    The mean is the gradient's moving average, and leaves compete. `drop_grow` with
+    drop=magnitude, grow=momentum(decay) and redistribution of the regrowth by mean
+    momentum over the active weights; takes its keywords, `steps=` first of all. The
+    total is exact, a leaf's count is free after the first update. Dettmers &
+    Zettlemoyer 2019, arXiv 1907.04840.
     """
     own: DropGrowOptions = {
         "drop": magnitude,

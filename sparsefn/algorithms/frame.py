@@ -93,9 +93,7 @@ class Update(NamedTuple):
         return (self.around or self.inner)(state, *check_update(state, grads, step))
 
     def overwriting(self, state: State, grads: Tree, step: Step) -> State:
-        """The new state, from one that the caller has made for it and whose weights
-        nobody else needs.
-        """
+        """The new state, from one made for it whose weights nobody else needs."""
         if self.overwrites and saves():
             offer(
                 leaves_of(state.params), leaves_of((grads, state._replace(params=())))
@@ -110,9 +108,7 @@ def framed(
     within: Callable[[Tree], Algorithm] | None = None,
     settled: Callable[[State], State] | None = None,
 ) -> Algorithm:
-    """An algorithm that checks what it is given, and fails on all processes of DTensors
-    together.
-    """
+    """An algorithm that checks what it gets, and fails on all processes together."""
     record = update if isinstance(update, Update) else Update(update)
     called = record.called
     if not is_compiling():  # the compiler makes 8 graphs of one code at most
@@ -123,8 +119,9 @@ def framed(
 
 
 def update_of(algorithm: Algorithm) -> Update:
-    """The update of an algorithm, for an algorithm around it; a function of a user
-    checks for itself.
+    """The update of an algorithm, for an algorithm around it.
+
+    A function of a user checks for itself.
     """
     update = algorithm.update
     own = update.__self__ if isinstance(update, MethodType) else None
@@ -157,8 +154,9 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
 def fired(
     when: Trigger, change: Callable[[State], State], state: State, step: Step
 ) -> State:
-    """The changed state where the trigger fires; processes that share the state fail
-    together.
+    """The changed state where the trigger fires.
+
+    Processes that share the state fail together.
     """
 
     def changed(now: State) -> State:

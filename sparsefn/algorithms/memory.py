@@ -48,8 +48,9 @@ Read = Callable[[str], Scores]  # by role
 
 
 class Memory(NamedTuple):
-    """The scores of an algorithm by role; memories of Accumulated ones lie by role in
-    `state.scores`.
+    """The scores of an algorithm by role.
+
+    Memories of Accumulated scores lie by role in `state.scores`.
     """
 
     scores: dict[str, Score]
@@ -86,11 +87,10 @@ class Memory(NamedTuple):
 
 
 class Reader:
-    """Reads scores by role for one change of masks; each role draws its own random
-    numbers.
+    """Reads scores by role for one change of masks.
 
-    The scores of all `leaves` are read once. Those that are drawn are made anew for the
-    leaves that are asked for.
+    Each role draws its own random numbers. The scores of all `leaves` are read once.
+    Those that are drawn are made anew for the leaves that are asked for.
     """
 
     def __init__(

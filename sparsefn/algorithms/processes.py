@@ -1,6 +1,4 @@
-"""Inits and updates of states of which several processes hold parts: they begin alike,
-and fail together.
-"""
+"""Inits and updates of states that several processes hold: they fail together."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
 def change_together(
     change: Callable[[State], State], state: State, step: Step
 ) -> State:
-    """The changed state of DTensors: processes compare what they see first, and fail
-    together.
-    """
+    """The changed state of DTensors, whose processes compare what they see first."""
     leaves = {"params": flatten(state.params)[0], "masks": flatten(state.masks)[0]}
     return agreed(
         {"call": "to change masks", "step": step}, leaves, lambda: change(state)

@@ -1,5 +1,6 @@
-"""Pruning by score: one_shot, gmp, iterative, ste. Masks shrink, or are chosen afresh
-with regrow.
+"""Pruning by score: one_shot, gmp, iterative, ste.
+
+Masks shrink, or are chosen afresh with regrow.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ def gmp(
     pruned: Pruned = "zero",
     regrow: bool = False,
 ) -> Algorithm:
-    """Gradual magnitude pruning: at each trigger the best by score are kept, as many as
-    the schedule says.
+    """Gradual magnitude pruning: the schedule says how many weights are kept.
 
     >>> algorithm = sf.gmp(sf.schedules.polynomial(0.0, 0.5, begin=0, end=10))
     >>> params = {"w": torch.tensor([[4.0, 3.0], [2.0, 1.0]])}
@@ -86,6 +86,8 @@ def gmp(
     >>> state.params
     {'w': tensor([[4., 3.],
             [0., 0.]])}
+
+    At each trigger the best weights by score are kept.
 
     Say how long the run is, and the sparsity of its end: with `steps` masks change
     every 100 steps (in a run below 10,000, every hundredth part of it) in its first
@@ -302,8 +304,7 @@ def _removal(
 @described
 @takes_keywords_of(gmp, [*SteOptions.__annotations__], when=always())
 def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algorithm:
-    """Straight-through magnitude masks: dense weights train on, the forward pass sees
-    the best of them.
+    """Straight-through magnitude masks: dense weights train, the best of them run.
 
     >>> algorithm = sf.with_optimizer(sf.ste(0.5), sf.optimizers.sgd(0.2))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 0.9]])})

@@ -1,6 +1,4 @@
-"""Weights that are a function of latents: the latents train, through the function's
-vjp.
-"""
+"""Weights that are a function of latents, which train through the function's vjp."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ def reparametrised(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """The chosen leaves are made from latents, which an optimizer trains; `inner` masks
-    the result.
+    """The chosen leaves are made from latents, which an optimizer trains.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1)
@@ -50,12 +47,12 @@ def reparametrised(
     >>> algorithm.update(state, {"w": torch.tensor([[1.0]])}, 0).scores["latent"]
     {'latent': {'w': tensor([[1.6000]])}}
 
-    `state.scores` holds "latent" and "step", the step that random or scheduled maps are
-    drawn at; `state.parts` holds the state of `inner` (default `dense()`).
-    `state.params` are the weights made from the latents, so `sf.effective` is as
-    everywhere. Every update makes them anew, on skipped optimizer steps too:
-    `update(step)` draws for step + 1. Leaves that are not chosen train directly. A
-    weight that `inner` grows back resumes from its latent.
+    `inner` masks the result. `state.scores` holds "latent" and "step", the step that
+    random or scheduled maps are drawn at; `state.parts` holds the state of `inner`
+    (default `dense()`). `state.params` are the weights made from the latents, so
+    `sf.effective` is as everywhere. Every update makes them anew, on skipped optimizer
+    steps too: `update(step)` draws for step + 1. Leaves that are not chosen train
+    directly. A weight that `inner` grows back resumes from its latent.
     """
     if not isinstance(reparam, Reparametrisation):
         got = uncalled(reparam) or repr(reparam)
@@ -211,8 +208,7 @@ def _latent_paths(state: State) -> set[str]:
 
 
 def settled(algorithm: Algorithm, state: State) -> State:
-    """The state to evaluate a model with, of an algorithm whose weights are drawn or
-    soft while it trains.
+    """The state to evaluate a model with, where weights are drawn or soft in training.
 
     >>> algorithm = sf.reparametrised(sf.reparam.sigmoid_gate(1.0, init=0.0))
     >>> state = algorithm.init({"w": torch.tensor([[2.0, 4.0]])})

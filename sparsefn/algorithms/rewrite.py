@@ -1,6 +1,4 @@
-"""Algorithms that change the weights that are kept, too: SparseGPT, OBS, proximal
-steps, hard thresholds.
-"""
+"""Algorithms that change the kept weights, too: SparseGPT, OBS, proximal steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Learned masks: the mask is the best of trained scores, and the weights stay or train
-along.
-"""
+"""Learned masks of the best trained scores, where weights stay or train along."""
 
 from __future__ import annotations
 
@@ -72,8 +70,7 @@ def supermask(
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
 ) -> Algorithm:
-    """Masks learned through scores: the best scores are kept, and their gradient is
-    gradient times weight.
+    """Masks learned through scores: the weights with the best scores are kept.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.supermask(0.5, init="zeros"), sf.optimizers.sgd(1.0)
@@ -276,8 +273,7 @@ class _Learned(NamedTuple):
 
 
 def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
-    """New scores by `fn(score, weight)` for every sparsified leaf; masks follow at the
-    next update.
+    """New scores by `fn(score, weight)` for every sparsified leaf.
 
     >>> algorithm = sf.supermask(0.5, mode="ste")
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -3.0, 2.0, 0.5]])})
@@ -285,11 +281,11 @@ def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
     >>> algorithm.update(state, state.params, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    For states of `supermask`. The scores stay what `fn` made of them until they train
-    or are scored again; moments of an optimizer are left alone. A stack of states is
-    rescored under `vmap`. Raises ValueError for a state without scores and for scores
-    of another shape, TypeError for scores that are not floating-point; they keep their
-    dtype.
+    For states of `supermask`. Masks follow at the next update. The scores stay what
+    `fn` made of them until they train or are scored again; moments of an optimizer are
+    left alone. A stack of states is rescored under `vmap`. Raises ValueError for a
+    state without scores and for scores of another shape, TypeError for scores that are
+    not floating-point; they keep their dtype.
     """
     role = next(
         (

@@ -190,8 +190,9 @@ class Field(NamedTuple):
         return self.counts(self.wanted(scores, among))
 
     def wanted(self, scores: Scores, among: Open) -> Sequence[Count]:
-        """Kept counts at the step; where scores decide them, by these, among some
-        units.
+        """Kept counts at the step.
+
+        Where scores decide them, they are by these, among some units.
         """
         if self.known is not None:
             return self.known

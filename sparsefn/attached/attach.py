@@ -51,8 +51,7 @@ def attach(
     steps: int | None = None,
     clear: Callable[[dict[str, Tensor], Tensor], object] | None = None,
 ) -> Attached:
-    """Run an algorithm in a module that torch optimizers train, with one backward pass
-    a step.
+    """Run an algorithm in a module that torch optimizers train.
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
@@ -69,6 +68,8 @@ def attach(
     ...     sparse.after_step(step)
     >>> int(model[0].weight.count_nonzero())
     8
+
+    A step needs one backward pass.
 
     The module gets the effective weights at once. It trains as `with_optimizer` would:
     the same masks, moments that start anew where weights are pruned and where they

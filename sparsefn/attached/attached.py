@@ -1,6 +1,4 @@
-"""An algorithm at work in a module: gradients out, effective weights in, around the
-optimizer's own step.
-"""
+"""An algorithm at work in a module: gradients out, effective weights in."""
 
 from __future__ import annotations
 
@@ -27,8 +25,9 @@ _CALL_AFTER = (
 
 
 class Attached:
-    """What `attach` returns: call `before_step` and `after_step` around the optimizer's
-    step.
+    """What `attach` returns: call its two methods around the optimizer's step.
+
+    They are `before_step` and `after_step`.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -82,17 +81,17 @@ class Attached:
     # ---- in the loop -----------------------------------------------------------------
 
     def before_step(self, step: int | None = None) -> None:
-        """Make each `p.grad` what the optimizer is to see; call after backward, before
-        gradients are clipped.
+        """Make each `p.grad` what the optimizer is to see.
 
-        The dense gradients are kept for `after_step`. A parameter without a gradient
-        stays without one; the algorithm sees zeros. `step` is the one that `after_step`
-        will get, if it is not the next; only `skip` and terms that change with the step
-        read it. Raises RuntimeError where no parameter has a new gradient, for a second
-        call without `after_step` between, for parameters that were replaced, and for
-        weights that somebody wrote though they follow from latents or scores. Other
-        weights that somebody wrote since `after_step` are taken over and masked. An
-        optimizer that is given a closure calls it after the closure.
+        Call after backward, before gradients are clipped. The dense gradients are kept
+        for `after_step`. A parameter without a gradient stays without one; the
+        algorithm sees zeros. `step` is the one that `after_step` will get, if it is not
+        the next; only `skip` and terms that change with the step read it. Raises
+        RuntimeError where no parameter has a new gradient, for a second call without
+        `after_step` between, for parameters that were replaced, and for weights that
+        somebody wrote though they follow from latents or scores. Other weights that
+        somebody wrote since `after_step` are taken over and masked. An optimizer that
+        is given a closure calls it after the closure.
         """
         self._check_attached()
         self._check_between("before_step")
@@ -119,14 +118,14 @@ class Attached:
         self._skipped = skipped
 
     def after_step(self, step: int) -> None:
-        """Update the masks, and put the effective weights into the module; call after
-        the optimizer's step.
+        """Update the masks, and put the effective weights into the module.
 
-        Steps only rise. Pruned weights are zeroed, whoever wrote them; others, and
-        moments, are written where masks changed. A step whose gradients are not finite,
-        such as one that a GradScaler skips, changes no mask. Raises RuntimeError
-        without `before_step`, where weights moved though the optimizer did not step,
-        and where somebody wrote to weights that follow from latents or scores.
+        Call after the optimizer's step. Steps only rise. Pruned weights are zeroed,
+        whoever wrote them; others, and moments, are written where masks changed. A step
+        whose gradients are not finite, such as one that a GradScaler skips, changes no
+        mask. Raises RuntimeError without `before_step`, where weights moved though the
+        optimizer did not step, and where somebody wrote to weights that follow from
+        latents or scores.
         """
         self._check_attached()
         if self._dense is None:
@@ -408,11 +407,10 @@ class Attached:
             record.moments = None  # the optimizer may have loaded others
 
     def detach(self) -> None:
-        """Leave an ordinary module with its effective weights, and the optimizer as it
-        was; `state` stays.
+        """Leave an ordinary module with its effective weights.
 
-        Warns where masks changed once, as the algorithm was not told how long the run
-        is.
+        The optimizer is as it was, and `state` stays. Warns where masks changed once,
+        as the algorithm was not told how long the run is.
 
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(

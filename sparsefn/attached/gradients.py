@@ -1,6 +1,4 @@
-"""The gradients of a module: dense ones for an algorithm, and those that its optimizer
-sees.
-"""
+"""The gradients of a module: dense ones, and those that its optimizer sees."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from sparsefn.tree import Leaves
 
 
 def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a parameter, dense and laid out as a leaf; zeros where it has
-    none.
+    """The gradient of a parameter, dense and laid out as a leaf.
+
+    It is zeros where the parameter has none.
 
     >>> dense_gradient(torch.nn.Parameter(torch.ones(2)), torch.ones(2))
     tensor([0., 0.])
@@ -100,8 +99,9 @@ def give(
     seen: Sequence[Tensor],
     dense: Leaves,
 ) -> None:
-    """Make gradients what optimizers see, in memory of their own; no gradients for an
-    empty list.
+    """Make gradients what optimizers see, in memory of their own.
+
+    An empty list gives no gradients.
 
     >>> weight, latent = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight, latent], lr=0.1)
@@ -144,8 +144,7 @@ def give(
 
 
 def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
-    """Warn where every gradient is zero: a step that changes masks learns nothing from
-    them.
+    """Warn where every gradient is zero, from which a change of masks learns nothing.
 
     >>> warn_of_zeros({"w": torch.ones(2)}, 3)
     """

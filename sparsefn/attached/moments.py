@@ -1,6 +1,4 @@
-"""What optimizers of torch do to entries that are zero, and where their state
-starts.
-"""
+"""What optimizers of torch do to zero entries, and where their state starts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The order of the calls around an optimizer's step, seen by two step hooks of the
-optimizer.
-"""
+"""The order of the calls around an optimizer's step, seen by two of its step hooks."""
 
 from __future__ import annotations
 
@@ -48,8 +46,9 @@ _WATCHES: MutableMapping[Optimizer, list[_Watch]] = weakref.WeakKeyDictionary()
 
 
 def watched(parameter: nn.Parameter) -> bool:
-    """Whether an algorithm is attached to a parameter; the hooks of one that is garbage
-    are removed.
+    """Whether an algorithm is attached to a parameter.
+
+    The hooks of one that is garbage are removed.
 
     >>> watched(torch.nn.Parameter(torch.ones(2)))
     False

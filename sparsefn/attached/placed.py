@@ -87,9 +87,7 @@ class Placed:
 
     @torch.no_grad()
     def drop_writes(self) -> None:
-        """Show again the weights that follow from something, whatever was written to
-        them.
-        """
+        """Show again the weights that follow from something, despite writes."""
         follow = self.following
         masks = [self.state.masks[record.name] for record in follow]
         shows = zeroed(masks, [self.state.params[record.name] for record in follow])

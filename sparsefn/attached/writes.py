@@ -1,6 +1,4 @@
-"""What somebody else did to a module: weights that were written, parameters and layers
-that were replaced.
-"""
+"""What others did to a module: written weights, replaced parameters and layers."""
 
 from __future__ import annotations
 
@@ -192,8 +190,9 @@ def left_dense(algorithm: Algorithm, model: nn.Module, new: Collection[Tensor]) 
 
 
 def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
-    """A warning where no optimizer has stepped, though gradients are finite; "" where
-    they are not.
+    """A warning where no optimizer has stepped, though gradients are finite.
+
+    It is "" where they are not.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))

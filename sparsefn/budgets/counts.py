@@ -51,11 +51,12 @@ class Counted(NamedTuple):
 
 
 def in_rows(flags: Tensor) -> Tensor:
-    """How many flags are set in each row: the `total` of a count whose groups are
-    whole.
+    """How many flags are set in each row.
 
     >>> sf.counts.in_rows(torch.tensor([[True, False, True]]))
     tensor([2])
+
+    It is the `total` of a count whose groups are whole.
     """
     return flags.sum(-1)
 

@@ -36,8 +36,7 @@ Density = Callable[[tuple[int, ...]], float]  # of a shape
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
-    """The sparsity of the other weights, where some stay dense and the overall sparsity
-    is given.
+    """The sparsity that the other weights need where some stay dense.
 
     >>> round(sf.budgets.compensated(0.6, total=100, dense=20), 3)
     0.75
@@ -166,15 +165,15 @@ def erdos_renyi() -> Distribution:
 
 @described
 def erk(power: float = 1.0) -> Distribution:
-    """Erdos-Renyi-Kernel: density in proportion to (sum of dims / product of dims) **
-    power.
+    """Erdos-Renyi-Kernel: the density of a leaf follows from its dimensions.
 
     >>> sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9)
     {'a': 1267, 'b': 640}
 
-    The total is exact; a leaf whose share exceeds its size is dense, and the other
-    leaves share the rest. Leaves of fewer than 2 dimensions are a ValueError. Evci et
-    al. 2020, arXiv 1911.11134, sec. 3.
+    Density is in proportion to (sum of dims / product of dims) ** power. The total is
+    exact; a leaf whose share exceeds its size is dense, and the other leaves share the
+    rest. Leaves of fewer than 2 dimensions are a ValueError. Evci et al. 2020,
+    arXiv 1911.11134, sec. 3.
     """
     if not math.isfinite(power):
         raise ValueError(f"expected a finite power, got {power}")
@@ -194,15 +193,15 @@ def erk(power: float = 1.0) -> Distribution:
 
 @described
 def by_path(table: Mapping[str, float]) -> Distribution:
-    """A sparsity for the leaves of each glob, first match first; others get the
-    algorithm's own.
+    """A sparsity for the leaves of each glob, of which the first match counts.
 
     >>> sf.budgets.by_path({"head.*": 0.0})(
     ...     {"head.weight": (2, 5), "body.weight": (2, 5)}, 0.9
     ... )
     {'head.weight': 10, 'body.weight': 1}
 
-    A glob that matches no leaf is a ValueError.
+    Other leaves get the algorithm's own sparsity. A glob that matches no leaf is a
+    ValueError.
     """
     for glob, sparsity in table.items():
         check_sparsity(sparsity, f"the sparsity of {glob!r}")
@@ -222,20 +221,20 @@ def by_path(table: Mapping[str, float]) -> Distribution:
 
 @described
 def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
-    """More weights for blocks with more outliers: what each block keeps is within 2 *
-    spread of the others.
+    """A budget that gives more weights to blocks with more outliers.
 
     >>> owl = sf.budgets.owl({"0.*": 0.01, "1.*": 0.03, "2.*": 0.02}, spread=0.1)
     >>> owl({"0.weight": (10, 10), "1.weight": (10, 10), "2.weight": (10, 10)}, 0.5)
     {'0.weight': 40, '1.weight': 60, '2.weight': 50}
 
-    `ratios` has the ratio of outliers of each block, by a glob for its leaves, as
-    `sf.calibration.outlier_ratios` gives them; only their differences, relative to the
-    largest one, matter. A block's leaves have one sparsity. The mean over blocks of
-    what is kept is 1 - sparsity, so blocks of one size keep that share together. With
-    equal ratios it is `uniform`. Leaves of all blocks need not be given at once.
-    ValueError for a leaf that no glob matches, and where a block would keep less than
-    nothing or more than all. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    What each block keeps is within 2 * spread of the others. `ratios` has the ratio of
+    outliers of each block, by a glob for its leaves, as `sf.calibration.outlier_ratios`
+    gives them; only their differences, relative to the largest one, matter. A block's
+    leaves have one sparsity. The mean over blocks of what is kept is 1 - sparsity, so
+    blocks of one size keep that share together. With equal ratios it is `uniform`.
+    Leaves of all blocks need not be given at once. ValueError for a leaf that no glob
+    matches, and where a block would keep less than nothing or more than all. Yin et al.
+    2023, arXiv 2310.05175, sec. 3.
     """
     if not isinstance(ratios, Mapping) or not ratios:
         raise TypeError(
@@ -279,19 +278,18 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
 
 @described
 def at_least(distribution: Distribution, least: int) -> Distribution:
-    """The counts of a distribution, but no leaf keeps fewer than `least` units; the
-    total stays exact.
+    """The counts of a distribution, where no leaf keeps fewer than `least` units.
 
     >>> sf.budgets.at_least(sf.budgets.uniform(), 6)(
     ...     {"a": (100, 10), "b": (10, 10), "c": (4,)}, 0.98
     ... )
     {'a': 12, 'b': 6, 'c': 4}
 
-    A leaf of fewer units is dense. What these leaves get is taken from the others, in
-    proportion to what they keep above `least`. Counts are of whole leaves: a pattern
-    such as `sf.patterns.balanced` gives every output its inputs. Raises TypeError for
-    `global_`, which has `floor=`, and ValueError for a total that is too small, where
-    its value is known; where it is not, the total rises.
+    The total stays exact. A leaf of fewer units is dense. What these leaves get is
+    taken from the others, in proportion to what they keep above `least`. Counts are of
+    whole leaves: a pattern such as `sf.patterns.balanced` gives every output its
+    inputs. Raises TypeError for `global_`, which has `floor=`, and ValueError for a
+    total that is too small, where its value is known; where it is not, the total rises.
     """
     check_int("at_least", "least", least, 1)
     if isinstance(distribution, Global) or not callable(distribution):
@@ -323,8 +321,7 @@ def _positive(count: int | Tensor) -> int | Tensor:
 
 @described
 def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
-    """One competition over all leaves; the total is exact, the leaves' shares follow
-    the scores.
+    """One competition over all leaves, whose shares follow the scores.
 
     >>> algorithm = sf.one_shot(0.5, distribution=sf.budgets.global_())
     >>> state = algorithm.init(
@@ -333,10 +330,10 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
     >>> algorithm.update(state, state.params, 0).masks
     {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
 
-    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n
-    units. The products are exact, of the simplest fraction that rounds to the float:
-    0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the total cannot meet are a
-    ValueError.
+    The total is exact. Each leaf keeps at least ceil(floor * n) and at most
+    floor(ceiling * n) of its n units. The products are exact, of the simplest fraction
+    that rounds to the float: 0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the
+    total cannot meet are a ValueError.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
         if not is_number(value):

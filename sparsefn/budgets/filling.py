@@ -22,8 +22,7 @@ Levels = Callable[
 
 
 class Priced(NamedTuple):
-    """What things cost by how many units of each are kept: a cost that never falls when
-    a count rises.
+    """What so many units of each thing cost, which never falls when a count rises.
 
     >>> Priced({"w": 4}, lambda kept: 10 * kept[0], dict).cost([3])
     30
@@ -158,9 +157,7 @@ def _by_scores(scores: Sequence[Any], sizes: Sequence[int]) -> tuple[Levels, int
 
 
 def check_prefer(priced: Priced, prefer: object) -> None:
-    """Raise ValueError for a preference that there is not, or that does not fit the
-    leaves.
-    """
+    """Raise ValueError for a preference that is unknown or does not fit the leaves."""
     wanted = (
         "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by "
         "glob, or of scores by path"

@@ -37,8 +37,9 @@ class Global(NamedTuple):
     ceiling: float
 
     def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
-        """The fewest and the most units that each leaf keeps; raises if the total
-        cannot meet them.
+        """The fewest and the most units that each leaf keeps.
+
+        Raises ValueError if the total cannot meet them.
 
         >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
         {'a': (7, 29)}

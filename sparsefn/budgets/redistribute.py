@@ -1,6 +1,4 @@
-"""How regrowth is split between leaves: shares, caps, counts, drop fraction per
-leaf.
-"""
+"""How regrowth is split between leaves: shares, caps, counts, drop fractions."""
 
 from __future__ import annotations
 
@@ -165,14 +163,14 @@ def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
 
 
 def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-    """A leaf's share of the regrowth: how many weights it dropped, so that it grows as
-    many.
+    """A leaf's share of the regrowth: how many weights it dropped.
 
     >>> mask = torch.tensor([True, True])
     >>> sf.redistribute.lost({}, {"w": mask}, {"w": torch.tensor([True, False])})
     {'w': tensor(1)}
 
-    The same as no redistribution; for a `Redistribute` that has a `rate`.
+    A leaf grows as many as it dropped. The same as no redistribution; for a
+    `Redistribute` that has a `rate`.
     """
     del scores
     counts = _counts([*before.values(), *(after[path] for path in before)])
@@ -223,8 +221,7 @@ def allocate(
     room: Mapping[str, int | Tensor],
     most: float = 1.0,
 ) -> Counts:
-    """Split a total between leaves by share; no leaf gets more than `most` of its
-    `room` until all have that much.
+    """Split a total between leaves by share, with a soft cap for each leaf.
 
     >>> shares, room = {"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 15, "b": 110, "c": 110}
     >>> sf.redistribute.allocate(shares, 30, room, most=0.99)
@@ -232,8 +229,9 @@ def allocate(
     >>> sf.redistribute.allocate(shares, 235, room, most=0.99)
     {'a': 15, 'b': 110, 'c': 110}
 
-    `room` is the largest count of each leaf. It is `apportion` with soft caps: the sum
-    is exact, and errors are the same; ValueError for a `most` outside [0, 1].
+    No leaf gets more than `most` of its `room` until all have that much. `room` is the
+    largest count of each leaf. It is `apportion` with these caps: the sum is exact, and
+    errors are the same; ValueError for a `most` outside [0, 1].
     """
     check_most(most)
     if most == 1.0 or not room:
@@ -276,8 +274,7 @@ def allocate(
 
 
 def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
-    """Each free weight grows independently of the others; on average the wanted number
-    grows.
+    """Each free weight grows independently of the others.
 
     >>> scores = torch.tensor([[0.7, 0.2, 0.6, 0.9]])
     >>> sf.redistribute.independently(
@@ -285,8 +282,9 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
     ... )
     tensor([1])
 
-    For uniform growth scores in [0, 1), as `sf.scores.random` of single weights: a
-    weight grows if its score is at least 1 - wanted / free.
+    On average the wanted number grows. For uniform growth scores in [0, 1), as
+    `sf.scores.random` of single weights: a weight grows if its score is at least 1 -
+    wanted / free.
     """
     chance = wanted.double() / free.sum(-1).clamp(min=1)
     return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)

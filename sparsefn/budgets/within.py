@@ -1,6 +1,4 @@
-"""Budgets in parameters, FLOPs, bytes or measured time: as many units as cost at most
-so much.
-"""
+"""Budgets in parameters, FLOPs, bytes or measured time: as many units as fit."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Table = Mapping[str, "Sequence[Number] | Mapping[int, Number]"]
 
 
 class Costed(Protocol):
-    """A model whose costs are known: `sf.shrinking.groups` and `sf.shrinking.weights`
-    give them.
-    """
+    """A model whose costs are known, as `sf.shrinking.groups` and `weights` give it."""
 
     def priced(
         self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
@@ -146,8 +142,7 @@ def within(
     compressed: bool = False,
     only: Sequence[int] | None = None,
 ) -> Within:
-    """As many units of each leaf or tied set as cost at most `limit`: one more of any
-    of them would pass it.
+    """As many units of each leaf or tied set as cost at most `limit`.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
@@ -157,6 +152,8 @@ def within(
     >>> budget.counts, budget.cost, groups.cost({0: range(7, 16)})
     ({'0.weight': 7}, 95, 95)
     >>> algorithm = sf.gmp(1.0, pattern=groups.pattern(), distribution=budget)
+
+    One more unit of any of them would pass the limit.
 
     `model` are `sf.shrinking.groups(model, example)` for units, with
     `pattern=groups.pattern(only)`, or `sf.shrinking.weights(model, example)` for single

@@ -41,8 +41,7 @@ def in_order(
     offload: str | None = None,
     progress: bool = False,
 ) -> State:
-    """Prune the blocks of a module in turn, each with the inputs that come from the
-    pruned blocks before it.
+    """Prune the blocks of a module in turn, each on inputs from the pruned ones before.
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
@@ -85,8 +84,7 @@ def by_block(
     inputs_from: str = "pruned",
     offload: str | None = None,
 ) -> Iterator[PrunedBlock]:
-    """Prune the blocks of a module in turn, as `in_order` does, and give a record of
-    each when it is pruned.
+    """Prune the blocks of a module in turn, and give a record of each.
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
@@ -104,6 +102,8 @@ def by_block(
     ...     )
     0.* [16, 1, 1, 1] True
     2.* [16, 1, 8, 1] True
+
+    Blocks are pruned as `in_order` does. A record comes when its block is pruned.
 
     `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the
     order in which data passes them. Blocks may be left out, and be halves of a layer.
@@ -230,8 +230,7 @@ def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
 def outlier_ratios(
     state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0
 ) -> dict[str, float]:
-    """How many of the Wanda scores of each block are above `multiple` times their mean:
-    a share for each glob.
+    """The share of each block's Wanda scores above `multiple` times their mean.
 
     >>> state = sf.dense().init(
     ...     {"0": torch.tensor([[1.0, 1.0, 1.0, 9.0]]), "1": torch.ones(1, 4)}

@@ -1,6 +1,4 @@
-"""A run of a model without some of its parts: what each of them would be called
-with.
-"""
+"""A run of a model without some parts: what each of them would be called with."""
 
 from __future__ import annotations
 

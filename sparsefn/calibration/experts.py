@@ -25,8 +25,7 @@ _NEAR = {
 def experts(
     module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree
 ) -> Stats:
-    """Sums over the tokens that are routed to each expert in one call of a module:
-    `{path: statistics}`.
+    """Sums over the tokens routed to each expert in one call: `{path: statistics}`.
 
     >>> class Experts(torch.nn.Module):
     ...     def __init__(self):

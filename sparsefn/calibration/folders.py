@@ -33,8 +33,9 @@ class StoredTensor(NamedTuple):
 
 
 def stored_in(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors in the safetensors files of a model's folder, by name; no values are
-    read.
+    """The tensors in the safetensors files of a model's folder, by name.
+
+    No values are read.
 
     >>> stored_in(Path("/nowhere"))
     Traceback (most recent call last):
@@ -173,8 +174,9 @@ def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file of safetensors; after a crash it is there as a whole, or as it was
-    before.
+    """Write a file of safetensors.
+
+    After a crash it is there as a whole, or as it was before.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -213,8 +215,9 @@ def write_json(file: Path, value: object) -> None:
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by a function of a path; after a crash it is there as a whole, or as
-    it was before.
+    """Write a file by a function of a path.
+
+    After a crash it is there as a whole, or as it was before.
 
     >>> write_whole(Path("/nowhere/a"), lambda path: path.write_text("x"))
     Traceback (most recent call last):

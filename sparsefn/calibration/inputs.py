@@ -55,8 +55,7 @@ def inputs(
     tokens: Tensor | None = None,
     **kwargs: Tree,
 ) -> Stats:
-    """Sums over the inputs that each weight of a module is multiplied by in one call:
-    `{path: statistics}`.
+    """Sums over the inputs of each weight in one call: `{path: statistics}`.
 
     >>> layer = torch.nn.Linear(3, 2)
     >>> sf.calibration.inputs(
@@ -165,8 +164,9 @@ def names_of(of: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) -> None:
-    """Raise where a mask hides tokens as padding and nothing says which tokens count;
-    warn of dropout.
+    """Raise where a mask hides tokens and nothing says which tokens count.
+
+    Also warns of dropout.
 
     >>> check_data("inputs", torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
     Traceback (most recent call last):

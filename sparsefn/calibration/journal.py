@@ -28,8 +28,7 @@ _JOURNAL = "journal.json"
 
 
 class Part(NamedTuple):
-    """A part of a model that is done: a digest of what was read, and the errors of the
-    blocks in it.
+    """A part of a model that is done: a digest of what was read, its blocks' errors.
 
     >>> Part("a1", {"0.*": 0.25}).errors
     {'0.*': 0.25}

@@ -79,8 +79,9 @@ class Stowed(NamedTuple):
 
 
 class Marker(Tensor):
-    """Stands for an output of a part that did not run. It can be handed on, and nothing
-    else.
+    """Stands for an output of a part that did not run.
+
+    It can be handed on, and nothing else.
     """
 
     slot: Slot

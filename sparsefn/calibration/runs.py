@@ -1,6 +1,4 @@
-"""What each batch calls the parts of a model with, where these run one by one and their
-outputs are files.
-"""
+"""What each batch calls the parts of a model with, where they run one by one."""
 
 from __future__ import annotations
 

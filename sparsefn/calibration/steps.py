@@ -1,6 +1,4 @@
-"""The loop over the blocks of a model: part by part where that may be, else with the
-whole model.
-"""
+"""The loop over the blocks of a model: part by part, else with the whole model."""
 
 from __future__ import annotations
 
@@ -182,8 +180,9 @@ def _chain(
 def chunks_of(
     data: tuple[Call, Tensor | None], size: int | None
 ) -> Iterator[tuple[Call, Tensor | None]]:
-    """The calls for so many examples each, with the tokens that count in them; one call
-    without a size.
+    """The calls for so many examples each, with the tokens that count in them.
+
+    Without a size there is one call.
 
     >>> [
     ...     (args[0].tolist(), kwargs)

@@ -1,6 +1,4 @@
-"""Tensors in files of a temporary folder, which are mapped into memory where they are
-read.
-"""
+"""Tensors in files of a temporary folder, mapped into memory where they are read."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ _SMALLEST = 4096  # bytes: a page
 
 
 def on_disk(folder: str | Path) -> Keep:
-    """How to keep tensors as files in a folder; a file goes when its tensor is not
-    needed any more.
+    """How to keep tensors as files in a folder.
+
+    A file goes when its tensor is not needed any more.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     kept = on_disk(folder)(torch.arange(4096.0).reshape(64, 64).T)

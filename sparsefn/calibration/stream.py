@@ -1,6 +1,4 @@
-"""Pruning a model from a folder to a folder, with one of its blocks in memory at a
-time.
-"""
+"""Pruning a model from a folder to a folder, with one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -51,8 +49,7 @@ def stream(
     tokens: Sequence[Tensor] | None = None,
     make: Callable[[], nn.Module] | None = None,
 ) -> dict[str, float | None]:
-    """Prune a model that need not fit in memory, from a folder of transformers to a new
-    folder, block after block.
+    """Prune a model that need not fit in memory, block by block, from folder to folder.
 
     >>> def prune(stats):
     ...     return sf.methods.wanda(0.5, stats)

@@ -1,6 +1,4 @@
-"""Sums over the inputs of a product: how many, their squares, their products with each
-other.
-"""
+"""Sums over the inputs of a product: how many, their squares and their products."""
 
 from __future__ import annotations
 
@@ -146,8 +144,7 @@ def _patches(
 
 
 def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
-    """Statistics with plain inputs for outputs that no data reached, so that these are
-    pruned by the size of weights.
+    """Statistics with plain inputs for outputs that no data reached.
 
     >>> stats = {
     ...     "experts": {

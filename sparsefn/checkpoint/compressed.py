@@ -23,8 +23,7 @@ _PARTS = ("values", "bitmask", "shape", "nm")
 def compress(
     state: State, pattern: Pattern | Sequence[tuple[Where, Pattern]]
 ) -> dict[str, Tensor]:
-    """Weights under N:M masks as a flat dict of tensors, which holds the kept weights
-    and a bit for each weight.
+    """Weights under N:M masks as a flat dict of kept weights and a bit for each weight.
 
     >>> state = sf.static(None, pattern=sf.patterns.nm(2, 4)).init(
     ...     {"w": torch.rand(8, 16), "b": torch.zeros(8)}
@@ -295,8 +294,9 @@ def _check_float(name: str, weights: Tensor) -> None:
 
 
 def _rows(x: Tensor, axis: int, count: int, size: int) -> Tensor:
-    """The tensor with groups of this size along the last dimension; there are so many
-    along the axis.
+    """The tensor with groups of this size along the last dimension.
+
+    There are so many along the axis.
     """
     return torch.unflatten(x, axis, (count, size)).movedim(axis + 1, -1)
 

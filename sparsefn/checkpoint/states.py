@@ -21,8 +21,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
-    """`{dotted path: tensor}` of any tree of tensors: a state, an optimizer's state,
-    masks.
+    """`{dotted path: tensor}` of any tree of tensors, such as a state or its masks.
 
     >>> state = sf.State(
     ...     {"w": torch.ones(2)},
@@ -122,8 +121,9 @@ def check_values(what: str, path: str, tensor: Tensor) -> Tensor:
 
 
 def refuse_false(path: str, mask: Tensor, depth: int = 0) -> Tensor:
-    """The mask itself; ValueError for a 0-d False, or one among the members of a stack
-    of this depth.
+    """The mask itself, unless it is a 0-d False.
+
+    ValueError for that, or for one among the members of a stack of this depth.
 
     >>> refuse_false("w", torch.tensor(False))
     Traceback (most recent call last):
@@ -185,8 +185,7 @@ def load_state_dict(
 
 
 def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
-    """Raise ValueError unless the paths of a template's leaves are those that were
-    found.
+    """Raise ValueError unless a template's leaves have the paths that were found.
 
     >>> check_paths(["a", "b"], ["b", "c"])
     Traceback (most recent call last):
@@ -296,8 +295,7 @@ def check_fits(
 
 
 def tree_equal(a: Tree, b: Tree) -> bool:
-    """Whether two trees of tensors have the same structure and the same bits in every
-    leaf.
+    """Whether two trees of tensors have the same structure and the same bits.
 
     >>> nan = torch.tensor(float("nan"))
     >>> sf.checkpoint.tree_equal({"w": nan}, {"w": nan.clone()})

@@ -15,8 +15,7 @@ from sparsefn.tree import Tree, identical
 
 @described
 def chain(*algorithms: Algorithm) -> Algorithm:
-    """Intersect masks: each algorithm selects among the entries that all algorithms
-    before it kept.
+    """Intersect masks: each algorithm selects among what all before it kept.
 
     >>> rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
     >>> algorithm = sf.chain(rows, sf.one_shot(0.75))

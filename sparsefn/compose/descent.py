@@ -54,9 +54,7 @@ class Stepped(NamedTuple):
 
 
 class Descent:
-    """An optimizer for the tree of a view, and what becomes of its moments: see
-    `with_optimizer`.
-    """
+    """An optimizer for the tree of a view, and its moments: see `with_optimizer`."""
 
     def __init__(
         self,

@@ -15,8 +15,7 @@ from sparsefn.tree import Tree, leaves_of, opened
 
 @described
 def donated(algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose update may write into the memory of the state that it is
-    given, as JAX's donated buffers.
+    """The algorithm whose update may write into the memory of the state it is given.
 
     >>> algorithm = sf.donated(
     ...     sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.adamw(1e-3))
@@ -31,12 +30,13 @@ def donated(algorithm: Algorithm) -> Algorithm:
         ...
     ValueError: expected a tensor, got <given away: float32 of shape (64, 64)>: ...
 
-    The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam`
-    and `adamw` on float32 CPU leaves are made in place: beside the state and the
-    gradients, such a step needs the memory of a few blocks, where the pure update needs
-    that of a second state. Masks that change are new tensors; most algorithms write
-    their weights over the old ones, and work on one leaf after another: such a step
-    needs the memory of a second tree of masks and of one leaf.
+    This is what JAX calls donated buffers. The new state has the same bits as without.
+    The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU leaves are made
+    in place: beside the state and the gradients, such a step needs the memory of a few
+    blocks, where the pure update needs that of a second state. Masks that change are
+    new tensors; most algorithms write their weights over the old ones, and work on one
+    leaf after another: such a step needs the memory of a second tree of masks and of
+    one leaf.
 
     The old state is given away, with every tensor in it. You may hold some of these
     tensors under other names: the dense leaves of `sf.effective(old)`, and views such

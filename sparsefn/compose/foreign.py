@@ -27,8 +27,7 @@ Kind = Literal["entries", "reshaped", "shared", "other"]
 
 
 class ForeignOptimizer(Protocol):
-    """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of
-    TorchOpt and optax.
+    """An optimizer as `with_optimizer` takes it: a pair of init and update.
 
     >>> isinstance(sf.optimizers.sgd(0.1), tuple)
     True
@@ -57,8 +56,7 @@ def name_of(optimizer: object) -> str:
 
 
 def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
-    """How a tensor of an optimizer's state relates to a weight, by the shapes of the
-    two.
+    """How a tensor of an optimizer's state relates to a weight, by their shapes.
 
     >>> from sparsefn.compose import foreign
     >>> [foreign.layout(shape, (6, 8)) for shape in [(6, 8), (48,), (1, 6, 8)]]
@@ -117,8 +115,7 @@ class MomentPlaces(NamedTuple):
 def find(
     optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]
 ) -> MomentPlaces:
-    """Find the moments in an optimizer's state for a tree, some of whose leaves are
-    sparse.
+    """Find the moments in an optimizer's state for a tree with some sparse leaves.
 
     >>> from sparsefn.compose import foreign
     >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
@@ -215,8 +212,7 @@ def _init_on_meta(optimizer: ForeignOptimizer, probes: Tree) -> Tree:
 def owners_in(
     opt: Tree, found: MomentPlaces, optimizer: object, leaves: Sequence[Tensor]
 ) -> list[int]:
-    """The owners of a state's leaves, after checking that the state fits what was
-    found.
+    """The owners of a state's leaves, if the state fits what was found.
 
     >>> from sparsefn.compose import foreign
     >>> foreign.owners_in(

@@ -25,8 +25,7 @@ from sparsefn.tree.chosen import shares as of_each
 
 @described
 def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
-    """Different algorithms for different leaves: the first match wins, the rest stays
-    dense.
+    """Different algorithms for different leaves.
 
     >>> algorithm = sf.partition([("head.*", sf.dense()), ("*", sf.static(0.5))])
     >>> state = algorithm.init(
@@ -35,9 +34,10 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     >>> state.masks["head"]["w"], int(state.masks["body"]["w"].sum())
     (tensor(True), 2)
 
-    Each part sees its leaves as a flat dict by dotted path and applies its own `where`
-    to them, so random draws are the same as without a partition. An optimizer may be
-    inside a part or around the whole. A glob that matches no leaf is a ValueError.
+    The first match wins, and the rest stays dense. Each part sees its leaves as a flat
+    dict by dotted path and applies its own `where` to them, so random draws are the
+    same as without a partition. An optimizer may be inside a part or around the whole.
+    A glob that matches no leaf is a ValueError.
     """
     rules = list(parts)
     if not rules:

@@ -11,8 +11,7 @@ from sparsefn.tree import Tree, choose, copied
 
 @described
 def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
-    """The algorithm whose weights go back, at a trigger, to what they were at an
-    earlier step.
+    """The algorithm whose weights go back, at a trigger, to those of an earlier step.
 
     >>> lottery = sf.iterative(0.5, when=sf.at([3]))
     >>> algorithm = sf.rewinding(lottery, to=sf.at([1]), when=sf.at([3]))

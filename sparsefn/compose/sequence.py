@@ -21,8 +21,7 @@ from sparsefn.tree import Tree, identical
 
 @described
 def sequence(*algorithms: Algorithm) -> Algorithm:
-    """Run algorithms in order inside each update: each gets the state of the one
-    before, and may regrow.
+    """Run algorithms in order inside each update, each on the state of the one before.
 
     >>> prune = sf.gmp(sf.schedules.piecewise({0: 0.0, 1: 0.5}), init="dense")
     >>> regrow = sf.rigl("current", drop_fraction=0.5, when=sf.always())
@@ -31,12 +30,12 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 1).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    Prune then regrow at the same triggers is GraNet (Liu et al. 2021,
-    arXiv 2106.10404). The first algorithm that sparsifies a leaf makes its initial
-    mask. Not `chain`, where masks intersect. Inside a chain every algorithm of the
-    sequence chooses among what the parts before it kept: SRigL with ablation (Lasby et
-    al. 2024, arXiv 2305.02299) is a chain of a choice of rows and a sequence that
-    prunes and regrows.
+    Each may regrow what those before pruned. Prune then regrow at the same triggers is
+    GraNet (Liu et al. 2021, arXiv 2106.10404). The first algorithm that sparsifies a
+    leaf makes its initial mask. Not `chain`, where masks intersect. Inside a chain
+    every algorithm of the sequence chooses among what the parts before it kept: SRigL
+    with ablation (Lasby et al. 2024, arXiv 2305.02299) is a chain of a choice of rows
+    and a sequence that prunes and regrows.
     """
     check_trained("sequence", algorithms)
     return _sequence(algorithms)

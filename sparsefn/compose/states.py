@@ -46,8 +46,7 @@ def check_algorithm(name: str, algorithm: object, at: str = "") -> None:
 
 
 def check_trained(name: str, algorithms: Sequence[Algorithm]) -> None:
-    """Raise unless every algorithm trains params: one that trains latents goes
-    outermost.
+    """Raise unless every algorithm trains params; one with latents goes outermost.
 
     >>> check_trained("chain", [sf.dense()])
     """

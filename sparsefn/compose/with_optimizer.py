@@ -1,6 +1,4 @@
-"""Any TorchOpt- or optax-shaped optimizer inside an algorithm, its moments kept in step
-with the masks.
-"""
+"""Any TorchOpt- or optax-shaped optimizer inside an algorithm, with masked moments."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ dense_view = masked_view._replace(
 
 @described
 def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose optimizer gets gradients of pruned weights, too, and keeps
-    their moments.
+    """The algorithm whose optimizer gets gradients of pruned weights, too.
 
     >>> algorithm = sf.with_dense_gradients(sf.static(0.5, init="magnitude"))
     >>> algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.5, momentum=0.9))
@@ -41,10 +38,10 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     >>> state.params, state.opt.momentum
     ({'w': tensor([[0.0000, 1.5000]])}, {'w': tensor([[1., 1.]])})
 
-    The same weights move as before; only moments are dense, so that a grown weight
-    starts with its momentum (with `reset_grown=False`) and scores may read momenta of
-    pruned weights in `state.opt`. ValueError for an algorithm that has another view
-    (latents, terms).
+    Their moments are kept, too. The same weights move as before; only moments are
+    dense, so that a grown weight starts with its momentum (with `reset_grown=False`)
+    and scores may read momenta of pruned weights in `state.opt`. ValueError for an
+    algorithm that has another view (latents, terms).
     """
     check_algorithm("with_dense_gradients", algorithm)
     if algorithm.view is not masked_view:
@@ -66,8 +63,7 @@ def with_optimizer(
     mask_moments: bool = True,
     skip_nonfinite: bool = False,
 ) -> Algorithm:
-    """An algorithm with an optimizer inside: each update steps the trained tree, then
-    updates the masks.
+    """An algorithm with an optimizer inside, which steps before the masks change.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.static(0.5, init="magnitude"), sf.optimizers.sgd(0.5)

@@ -296,8 +296,9 @@ def _options(make: Callable[..., Algorithm]) -> list[str]:
 def _part(
     entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]
 ) -> Part | None:
-    """Which leaves an entry is for, and its algorithm for a given `where`; None without
-    a sparsity.
+    """Which leaves an entry is for, and its algorithm for a given `where`.
+
+    The algorithm is None without a sparsity.
     """
     entry = _alias(_alias(entry, "algorithm", "type"), "sparsity", "schedule")
     name = entry.get("algorithm", "static")

@@ -53,8 +53,7 @@ class _Dense(Shorthand):
 
 
 def from_shorthand(text: str) -> Shorthand:
-    """Read a shorthand: pattern, sparsity and whether the mask gates the score's
-    gradient.
+    """Read a pattern, a sparsity and `mask_gradient` from a shorthand.
 
     >>> sf.from_shorthand("TOPK{0.9}(M)")
     Shorthand(pattern=unstructured(), sparsity=0.1, mask_gradient=True)
@@ -62,10 +61,11 @@ def from_shorthand(text: str) -> Shorthand:
     Shorthand(pattern=nm(4, 8, axis=-1), sparsity=0.5, mask_gradient=False)
     >>> algorithm = sf.supermask(**sf.from_shorthand("BERN")._asdict())
 
-    `DENSE` has sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli".
-    The sparsity is 1 - density in decimal, so that no rounding of 1 - 0.9 moves a
-    count. Any other text is a ValueError: spaces, other letters, a density above 1, a
-    run that keeps none or more than it has.
+    `mask_gradient` says whether the mask gates the score's gradient. `DENSE` has
+    sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli". The sparsity
+    is 1 - density in decimal, so that no rounding of 1 - 0.9 moves a count. Any other
+    text is a ValueError: spaces, other letters, a density above 1, a run that keeps
+    none or more than it has.
     """
     if not isinstance(text, str):
         raise TypeError(

@@ -1,5 +1,4 @@
-"""Scores from derivatives of a loss: sensitivity, Fisher information, Hessian diagonal,
-GraSP, SynFlow.
+"""Scores from derivatives of a loss: sensitivity, Fisher, Hessian, GraSP, SynFlow.
 
 Each function takes a loss and data, and returns a score like those of `sf.scores`. The
 loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its

@@ -23,8 +23,7 @@ Batch = Sequence[Tree] | Callable[[Step], Sequence[Tree]]
 
 
 def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
-    """Per-example gradients of a batch: a tree like params whose leaves have a leading
-    axis of examples.
+    """Per-example gradients of a batch: each leaf has a leading axis of examples.
 
     >>> def loss(params, x, y):
     ...     return (x @ params["w"] - y).square().mean() / 2
@@ -33,10 +32,11 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     {'w': tensor([[1., 0.],
             [3., 6.]])}
 
-    The loss is called with batches of one, so it may be the mean or the sum over
-    examples. All leaves of `batch` have the same leading axis. Computed as
-    `vmap(grad)`, so a loss that draws random numbers raises. BatchNorm must be in eval
-    mode: with batch statistics a single example has no gradient.
+    The result is a tree like params. The loss is called with batches of one, so it may
+    be the mean or the sum over examples. All leaves of `batch` have the same leading
+    axis. Computed as `vmap(grad)`, so a loss that draws random numbers raises.
+    BatchNorm must be in eval mode: with batch statistics a single example has no
+    gradient.
     """
     leaves, rebuild = unpacked(params)
     batch_size(batch)

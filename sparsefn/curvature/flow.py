@@ -34,8 +34,7 @@ from sparsefn.tree import Tree, check_like, flatten, wide
 def sensitivity(
     objective: Loss, batch: Batch = (), at: Callable[[Tree], Tree] | None = None
 ) -> PlainScore:
-    """|weight * derivative of an objective|: to first order, how much the objective
-    changes without the weight.
+    """|weight * derivative|: an objective's change without the weight, to first order.
 
     >>> score = sf.curvature.sensitivity(
     ...     lambda params, x: (x @ params["w"]).square().sum(), (torch.ones(1, 2),)
@@ -84,8 +83,7 @@ def sensitivity(
 
 @described
 def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainScore:
-    """GraSP: weight * (Hessian * gradient), large where pruning the weight would shrink
-    the gradient's norm.
+    """GraSP: a weight scores weight * (Hessian * gradient).
 
     >>> def loss(params, x, y, temperature=1.0):
     ...     return torch.nn.functional.cross_entropy(x @ params["w"] / temperature, y)
@@ -95,6 +93,8 @@ def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainSc
     >>> score(sf.State({"w": w}, {"w": w != 0.0}), (), 0)["w"] > 0
     tensor([[ True,  True],
             [False,  True]])
+
+    The score is large where pruning the weight would shrink the gradient's norm.
 
     The loss divides its logits by its keyword `temperature`, and is called with 200, as
     the authors do: all classes are then about as likely, whatever the size of the
@@ -170,8 +170,7 @@ def _takes_temperature(loss: Loss) -> bool:
 def synflow(
     forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: Sequence[int]
 ) -> PlainScore:
-    """SynFlow: |w| times the gradient of the summed output at |w|, for an input of
-    ones.
+    """SynFlow: |w| times the gradient of the summed output at |w|.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False)

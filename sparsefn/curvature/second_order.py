@@ -1,6 +1,4 @@
-"""Scores from second derivatives of a loss: Fisher information, the diagonal of the
-Hessian, OBD.
-"""
+"""Scores from second derivatives: Fisher information, the Hessian's diagonal, OBD."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ from sparsefn.tree import Tree, check_like, map_with_path, wide
 
 @described
 def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScore:
-    """Mean over examples of the squared per-example gradient: the diagonal of the
-    Fisher information.
+    """The mean squared per-example gradient: the diagonal of the Fisher information.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
@@ -109,8 +106,7 @@ def hessian_diagonal(
 
 @described
 def obd(diagonal: PlainScore) -> PlainScore:
-    """weight^2 * diagonal / 2: to second order, how much the loss rises without the
-    weight.
+    """weight^2 * diagonal / 2: the loss's rise without the weight, to second order.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()

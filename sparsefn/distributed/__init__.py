@@ -1,6 +1,4 @@
-"""The edge to `torch.distributed`: loops, checkpoints and checks for sharded and
-replicated states.
-"""
+"""The edge to `torch.distributed`: loops, checkpoints and checks for DTensors."""
 
 from sparsefn.distributed.ends import leave
 from sparsefn.distributed.files import load, save

@@ -21,17 +21,17 @@ def everyone() -> tuple[str, ...]:
 
 
 def leave() -> None:
-    """Wait for the other processes, and leave all process groups: the last line of a
-    script.
+    """Wait for the other processes, and leave all process groups.
 
     >>> sf.distributed.leave()  # one process without a process group: nothing to leave
 
-    In place of `torch.distributed.destroy_process_group()`. When that returns, threads
-    of gloo may still hold tensors of the last messages, as it does not wait for the
-    threads of a group that a mesh keeps alive. A thread that drops a tensor while the
-    interpreter ends aborts the process, after its last line, with exit code -6. So this
-    waits for all processes, leaves the groups, and gives the threads a fifth of a
-    second to finish. Every process must call it.
+    Call it in the last line of a script, in place of
+    `torch.distributed.destroy_process_group()`. When that returns, threads of gloo may
+    still hold tensors of the last messages, as it does not wait for the threads of a
+    group that a mesh keeps alive. A thread that drops a tensor while the interpreter
+    ends aborts the process, after its last line, with exit code -6. So this waits for
+    all processes, leaves the groups, and gives the threads a fifth of a second to
+    finish. Every process must call it.
     """
     if not everyone():
         return

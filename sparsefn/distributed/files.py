@@ -1,6 +1,4 @@
-"""States in checkpoints that many processes write and read together:
-torch.distributed.checkpoint.
-"""
+"""States in checkpoints that many processes write and read together."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ from sparsefn.tree import Tree, flatten
 
 
 def save(state: Tree, folder: str | os.PathLike[str]) -> None:
-    """Save a state, or any tree of tensors, into a new folder: each process writes the
-    shards that it holds.
+    """Save a state, or any tree of tensors, into a new folder.
 
     >>> import tempfile
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
@@ -38,11 +35,12 @@ def save(state: Tree, folder: str | os.PathLike[str]) -> None:
     >>> sf.checkpoint.tree_equal(again, state)
     True
 
-    A checkpoint of `torch.distributed.checkpoint`: params, masks, scores, moments, keys
-    and step counts by dotted path. `load` reads it on any number of processes, with any
-    layout: one process and plain tensors, too. Every process of the default process
-    group must call it, with a folder that all of them see; without a process group one
-    process saves alone. What several processes hold is written once.
+    Each process writes the shards that it holds. A checkpoint of
+    `torch.distributed.checkpoint`: params, masks, scores, moments, keys and step counts
+    by dotted path. `load` reads it on any number of processes, with any layout: one
+    process and plain tensors, too. Every process of the default process group must call
+    it, with a folder that all of them see; without a process group one process saves
+    alone. What several processes hold is written once.
 
     `sf.checkpoint.state_dict` is for one process: a dict of what is here, for one file
     of `torch.save` or safetensors, where masks may be packed. Here they take a byte a
@@ -70,8 +68,7 @@ def save(state: Tree, folder: str | os.PathLike[str]) -> None:
 
 
 def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
-    """A tree like the template, with the values that `save` wrote, whatever processes
-    and layout it had then.
+    """A tree like the template, with the values that `save` wrote.
 
     >>> import tempfile
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
@@ -83,12 +80,13 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     ValueError: expected the paths of the template, but missing are ['w'] and unexpected
     ['key', 'masks.w', 'params.w']
 
-    The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes,
-    devices and how DTensors are laid out; its values are not read, and it is not
-    changed. Each process reads what it holds. Every process of the default process
-    group must call it. Nothing in the folder is run, whoever wrote it: of its pickled
-    file `.metadata` only names, shapes, dtypes and places of tensors are taken, and
-    torch reads tensors with `weights_only=True`.
+    `save` may have run on other processes and with another layout. The template,
+    `algorithm.init(params)` for example, gives structure, shapes, dtypes, devices and
+    how DTensors are laid out; its values are not read, and it is not changed. Each
+    process reads what it holds. Every process of the default process group must call
+    it. Nothing in the folder is run, whoever wrote it: of its pickled file `.metadata`
+    only names, shapes, dtypes and places of tensors are taken, and torch reads tensors
+    with `weights_only=True`.
 
     Raises ValueError for paths that are missing or unexpected, for another shape, for a
     0-d False among the masks of a state, for a template of the meta device and for

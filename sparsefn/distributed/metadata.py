@@ -44,8 +44,9 @@ class Stored(NamedTuple):
 
 
 def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
-    """The metadata of a checkpoint. Raises ValueError for a file that holds anything
-    else, naming it.
+    """The metadata of a checkpoint.
+
+    Raises ValueError for a file that holds anything else, naming it.
     """
     from torch.distributed.checkpoint.metadata import (
         BytesStorageMetadata,

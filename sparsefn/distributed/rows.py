@@ -9,8 +9,7 @@ from sparsefn.engine.processes import dealt
 
 
 def by_rows() -> AbstractContextManager[None]:
-    """Code in which all processes solve and select together: each the rows of its own,
-    which all get.
+    """Code in which all processes solve and select together, each its own rows.
 
     >>> weight, hessian = (
     ...     torch.tensor([[1.0, 2.0]]),

@@ -1,6 +1,4 @@
-"""Weights into a module that is trained on several processes, and gradients out of
-it.
-"""
+"""Weights into a module that several processes train, and gradients out of it."""
 
 from __future__ import annotations
 

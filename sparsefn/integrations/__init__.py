@@ -1,5 +1,6 @@
-"""Edges to the trainers and adapters of other libraries; each is loaded when it is
-first asked for.
+"""Edges to the trainers and adapters of other libraries.
+
+Each is loaded when it is first asked for.
 """
 
 from importlib import import_module

@@ -34,8 +34,7 @@ __dir__ = __all__.copy
 
 
 class SparsityCallback(Callback):
-    """Attach an algorithm when `Trainer.fit` begins; its state is saved in each
-    checkpoint, and a run goes on from it.
+    """Attach an algorithm when `Trainer.fit` begins, and save its state in checkpoints.
 
     >>> callback = sf.integrations.lightning.SparsityCallback(sf.rigl(0.8, steps=100))
     >>> callback.sparse is None  # until `Trainer(callbacks=[callback]).fit(...)`
@@ -89,9 +88,7 @@ class SparsityCallback(Callback):
         self.sparse = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach the algorithm: the optimizers exist, and a checkpoint's weights are
-        loaded.
-        """
+        """Attach the algorithm, once optimizers and weights are there."""
         check_plain_model(pl_module)
         if len(trainer.optimizers) != 1:
             raise ValueError(
@@ -187,7 +184,8 @@ class SparsityCallback(Callback):
         )
 
     def load_state_dict(self, state_dict: Saved) -> None:
-        """Take what a checkpoint has; it is put into the module when the algorithm is
-        attached.
+        """Take what a checkpoint has.
+
+        It is put into the module when the algorithm is attached.
         """
         self._loaded = state_dict

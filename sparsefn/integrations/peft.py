@@ -27,8 +27,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def keep_zeros(model: _Model) -> _Model:
-    """Make the LoRA layers of a peft model add nothing where the weights beneath them
-    are zero; returns the model.
+    """Make LoRA layers of a peft model add nothing where the weights beneath are zero.
 
     >>> base = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False))
     >>> _ = base[0].weight.data.copy_(torch.eye(3, 4))
@@ -38,6 +37,8 @@ def keep_zeros(model: _Model) -> _Model:
     >>> merged = model.merge_and_unload()
     >>> int(merged[0].weight.count_nonzero())
     3
+
+    It returns the model.
 
     Call it on what `get_peft_model` or `PeftModel.from_pretrained` returned, before
     training and before merging: each layer then computes x W' + x (mask * scale * B
@@ -95,8 +96,9 @@ def keep_zeros(model: _Model) -> _Model:
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
-    """The layers with adapters, by path; raises for adapters whose start fills zeros of
-    the base.
+    """The layers with adapters, by path.
+
+    Raises for adapters whose start fills zeros of the base.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -214,8 +216,9 @@ def _mask(path: str, layer: Any) -> Tensor | None:
 
 
 def _has_zeros(base: nn.Module, parameter: Tensor) -> bool:
-    """Whether a parameter has zeros that are none by nature; of quantised ones it is
-    not known.
+    """Whether a parameter has zeros that are none by nature.
+
+    Of quantised ones it is not known.
     """
     zeros = parameter.detach() == 0
     if isinstance(

@@ -1,6 +1,4 @@
-"""What the callbacks share: which algorithm runs, and whether saved masks are those of
-a model's weights.
-"""
+"""What the callbacks share: which algorithm runs, and whether saved masks fit."""
 
 from __future__ import annotations
 
@@ -48,8 +46,7 @@ def made(algorithm: Source, steps: Callable[[], int]) -> Algorithm:
 
 
 def check_plain_model(model: nn.Module) -> None:
-    """Raise ValueError for a model of DTensors, of which one process would save its own
-    part alone.
+    """Raise ValueError for a model of DTensors, of which a process saves a part alone.
 
     >>> check_plain_model(torch.nn.Linear(2, 1))
     """

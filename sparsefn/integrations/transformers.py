@@ -39,8 +39,7 @@ _FILE = "sparse.pt"  # beside the weights, in the folder of each checkpoint
 
 
 class SparsityCallback(TrainerCallback):
-    """Attach an algorithm when `Trainer.train` begins, save its state with each
-    checkpoint, and go on from it.
+    """Attach an algorithm when `Trainer.train` begins, and checkpoint its state.
 
     >>> callback = sf.integrations.transformers.SparsityCallback(
     ...     lambda steps: sf.rigl(0.8, steps=steps)
@@ -103,8 +102,9 @@ class SparsityCallback(TrainerCallback):
         optimizer: Optimizer,
         **kwargs: object,
     ) -> None:
-        """Attach the algorithm; where the run goes on from a checkpoint, with its
-        masks.
+        """Attach the algorithm.
+
+        A run that goes on from a checkpoint gets its masks.
         """
         check_plain_model(model)
         if self._steps and not state.global_step:

@@ -1,6 +1,4 @@
-"""Masks for activations, made from observed values in three steps: aggregate, reduce,
-mask.
-"""
+"""Masks for activations, made from observed values: aggregate, reduce, mask."""
 
 from __future__ import annotations
 

@@ -150,8 +150,7 @@ def union(a: Tree, b: Tree) -> Tree:
 
 
 def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
-    """The union of the masks so far: what any of the states before kept, or this one
-    keeps.
+    """The union of the masks so far: what any state before, or this one, keeps.
 
     >>> algorithm = sf.set(0.5, when=sf.always(), key=sf.random.key(0))
     >>> state = algorithm.init({"w": torch.ones(4, 4), "b": torch.ones(4)})

@@ -38,8 +38,7 @@ def gate(
     mode: Mode = "ste",
     mask_gradient: bool = False,
 ) -> Tensor:
-    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores
-    that made the mask.
+    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores.
 
     >>> x, s, mask = (
     ...     torch.tensor([2.0, 3.0]),
@@ -51,9 +50,9 @@ def gate(
     >>> torch.func.grad(lambda s: sf.gate(x, s, mask, mode="supermask").sum())(s)
     tensor([2., 3.])
 
-    With dy the gradient of the result: `mode="ste"` gives x the gradient dy on the mask
-    and the scores none; "supermask" gives the scores dy * x, with `mask_gradient=True`
-    only on the mask, and x none;
+    The scores are those that made the mask. With dy the gradient of the result:
+    `mode="ste"` gives x the gradient dy on the mask and the scores none; "supermask"
+    gives the scores dy * x, with `mask_gradient=True` only on the mask, and x none;
     "joint" gives both. The mask may be any bool tensor: `sparsify` takes the best
     scores, `bernoulli_mask` draws. Where x or a score is not finite, that score's
     gradient is zero. Correct under grad, jvp, vmap and compile (see
@@ -87,8 +86,7 @@ def sparsify(
     mode: Mode = "ste",
     mask_gradient: bool = False,
 ) -> Tensor:
-    """Keep the entries of `x` with the best scores: for weights or activations, inside
-    any loss.
+    """Keep the entries of `x` with the best scores, inside any loss.
 
     >>> h = torch.tensor([[0.5, -2.0, 1.0, 0.1]])
     >>> sf.sparsify(h, h.abs(), 2)
@@ -96,9 +94,9 @@ def sparsify(
     >>> torch.func.grad(lambda h: sf.sparsify(h, h.abs(), 2).sum())(h)
     tensor([[0., 1., 1., 0.]])
 
-    `topk_mask(scores, n_keep, pattern=pattern)` through `gate`: gradients, modes and
-    errors are theirs.
-    Scores that depend on x receive their gradient through it, except in mode "ste".
+    `x` may be weights or activations. `topk_mask(scores, n_keep, pattern=pattern)`
+    through `gate`: gradients, modes and errors are theirs. Scores that depend on x
+    receive their gradient through it, except in mode "ste".
     """
     return gate(
         x,

@@ -38,8 +38,7 @@ def from_zeros(params: Tree, where: Where = default_where) -> Tree:
 def from_dict(
     params: Tree, given: Mapping[str, Tensor], where: Where = default_where
 ) -> Tree:
-    """Masks by dotted path, as another program or a checkpoint holds them, as a masks
-    tree.
+    """A masks tree from masks by dotted path, as another program or a file holds them.
 
     >>> sf.masks.from_dict(
     ...     {"weight": torch.ones(1, 2), "bias": torch.ones(1)},

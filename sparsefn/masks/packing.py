@@ -91,8 +91,9 @@ def unpack(packed: Tree, like: Tree) -> Tree:
 
 
 def check_unused(path: str, packed: Tensor, n: int) -> None:
-    """Raise ValueError where bits after the first n are set in packed masks; this waits
-    for a device.
+    """Raise ValueError where bits after the first n are set in packed masks.
+
+    This waits for a device.
 
     >>> check_unused("w", torch.tensor([0b1000], dtype=torch.uint8), 3)
     Traceback (most recent call last):

@@ -28,8 +28,7 @@ _WIDEST = 4
 
 
 class Permutation(NamedTuple):
-    """An order of channels, and the sum of |w| that the N:M mask keeps before and
-    after.
+    """An order of channels, and the sum of |w| that the N:M mask keeps with it.
 
     >>> sf.permutation.Permutation(torch.tensor([1, 0]), 3.0, 4.0).after
     4.0

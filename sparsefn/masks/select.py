@@ -1,5 +1,4 @@
-"""Exact selection: one tensor of scores -> one mask, ties to the lowest index, NaN
-last.
+"""Exact selection: a tensor of scores -> a mask, ties to the lowest index, NaN last.
 
 Units compete by score (larger first), then by lower row-major index. NaN ranks below
 -inf, -0.0 equals 0.0. Patterns turn tensors into rows of units here;
@@ -193,16 +192,15 @@ def grow_highest(
     pattern: Pattern = unstructured(),
     exclude: Tensor | None = None,
 ) -> Tensor:
-    """Fill the n_grow best pruned units of each group; kept and excluded units do not
-    compete.
+    """Fill the n_grow best pruned units of each group.
 
     >>> sf.grow_highest(
     ...     torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1
     ... )
     tensor([ True,  True, False])
 
-    An int above the number of eligible units is a ValueError; a tensor, and an int for
-    a mask on a device, is clamped.
+    Kept and excluded units do not compete. An int above the number of eligible units is
+    a ValueError; a tensor, and an int for a mask on a device, is clamped.
     """
 
     check_single("grow_highest", pattern)

@@ -1,6 +1,4 @@
-"""Pruning at initialisation: masks are chosen before the first step of the
-optimizer.
-"""
+"""Pruning at initialisation: masks are chosen before the optimizer's first step."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ from sparsefn.tree.chosen import default_where
 def snip(
     sparsity: float | Tensor, *, batches: int = 1, where: Where = default_where
 ) -> Algorithm:
-    """SNIP: the weights stay whose removal would change the loss most, by the gradients
-    of the first batches.
+    """SNIP: keeps the weights whose removal would change the loss most.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.snip(0.5), sf.optimizers.sgd(0.1), skip=sf.at([0])
@@ -37,11 +34,12 @@ def snip(
     ... ).params
     {'w': tensor([[ 0.0000, -1.0000,  0.5000,  0.0000]])}
 
-    The score of a weight is |w * g|; all leaves compete together. With several batches,
-    a step each, the products w * g are added before the absolute value is taken, and
-    masks change at step `batches - 1`. The optimizer must leave out these steps,
-    `skip=sf.every(1, stop=batches)`: else weights move between the batches, and the
-    score reads stepped weights with the gradients of those before.
+    It reads the gradients of the first batches. The score of a weight is |w * g|; all
+    leaves compete together. With several batches, a step each, the products w * g are
+    added before the absolute value is taken, and masks change at step `batches - 1`.
+    The optimizer must leave out these steps, `skip=sf.every(1, stop=batches)`: else
+    weights move between the batches, and the score reads stepped weights with the
+    gradients of those before.
 
     Raises TypeError or ValueError for `batches` that is not an int >= 1, and for a
     sparsity outside [0, 1].
@@ -76,8 +74,7 @@ def force(
     recover: bool = True,
     where: Where = default_where,
 ) -> Algorithm:
-    """FORCE: SNIP in rounds, in which pruned weights may come back; iterative SNIP is
-    that without a way back.
+    """FORCE: SNIP in rounds, in which pruned weights may come back.
 
     >>> algorithm = sf.methods.force(0.75, rounds=2)
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0, 3.0, 4.0]])})
@@ -92,9 +89,9 @@ def force(
     In round t of T, at step t - 1, a share (1 - sparsity)^(t/T) of all weights is kept
     by |w * g|, where g is the dense gradient at the masked weights; a Schedule says the
     sparsity of each round itself. With `recover` all weights compete again in every
-    round, by their values of the start, which the state keeps. Without it, pruned
-    weights are zero and stay so. The optimizer must leave out the rounds,
-    `skip=sf.every(1, stop=rounds)`.
+    round, by their values of the start, which the state keeps. Without it, which is
+    iterative SNIP, pruned weights are zero and stay so. The optimizer must leave out
+    the rounds, `skip=sf.every(1, stop=rounds)`.
 
     Raises TypeError or ValueError for `rounds` that is not an int >= 1, and for a
     sparsity outside [0, 1].

@@ -30,8 +30,7 @@ def granet(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """GraNet: gradual pruning, in which the smallest weights of each leaf then make
-    place for others.
+    """GraNet: gradual pruning, in which each leaf also replaces its smallest weights.
 
     >>> algorithm = sf.methods.granet(
     ...     0.9, steps=4, when=sf.every(2), key=sf.random.key(0)
@@ -98,8 +97,7 @@ def mest(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """MEST: each time some more weights are pruned than the sparsity asks for, and grow
-    back at random.
+    """MEST: prunes more weights than the sparsity asks for, and grows some at random.
 
     >>> algorithm = sf.methods.mest(
     ...     0.9, extra=0.02, when=sf.always(), key=sf.random.key(0)
@@ -166,8 +164,7 @@ def top_kast(
     when: Trigger = always(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Top-KAST: the largest weights run, a larger set of weights trains, and all others
-    are frozen.
+    """Top-KAST: the largest weights run, and a larger set of weights trains.
 
     >>> algorithm = sf.methods.top_kast(0.75, backward=0.25, decay=0.01)
     >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})

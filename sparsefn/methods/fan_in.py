@@ -42,8 +42,7 @@ def srigl(
     key: Tensor | None = None,
     init: Init = "random",
 ) -> Algorithm:
-    """SRigL: RigL in which all neurons keep equally many weights, and neurons that lost
-    their worth keep none.
+    """SRigL: RigL in which every neuron keeps equally many weights, or none.
 
     >>> weights = torch.tensor(
     ...     [

@@ -16,8 +16,7 @@ from sparsefn.tree.chosen import default_where
 def ac_dc(
     sparsity: Level, *, sparse: Trigger, dense: Trigger, where: Where = default_where
 ) -> Algorithm:
-    """AC/DC: training is dense and sparse by turns, with masks by magnitude; it ends
-    sparse.
+    """AC/DC: training is dense and sparse by turns, and ends sparse.
 
     >>> sparse, dense = sf.at([1, 3]), sf.at([2])
     >>> turns = sf.methods.ac_dc(0.5, sparse=sparse, dense=dense)
@@ -79,8 +78,7 @@ def imp(
     to: Trigger = never(),
     where: Where = default_where,
 ) -> Algorithm:
-    """IMP: rounds that train, prune the smallest remaining weights, and go back to the
-    weights of an early step.
+    """IMP: rounds that train, prune the smallest weights, and go back to early weights.
 
     >>> rounds = sf.every(2, start=2)
     >>> ticket = sf.methods.imp(0.5, when=rounds)

@@ -1,6 +1,4 @@
-"""Learned masks, thresholds and gates: what is pruned is trained, as the weights
-are.
-"""
+"""Learned masks, thresholds and gates, which are trained as the weights are."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ from sparsefn.tree.chosen import default_where
 def edge_popup(
     sparsity: Level, *, where: Where = default_where, key: Tensor | None = None
 ) -> Algorithm:
-    """Edge-popup: finds a subnetwork of random weights by training a score for each;
-    the weights never change.
+    """Edge-popup: finds a subnetwork of random weights by training a score for each.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.edge_popup(0.5), sf.optimizers.sgd(0.1, momentum=0.9)
@@ -44,12 +41,12 @@ def edge_popup(
     (tensor([[ 0.5000, -2.0000,  1.0000,  3.0000]]), tensor([[-0.0500,  0.2000,  0.1000,
     -0.6000]]))
 
-    Each leaf keeps its largest |score|. The mask's slope is taken to be 1, so a score
-    moves by gradient * weight * sign(score), whether its weight is kept or not. Scores
-    start as a Kaiming uniform draw with a = sqrt(5): between -1 and 1, over the root of
-    the number of inputs. Start the weights as signed constants, as the paper advises:
-    `weight.sign() * math.sqrt(2 / inputs)`. The original scores have sgd with momentum
-    0.9 and rate 0.1.
+    The weights never change. Each leaf keeps its largest |score|. The mask's slope is
+    taken to be 1, so a score moves by gradient * weight * sign(score), whether its
+    weight is kept or not. Scores start as a Kaiming uniform draw with a = sqrt(5):
+    between -1 and 1, over the root of the number of inputs. Start the weights as signed
+    constants, as the paper advises: `weight.sign() * math.sqrt(2 / inputs)`. The
+    original scores have sgd with momentum 0.9 and rate 0.1.
 
     Raises TypeError or ValueError for what is no sparsity, as `sf.supermask`.
 
@@ -89,8 +86,7 @@ def movement(
     cooldown: float = 0.2,
     where: Where = default_where,
 ) -> Algorithm:
-    """Movement pruning: while fine-tuning, keeps the weights that move away from zero,
-    by scores that are trained too.
+    """Movement pruning: in fine-tuning, keeps the weights that move away from zero.
 
     >>> rates = sf.optimizers.parts(
     ...     {"params": sf.optimizers.adam(3e-5), "scores": sf.optimizers.sgd(1.0)}
@@ -106,12 +102,12 @@ def movement(
     ... )
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
-    A score starts at 0 and has the gradient gradient * weight, so that it is minus the
-    sum of these products times its learning rate (eq. 3); weights have the gradient on
-    the mask. Each leaf keeps its largest scores. The sparsity rises from 0, as a cubic,
-    between `warmup` and 1 - `cooldown` of all steps. Shares of 0.1 and 0.2 are those of
-    the authors' runs on SQuAD; there the scores have a learning rate of 1e-2, and the
-    weights one of 3e-5.
+    Scores are trained beside the weights. A score starts at 0 and has the gradient
+    gradient * weight, so that it is minus the sum of these products times its learning
+    rate (eq. 3); weights have the gradient on the mask. Each leaf keeps its largest
+    scores. The sparsity rises from 0, as a cubic, between `warmup` and 1 - `cooldown`
+    of all steps. Shares of 0.1 and 0.2 are those of the authors' runs on SQuAD; there
+    the scores have a learning rate of 1e-2, and the weights one of 3e-5.
 
     Raises TypeError or ValueError for what is no number of steps, and for a warmup and
     a cooldown that leave no step.
@@ -149,8 +145,7 @@ def soft_movement(
     cooldown: float = 0.2,
     where: Where = default_where,
 ) -> Algorithm:
-    """Soft movement pruning: keeps weights whose trained score is above a threshold,
-    with a penalty on the scores.
+    """Soft movement pruning: keeps weights whose trained score is above a threshold.
 
     >>> rates = sf.optimizers.parts(
     ...     {"params": sf.optimizers.adam(3e-5), "scores": sf.optimizers.sgd(1.0)}
@@ -247,8 +242,7 @@ def str_(init: float = -3200.0, *, where: Where = default_where) -> Algorithm:
 def powerprop(
     inner: Algorithm | None = None, *, alpha: float = 2.0, where: Where = default_where
 ) -> Algorithm:
-    """Powerpropagation: weights are powers of what is trained, so that large ones learn
-    faster and small ones stay.
+    """Powerpropagation: weights are powers of what is trained.
 
     >>> pruned = sf.gmp(sf.schedules.piecewise({0: 0.0, 100: 0.9}))
     >>> algorithm = sf.with_optimizer(
@@ -259,11 +253,11 @@ def powerprop(
     >>> state.scores["latent"]["latent"], state.params
     ({'w': tensor([[ 0.4000, -2.4000]])}, {'w': tensor([[ 0.1600, -5.7600]])})
 
-    w = v * |v|^(alpha - 1) (eq. 1), with v that leave the first weights as they were;
-    the gradient of v is that of w times alpha * |v|^(alpha - 1). `inner` masks the
-    weights: `gmp` or `one_shot` prune the trained network, and `rigl` may be put there
-    as it is, because a weight that grows back resumes from its v. alpha = 1 is `inner`
-    itself.
+    Large weights learn faster, and small ones stay. w = v * |v|^(alpha - 1) (eq. 1),
+    with v that leave the first weights as they were; the gradient of v is that of w
+    times alpha * |v|^(alpha - 1). `inner` masks the weights: `gmp` or `one_shot` prune
+    the trained network, and `rigl` may be put there as it is, because a weight that
+    grows back resumes from its v. alpha = 1 is `inner` itself.
 
     ValueError for alpha < 1, and errors of `sf.reparametrised`.
 
@@ -291,8 +285,7 @@ def hard_concrete(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """L0 regularisation: random gates that are 0 or 1 with a learned chance, and a
-    penalty on each that is open.
+    """L0 regularisation: random gates, 0 or 1 with a learned chance, and a penalty.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.hard_concrete(1.0, droprate=0.2), sf.optimizers.sgd(1.0)
@@ -349,8 +342,7 @@ def continuous_sparsification(
     init: float = 0.0,
     where: Where = default_where,
 ) -> Algorithm:
-    """Continuous sparsification: gates sigmoid(b * s) that harden as b grows, in rounds
-    of `steps` steps.
+    """Continuous sparsification: gates sigmoid(b * s) that harden as b grows.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.continuous_sparsification(steps=5), sf.optimizers.sgd(0.1)
@@ -362,9 +354,9 @@ def continuous_sparsification(
     {'w': tensor([[False,  True]])}
 
     w = v * sigmoid(b * s) / sigmoid(init), and the loss gets strength times the sum of
-    all gates (eq. 5 to 9). In each round b rises from 1 to `final` by the same factor
-    at every step. At the end of the round s becomes min(b * s, init): gates that are
-    open start anew, and closed ones stay closed. The ticket is
+    all gates (eq. 5 to 9). In each round of `steps` steps b rises from 1 to `final` by
+    the same factor at every step. At the end of the round s becomes min(b * s, init):
+    gates that are open start anew, and closed ones stay closed. The ticket is
     `sf.settled(algorithm, state)`: weights with s > 0. To train it from earlier
     weights, give its masks to `sf.from_masks`. Gates need no weight decay in the
     optimizer: `optimizers.by_path([("latent.gate.*", sgd(0.1)), ("*", sgd(0.1,

@@ -21,8 +21,7 @@ def sr_ste(
     axis: int = 1,
     where: Where = default_where,
 ) -> Algorithm:
-    """SR-STE: trains N:M weights from scratch; pruned weights get the gradient too, and
-    a decay that keeps them pruned.
+    """SR-STE: trains N:M weights from scratch, with a decay that keeps weights pruned.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.sr_ste(decay=0.1), sf.optimizers.sgd(0.1)
@@ -63,8 +62,7 @@ def asp(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """ASP: prunes a trained network to N:M by magnitude, once, to be trained again
-    under these masks.
+    """ASP: prunes a trained network to N:M by magnitude, once.
 
     >>> algorithm = sf.methods.asp()
     >>> state = algorithm.init({"w": torch.tensor([[4.0, -1.0, 2.0, -3.0]])})

@@ -1,6 +1,4 @@
-"""Rewiring: connections go by a rule of their own, and others are drawn in their
-place.
-"""
+"""Rewiring: connections go by a rule of their own, and others are drawn instead."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ def deep_rewiring(
     key: Tensor | None = None,
     distribution: Distribution = uniform(),
 ) -> Algorithm:
-    """Deep rewiring: every connection has a sign for good; one that would change it
-    goes, and another is drawn.
+    """Deep rewiring: a connection whose sign would change goes, and another is drawn.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.deep_rewiring(0.5, std=0.0), sf.optimizers.sgd(1.0)
@@ -107,8 +104,7 @@ def dsr(
     key: Tensor | None = None,
     distribution: Distribution = uniform(),
 ) -> Algorithm:
-    """DSR: weights below one threshold for all leaves go, and grow at random where most
-    weights survived.
+    """DSR: one threshold prunes all leaves, and weights grow where most survived.
 
     >>> algorithm = sf.methods.dsr(
     ...     0.5, when=sf.always(), target=2, tau=0.5, key=sf.random.key(0)
@@ -164,8 +160,7 @@ def chts(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """CHTs: connections go and come by draws, the new ones where the topology would
-    close short paths.
+    """CHTs: connections go and come by draws, new ones where they close short paths.
 
     >>> algorithm = sf.methods.chts(
     ...     0.5, steps=100, when=sf.always(), key=sf.random.key(0)

@@ -53,8 +53,7 @@ def taylor(
     distribution: Distribution = global_(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Taylor-FO: prunes the filters whose removal changes the loss least to first
-    order, some at a time.
+    """Taylor-FO: prunes the filters whose removal changes the loss least.
 
     >>> algorithm = sf.methods.taylor(1, when=sf.at([1]))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0], [2.0, 1.0]])})
@@ -66,13 +65,14 @@ def taylor(
     {'w': tensor([[0., 0.],
             [2., 1.]])}
 
-    The score of a filter is (sum of weight * gradient)^2, averaged over the steps since
-    filters were pruned last. Where `when` fires, the `count` lowest filters of all
-    leaves together are pruned; the others train on. 100 filters every 30 batches are
-    those of the authors. `every(30, start=29, stop=1000)` ends it, and a `count` that
-    is a 0-d tensor is clamped to what is left. Choose the leaves by `where`: the
-    outputs of the last layer are classes. In the Conv1D of transformers outputs lie
-    along axis 1: `pattern=sf.patterns.channel(1)`.
+    The change is taken to first order. The score of a filter is (sum of weight *
+    gradient)^2, averaged over the steps since filters were pruned last. Where `when`
+    fires, the `count` lowest filters of all leaves together are pruned; the others
+    train on. 100 filters every 30 batches are those of the authors.
+    `every(30, start=29, stop=1000)` ends it, and a `count` that is a 0-d tensor is
+    clamped to what is left. Choose the leaves by `where`: the outputs of the last layer
+    are classes. In the Conv1D of transformers outputs lie along axis 1:
+    `pattern=sf.patterns.channel(1)`.
 
     With the pattern of `sf.shrinking.groups`, or another `sf.tied`, the sum is over all
     parameters that go with a unit, in all members of its set (the S of eq. 8).
@@ -130,8 +130,7 @@ def slimming(
     pattern: Pattern = unstructured(),
     distribution: Distribution = global_(),
 ) -> Algorithm:
-    """Network slimming: trains the scales of batch norms with an l1 term, then prunes
-    the smallest of all layers.
+    """Network slimming: trains batch norm scales with an l1 term, and prunes the least.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.slimming(0.5, "*.weight", steps=2), sf.optimizers.sgd(0.1)
@@ -241,8 +240,7 @@ def fpgm(
     distribution: Distribution = uniform(),
     where: Where = default_where,
 ) -> Algorithm:
-    """FPGM: sets the filters nearest to the geometric median of their layer to zero
-    after each epoch, and trains on.
+    """FPGM: prunes the filters nearest to the geometric median of their layer.
 
     >>> algorithm = sf.methods.fpgm(1 / 5, epoch=10, steps=20)
     >>> state = algorithm.init(
@@ -312,8 +310,7 @@ def proximal(
     when: Trigger = always(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Proximal gradient: after each step moves weights, or whole units, towards zero,
-    where the small ones end.
+    """Proximal gradient: moves weights, or whole units, towards zero after each step.
 
     >>> algorithm = sf.with_optimizer(
     ...     sf.methods.proximal(1.0, rate=0.5), sf.optimizers.sgd(0.5)
@@ -327,12 +324,12 @@ def proximal(
     {'w': tensor([[1.5000, 2.0000],
             [0.0000, 0.0000]])}
 
-    This is gradient descent on the loss plus strength * sum |w|: w becomes sign(w) *
-    max(|w| - rate * strength, 0), where `rate` is the learning rate, a number or a
-    schedule. With a pattern such as `channel(0)` it is group lasso, strength * the sum
-    of the lengths of all units: a unit u becomes u * max(1 - rate * strength / |u|, 0).
-    Pruned weights have their gradient, too, and come back where it is larger than the
-    strength. Nothing says how sparse the result is.
+    Small ones end at zero. This is gradient descent on the loss plus strength * sum
+    |w|: w becomes sign(w) * max(|w| - rate * strength, 0), where `rate` is the learning
+    rate, a number or a schedule. With a pattern such as `channel(0)` it is group lasso,
+    strength * the sum of the lengths of all units: a unit u becomes u * max(1 - rate *
+    strength / |u|, 0). Pruned weights have their gradient, too, and come back where it
+    is larger than the strength. Nothing says how sparse the result is.
 
     TypeError or ValueError for what is no rate.
 

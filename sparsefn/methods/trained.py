@@ -1,6 +1,4 @@
-"""Pruning of trained networks, with calibration data or gradients instead of further
-training.
-"""
+"""Pruning of trained networks by calibration data or gradients, without training."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ def wanda(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """Wanda: prunes the weights of least |weight| * norm of the input, in each output
-    by itself.
+    """Wanda: prunes each output's weights of least |weight| * norm of the input.
 
     >>> model, x = (
     ...     torch.nn.Linear(3, 2, bias=False),
@@ -84,8 +81,7 @@ def ria(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """RIA: prunes by a weight's share in its row and in its column, times a power of
-    the norm of its input.
+    """RIA: prunes by a weight's shares in its row and column, and its input's norm.
 
     >>> stats = {
     ...     "w": {"count": torch.tensor(2), "square": torch.tensor([10.0, 50.0, 2.0])}
@@ -96,11 +92,12 @@ def ria(
     {'w': tensor([[4., 0., 3.],
             [0., 5., 0.]])}
 
-    All weights of a leaf compete: as shares they are comparable, where those of Wanda
-    are so inside of an output alone. With power 0 the data does not matter, with 1 it
-    counts as in Wanda. Use it block after block as `wanda`; for 2:4 give no sparsity
-    and `pattern=sf.patterns.nm(2, 4)`, perhaps after `sf.permutation.channels` has put
-    the inputs into another order.
+    The sum of the shares is multiplied by a power of the norm. All weights of a leaf
+    compete: as shares they are comparable, where those of Wanda are so inside of an
+    output alone. With power 0 the data does not matter, with 1 it counts as in Wanda.
+    Use it block after block as `wanda`; for 2:4 give no sparsity and
+    `pattern=sf.patterns.nm(2, 4)`, perhaps after `sf.permutation.channels` has put the
+    inputs into another order.
 
     ValueError for a leaf without statistics and for bad ones, as `sf.scores.ria`.
 
@@ -130,8 +127,7 @@ def sparsegpt(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """SparseGPT: prunes columns from left to right, and changes the later ones so that
-    the layer's outputs stay.
+    """SparseGPT: prunes columns from left to right, and later ones make up for them.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> stats = sf.calibration.inputs(torch.nn.Linear(2, 1, bias=False), None, x)
@@ -207,8 +203,7 @@ def obs(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """OBC: optimal brain surgeon for each layer, exactly; one weight goes after the
-    other, and the others make up.
+    """OBC: optimal brain surgeon for each layer, exactly, one weight after the other.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> stats = sf.calibration.inputs(torch.nn.Linear(2, 2, bias=False), None, x)
@@ -259,8 +254,7 @@ def woodfisher(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """WoodFisher: optimal brain surgeon with the empirical Fisher matrix of the loss,
-    in blocks of a leaf.
+    """WoodFisher: optimal brain surgeon with the empirical Fisher matrix of the loss.
 
     >>> gradients = {"w": torch.tensor([[[1.0, 2.0]], [[3.0, 1.0]]])}
     >>> algorithm = sf.methods.woodfisher(0.5, gradients, damp=0.5)
@@ -322,8 +316,7 @@ def obd(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """OBD: prunes the weights without which the loss rises least, by the diagonal of
-    the Fisher matrix.
+    """OBD: prunes the weights without which the loss rises least, by the Fisher matrix.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()

@@ -79,8 +79,7 @@ def mask_average(
 def mask_average(
     average: nn.Module | Mapping[str, Tensor], masks: Tree
 ) -> tuple[nn.Module | dict[str, Tensor], Dropped]:
-    """A sparse copy of an average of a model's weights, and what the masks dropped of
-    it.
+    """A sparse copy of an average of a model's weights, and what the masks dropped.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)

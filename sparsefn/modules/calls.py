@@ -1,6 +1,4 @@
-"""Calls of a module with other weights and buffers, which leave the module
-unchanged.
-"""
+"""Calls of a module with other weights and buffers, which leave it unchanged."""
 
 from __future__ import annotations
 
@@ -68,8 +66,7 @@ def call(
     partial: bool = False,
     **kwargs: Tree,
 ) -> Tree:
-    """Run the module with other weights: the effective ones of a state, or params as
-    they are.
+    """Run the module with other weights: a state's effective ones, or params as given.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> state = sf.State(

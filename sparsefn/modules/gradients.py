@@ -1,6 +1,4 @@
-"""Values and gradients of a loss, by the fastest way that works in the calling
-context.
-"""
+"""Values and gradients of a loss, by the fastest way that works where it is called."""
 
 from __future__ import annotations
 

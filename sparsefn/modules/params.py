@@ -121,8 +121,7 @@ def to_sparse(
     buffers: Mapping[str, Tensor] | None = None,
     partial: bool = False,
 ) -> nn.Module:
-    """A copy for inference whose sparsified linear layers store and multiply only kept
-    weights.
+    """A copy for inference whose linear layers store and multiply only kept weights.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
     >>> state = sf.static(0.75, where="0.weight").init(sf.modules.params_of(net))

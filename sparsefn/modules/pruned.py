@@ -1,6 +1,4 @@
-"""Params and masks of modules that torch's own tools pruned: `torch.nn.utils.prune` and
-`torch.ao.pruning`.
-"""
+"""Params and masks of modules that torch's own pruning tools pruned."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ _AO = "parametrizations"
 def from_pruned(
     module: nn.Module, checkpoint: Mapping[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Params and masks of a module pruned by `torch.nn.utils.prune` or
-    `torch.ao.pruning`, or of its checkpoint.
+    """Params and masks of a module that torch's own tools pruned, or of its checkpoint.
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.l1_unstructured(
@@ -36,12 +33,12 @@ def from_pruned(
     >>> masks["weight"].sum()
     tensor(1)
 
-    The names are those of the module without pruning, the params the unmasked ones
-    (`*_orig`, or those of the parametrizations that a sparsifier of torch.ao attaches
-    in `prepare`); a parameter that is not pruned has the 0-d mask True. With a
-    checkpoint all values come from it, and the module, pruned or not, tells which names
-    are params. `state_dict` of a module that torch.ao pruned lacks the masks, which are
-    buffers: add `named_buffers`.
+    The tools are `torch.nn.utils.prune` and `torch.ao.pruning`. The names are those of
+    the module without pruning, the params the unmasked ones (`*_orig`, or those of the
+    parametrizations that a sparsifier of torch.ao attaches in `prepare`); a parameter
+    that is not pruned has the 0-d mask True. With a checkpoint all values come from it,
+    and the module, pruned or not, tells which names are params. `state_dict` of a
+    module that torch.ao pruned lacks the masks, which are buffers: add `named_buffers`.
 
     Raises ValueError for a mask that holds anything but 0 and 1, for a checkpoint that
     lacks a param or a mask or has it in another shape, and for a weight that torch.ao

@@ -69,8 +69,9 @@ def _fault(weight: Tensor, mask: Tensor, path: str) -> str:
 
 
 def without_sparse_cores(device: torch.device) -> str:
-    """What a device is, if it cannot multiply by semi-structured weights; empty if it
-    can.
+    """What a device is, if it cannot multiply by semi-structured weights.
+
+    It is empty if it can.
 
     >>> without_sparse_cores(torch.device("cpu"))
     'cpu'

@@ -42,8 +42,7 @@ def _without_beta_warning() -> Iterator[None]:
 
 
 class SparseLinear(nn.Module):
-    """`nn.Linear` for inference, with a weight in compressed rows (csr) or blocks of
-    rows (bsr).
+    """`nn.Linear` for inference, with a weight in compressed rows or blocks of rows.
 
     >>> layer = SparseLinear(
     ...     torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 5.0])

@@ -34,8 +34,7 @@ def weights_of(
     types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
     skip: str | Sequence[str] = (),
 ) -> Where:
-    """The `where` that chooses the weights of a module by the types of its layers, not
-    by name.
+    """The `where` that chooses a module's weights by the types of its layers.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Embedding(5, 4), torch.nn.LSTM(4, 4), torch.nn.Linear(4, 5)
@@ -111,8 +110,7 @@ def weights_of(
 
 
 def pattern_axis(module: nn.Module, path: str) -> int:
-    """The axis of a weight that the layer's product sums over, for `sf.patterns.nm` and
-    `block`.
+    """The axis of a weight that a product sums over, for `sf.patterns.nm` and `block`.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(8, 4), torch.nn.ConvTranspose2d(4, 8, 2)
@@ -154,8 +152,7 @@ def pattern_axis(module: nn.Module, path: str) -> int:
 
 
 def channel_axis(module: nn.Module, path: str) -> int:
-    """The axis of a weight that the layer's outputs lie along, for
-    `sf.patterns.channel`.
+    """The axis of a weight that outputs lie along, for `sf.patterns.channel`.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(8, 4), torch.nn.ConvTranspose2d(4, 8, 2)

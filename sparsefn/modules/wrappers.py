@@ -1,6 +1,4 @@
-"""Names of a module's tensors without the prefixes of wrappers: data parallelism,
-torch.compile, checkpointing.
-"""
+"""Names of a module's tensors without the prefixes of wrappers such as DDP."""
 
 from __future__ import annotations
 
@@ -177,8 +175,7 @@ def without_wrappers(
 
 
 def sharded_parts(module: nn.Module) -> list[tuple[str, Any]]:
-    """The path and the submodule of each part that `torch.distributed.fsdp.fully_shard`
-    has sharded.
+    """The path and the submodule of each part that `fully_shard` has sharded.
 
     >>> sharded_parts(torch.nn.Linear(1, 1))
     []
@@ -201,8 +198,7 @@ def _has_subclasses(cls: type) -> bool:
 
 
 def check_not_sharded(what: str, module: nn.Module) -> None:
-    """Raise ValueError for a module that is, or holds, one of
-    `torch.distributed.fsdp.fully_shard`.
+    """Raise ValueError for a module that is, or holds, one of `fully_shard`.
 
     >>> check_not_sharded("sf.modules.call", torch.nn.Linear(1, 1))
     """

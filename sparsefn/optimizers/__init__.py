@@ -1,6 +1,4 @@
-"""SGD, Adam and AdamW as pure functions, equal to torch.optim's, and mixtures of
-them.
-"""
+"""SGD, Adam and AdamW as pure functions equal to torch.optim's, and mixtures."""
 
 from sparsefn.optimizers.adam import AdamState as AdamState
 from sparsefn.optimizers.adam import adam, adamw

@@ -1,6 +1,4 @@
-"""Several optimizers for the leaves of one tree: by the paths of leaves, or by the
-tree's top-level parts.
-"""
+"""Several optimizers for one tree: by the paths of leaves, or by top-level parts."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ Split = Callable[[Tree, Tree], list[Leaves]]
 
 @described
 def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
-    """Different optimizers for different leaves of the trained tree: the first match
-    wins.
+    """Different optimizers for different leaves of the trained tree.
 
     >>> optimizer = sf.optimizers.by_path(
     ...     [("*.bias", sf.optimizers.sgd(1.0)), ("*", sf.optimizers.sgd(0.5))]
@@ -30,12 +27,13 @@ def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
     >>> optimizer.update(params, optimizer.init(params))[0]
     {'0.bias': tensor([-1.]), '0.weight': tensor([-0.5000])}
 
-    A rule is a `where` as in `partition` (a glob, a sequence of globs or a function of
-    (path, leaf)) and an optimizer: one of this module, or `Optimizer(init, update)` of
-    another library's pair. Each sees its leaves as a flat dict by path and has a count
-    of its own; the state is the tuple of their states. A function may go by the path
-    and the number of dimensions, as for no weight decay on biases and norms, but not by
-    sizes: `with_optimizer` looks for moments with leaves of other sizes.
+    The first match wins. A rule is a `where` as in `partition` (a glob, a sequence of
+    globs or a function of (path, leaf)) and an optimizer: one of this module, or
+    `Optimizer(init, update)` of another library's pair. Each sees its leaves as a flat
+    dict by path and has a count of its own; the state is the tuple of their states. A
+    function may go by the path and the number of dimensions, as for no weight decay on
+    biases and norms, but not by sizes: `with_optimizer` looks for moments with leaves
+    of other sizes.
 
     ValueError for a leaf that no rule matches, a glob that no path matches and a rule
     whose leaves all go to earlier rules; TypeError for something else than pairs of a

@@ -19,8 +19,7 @@ _NORM = Pooling("norm", 2)
 
 
 def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
-    """Gradients scaled down so that their norm, taken over all leaves together, is at
-    most `max_norm`.
+    """Gradients scaled down so that their norm over all leaves is at most `max_norm`.
 
     >>> grads, masks = (
     ...     {"w": torch.tensor([3.0, 100.0, 4.0])},

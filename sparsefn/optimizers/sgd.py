@@ -1,6 +1,4 @@
-"""SGD: its formula leaf by leaf in torch, and a step under masks in one pass over CPU
-memory.
-"""
+"""SGD: its formula leaf by leaf, and a step under masks in one pass over CPU memory."""
 
 from __future__ import annotations
 

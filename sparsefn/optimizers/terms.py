@@ -1,5 +1,4 @@
-"""Terms that `with_terms` adds to the gradient: (state, step) -> a tree like the
-params.
+"""Terms that `with_terms` adds to the gradient: (state, step) -> a tree like params.
 
 Terms of half-precision leaves are float32: only their sum with the gradient is rounded.
 """

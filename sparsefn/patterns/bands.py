@@ -11,8 +11,7 @@ from sparsefn.patterns.kinds import Box, Pattern
 
 @described
 def nearly_diagonal(nearliness: int) -> Pattern:
-    """The entries within nearliness // 2 of the diagonal of a matrix are kept, whatever
-    their scores.
+    """The entries near the diagonal of a matrix are kept, whatever their scores.
 
     >>> sf.topk_mask(torch.rand(3, 4), None, pattern=sf.patterns.nearly_diagonal(3))
     tensor([[ True,  True, False, False],
@@ -24,10 +23,10 @@ def nearly_diagonal(nearliness: int) -> Pattern:
     {'w': tensor([[ True, False],
             [False,  True]])}
 
-    `nearliness` is odd, the number of diagonals; 0 and less keep nothing. Rows and
-    columns beyond the band of an oblong matrix are all False. An even one above 0 is a
-    ValueError; when a mask is made, so are a tensor that is not 2-D and nearliness // 2
-    >= min(rows, columns).
+    They are within nearliness // 2 of it. `nearliness` is odd, the number of diagonals;
+    0 and less keep nothing. Rows and columns beyond the band of an oblong matrix are
+    all False. An even one above 0 is a ValueError; when a mask is made, so are a tensor
+    that is not 2-D and nearliness // 2 >= min(rows, columns).
     """
     check_int("", "nearliness", nearliness)
     if nearliness > 0 and nearliness % 2 == 0:

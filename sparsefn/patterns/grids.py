@@ -71,8 +71,9 @@ def paths_of(grids: Grids) -> list[str]:
 
 
 def with_alignment(units: Units, leaf: Tensor) -> Units:
-    """The units of this process's part of a leaf; those of the whole where the leaf is
-    no DTensor.
+    """The units of this process's part of a leaf.
+
+    They are those of the whole where the leaf is no DTensor.
 
     >>> from sparsefn.patterns.grids import with_alignment
     >>> from sparsefn.patterns.units import units_of

@@ -69,8 +69,7 @@ def _ones(shape: Box) -> Box:
 
 
 def reduction(reduce: Reduce) -> Reduction:
-    """The function of the scores of a unit that a name means, or the function that is
-    given.
+    """The function of a unit's scores that a name means, or the one that is given.
 
     >>> reduction("sum")(torch.tensor([[1.0, 2.0]]))
     tensor([3.])
@@ -207,8 +206,7 @@ def block(
 
 @described
 def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
-    """Whole slices along an axis are kept or pruned, scored by the norm of their
-    scores.
+    """Whole slices along an axis are kept or pruned, by the norm of their scores.
 
     >>> sf.topk_mask(
     ...     torch.tensor([[1.0, 1.0], [3.0, 0.0]]), 1, pattern=sf.patterns.channel(0)

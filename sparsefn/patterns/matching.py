@@ -14,8 +14,7 @@ from sparsefn.patterns.kinds import Pattern
 def sets_of(
     globs: tuple[str, ...], paths: tuple[str, ...]
 ) -> tuple[tuple[str, ...], ...]:
-    """The paths of each tied set that has one for every glob, in the order of the
-    globs.
+    """The paths of each tied set that has one for every glob, in their order.
 
     >>> sets_of(("*.a", "*.b"), ("0.a", "0.b", "1.a"))
     (('0.a', '0.b'),)

@@ -89,8 +89,9 @@ Sets: TypeAlias = Callable[[Shapes], tuple[TiedSet, ...]]
 def place_of(
     path: str, shape: Box, dim: int, block: int | tuple[int, ...], parts: int
 ) -> Place:
-    """Where a member of `sf.tied` has its units in a leaf; ValueError where it does not
-    fit.
+    """Where a member of `sf.tied` has its units in a leaf.
+
+    ValueError where it does not fit.
 
     >>> (
     ...     place_of("w", (4,), 0, (0, 1, 0, 1), 1),

@@ -36,8 +36,7 @@ Members: TypeAlias = Sequence[Sequence[str | int | Sequence[str | int | Sequence
 
 @described
 def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
-    """Rows and columns of several leaves form one unit, and are kept or pruned
-    together.
+    """Rows and columns of several leaves form one unit, kept or pruned together.
 
     >>> mlp = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
     >>> params = {

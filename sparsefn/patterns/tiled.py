@@ -12,21 +12,20 @@ from sparsefn.patterns.kinds import Box, Pattern, axis_of
 
 @described
 def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
-    """Exactly n in every row and in every column of each m x m tile are kept: N:M for
-    the weight and its transpose.
+    """Exactly n in every row and in every column of each m x m tile are kept.
 
     >>> scores = torch.tensor([[9.0, 8.0], [7.0, 1.0]])
     >>> sf.topk_mask(scores, None, pattern=sf.patterns.transposable(1, 2))
     tensor([[False,  True],
             [ True, False]])
 
-    The tile with the largest sum of scores is kept: sums are in float64, added in one
-    order. NaN never wins: tiles with fewer NaN come first. Of equal sums the lowest
-    pattern wins: the one whose first row keeps the earlier columns, then its second
-    row. It is exact where there are at most 2,048 patterns: for m up to 5, and n of 1
-    or m - 1 with m = 6. For other sizes it is a greedy choice and then exchanges
-    between two rows as long as one gains: the same mask everywhere, but not always the
-    best one.
+    The weight and its transpose are both N:M. The tile with the largest sum of
+    scores is kept: sums are in float64, added in one order. NaN never wins: tiles with
+    fewer NaN come first. Of equal sums the lowest pattern wins: the one whose first row
+    keeps the earlier columns, then its second row. It is exact where there are at most
+    2,048 patterns: for m up to 5, and n of 1 or m - 1 with m = 6. For other sizes it is
+    a greedy choice and then exchanges between two rows as long as one gains: the same
+    mask everywhere, but not always the best one.
 
     `axes` are the two dimensions of a tile: outputs and inputs of linear layers and
     convolutions by default. Both must be divisible by m. Units are picked together and

@@ -1,6 +1,4 @@
-"""The units of a tensor: as rows of competing units, and back to a mask of its
-elements.
-"""
+"""The units of a tensor as rows of competing units, and back to a mask."""
 
 from __future__ import annotations
 
@@ -79,8 +77,9 @@ class Units(NamedTuple):
 
 
 def units_of(pattern: Pattern, shape: Box) -> Units:
-    """The units of a tensor of this shape; ValueError for a shape that the pattern does
-    not fit.
+    """The units of a tensor of this shape.
+
+    ValueError for a shape that the pattern does not fit.
 
     >>> (
     ...     units_of(sf.patterns.channel(0), (3, 8)).rows,
@@ -114,8 +113,9 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
 
 
 def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str, Units]:
-    """The units of some leaves, by path; one error for all leaves that the pattern does
-    not fit.
+    """The units of some leaves, by path.
+
+    There is one error for all leaves that the pattern does not fit.
 
     >>> units_of_leaves(sf.patterns.channel(0), {"w": torch.ones(2, 3)})["w"].grid
     (2, 1)
@@ -269,8 +269,9 @@ def active_rows(units: Units, mask: Tensor) -> Tensor:
 
 
 def allowed_rows(units: Units, like: Tensor, eligible: SomeFlags) -> SomeFlags:
-    """The eligible units that the pattern may keep, as (groups, units of a group); None
-    means all units.
+    """The eligible units that the pattern may keep, as (groups, units of a group).
+
+    None means all units.
 
     >>> allowed_rows(
     ...     units_of(sf.patterns.nearly_diagonal(1), (2, 2)), torch.zeros(2, 2), None

@@ -1,6 +1,4 @@
-"""Learned gates: each weight is multiplied by a number between 0 and 1 that trains
-along.
-"""
+"""Learned gates: each weight is multiplied by a number between 0 and 1 that trains."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ def hard_concrete(
     droprate: float = 0.5,
     pattern: Pattern = unstructured(),
 ) -> Reparametrisation:
-    """w = v * z with random gates z that are exactly 0 or 1 with a learned chance: L0
-    regularisation.
+    """w = v * z with random gates z that are exactly 0 or 1 with a learned chance.
 
     >>> map_ = sf.reparam.hard_concrete(droprate=0.1)
     >>> latents = map_.init({"w": torch.tensor([[1.0, 2.0]])}, sf.random.key(0))
@@ -44,12 +41,13 @@ def hard_concrete(
     >>> weights["w"]
     tensor([[0.9791, 1.9605]])
 
-    The latents are `{"latent": {path: v}, "gate": {path: log alpha}}`. A gate is drawn
-    from (key, path, step): with u uniform in (0, 1), s = sigmoid((log u - log(1 - u) +
-    log alpha) / beta) and z = min(1, max(0, s * (zeta - gamma) + gamma)); the mask is z
-    > 0. Without noise, in `sf.settled`, s = sigmoid(log alpha). After each step log
-    alpha is clamped to +-log 100. It starts normal around log((1 - droprate) /
-    droprate), with deviation 0.01.
+    This is L0 regularisation. The latents are
+    `{"latent": {path: v}, "gate": {path: log alpha}}`. A gate is drawn from (key, path,
+    step): with u uniform in (0, 1), s = sigmoid((log u - log(1 - u) + log alpha) /
+    beta) and z = min(1, max(0, s * (zeta - gamma) + gamma)); the mask is z > 0. Without
+    noise, in `sf.settled`, s = sigmoid(log alpha). After each step log alpha is clamped
+    to +-log 100. It starts normal around log((1 - droprate) / droprate), with deviation
+    0.01.
 
     With a `pattern` such as `channel(1)` there is one gate for each unit. The penalty
     is a term on the gates, with `chance_kept` for P(z > 0):
@@ -174,14 +172,14 @@ def sigmoid(x: Tensor) -> Tensor:
 def chance_kept(
     log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1
 ) -> Tensor:
-    """The chance P(z > 0) of hard concrete gates: sigmoid(log alpha - beta * log(-gamma
-    / zeta)).
+    """The chance P(z > 0) of hard concrete gates.
 
     >>> sf.reparam.chance_kept(torch.tensor([0.0, -2.0]))
     tensor([0.8318, 0.4010])
 
-    Its sum is the expected number of gates that are not zero. Clamped to [1e-6, 1 -
-    1e-6], beyond which its slope is 0.
+    It is sigmoid(log alpha - beta * log(-gamma / zeta)). Its sum is the expected number
+    of gates that are not zero. Clamped to [1e-6, 1 - 1e-6], beyond which its slope is
+    0.
     """
     _check_stretch("chance_kept", beta, gamma, zeta)
     return sigmoid(log_alpha - beta * math.log(-gamma / zeta)).clamp(_EDGE, 1 - _EDGE)
@@ -213,8 +211,7 @@ def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
 def sigmoid_gate(
     temperature: Level, init: float = 0.0, *, round_end: Trigger = never()
 ) -> Reparametrisation:
-    """w = v * sigmoid(b * s) / sigmoid(init), a gate that hardens as b grows:
-    continuous sparsification.
+    """w = v * sigmoid(b * s) / sigmoid(init), a gate that hardens as b grows.
 
     >>> map_ = sf.reparam.sigmoid_gate(lambda step: 200.0 ** (step / 10), init=0.0)
     >>> latents = map_.init({"w": torch.tensor([1.0, 2.0])}, sf.random.key(0))
@@ -222,10 +219,11 @@ def sigmoid_gate(
     >>> map_.apply(latents, 10, sf.random.key(0))[0], map_.settled(latents, 10)[0]
     ({'w': tensor([2.0000e+00, 8.2446e-09])}, {'w': tensor([2., 0.])})
 
-    The latents are `{"latent": {path: v}, "gate": {path: s}}`, where s starts at
-    `init`: with b = 1 the first weights are v, up to rounding. `temperature` b is a
-    float or a schedule; the masks of training keep everything. In `sf.settled` the gate
-    is 1 / sigmoid(init) where s > 0, and the rest is pruned.
+    This is continuous sparsification. The latents are
+    `{"latent": {path: v}, "gate": {path: s}}`, where s starts at `init`: with b = 1 the
+    first weights are v, up to rounding. `temperature` b is a float or a schedule; the
+    masks of training keep everything. In `sf.settled` the gate is 1 / sigmoid(init)
+    where s > 0, and the rest is pruned.
 
     Where `round_end` fires, after the optimizer's step, s becomes min(b * s, init):
     gates that are open start the next round anew, and closed ones stay closed. The

@@ -20,8 +20,7 @@ from sparsefn.tree import Leaves, Tree, wide
 def low_rank(
     rank: int, alpha: float | None = None, dropout: float = 0.0, *, stacked: int = 0
 ) -> Reparametrisation:
-    """w = mask * (W + alpha / rank * B A), with W frozen and its zeros for the mask:
-    LoRA of a pruned model.
+    """w = mask * (W + alpha / rank * B A): LoRA of a pruned model.
 
     >>> map_ = sf.reparam.low_rank(1)
     >>> latents = map_.init(
@@ -38,6 +37,8 @@ def low_rank(
     ({'w': tensor([[11.,  0.],
             [ 2.,  3.]])}, {'w': tensor([[ True, False],
             [ True,  True]])})
+
+    W is frozen, and its zeros are the mask.
 
     The latents are `{"base": {path: W}, "a": {path: A}, "b": {path: B}}`; "base" does
     not train. A is (rank, inputs), uniform in +-1 / sqrt(inputs) by the key of

@@ -112,8 +112,7 @@ def _count(
 
 @described
 def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
-    """w = v * sigmoid(sharpness * (|v| - c)), where c makes the gates of a leaf add up
-    to the count that is kept.
+    """w = v * sigmoid(sharpness * (|v| - c)), with one c for each leaf.
 
     >>> map_ = sf.reparam.soft_topk(0.5, 2.0)
     >>> latents = {"latent": {"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}}
@@ -123,10 +122,13 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
     >>> gates, gates.sum()
     (tensor([0.0474, 0.2689, 0.7311, 0.9526]), tensor(2.))
 
-    Both are floats or schedules; the sharper, the closer to the `topk_mask` of |v|.
-    Gradients pass through c, too. The masks of training keep everything. In
-    `sf.settled` only the entries of the `topk_mask` are left, with the weights that
-    they have: the projection of Spartan, whose soft mask comes from optimal transport.
+    c makes the gates of a leaf add up to the count that is kept.
+
+    `sparsity` and `sharpness` are floats or schedules; the sharper, the closer to the
+    `topk_mask` of |v|. Gradients pass through c, too. The masks of training keep
+    everything. In `sf.settled` only the entries of the `topk_mask` are left, with the
+    weights that they have: the projection of Spartan, whose soft mask comes from
+    optimal transport.
 
     Where |v| is NaN the gate is 0. ValueError for a DTensor: sums are over whole
     leaves.
@@ -213,8 +215,9 @@ def _total(x: Tensor) -> Tensor:
 
 
 def _smooth_total(x: Tensor) -> Tensor:
-    """The same with the derivatives of a sum; its own value is subtracted from
-    itself.
+    """The same with the derivatives of a sum.
+
+    Its own value is subtracted from itself.
     """
     plain = x.sum()
     return _total(x.detach()) + (plain - plain.detach())
@@ -224,8 +227,7 @@ def _smooth_total(x: Tensor) -> Tensor:
 def soft_nm(
     n: int, m: int, axis: int = -1, *, rescale: bool = True
 ) -> Reparametrisation:
-    """w = scale * sign(v) * relu(|v| - t), where t is the largest of the m - n smallest
-    |v| of each m in a row.
+    """w = scale * sign(v) * relu(|v| - t), with one t for each m entries in a row.
 
     >>> map_ = sf.reparam.soft_nm(2, 4, rescale=False)
     >>> map_.apply(
@@ -233,12 +235,12 @@ def soft_nm(
     ... )
     ({'w': tensor([ 3.,  0., -2.,  0.])}, {'w': tensor([ True, False,  True, False])})
 
-    Weights change continuously where the mask changes, because both entries are 0 then.
-    Gradients pass to v as they are, on the mask and off it (straight through). With
-    `rescale`, scale is one number a leaf that never changes: the least squares of the
-    first weights, kept in the latents `{"latent": {path: v}, "scale": {path: scale}}`,
-    of which "scale" does not train; without it 1. The axis counts as in
-    `sf.patterns.nm`.
+    t is the largest of the m - n smallest |v| of each m. Weights change continuously
+    where the mask changes, because both entries are 0 then. Gradients pass to v as they
+    are, on the mask and off it (straight through). With `rescale`, scale is one number
+    a leaf that never changes: the least squares of the first weights, kept in the
+    latents `{"latent": {path: v}, "scale": {path: scale}}`, of which "scale" does not
+    train; without it 1. The axis counts as in `sf.patterns.nm`.
 
     ValueError for a leaf that the pattern does not fit, and for a DTensor. S-STE: Hu et
     al. 2024, arXiv 2409.09099.

@@ -45,8 +45,7 @@ def latency(
     repeats: int = 30,
     warmup: int = 3,
 ) -> Latency:
-    """Measure how long a call of a module takes: medians of so many calls, in
-    milliseconds.
+    """Measure how long a call of a module takes, in milliseconds.
 
     >>> measured = sf.report.latency(
     ...     torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.ones(1, 8), repeats=3
@@ -54,12 +53,12 @@ def latency(
     >>> list(measured.rows), measured.total > 0
     (['0'], True)
 
-    `example` is a tensor, a tuple of arguments or a dict of keyword arguments. The
-    module runs in the mode that it is in, without gradients, after some calls that are
-    not measured; what these change of its buffers is put back. The total is of calls
-    without hooks, so that it may be less than the sum of the rows. On CUDA each module
-    is waited for. Times of smaller models of each layer are what `sf.budgets.within`
-    takes as a table:
+    Each time is the median of `repeats` calls. `example` is a tensor, a tuple of
+    arguments or a dict of keyword arguments. The module runs in the mode that it is in,
+    without gradients, after some calls that are not measured; what these change of its
+    buffers is put back. The total is of calls without hooks, so that it may be less
+    than the sum of the rows. On CUDA each module is waited for. Times of smaller models
+    of each layer are what `sf.budgets.within` takes as a table:
 
     >>> def time_of(width):
     ...     return sf.report.latency(

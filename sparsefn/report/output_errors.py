@@ -41,8 +41,7 @@ class OutputErrors(NamedTuple):
 def output_errors(
     before: State | Tree, after: State | Tree, stats: Stats, blocks: Sequence[str] = ()
 ) -> OutputErrors:
-    """How far the outputs of each layer move from some weights to others, over the norm
-    that they had.
+    """How far the outputs of each layer move from some weights to others.
 
     >>> layer, x = (
     ...     torch.nn.Linear(2, 1, bias=False),

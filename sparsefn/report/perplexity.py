@@ -30,8 +30,7 @@ def perplexity(
     labels: Tensor | None = None,
     chunk_size: int = 1,
 ) -> float:
-    """The exponential of the mean negative log-likelihood of the tokens of a text, each
-    given those before it.
+    """The exponential of the mean negative log-likelihood of the tokens of a text.
 
     >>> def model(
     ...     tokens,
@@ -51,6 +50,8 @@ def perplexity(
     ...     model, torch.tensor([0, 0, 0, 0, 1]), window=3, stride=1
     ... )  # each token once
     2.632...
+
+    Each token is predicted from those before it.
 
     `model` is a causal language model: it gets the tokens of a window but for the last,
     of up to `chunk_size` windows at a time, without padding, and gives logits of shape

@@ -149,8 +149,7 @@ def _name_lines(
 
 
 def plot_masks(state: State) -> Figure:
-    """A picture of the masks: an image for every sparsified leaf, dark where weights
-    are kept.
+    """A picture of the masks, with an image for every sparsified leaf.
 
     >>> figure = sf.report.plot_masks(
     ...     sf.static(0.5).init({"weight": torch.ones(4, 4), "bias": torch.ones(4)})
@@ -158,14 +157,14 @@ def plot_masks(state: State) -> Figure:
     >>> [axes.get_title() for axes in figure.axes]
     ['weight\\nsparsity 0.5000']
 
-    Rows are the first dimension of a leaf, columns are the others in row-major order.
-    Of a leaf of more than 128 rows or columns the image shows parts of equal size, or
-    nearly, at most 128, and the share that is kept in each, with a colour bar. The
-    result is a matplotlib Figure that belongs to no window:
-    `figure.savefig("masks.png")` writes it. Raises ImportError without matplotlib
-    (`pip install 'sparsefn[demo]'`), TypeError for anything but a State, ValueError for
-    a stack of states, where masks do not fit params, and where no leaf has a mask with
-    entries.
+    An image is dark where weights are kept. Rows are the first dimension of a leaf,
+    columns are the others in row-major order. Of a leaf of more than 128 rows or
+    columns the image shows parts of equal size, or nearly, at most 128, and the share
+    that is kept in each, with a colour bar. The result is a matplotlib Figure that
+    belongs to no window: `figure.savefig("masks.png")` writes it. Raises ImportError
+    without matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a
+    State, ValueError for a stack of states, where masks do not fit params, and where no
+    leaf has a mask with entries.
     """
     check_state("plot_masks", state)
     check_counted(state)

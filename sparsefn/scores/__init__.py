@@ -1,5 +1,6 @@
-"""Scores: (state, grads, step) -> a tree of floats, larger = more important; some with
-memory.
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important.
+
+Some have memory.
 """
 
 from sparsefn.scores.changed import by_unit, ranked, sampled

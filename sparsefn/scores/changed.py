@@ -1,6 +1,4 @@
-"""Scores made from other scores: draws, ranks inside classes, one value for each unit
-of a pattern.
-"""
+"""Scores made from other scores: draws, ranks in classes, one value for each unit."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def _changed(name: str, score: Score, change: Change) -> Score:
 
 @described
 def sampled(score: Score, power: Level = 1.0) -> Score:
-    """Draws in place of the best: the k best of it are k draws without replacement, by
-    score^power.
+    """Draws in place of the best: the k best are drawn by score^power.
 
     >>> state = sf.State(
     ...     {"w": torch.tensor([0.0, 1.0, 1e9])},
@@ -57,12 +54,12 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
     >>> draws.argsort(descending=True)
     tensor([2, 1, 0])
 
-    The value is power * log(score) plus Gumbel noise of the state's key, the path, the
-    step and the index, in float64. An entry that scores 0 is drawn only where too few
-    others are left, one with a negative score or NaN after these. `power` is a number,
-    a Schedule or a 0-d tensor. Leaves that are not sparsified score 0. Raises
-    ValueError for a state without a key. Yellott 1977, doi
-    10.1016/0022-2496(77)90026-8; for keeping weights Zhang et al. 2025,
+    The k draws are without replacement. The value is power * log(score) plus Gumbel
+    noise of the state's key, the path, the step and the index, in float64. An entry
+    that scores 0 is drawn only where too few others are left, one with a negative score
+    or NaN after these. `power` is a number, a Schedule or a 0-d tensor. Leaves that are
+    not sparsified score 0. Raises ValueError for a state without a key. Yellott 1977,
+    doi 10.1016/0022-2496(77)90026-8; for keeping weights Zhang et al. 2025,
     arXiv 2501.19107 (CHTs).
     """
     power_at = as_number(power, "power")
@@ -104,8 +101,7 @@ _HUGE = torch.finfo(torch.float64).max
 
 @described
 def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
-    """The rank of a score inside a class of weights: how many entries of the class
-    score less.
+    """The rank of a score in a class of weights: how many of the class score less.
 
     >>> state = sf.State(
     ...     {"w": torch.tensor([0.1, 0.2, 0.3, 0.4, -5.0, -6.0])},

@@ -1,6 +1,4 @@
-"""Scores that read calibration data: the size of a weight, and of the inputs that it is
-multiplied by.
-"""
+"""Scores that read calibration data: the sizes of weights and of their inputs."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ UNREACHED = f"no input of the calibration data reached it: {MENDS}"
 
 @described
 def wanda(stats: Stats) -> PlainScore:
-    """The size of a weight times the norm of its input: |weight| * sqrt(square /
-    count).
+    """|weight| * sqrt(square / count): the size of a weight times its input's norm.
 
     >>> model, x = (
     ...     torch.nn.Linear(3, 2, bias=False),
@@ -64,8 +61,7 @@ def wanda(stats: Stats) -> PlainScore:
 
 @described
 def ria(stats: Stats, power: Real = 0.5) -> PlainScore:
-    """Relative importance and activations: a weight's share in its row and in its
-    column, times a power of its input.
+    """Relative importance and activations: a weight's shares and the norm of its input.
 
     >>> state = sf.one_shot(0.5).init(
     ...     {"w": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])}
@@ -97,8 +93,7 @@ def ria(stats: Stats, power: Real = 0.5) -> PlainScore:
 
 @described
 def reap(stats: Stats, pattern: Pattern) -> OfUnits:
-    """Router-weighted expert activation pruning: the mean over an expert's tokens of
-    weight times norm of its output.
+    """Router-weighted expert activation pruning: a score for each expert.
 
     >>> stats = {
     ...     "experts": {
@@ -111,6 +106,8 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
     >>> params = {"router": torch.ones(3, 4), "experts": torch.ones(3, 5, 4)}
     >>> prune.update(prune.init(params), params, 0).masks["experts"][:, 0, 0]
     tensor([False,  True, False])
+
+    It is the mean over an expert's tokens of weight times norm of its output.
 
     `stats` are those of `sf.calibration.experts`, and a unit of `pattern`, an `sf.tied`
     one, is an expert: one of its leaves has statistics. An expert to which no token was

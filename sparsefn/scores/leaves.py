@@ -1,6 +1,4 @@
-"""Scores of one leaf at a time: a decorator that makes them, LAMP, distances of slices,
-and missing connections.
-"""
+"""Scores of one leaf at a time: LAMP, distances of slices, missing connections."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ _SUM = Pooling("sum")
 
 
 def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
-    """A score out of a function of one leaf: `fn(weight, grad, mask)` is called for
-    sparsified leaves alone.
+    """A score out of a function of one leaf, `fn(weight, grad, mask)`.
 
     >>> @sf.scores.leafwise
     ... def relative(weight, grad, mask):
@@ -49,11 +46,11 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     >>> relative(state, (), 0)
     {'w': tensor([1.0000, 0.5000]), 'b': tensor([0., 0.])}
 
-    The weight is that of `state.params`, the mask has its full shape, and `grad` is
-    None where the update was given no gradients. The function gives floats of the shape
-    of the weight, larger for a weight that is more important. Other leaves score 0.
-    Raises TypeError for anything but a function of three arguments, and for what is not
-    a tensor.
+    The function is called for sparsified leaves alone. The weight is that of
+    `state.params`, the mask has its full shape, and `grad` is None where the update was
+    given no gradients. The function gives floats of the shape of the weight, larger for
+    a weight that is more important. Other leaves score 0. Raises TypeError for anything
+    but a function of three arguments, and for what is not a tensor.
     """
     check_call("fn", fn, "weight", "grad", "mask")
 
@@ -109,8 +106,7 @@ def of_sparsified(
 
 
 def lamp(state: State, grads: Tree, step: Step) -> Tree:
-    """LAMP: weight^2 by the sum of the squares of all weights of its leaf that are not
-    smaller.
+    """LAMP: weight^2 by the sum of all squares in its leaf that are not smaller.
 
     >>> state = sf.State(
     ...     {"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}, {"w": torch.ones(4) > 0}
@@ -141,8 +137,7 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
 def distance(
     norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = channel(0)
 ) -> PlainScore:
-    """Sum of the distances of a unit of the weights, such as a filter, to the other
-    units of its leaf.
+    """Sum of a unit's distances to the other units of its leaf, such as filters.
 
     >>> state = sf.State(
     ...     {"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])},
@@ -232,8 +227,7 @@ def _distance_sums(flat: Tensor, norm: float) -> Tensor:
 
 @described
 def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainScore:
-    """How well a missing connection would close short paths: the Cannistraci-Hebb score
-    of a pruned entry.
+    """The Cannistraci-Hebb score: how well a missing connection closes short paths.
 
     >>> mask = torch.tensor(
     ...     [[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=torch.bool

@@ -187,8 +187,7 @@ def steered(
     slack: float = 0.1,
     spare: int = 1,
 ) -> Accumulated:
-    """A score over a threshold which halves where too many weights are under it, and
-    doubles where too few are.
+    """A score over a threshold that is steered by how many weights are under it.
 
     >>> steered = sf.scores.steered(sf.always(), target=2, tau=0.5)
     >>> state = sf.State(
@@ -258,8 +257,7 @@ def steered(
 
 @described
 def first_sign() -> Accumulated:
-    """The weight times the sign that it had at the start: negative where the sign has
-    changed since.
+    """The weight times the sign that it had at the start.
 
     >>> score = sf.scores.first_sign()
     >>> signs = score.init({"w": torch.tensor([0.5, -2.0, 0.0])})
@@ -271,9 +269,10 @@ def first_sign() -> Accumulated:
     ... )
     ({'w': tensor([ 1., -1.,  1.])}, {'w': tensor([ 0.1000, -1.0000, -1.0000])})
 
-    For `drop=` together with `drop_fraction=sf.counts.below(0.0)`: weights whose sign
-    has changed are dropped. The memory is the signs, of pruned weights too; 0 counts as
-    positive. Bellec et al. 2018, arXiv 1711.05136.
+    It is negative where the sign has changed since. For `drop=` together with
+    `drop_fraction=sf.counts.below(0.0)`: weights whose sign has changed are dropped.
+    The memory is the signs, of pruned weights too; 0 counts as positive. Bellec et al.
+    2018, arXiv 1711.05136.
     """
     return Accumulated(
         init=lambda params: optree.tree_map(

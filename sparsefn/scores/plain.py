@@ -94,9 +94,7 @@ class OfInputs(Function):
 
 
 class Drawn(Function):
-    """A score that is drawn leaf by leaf: `draw(leaves, state, step)` are those of some
-    leaves.
-    """
+    """A score drawn leaf by leaf: `draw(leaves, state, step)` is of some leaves."""
 
     def __init__(
         self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]
@@ -111,8 +109,7 @@ class Drawn(Function):
 
 
 def absolute(signed: Signed) -> Signed:
-    """The absolute value of a score, which selection takes block by block, without a
-    copy.
+    """The absolute value of a score, which selection takes in blocks, without a copy.
 
     >>> @sf.scores.absolute
     ... def drift(state, grads, step):
@@ -163,8 +160,7 @@ def gradient(state: State, grads: Tree, step: Step) -> Tree:
 
 
 def saliency(state: State, grads: Tree, step: Step) -> Tree:
-    """|weight * gradient|: to first order, how much the loss changes without the
-    weight.
+    """|weight * gradient|: to first order, the loss's change without the weight.
 
     >>> state = sf.State(
     ...     {"w": torch.tensor([2.0, -1.0, 0.5])}, {"w": torch.tensor(True)}
@@ -182,8 +178,7 @@ def saliency(state: State, grads: Tree, step: Step) -> Tree:
 
 
 def movement(state: State, grads: Tree, step: Step) -> Tree:
-    """-weight * gradient: positive where gradient descent moves the weight away from
-    zero.
+    """-weight * gradient: positive where gradient descent moves away from zero.
 
     >>> state = sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)})
     >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
@@ -219,8 +214,7 @@ def _by_leaf(fn: Plain) -> Plain:
 
 @_by_leaf
 def random(state: State, grads: Tree, step: Step) -> Tree:
-    """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the
-    element's index.
+    """Uniform draws in [0, 1) of the state's key, the path, the step and the index.
 
     >>> state = sf.State(
     ...     {"w": torch.zeros(2)}, {"w": torch.tensor(True)}, key=sf.random.key(0)
@@ -229,5 +223,6 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
     True
 
-    ValueError for a state without a key.
+    The path is the leaf's, the index the element's. ValueError for a state without a
+    key.
     """

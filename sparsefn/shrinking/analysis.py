@@ -1,6 +1,4 @@
-"""The analysis of a traced program: a label for every dimension of every tensor in
-it.
-"""
+"""The analysis of a traced program: a label for every dimension of every tensor."""
 
 from __future__ import annotations
 

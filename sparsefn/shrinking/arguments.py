@@ -1,6 +1,4 @@
-"""How the arguments of operations follow entries that go: a table from operations to
-rules.
-"""
+"""How the arguments of operations follow entries that go: a table of rules."""
 
 from __future__ import annotations
 

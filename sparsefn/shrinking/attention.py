@@ -1,6 +1,4 @@
-"""`nn.MultiheadAttention` with fewer heads, or narrower ones, than its inputs are
-wide.
-"""
+"""`nn.MultiheadAttention` with fewer or narrower heads than its inputs are wide."""
 
 from __future__ import annotations
 

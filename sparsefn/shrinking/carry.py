@@ -1,6 +1,4 @@
-"""Training goes on with a smaller model: states, masks, averages and moments without
-what it lost.
-"""
+"""Training goes on with a smaller model: states, masks, averages and moments."""
 
 from __future__ import annotations
 
@@ -62,8 +60,7 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
 def carry_optimizer(
     optimizer: Optimizer, model: nn.Module, made: Smaller
 ) -> dict[str, object]:
-    """The state of a torch optimizer of the old model, for `load_state_dict` of one of
-    the smaller model.
+    """The state of the old model's torch optimizer, for one of the smaller model.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
@@ -81,8 +78,9 @@ def carry_optimizer(
     >>> after.state[made.module[0].weight]["exp_avg"].shape
     torch.Size([1, 1])
 
-    The new optimizer has to have its parameters in the same groups and order. Raises
-    ValueError for a parameter of the optimizer that the model has not.
+    It is for `load_state_dict` of the new optimizer, which has to have its parameters
+    in the same groups and order. Raises ValueError for a parameter of the optimizer
+    that the model has not.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [

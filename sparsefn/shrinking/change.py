@@ -145,8 +145,9 @@ class Resizing:
         )
 
     def number(self, name: str, dims: Sequence[int], factor: int = 1) -> Number:
-        """How many entries an argument had along dimensions, before the cut; times a
-        factor.
+        """How many entries an argument had along dimensions before the cut.
+
+        The number is multiplied by a factor.
         """
         old = bind(self.old.target, self.old.args, self.old.kwargs)[name].meta["val"]
         made: Number = factor

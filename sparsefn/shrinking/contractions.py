@@ -1,6 +1,4 @@
-"""Products: dimensions of one letter are joined, and what is summed over must be 0
-where it goes.
-"""
+"""Products: dimensions of one letter are joined, and sums need 0 where indices go."""
 
 from __future__ import annotations
 
@@ -141,8 +139,9 @@ def grouped_mm(step: Step) -> Value:
 
 
 def attention(step: Step) -> Value:
-    """Scaled dot-product attention; with grouped queries each head of keys and values
-    is repeated.
+    """Scaled dot-product attention.
+
+    With grouped queries each head of keys and values is repeated.
     """
     q, k, v, mask = (
         step.arguments[name] for name in ("query", "key", "value", "attn_mask")

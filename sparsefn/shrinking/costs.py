@@ -86,8 +86,9 @@ def check_unit(unit: object, bits: int | None, compressed: bool) -> None:
 
 
 def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
-    """Each parameter once, under its first name; with its Value where the program reads
-    it.
+    """Each parameter once, under its first name.
+
+    It has its Value where the program reads it.
     """
     named = analysis.graph.named_parameters(remove_duplicate=False)
     known = {

@@ -1,6 +1,4 @@
-"""Norms and means of which entries that were 0 are left out: they go on counting
-those.
-"""
+"""Norms and means that go on counting left-out entries that were 0."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Models without some of their experts: the outputs are those of the model that never
-routes to them.
-"""
+"""Models without some experts, with the outputs of never routing to them."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ from sparsefn.tree import flatten
 def without_experts(
     module: nn.Module, state: State, example: Example, pattern: Pattern
 ) -> Smaller:
-    """A smaller copy of the module without the experts that masks prune, and without
-    their rows of routers.
+    """A smaller copy of the module without the experts that masks prune.
 
     >>> class Mixture(torch.nn.Module):
     ...     def __init__(self):
@@ -59,13 +56,13 @@ def without_experts(
 
     Each set of `pattern`, an `sf.tied` one, ties the experts of a layer: leaves of at
     least three dimensions, such as [experts, out, in], and those of the router, one of
-    which has two, [experts, in]. An expert goes if all of its entries are masked. A
-    masked row of a router gives the logit 0, which a softmax counts, so the outputs are
-    not those of the masked module: they are those of the masked module in which the
-    logits of removed experts are -inf, so that the softmax is over those that stay.
-    That is proven as in `sf.shrink`: both run in float64 and eval mode on `example` and
-    on other inputs of its shapes, and differ by at most 1e-10. Masks of other leaves
-    are 0 in the copy.
+    which has two, [experts, in]. An expert goes, with its rows of routers, if all of
+    its entries are masked. A masked row of a router gives the logit 0, which a softmax
+    counts, so the outputs are not those of the masked module: they are those of the
+    masked module in which the logits of removed experts are -inf, so that the softmax
+    is over those that stay. That is proven as in `sf.shrink`: both run in float64 and
+    eval mode on `example` and on other inputs of its shapes, and differ by at most
+    1e-10. Masks of other leaves are 0 in the copy.
 
     The copy is of the same class. Whole numbers that modules keep and that are the
     number of experts become the new one where the proof needs it, and those of a config

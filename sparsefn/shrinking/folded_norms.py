@@ -1,6 +1,4 @@
-"""RMS norms in a module's own code: its weight and eps are scaled where entries go that
-were 0.
-"""
+"""RMS norms in a module's own code: weight and eps are scaled where zeros go."""
 
 from __future__ import annotations
 

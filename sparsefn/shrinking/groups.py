@@ -55,8 +55,7 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of units of a model, and for dimensions of parameters that cannot lose
-    entries the reason.
+    """The groups of units of a model, and the reasons why other dimensions stay.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
@@ -64,6 +63,8 @@ class Groups:
     >>> groups = sf.shrinking.groups(net, torch.ones(1, 3))
     >>> groups[0].size, groups.stays["2.bias", 0], groups.masks({0: [1, 2]})["0.bias"]
     (4, 'it is an output of the model', tensor([ True, False, False,  True]))
+
+    `stays` has the reason for each dimension of a parameter that cannot lose entries.
     """
 
     groups: tuple[Group, ...]

@@ -1,6 +1,4 @@
-"""Numbers that modules keep about sizes: what they may become, and which of them makes
-the model work.
-"""
+"""Numbers that modules keep about sizes, and what they may become."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Places along dimensions that lose entries: slices, indices, rolls, scatters and pads
-made anew.
-"""
+"""Places along dimensions that lose entries: slices, indices, rolls, scatters, pads."""
 
 from __future__ import annotations
 

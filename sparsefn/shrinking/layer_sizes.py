@@ -1,6 +1,4 @@
-"""What torch's own layers keep about their sizes, set to the shapes of their smaller
-tensors.
-"""
+"""What torch's own layers keep about sizes, set to the shapes of smaller tensors."""
 
 from __future__ import annotations
 

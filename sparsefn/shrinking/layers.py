@@ -1,6 +1,4 @@
-"""Linear layers and convolutions: what reads constants, and which outputs are
-constant.
-"""
+"""Linear layers and convolutions: what reads constants, which outputs are constant."""
 
 from __future__ import annotations
 
@@ -51,8 +49,9 @@ def linear_layer(step: Step) -> Value:
 
 
 def addmm(step: Step) -> Value | None:
-    """A linear layer that holds its weight transposed; None for products of other
-    things.
+    """A linear layer that holds its weight transposed.
+
+    It is None for products of other things.
     """
     bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
     if (

@@ -56,8 +56,7 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
 
 
 class Parts(nn.Module):
-    """A module that runs some of its submodules instead of itself, each on a call of
-    its own.
+    """A module that runs some submodules instead of itself, each on its own call.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
     >>> Parts(net, ["0"])(torch.ones(3, 1))[0].shape
@@ -86,8 +85,7 @@ class Parts(nn.Module):
 def calls_of(
     module: nn.Module, paths: Sequence[str], example: Example
 ) -> dict[str, Example]:
-    """What each submodule is called with, the first time, when the module runs on an
-    example.
+    """What each submodule is first called with when the module runs on an example.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
     >>> calls_of(net, ["1"], torch.ones(3, 1))["1"][0].shape

@@ -1,6 +1,4 @@
-"""What a model costs by how many units of each group are kept, or how many weights of
-each leaf.
-"""
+"""What a model costs by how many units of groups, or weights of leaves, are kept."""
 
 from __future__ import annotations
 
@@ -199,9 +197,7 @@ def _magnitudes(group: Any, known: Mapping[str, Tensor]) -> Scores:
 
 
 class Weights(NamedTuple):
-    """The parameters of a model, for budgets of single weights: `sf.budgets.within`
-    takes them.
-    """
+    """The parameters of a model, for `sf.budgets.within` with single weights."""
 
     leaves: Mapping[str, Tensor]
     products: tuple[
@@ -251,8 +247,7 @@ class Weights(NamedTuple):
 
 
 def weights(model: nn.Module, example: Example) -> Weights:
-    """The parameters of a model as single weights, for `sf.budgets.within`, with what
-    their products cost.
+    """The parameters of a model as single weights, for `sf.budgets.within`.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2)

@@ -1,6 +1,4 @@
-"""The products of a traced program: which dimensions they multiply, and which leaves
-are their factors.
-"""
+"""The products of a traced program: their dimensions, and the leaves among factors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The traced program with fewer entries: a module whose parameters have their old
-names.
-"""
+"""The traced program with fewer entries: a module with the old parameter names."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from sparsefn.shrinking.values import bind, opname, tensors_of, values_in
 
 
 class Program(fx.GraphModule):
-    """A traced module: its code is that of the graph, and its mode that of the
-    trace.
-    """
+    """A traced module, with the code of the graph and the mode of the trace."""
 
     def __init__(
         self, root: nn.Module, graph: fx.Graph, class_name: str = "Program"

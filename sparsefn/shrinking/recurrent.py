@@ -1,6 +1,4 @@
-"""LSTM, GRU and RNN layers: the rows of all gates of a hidden unit go together, in all
-layers and directions.
-"""
+"""LSTM, GRU and RNN layers: the rows of all gates of a hidden unit go together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Models that never route to some experts: the logits of their rows of routers are
--inf.
-"""
+"""Models that never route to some experts, whose logits are -inf."""
 
 from __future__ import annotations
 

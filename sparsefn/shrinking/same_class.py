@@ -44,8 +44,7 @@ def same_class(
     works: Works,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> SameClass:
-    """A copy of a model with smaller tensors, whose modules keep the sizes that fit
-    them.
+    """A copy of a model with smaller tensors, whose modules keep fitting sizes.
 
     `works(small, exact)` has to run a model, with the tensors `exact` in float64 in
     place of its own, which were rounded, and to say whether it gives what is wanted: on

@@ -1,6 +1,4 @@
-"""Shuffles of channels as one operation: a view in groups ties what a permutation
-leaves apart.
-"""
+"""Shuffles of channels as one operation, as views tie what a permutation does not."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ class Kept(NamedTuple):
 
 
 class Smaller(NamedTuple):
-    """A smaller model, what it kept of the tensors of the old one, and in which form it
-    is.
+    """A smaller model, what it kept of the old one's tensors, and in which form it is.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
@@ -142,8 +141,7 @@ def smaller(
     form: Form | None = None,
     groups: Groups | None = None,
 ) -> Smaller:
-    """What `sf.shrink` makes, with what is kept of every parameter and buffer, and
-    notes in place of a warning.
+    """What `sf.shrink` makes, with what it kept, and with notes in place of a warning.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
@@ -155,6 +153,8 @@ def smaller(
     >>> made = sf.shrinking.smaller(net, state, torch.ones(1, 1))
     >>> made.form, made.kept["2.weight"].indices
     ('class', (None, tensor([0])))
+
+    `kept` tells of every parameter and buffer.
     """
     if not isinstance(state, State):
         raise TypeError(

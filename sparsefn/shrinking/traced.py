@@ -33,8 +33,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def traced(
     model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True
 ) -> fx.GraphModule:
-    """The ATen operations of a model, with its parameters and buffers under their
-    names.
+    """The ATen operations of a model, with parameters and buffers under their names.
 
     >>> program = traced(
     ...     torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()),
@@ -310,8 +309,9 @@ def _text(node: fx.Node) -> str:
 
 
 def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
-    """What a copy of a model gives for a call; ValueError where the model does not run
-    on it.
+    """What a copy of a model gives for a call.
+
+    ValueError where the model does not run on it.
 
     >>> run_once(torch.nn.ReLU(), torch.nn.ReLU(), ((torch.ones(1),), {}))
     tensor([1.])

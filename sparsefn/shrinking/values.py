@@ -112,9 +112,7 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
 def run_op(
     target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The tensors that an operation gives for other tensors, which it does not
-    change.
-    """
+    """The tensors that an operation gives for other tensors, left unchanged."""
     given = replaced(arguments, [x.clone() for x in tensors])
     positional = []
     for arg in target._schema.arguments:
@@ -141,8 +139,9 @@ def opname(node: fx.Node) -> str:
 
 
 def module_of(node: fx.Node, up: int = 0) -> str:
-    """The path of the module in whose forward an operation is; with `up` of those
-    around it.
+    """The path of the module in whose forward an operation is.
+
+    With `up`, it is that of a module around it.
     """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return (

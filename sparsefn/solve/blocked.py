@@ -1,6 +1,4 @@
-"""SparseGPT: columns from left to right, the later ones making up for what the earlier
-ones lost.
-"""
+"""SparseGPT: columns from left to right, where later ones make up for earlier ones."""
 
 from __future__ import annotations
 
@@ -49,8 +47,7 @@ def obs(
     block: int = 128,
     damp: float = USUAL,
 ) -> tuple[Tensor, Tensor]:
-    """SparseGPT: prune a weight and change the weights that are kept, so that the
-    layer's outputs change little.
+    """SparseGPT: prune weights and change the others, so that outputs change little.
 
     >>> weight, hessian = (
     ...     torch.tensor([[1.0, 2.0]]),

@@ -11,8 +11,7 @@ from sparsefn.solve.inputs import check_finite, check_floating, check_kept
 
 
 def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tensor:
-    """WoodFisher's inverse of (damp I + G'G / N) for the gradients of N examples, the
-    rows of G.
+    """WoodFisher's inverse of (damp I + G'G / N), with gradients of N examples as G.
 
     >>> inverse = sf.solve.fisher_inverse(torch.tensor([[1.0, 2.0], [3.0, 1.0]]), 0.5)
     >>> inverse
@@ -80,8 +79,7 @@ def obs_fisher(
     damp: float = 1e-5,
     block: int = 2000,
 ) -> tuple[Tensor, Tensor]:
-    """WoodFisher: prune the weights that matter least by an inverse Fisher matrix, and
-    change the others to make up.
+    """WoodFisher: prune by an inverse Fisher matrix, and change the others to make up.
 
     >>> grads = torch.tensor([[1.0, 2.0], [3.0, 1.0]])
     >>> sf.solve.obs_fisher(torch.tensor([1.0, -1.0]), grads, 1, damp=0.5)

@@ -1,6 +1,4 @@
-"""Exact OBS: one weight after the other, each time the one whose loss the others make
-up for best.
-"""
+"""Exact OBS: one weight after the other, the one that others make up for best."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ def obs_exact(
     *,
     damp: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Optimal brain surgeon, exactly: prune the weight that matters least, change the
-    others, and so on.
+    """Optimal brain surgeon, exactly: prune one weight at a time, change the others.
 
     >>> weight, hessian = (
     ...     torch.tensor([[1.0, 2.0], [0.5, 0.1]]),

@@ -1,6 +1,4 @@
-"""What every solver asks of its arguments, and the Cholesky factor that all of them
-need.
-"""
+"""What every solver asks of its arguments, and the Cholesky factor that all need."""
 
 from __future__ import annotations
 
@@ -71,8 +69,7 @@ def check_floating(call: str, name: str, x: object) -> None:
 
 
 def check_finite(call: str, **tensors: Tensor) -> None:
-    """Raise ValueError for a tensor with NaN or an infinity, where its values are
-    known.
+    """Raise ValueError for a tensor with NaN or infinity, where values are known.
 
     >>> check_finite("obs", hessian=torch.tensor([1.0, float("nan")]))
     Traceback (most recent call last):
@@ -136,8 +133,9 @@ def check_damp(call: str, damp: float) -> float:
 
 
 def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
-    """Add damping to the diagonal, `damp` times its mean; returns which inputs were
-    always 0.
+    """Add damping to the diagonal, `damp` times its mean.
+
+    Returns which inputs were always 0.
 
     >>> hessian = torch.tensor([[3.0, 0.0], [0.0, 0.0]])
     >>> damp_in_place("obs", hessian, 0.5), hessian

@@ -17,8 +17,7 @@ from sparsefn.state import Step
 def layerwise(
     stats: Stats, fn: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Callable[[str, Tensor, Tensor, Step], tuple[Tensor, Tensor]]:
-    """What `sf.rewrite` takes, out of a solver of one layer and the statistics of all:
-    `fn(weight, gram, mask)`.
+    """What `sf.rewrite` takes, out of a solver of one layer and the statistics of all.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> stats = sf.calibration.inputs(
@@ -33,12 +32,12 @@ def layerwise(
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[0.0000, 2.5000]])}
 
-    `stats` are those of `sf.calibration.inputs`, with "gram". For each leaf `fn` gets
-    the weight and the mask as matrices of (outputs, inputs), and the gram of the
-    inputs, (inputs, inputs); it returns the new weight and mask. Leaves of another
-    form, such as convolutions and the Conv1D of transformers, get their form back.
-    Where parts of the outputs read other inputs, as in a convolution with groups, `fn`
-    is called for each.
+    The solver is `fn(weight, gram, mask)`. `stats` are those of
+    `sf.calibration.inputs`, with "gram". For each leaf `fn` gets the weight and the
+    mask as matrices of (outputs, inputs), and the gram of the inputs, (inputs, inputs);
+    it returns the new weight and mask. Leaves of another form, such as convolutions and
+    the Conv1D of transformers, get their form back. Where parts of the outputs read
+    other inputs, as in a convolution with groups, `fn` is called for each.
 
     Raises ValueError for a leaf without statistics, for those of no input or without
     "gram", and for what `fn` raises a ValueError of, all with the path; TypeError for

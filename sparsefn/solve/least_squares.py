@@ -20,8 +20,7 @@ from sparsefn.solve.inputs import (
 def refit(
     weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0
 ) -> Tensor:
-    """Least squares on a mask: of all weights that are 0 off it, those that change the
-    layer's outputs least.
+    """Least squares on a mask: the weights that change the layer's outputs least.
 
     >>> weight, hessian = (
     ...     torch.tensor([[1.0, 2.0]]),
@@ -29,6 +28,8 @@ def refit(
     ... )
     >>> sf.solve.refit(weight, hessian, torch.tensor([[False, True]]))
     tensor([[0.0000, 2.5000]])
+
+    They are the best of all weights that are 0 off the mask.
 
     `weight` and `mask` are (out, in), `hessian` (in, in), symmetric. For a row w that
     keeps the columns S the result is w_S + H_SS^-1 H_SP w_P, where P are the pruned

@@ -1,5 +1,6 @@
-"""Laws of sparse training algorithms, for the library's and for your own; needs
-Hypothesis.
+"""Laws of sparse training algorithms, for the library's and for your own.
+
+Needs Hypothesis.
 """
 
 from sparsefn.testing import coverage, laws, strategies

@@ -18,10 +18,10 @@ from sparsefn.tree import Tree
 
 
 class Broken(AssertionError):
-    """A law does not hold for an algorithm; the text begins with a line for each
-    failure, and ends with a test of it.
+    """A law does not hold for an algorithm.
 
-    Lines that are longer than 200 characters are cut, and stand below in full.
+    The text begins with a line for each failure, and ends with a test of it. Lines that
+    are longer than 200 characters are cut, and stand below in full.
 
     >>> issubclass(sf.testing.Broken, AssertionError)
     True

@@ -90,8 +90,7 @@ def trait_shares(counted: Counter[str]) -> dict[str, float]:
 
 
 def missing(counted: Counter[str], least: Mapping[str, float] = LEAST) -> list[str]:
-    """One line for each trait of which too few of the counted cases have one; none for
-    less than `ENOUGH` cases.
+    """A line for each trait that too few of the counted cases have.
 
     >>> from collections import Counter
     >>> sf.testing.coverage.missing(
@@ -99,8 +98,8 @@ def missing(counted: Counter[str], least: Mapping[str, float] = LEAST) -> list[s
     ... )
     ['nan in 0% of 400 cases, expected 10% or more']
 
-    Too few are three standard deviations less than so many draws have on average with
-    the least share.
+    There are none for fewer than `ENOUGH` cases. Too few are three standard deviations
+    less than so many draws have on average with the least share.
     """
     n = counted[CASES]
     found = trait_shares(counted)

@@ -92,8 +92,9 @@ def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
 
 
 def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any]:
-    """Arguments of the call that made an algorithm; for one around another, of the call
-    of that.
+    """Arguments of the call that made an algorithm.
+
+    For one around another, they are of the call of that.
 
     >>> said_by(
     ...     sf.with_terms(

@@ -1,6 +1,4 @@
-"""Helpers of the laws: leaves by path, comparison by bits, runs, and a counter of
-tensor operations.
-"""
+"""Helpers of the laws: leaves by path, comparison by bits, runs, counted operations."""
 
 from __future__ import annotations
 

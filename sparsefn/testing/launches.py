@@ -1,5 +1,4 @@
-"""A counter of what operations cost on a device: launches, bytes, and waits of Python
-for the device.
+"""A counter of what operations cost on a device: launches, bytes and waits.
 
 It needs no device: `torch.device("meta")` tensors have shapes and no values, and code
 that looks at a value fails on them as it would wait on a GPU.

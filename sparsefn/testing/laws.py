@@ -90,8 +90,7 @@ def drawn(
     palettes: Sequence[str] | None = None,
     distinct: bool = False,
 ) -> st.SearchStrategy[Case]:
-    """Runs for a row: over drawn trees whose shapes its pattern accepts, or over trees
-    like `like`.
+    """Runs for a row, over drawn trees that its pattern accepts or trees like `like`.
 
     >>> from hypothesis import find
     >>> find(

@@ -1,6 +1,4 @@
-"""Laws on dependence: of masks on steps, gradients, keys, other leaves, scales, names
-and places.
-"""
+"""Laws on dependence: of masks on steps, gradients, keys, other leaves, names."""
 
 from __future__ import annotations
 

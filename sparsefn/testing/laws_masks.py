@@ -76,8 +76,9 @@ def _transitions(
 
 
 def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
-    """The kept count of every competition at a sparsity; only the total if `Meta`
-    promises no more.
+    """The kept count of every competition at a sparsity.
+
+    It is only the total if `Meta` promises no more.
     """
     shapes = _shapes(state)
     groups = {

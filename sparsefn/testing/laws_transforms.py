@@ -1,6 +1,4 @@
-"""Laws on transforms: `vmap` equals a loop, and a compiled update equals an eager
-one.
-"""
+"""Laws on transforms: `vmap` is a loop, and a compiled update is an eager one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The promises of an algorithm, which decide the laws that bind it, and the row of an
-algorithm under test.
-"""
+"""The promises of an algorithm, which decide the laws that bind it, and its row."""
 
 from __future__ import annotations
 
@@ -194,8 +192,9 @@ setattr(Meta, "_replace", _checked(Meta._replace))  # noqa: B010
 
 
 def _by_leaf(distribution: Distribution) -> bool:
-    """Whether another leaf changes no count of a leaf; where only some leaves have a
-    count, it may.
+    """Whether another leaf changes no count of a leaf.
+
+    Where only some leaves have a count, it may.
 
     >>> _by_leaf(sf.budgets.uniform()), _by_leaf(sf.budgets.erk())
     (True, False)
@@ -211,8 +210,7 @@ def _by_leaf(distribution: Distribution) -> bool:
 
 
 class Row(NamedTuple):
-    """An algorithm under test: `make(sparsity, key, params)` gives it, `reference` is
-    where to import it from.
+    """An algorithm under test, which `make(sparsity, key, params)` gives.
 
     >>> row = sf.testing.Row(
     ...     "static",
@@ -223,6 +221,8 @@ class Row(NamedTuple):
     ...     "w"
     ... ].sum()
     tensor(2)
+
+    `reference` is where to import it from.
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""Selection in slow and simple Python: the units of a leaf, the competing groups, the
-winners.
-"""
+"""Selection in slow and simple Python: units of a leaf, competing groups, winners."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ Shapes = Mapping[str, Box]
 
 
 class Layout(NamedTuple):
-    """A pattern written out in another way: its units, its competing groups, and the
-    leaf shapes that it accepts.
+    """A pattern written out anew: its units, its competing groups and its leaf shapes.
 
     >>> sf.testing.Layout(
     ...     sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])
@@ -51,8 +48,9 @@ ELEMENTS = Layout(unstructured())
 
 
 def computed_layout(pattern: Pattern) -> Layout:
-    """The layout computed from a pattern's own functions; leaf shapes are the first
-    that it accepts.
+    """The layout computed from a pattern's own functions.
+
+    Leaf shapes are the first that it accepts.
 
     >>> computed_layout(sf.patterns.nm(2, 4)).form
     Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))

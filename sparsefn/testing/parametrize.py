@@ -20,8 +20,7 @@ def parametrize_laws(
     strict: bool = True,
     laws: Sequence[Law] = LAWS,
 ) -> Callable[[F], F]:
-    """Decorate a test of (law, check, row): pytest runs it for each check that binds a
-    row, named `check-row`.
+    """Decorate a test of (law, check, row), which pytest then runs for each row.
 
     >>> def halve(sparsity, key):
     ...     return sf.gmp(sparsity, when=sf.every(2))
@@ -30,6 +29,8 @@ def parametrize_laws(
     ... )
     ... def test_laws(law, check, row):
     ...     sf.testing.check_row(law, check, row)
+
+    There is a test for each check that binds a row, named `check-row`.
 
     A row is a `Row`, or a function as `check_laws` takes it with its `Meta`.
     `expected_failures` gives reasons by the name of a check, or by `check-row` for one

@@ -79,8 +79,7 @@ class _Promise(NamedTuple):
 def passive(
     algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float | None = None
 ) -> Algorithm:
-    """The same algorithm, which watches every call and raises `Broken` at the first
-    that breaks a promise.
+    """The same algorithm, which raises `Broken` at a call that breaks a promise.
 
     >>> algorithm = sf.testing.passive(sf.rigl(0.5, when=sf.every(2)))
     >>> state = algorithm.init({"w": torch.ones(4, 4)})
@@ -396,8 +395,9 @@ def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:
 def _check_counts(
     what: str, promise: _Promise, new: State, old: State | None, step: Step
 ) -> None:
-    """Units are kept as many as the goal says; where masks only shrink, not more than
-    there were.
+    """Units are kept as many as the goal says.
+
+    Where masks only shrink, they are not more than there were.
     """
     rule = promise.rule
     leaves, masks = sparse_leaves(new)

@@ -20,14 +20,15 @@ from sparsefn.testing.written import meta_code
 
 @dataclass(frozen=True)
 class Report:
-    """The outcomes of all checks of one algorithm; `str(report)` is a table, after the
-    failures in plain words.
+    """The outcomes of all checks of one algorithm.
 
     >>> report = sf.testing.check_laws(
     ...     lambda sparsity, key: sf.gmp(sparsity), laws=[sf.testing.laws.PURITY]
     ... )
     >>> report.ok, report.held[0]
     (True, 'states_keep_their_structure')
+
+    `str(report)` is a table, after the failures in plain words.
 
     `rows` are in the order of the laws; checks that do not bind the algorithm are
     there, too. `coverage` holds shares of the drawn `cases`, by trait, `easy` has a

@@ -108,12 +108,13 @@ def steps() -> st.SearchStrategy[int | Tensor]:
 
 
 def sparsities(size: int = 12) -> st.SearchStrategy[float]:
-    """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`,
-    where rounding shows.
+    """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`.
 
     >>> from hypothesis import find
     >>> 0.0 <= find(sf.testing.strategies.sparsities(), lambda _: True) <= 1.0
     True
+
+    Rounding shows at halves of a unit.
     """
     return examples(lambda source: values.drawn_sparsity(source, [size]))
 
@@ -146,8 +147,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
 
 def triggers() -> st.SearchStrategy[Trigger]:
-    """Triggers: every n steps from some step to another, lists of steps, always and
-    never.
+    """Triggers: every n steps between two steps, lists of steps, always and never.
 
     >>> from hypothesis import find
     >>> find(sf.testing.strategies.triggers(), lambda _: True)(3) in (True, False)
@@ -170,8 +170,7 @@ def triggers() -> st.SearchStrategy[Trigger]:
 
 
 def patterns() -> st.SearchStrategy[Pattern]:
-    """Patterns of every kind, small enough for leaves that
-    `sf.testing.Meta(pattern=...)` then draws.
+    """Patterns of every kind, small enough for the leaves that `sf.testing.Meta` draws.
 
     >>> from hypothesis import find
     >>> isinstance(
@@ -207,8 +206,7 @@ def cases(
     distinct: bool = False,
     like: Tree = None,
 ) -> st.SearchStrategy[Case]:
-    """Whole runs: parameters, one tree of gradients for each of a few updates, a
-    sparsity and a seed.
+    """Whole runs: parameters, gradients for a few updates, a sparsity and a seed.
 
     >>> from hypothesis import find
     >>> import optree
@@ -226,11 +224,12 @@ def cases(
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:
-    """One fixed run over a leaf of at least `elements` elements, where two masks do not
-    agree by chance, and others.
+    """One fixed run over a leaf of at least `elements` elements, and others.
 
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])
+
+    In so large a leaf two masks do not agree by chance.
     """
     generator, of_wide = (torch.Generator("cpu").manual_seed(seed) for seed in (7, 8))
     size = math.isqrt(elements // (form.rows * form.columns)) + 1

@@ -1,6 +1,4 @@
-"""Which promises an algorithm keeps: declarations are tried, and the strongest that
-hold are suggested.
-"""
+"""Which promises an algorithm keeps: the strongest that hold are suggested."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One check of one algorithm: whether it holds, and in plain words what failed, on
-which smallest example.
-"""
+"""One check of one algorithm: whether it holds, and what failed in plain words."""
 
 from __future__ import annotations
 
@@ -198,8 +196,9 @@ def _told(row: Row, check: Check, case: Case, error: Exception, shrink: bool) ->
 
 
 def what_to_declare(check: Check, meta: Meta) -> str:
-    """What of the declarations that a check takes is not made, as code; "" where none
-    has code.
+    """What of the declarations that a check takes is not made, as code.
+
+    It is "" where none has code.
 
     >>> from sparsefn.testing.laws import EXACT_COUNT
     >>> what_to_declare(

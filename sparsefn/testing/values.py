@@ -26,11 +26,12 @@ STEPS = 3  # updates in a run
 
 
 class Form(NamedTuple):
-    """Leaf shapes that a pattern accepts: multiples of rows and columns, a least size
-    (0 allows empty leaves), ranks.
+    """Leaf shapes that a pattern accepts: multiples, a least size, and ranks.
 
     >>> sf.testing.Form(columns=4).least
     0
+
+    The multiples are of rows and columns. A least size of 0 allows empty leaves.
     """
 
     rows: int = 1

@@ -20,8 +20,9 @@ from sparsefn.testing.oracle import Layout
 
 
 def code_of(value: object) -> str | None:
-    """An expression that gives the value, with `sf` and `torch` imported; None where
-    there is none.
+    """An expression that gives the value, with `sf` and `torch` imported.
+
+    It is None where there is none.
 
     >>> code_of(sf.every(2)), code_of(sf.scores.magnitude), code_of(lambda: 0)
     ('sf.every(2)', 'sf.scores.magnitude', None)

@@ -1,5 +1,4 @@
-"""Schedules: pure functions from a step to a number, the same bits for an int and a
-tensor step.
+"""Schedules: pure functions from a step to a number, the same bits for tensors.
 
 An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside
 `torch.compile` every result is a tensor. Every number among the arguments may be an
@@ -89,11 +88,12 @@ def constant(value: Real) -> Schedule:
 
 @described
 def linear(init: Real, slope: Real) -> Schedule:
-    """`init + slope * step`, without a last step; `linear_decay` and
-    `polynomial(power=1)` have one.
+    """`init + slope * step`, without a last step.
 
     >>> sf.schedules.linear(0.5, 0.25)(2)
     1.0
+
+    `linear_decay` and `polynomial(power=1)` have a last step.
     """
     a, b = numbers(init=init, slope=slope)
     return lambda step: a + _time(step) * b
@@ -101,8 +101,7 @@ def linear(init: Real, slope: Real) -> Schedule:
 
 @described
 def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
-    """`final - (final - init) * exp(gamma * step)`: from `init` towards `final` for
-    gamma < 0.
+    """`final - (final - init) * exp(gamma * step)`: towards `final` for gamma < 0.
 
     >>> sf.schedules.exponential(0.0, gamma=-0.5)(0)
     0.0
@@ -136,8 +135,7 @@ def power(init: Real, beta: Real) -> Schedule:
 
 @described
 def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
-    """A wave: `init` at step 0, `minimum` at `half_period`, `init` again at twice that,
-    and so on.
+    """A wave that falls from `init` to `minimum` in `half_period` steps, then rises.
 
     >>> [sf.schedules.cosine(1.0, 2)(step) for step in range(5)]
     [1.0, 0.5, 0.0, 0.5, 1.0]
@@ -161,8 +159,7 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
 
 @described
 def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
-    """Half a cosine wave from `init` at step 0 down to `final` at `steps`, and `final`
-    from there on.
+    """Half a cosine wave from `init` at step 0 to `final` at `steps`, and then `final`.
 
     >>> [sf.schedules.cosine_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
     [0.5, 0.25, 0.0, 0.0]
@@ -183,8 +180,7 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
 @described
 def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
-    """A straight line from `init` at step 0 to `final` at `steps`, and `final` from
-    there on.
+    """A straight line from `init` at step 0 to `final` at `steps`, and then `final`.
 
     >>> [sf.schedules.linear_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
     [0.5, 0.25, 0.0, 0.0]
@@ -200,17 +196,16 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 def polynomial(
     init: Real, final: Real, begin: Real, end: Real, power: Real = 3
 ) -> Schedule:
-    """From `init` at step `begin` to `final` at `end`, fast first and slow at last;
-    constant before and after.
+    """From `init` at step `begin` to `final` at `end`, fast first and slow at last.
 
     >>> schedule = sf.schedules.polynomial(0.0, 0.8, begin=100, end=300)
     >>> [schedule(step) for step in (0, 100, 200, 300, 400)]
     [0.0, 0.0, 0.7000000000000001, 0.8, 0.8]
 
-    `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`. Raises
-    ValueError for end <= begin or a power that is not positive. With power 3 the
-    sparsity of Zhu and Gupta, "To prune, or not to prune", 2017, arXiv 1710.01878,
-    equation 1.
+    `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`, and
+    constant before and after. Raises ValueError for end <= begin or a power that is not
+    positive. With power 3 the sparsity of Zhu and Gupta, "To prune, or not to prune",
+    2017, arXiv 1710.01878, equation 1.
     """
     a, b, start, stop, exponent = numbers(
         init=init, final=final, begin=begin, end=end, power=power
@@ -268,17 +263,16 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
 
 @described
 def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Schedule:
-    """Piecewise constant: each value holds from its begin on; the first one also
-    before.
+    """Piecewise constant: each value holds from its begin on.
 
     >>> schedule = sf.schedules.piecewise({0: 0.5, 100: 0.8})
     >>> [schedule(step) for step in (0, 99, 100)]
     [0.5, 0.5, 0.8]
 
-    `values` is `{begin: value}` or pairs of the two, in any order; where a begin is a
-    0-d int64 tensor, in order of time: the last pair that has begun holds. Raises
-    TypeError for a begin that is not an int, ValueError for one that is negative or
-    given twice and for no values.
+    The first one also holds before. `values` is `{begin: value}` or pairs of the two,
+    in any order; where a begin is a 0-d int64 tensor, in order of time: the last pair
+    that has begun holds. Raises TypeError for a begin that is not an int, ValueError
+    for one that is negative or given twice and for no values.
     """
     pairs = list(values.items() if isinstance(values, Mapping) else values)
     for begin, _ in pairs:
@@ -332,15 +326,14 @@ def as_schedule(value: Level) -> Schedule:
 
 
 def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, Real]:
-    """The smallest and the largest value over steps begin..end, both included, and the
-    value at `end`.
+    """The smallest and the largest value over steps begin..end, and the value at `end`.
 
     >>> sf.schedules.min_max_end(sf.schedules.cosine(1.0, 2), 0, 3)
     (0.0, 1.0, 0.5)
 
-    Every step is evaluated, so the result is exact and the time is linear in
-    `end - begin`. A schedule of your own that cannot be vmapped, or not in float64, is
-    called step by step. Raises ValueError for end < begin.
+    Both ends are included. Every step is evaluated, so the result is exact and the time
+    is linear in `end - begin`. A schedule of your own that cannot be vmapped, or not in
+    float64, is called step by step. Raises ValueError for end < begin.
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)

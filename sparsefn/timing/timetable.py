@@ -35,9 +35,7 @@ def pace(call: str, steps: int) -> tuple[int, int]:
 
 
 class _Run(NamedTuple):
-    """The steps in which a part of an algorithm runs: from `first` on, `end`
-    excluded.
-    """
+    """The steps in which a part of an algorithm runs: from `first` to before `end`."""
 
     first: int
     end: int

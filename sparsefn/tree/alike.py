@@ -1,6 +1,4 @@
-"""Trees beside each other: whether they have one structure, and words for where they
-have not.
-"""
+"""Trees beside each other: whether they have one structure, and where they differ."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from sparsefn.tree.mends import no_tree
 
 
 def same_structure(tree: Tree, like: Tree) -> bool:
-    """Whether two trees have the same structure; the order in which dicts were filled
-    does not matter.
+    """Whether two trees have the same structure.
+
+    The order in which dicts were filled does not matter.
 
     >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
     True

@@ -39,8 +39,7 @@ _LAST_WORDS = {"token", "tokens", "scale", "position", "positional"}
 
 
 def default_where(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is sparsified by default: weights of layers are; embeddings, norms
-    and `lm_head` are not.
+    """Whether a leaf is sparsified by default, as the weights of layers are.
 
     >>> sizes = {
     ...     "wte.weight": (9, 4),
@@ -176,8 +175,7 @@ def _computed_weights(leaves: dict[str, Tensor]) -> list[Computed]:
 
 
 def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The leaves that a function of (path, leaf), a glob or a sequence of globs
-    chooses.
+    """The leaves that a function of (path, leaf), a glob or several globs choose.
 
     >>> matching(
     ...     "where", "*.bias", {"0.bias": torch.zeros(2), "0.weight": torch.zeros(2, 2)}

@@ -55,11 +55,12 @@ def none_paths(tree: Tree) -> list[str]:
 
 
 def leaves_of(tree: Tree) -> list[Tree]:
-    """The leaves, in optree's order; in compiled code, too, where optree refuses a dict
-    without tensors.
+    """The leaves, in optree's order, also in compiled code.
 
     >>> sf.tree.leaves_of({"b": 1, "a": [2, {}]})
     [2, 1]
+
+    There optree itself refuses a dict without tensors.
     """
     return opened(tree)[0]
 
@@ -193,8 +194,7 @@ def _is_leaf(node: Tree) -> bool:
 
 
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], Tree]]:
-    """`{path: leaf}` and the function that puts a sequence of leaves back in their
-    place.
+    """`{path: leaf}`, and the function that puts a sequence of leaves back.
 
     >>> leaves, rebuild = sf.tree.flatten([torch.zeros(1), (torch.ones(2),)])
     >>> list(leaves)

@@ -22,8 +22,9 @@ _MENDS = {
 
 
 def mend_of(what: str, value: object) -> str:
-    """What to write in the place of a module, or of what its methods return; "" for
-    anything else.
+    """What to write in place of a module, or of what its methods return.
+
+    It is "" for anything else.
 
     >>> mend_of("params", torch.nn.Linear(1, 1)), mend_of("params", {})
     ('; write dict(module.named_parameters())', '')

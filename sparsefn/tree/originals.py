@@ -1,5 +1,6 @@
-"""Parameters that a weight is computed from: torch calls them originals. Here their
-names tell.
+"""Parameters that a weight is computed from, which torch calls originals.
+
+Here their names tell.
 """
 
 from __future__ import annotations
@@ -109,8 +110,7 @@ def is_magnitude(path: str, leaf: Tensor) -> bool:
 def check_weights(
     what: str, paths: Iterable[str], leaves: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValueError for the first path, of these leaves, that a weight is computed
-    from.
+    """Raise ValueError for the first of these leaves that a weight is computed from.
 
     >>> check_weights("where", ["weight"], {"weight": torch.ones(2, 2)})
     """

@@ -32,8 +32,9 @@ def copied(tree: Tree) -> Tree:
 
 
 def fix_sizes(tree: Tree) -> None:
-    """Let compiled code know every size of the leaves as a number; does nothing
-    elsewhere.
+    """Let compiled code know every size of the leaves as a number.
+
+    It does nothing elsewhere.
 
     >>> fix_sizes({"w": torch.zeros(2)})
 
@@ -90,11 +91,12 @@ def wide(leaf: Tensor) -> Tensor:
 
 
 def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
-    """`new(old)` if `pred` holds, else `old`: an `if` where the value is known in
-    Python, else a `torch.where`.
+    """`new(old)` if `pred` holds, else `old`.
 
     >>> sf.tree.choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
+
+    It is an `if` where the value is known in Python, else a `torch.where`.
     """
     holds = concrete(pred) if isinstance(pred, Tensor) else pred
     if isinstance(pred, Tensor) and holds is None:

@@ -1,6 +1,4 @@
-"""Checks of arguments, fractions and counts that users give, and the calls that made an
-algorithm.
-"""
+"""Checks of what users give, and the calls that made an algorithm."""
 
 from sparsefn.engine.checks import rounding
 from sparsefn.engine.checks.checks import (

@@ -1,6 +1,4 @@
-"""Checks of functions among the arguments: of how they are called, and of unknown
-keywords.
-"""
+"""Checks of functions among the arguments: how they are called, unknown keywords."""
 
 from __future__ import annotations
 
@@ -74,8 +72,7 @@ def _inner(fn: Callable[..., object]) -> Callable[..., object]:
 
 
 def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that the function does not know, and name the
-    closest one.
+    """Raise TypeError for an unknown keyword, and name the closest known one.
 
     >>> check_keywords("rigl", ["drop_fractoin"], ["drop", "drop_fraction"])
     Traceback (most recent call last):

@@ -147,8 +147,7 @@ def check_int(call: str, name: str, value: object, low: int | None = None) -> No
 
 
 def check_whole(call: str, name: str, value: object, low: int) -> None:
-    """Raise unless the argument of that name is a 0-d int64 tensor, or passes
-    `check_int`.
+    """Raise unless the argument is a 0-d int64 tensor, or passes `check_int`.
 
     >>> from sparsefn.engine.checks import checks
     >>> checks.check_whole("every(n)", "n", torch.tensor(0.5), 1)
@@ -257,8 +256,9 @@ def _table(what: str, value: object) -> str:
 
 
 def numbers(**values: object) -> list[Real]:
-    """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d
-    float tensor.
+    """Finite hyper-parameters as floats.
+
+    All are float64 tensors where one is a 0-d float tensor.
 
     >>> from sparsefn.engine.checks import checks
     >>> checks.numbers(init=0.5, final=1)

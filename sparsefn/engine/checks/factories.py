@@ -52,8 +52,9 @@ class Call(NamedTuple):
 
 
 class FromCall:
-    """The base of objects that know the call which made them; a changed copy does not
-    know it.
+    """The base of objects that know the call which made them.
+
+    A changed copy does not know it.
 
     >>> rigl = sf.rigl(0.9)
     >>> isinstance(rigl, FromCall), isinstance(rigl._replace(within=None), FromCall)
@@ -131,8 +132,9 @@ def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
 
 
 def uncalled(value: object) -> str:
-    """How to call a factory that was given in the place of what it makes; "" for
-    anything else.
+    """How to call a factory that was given in place of what it makes.
+
+    It is "" for anything else.
 
     >>> (
     ...     uncalled(sf.budgets.erk),
@@ -311,8 +313,7 @@ def _copied(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """An argument as it would be written: functions and classes by name, tensors in
-    short.
+    """An argument as it would be written: functions by name, tensors in short.
 
     >>> print(shown([sf.scores.magnitude, 0.5, sf.random.key(7), torch.zeros(3, 4)]))
     [magnitude, 0.5, tensor([0, 7]), tensor(shape=(3, 4), dtype=float32)]

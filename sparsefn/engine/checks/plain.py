@@ -1,6 +1,4 @@
-"""Plain data, as JSON gives it, read by name: what is unknown is an error that lists
-what is known.
-"""
+"""Plain data, as JSON gives it, read by name, with errors that list what is known."""
 
 from __future__ import annotations
 
@@ -62,8 +60,9 @@ def check_keys(
 def called(
     what: str, make: Callable[..., T], given: Mapping[str, object], **ours: object
 ) -> T:
-    """A function called with the keys of a dict as its arguments; any error in them is
-    a ValueError.
+    """A function called with the keys of a dict as its arguments.
+
+    Any error in them is a ValueError.
 
     >>> called("a point", lambda x, y: (x, y), {"x": 1}, y=2)
     (1, 2)

@@ -1,5 +1,4 @@
-"""Draws of keys, with checks: of a shape, of an index, or of the part of a DTensor that
-this process holds.
+"""Draws of keys, with checks: of a shape, of an index, or of a DTensor's local part.
 
 Element i of a draw is a function of the key and of i. So a process draws its part of a
 DTensor from the places of that part in the whole, and gets what one process would have
@@ -164,10 +163,10 @@ def drawn_like(key: Tensor, leaf: Tensor, kind: str, dtype: torch.dtype) -> Tens
 
 
 def drawn_extent(key: Tensor, leaf: Tensor) -> Extent:
-    """Where the part of a DTensor lies that one key draws. Raises ValueError for more
-    than one key.
+    """Where the part of a DTensor lies that one key draws.
 
-    Also raises the errors of `shards.extent_of`.
+    Raises ValueError for more than one key. Also raises the errors of
+    `shards.extent_of`.
     """
     check_key(key)
     if key.ndim != 1:

@@ -50,8 +50,7 @@ def drawn_leaves(
     kind: str,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Draws like each leaf, from its own key at a step: what `drawn_like` gives with
-    `leaf_key`.
+    """Draws like each leaf, from its own key at a step, as `drawn_like` gives.
 
     >>> from sparsefn.engine.draws.leaf_draws import drawn_leaves
     >>> drawn_leaves(

@@ -155,8 +155,9 @@ def _is_large(n: int) -> bool:
 
 
 def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
-    """The key of a plain key and a plain number, by `kind`; None where either is not
-    plain.
+    """The key of a plain key and a plain number, by `kind`.
+
+    It is None where either is not plain.
 
     >>> from sparsefn.engine.draws import threefry
     >>> threefry.fold_in_words(torch.tensor([0, 0]), 1, "fold int")

@@ -23,8 +23,9 @@ Row = tuple[Array, ...]
 
 
 def flat_memory(*tensors: Tensor, least: int | None = None) -> Row | None:
-    """The flat memory of contiguous tensors of one shape; None unless all of it may be
-    read past torch.
+    """The flat memory of contiguous tensors of one shape.
+
+    It is None unless all of it may be read past torch.
 
     >>> from sparsefn.engine.leaves import blockwise
     >>> blockwise.flat_memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape

@@ -1,6 +1,4 @@
-"""Memory that is given away: results may be written over the tensors of a state that
-nobody reads again.
-"""
+"""Memory that is given away: results may overwrite a state that nobody reads again."""
 
 from __future__ import annotations
 
@@ -39,8 +37,9 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
 
 
 def take(x: Tensor) -> Tensor | None:
-    """A tensor with the memory of one that is given away, which is emptied; None for
-    any other.
+    """A tensor with the memory of one that is given away, which is emptied.
+
+    It is None for any other.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
@@ -169,8 +168,9 @@ class Emptied(Tensor):
 
 
 def empty(tensors: Iterable[Tensor]) -> None:
-    """Take the memory of tensors away; every later use of one of them raises
-    ValueError.
+    """Take the memory of tensors away.
+
+    Every later use of one of them raises ValueError.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)

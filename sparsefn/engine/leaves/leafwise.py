@@ -1,5 +1,4 @@
-"""Passes over the leaves of a tree in blocks: the masking in a training step, at the
-speed of memory.
+"""Passes over the leaves of a tree in blocks: the masking in a training step.
 
 `torch.where` reads a mask one bool at a time. Here the mask is widened to integers of a
 float's width, 0 or 1, and multiplied with the float's bits: the product is the float or
@@ -151,8 +150,9 @@ def are_zeroed(
 def either(
     masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is
-    the new one.
+    """Each new leaf with the old one's values off its mask.
+
+    A leaf whose mask is 0-d is the new one.
 
     >>> from sparsefn.engine.leaves import leafwise
     >>> leafwise.either(
@@ -219,8 +219,9 @@ def _masked(mask: Any, leaf: Any) -> Any:
 def added(
     masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]
 ) -> list[Tensor]:
-    """`old + update` where the mask, old off it; `old + update` whole for a leaf whose
-    mask is 0-d.
+    """`old + update` where the mask, old off it.
+
+    A leaf whose mask is 0-d is `old + update` as a whole.
 
     >>> from sparsefn.engine.leaves import leafwise
     >>> leafwise.added(
@@ -375,8 +376,9 @@ def widen_block(mask: Array, wide: Array) -> None:
 
 
 def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
-    """The param less its update on a mask that was widened, the param off it; the
-    update is overwritten.
+    """The param less its update on a mask that was widened, the param off it.
+
+    The update is overwritten.
 
     >>> import numpy as np
     >>> from sparsefn.engine.leaves import leafwise

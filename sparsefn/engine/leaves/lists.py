@@ -135,8 +135,9 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
-    """A formula of each row of tensors of one shape; it gives a tensor, or a tuple of
-    them.
+    """A formula of each row of tensors of one shape.
+
+    It gives a tensor, or a tuple of them.
 
     >>> from sparsefn.engine.leaves import lists
     >>> lists.each(

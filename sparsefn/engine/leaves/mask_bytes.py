@@ -17,8 +17,9 @@ from sparsefn.engine.surroundings import is_exporting
 
 
 def from_bytes(masks: Sequence[Tensor]) -> list[Tensor]:
-    """The masks; in code that is compiled for a CPU, computed from their bytes wherever
-    they are read.
+    """The masks, which code that is compiled for a CPU computes from their bytes.
+
+    It computes them wherever they are read.
 
     >>> from sparsefn.engine.leaves import mask_bytes
     >>> mask_bytes.from_bytes([torch.tensor([True, False]), torch.tensor(True)])

@@ -1,6 +1,4 @@
-"""Operators whose members are worked on one after another under `vmap`, with values
-that are known.
-"""
+"""Operators whose members are worked on one by one under `vmap`, with known values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Memory for results, devices, and threads: work on arrays in blocks that stay in a
-core's cache.
+"""Memory for results, devices and threads: arrays in blocks that stay in a cache.
 
 A torch operation makes a fresh tensor of the full size and may wake every thread; for a
 pass over many millions of weights that costs more than the arithmetic. numpy writes

@@ -1,5 +1,4 @@
-"""exp, log, power and cos(pi x) from `+ - * /` and floor: the same bits for floats and
-tensors.
+"""exp, log, power and cos(pi x) from `+ - * /` and floor, for floats and tensors.
 
 The libraries behind Python, eager tensors and compiled code round `exp` and `cos`
 differently in the last place. Here all of them go through one sequence of exactly
@@ -130,8 +129,9 @@ def _power_of_two(k: Real) -> Real:
 
 
 def _split_exponent(x: Real) -> tuple[Real, Real]:
-    """(k, f) with x = 2^k (1 + f) and 1 + f in (sqrt(1/2), sqrt(2)]; x is positive and
-    normal.
+    """(k, f) with x = 2^k (1 + f) and 1 + f in (sqrt(1/2), sqrt(2)].
+
+    The number x is positive and normal.
     """
     k: Real
     m: Real

@@ -1,6 +1,4 @@
-"""A weight as the matrix of outputs by inputs that the statistics of its inputs belong
-to.
-"""
+"""A weight as the matrix of outputs by inputs that its statistics belong to."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from torch import Tensor
 def as_matrix(
     weight: Tensor, stats: Mapping[str, Tensor]
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A weight as a matrix of (outputs, inputs), and the function that gives such a
-    matrix the weight's shape again.
+    """A weight as a matrix of (outputs, inputs), and a function to restore its shape.
 
     >>> stats = sf.calibration.inputs(
     ...     torch.nn.Conv2d(2, 5, 3), None, torch.ones(1, 2, 4, 4)

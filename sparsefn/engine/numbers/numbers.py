@@ -19,8 +19,9 @@ Real: TypeAlias = float | Tensor
 
 
 def real_where(condition: bool | Tensor, a: Real, b: Real) -> Real:
-    """`a` if the condition holds, else `b`; elementwise where the condition is a
-    tensor.
+    """`a` if the condition holds, else `b`.
+
+    It is elementwise where the condition is a tensor.
 
     >>> from sparsefn.engine.numbers import numbers
     >>> (

@@ -32,8 +32,7 @@ def back(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def running_sums(rows: Tensor) -> Tensor:
-    """Sums of each row up to each entry, the entry included: the same bits on every
-    device.
+    """Sums of each row up to and with each entry: the same bits on every device.
 
     >>> from sparsefn.engine.numbers.ranks import running_sums
     >>> running_sums(torch.tensor([1.0, 2.0, 3.0, 4.0]))

@@ -1,5 +1,4 @@
-"""Agreements of processes: an error that one of them raises is raised on all, and none
-waits for it.
+"""Agreements of processes: an error of one is raised on all, and none waits.
 
 Processes agree where they change masks, and there alone: other steps send nothing. So
 an error before is told only if the others are about to agree. They leave a note before

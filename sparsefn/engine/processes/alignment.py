@@ -49,9 +49,7 @@ class Alignment(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether an element goes to another process, on this process or on any
-        other.
-        """
+        """Whether an element goes from any process to another."""
         return self.old != self.new
 
 
@@ -185,9 +183,7 @@ def check_grid(leaves: Mapping[str, Tensor]) -> None:
 
 
 class _Route:
-    """The pieces of one tensor that are on this process, as bytes: of any dtype, in one
-    message.
-    """
+    """The pieces of a tensor on this process, as bytes of any dtype, in one message."""
 
     def __init__(self, x: Tensor, alignment: Alignment, back: bool) -> None:
         self.names = alignment.layout.names
@@ -257,8 +253,9 @@ class _Route:
 
 
 def _exchange(name: str, routes: Sequence[_Route]) -> None:
-    """One all_to_all over a group. Pieces that stay where they are do not go through
-    it.
+    """One all_to_all over a group.
+
+    Pieces that stay where they are do not go through it.
     """
     sent: dict[int, list[Tensor]] = {}
     awaited: dict[int, list[tuple[_Route, Piece]]] = {}

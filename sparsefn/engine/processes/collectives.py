@@ -101,8 +101,7 @@ def alone(exchange: Exchange[Result]) -> Result:
 
 
 def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
-    """The results of many exchanges, each with the names of the process groups that it
-    goes over.
+    """The results of many exchanges, each with the names of its process groups.
 
     >>> from sparsefn.engine.processes import collectives
     >>> def double(n):

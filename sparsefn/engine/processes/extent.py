@@ -1,6 +1,4 @@
-"""Where the part of a tensor that one process holds lies in the whole: numbers
-alone.
-"""
+"""Where the part of a tensor that one process holds lies in the whole, in numbers."""
 
 from __future__ import annotations
 
@@ -38,8 +36,9 @@ class Extent(NamedTuple):
         return math.prod(self.shape)
 
     def places(self, index: Index) -> Index:
-        """Row-major indices in the whole of row-major indices in the box; both grow in
-        the same order.
+        """Row-major indices in the whole of row-major indices in the box.
+
+        Both grow in the same order.
 
         >>> import numpy as np
         >>> from sparsefn.engine.processes.extent import Extent

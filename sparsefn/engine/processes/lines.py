@@ -1,6 +1,4 @@
-"""Messages between processes: over one process group, or over several of a grid, one
-after another.
-"""
+"""Messages between processes, over one process group or several of a grid."""
 
 from __future__ import annotations
 

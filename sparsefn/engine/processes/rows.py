@@ -34,8 +34,9 @@ dealing = (
 
 @contextmanager
 def dealt(groups: Groups) -> Iterator[None]:
-    """Code in which the processes of a group deal out rows; an error of one of them is
-    raised on all.
+    """Code in which the processes of a group deal out rows.
+
+    An error of one of them is raised on all.
 
     >>> from sparsefn.engine.processes import rows
     >>> with rows.dealt(()):

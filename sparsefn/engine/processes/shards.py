@@ -1,5 +1,4 @@
-"""What torch's DTensors hold: the one place that knows tensors of which other processes
-hold parts.
+"""What torch's DTensors hold: the one place that knows of other processes' parts.
 
 A DTensor has the shape of the whole, and what is computed from it may still be the part
 of one process: a sum is "partial" until the processes add theirs. Read as a number it
@@ -82,8 +81,7 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
 
 
 def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of which processes may hold parts, as plain tensors that are complete on
-    every process.
+    """Tensors of which processes may hold parts, as plain tensors that are complete.
 
     >>> from sparsefn.engine.processes.shards import whole
     >>> whole([torch.tensor(3), torch.tensor(4)])
@@ -183,8 +181,9 @@ def _checked_extent(x: Tensor, layout: Layout) -> Extent:
 
 
 def here(x: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor
-    as it is.
+    """The part of a DTensor that this process holds, as a plain tensor.
+
+    A plain tensor stays as it is.
     """
     return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
 
@@ -231,8 +230,9 @@ def check_bare(path: str, x: Tensor) -> None:
 
 
 def check_shards(path: str, x: Tensor) -> None:
-    """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`; or
-    inside a transform.
+    """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`.
+
+    It raises inside a transform, too.
     """
     check_bare(path, x)
     check_local_size(path, x)
@@ -324,9 +324,7 @@ def is_spread(x: Tensor, like_: Tensor) -> bool:
 
 
 def laid_out(x: Tensor, like_: Tensor) -> Tensor:
-    """A DTensor with the placements of another one, over whose mesh it may be spread in
-    another way.
-    """
+    """A DTensor with the placements of another one, perhaps over another mesh."""
     if not is_spread(x, like_):
         return x
     moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]

@@ -1,6 +1,4 @@
-"""Passes over the scores of one competition, block by block, on one thread or
-several.
-"""
+"""Passes over the scores of one competition in blocks, on one thread or several."""
 
 from __future__ import annotations
 
@@ -251,8 +249,9 @@ def collect(
     high_open: bool,
     most: int | None = None,
 ) -> Found:
-    """The scores inside a bracket, unless they are too many; the mask becomes the units
-    above.
+    """The scores inside a bracket, unless they are too many.
+
+    The mask becomes the units above.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries

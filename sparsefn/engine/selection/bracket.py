@@ -1,5 +1,4 @@
-"""The k best of very many scores: a bracket from a sample, one pass in blocks, an exact
-finish.
+"""The k best of very many scores: a bracket from a sample, then an exact finish.
 
 A strided sample brackets the threshold. One pass writes the units above the bracket
 straight into the mask and collects the few scores inside it; a partition finds the best
@@ -108,8 +107,7 @@ def best(values: Array, k: int) -> Array:
 
 
 def mostly_tied(values: Array) -> bool:
-    """Whether a tenth of some values or more are probably equal, by a look at a few of
-    them.
+    """Whether a tenth of some values are probably equal, by a look at a few of them.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import bracket
@@ -167,11 +165,10 @@ class Threshold(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """Scores of which the best `need` are still to be found; all better units are
-    written as winners.
+    """Scores of which the best `need` are still to be found.
 
-    The places, for each entry, and the values are those of one process; all processes
-    together have `size`.
+    All better units are written as winners. The places, for each entry, and the values
+    are those of one process; all processes together have `size`.
     """
 
     places: list[Array]

@@ -1,6 +1,4 @@
-"""Selection whose competitions processes deal out among them, where a caller asks for
-it.
-"""
+"""Selection whose competitions processes deal out, where a caller asks for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The entries of a competition: tensors of scores and flags, and their memory as
-arrays.
-"""
+"""The entries of a competition: tensors of scores and flags, and their memory."""
 
 from __future__ import annotations
 
@@ -74,8 +72,9 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
-    """The arrays of entries, with a new one for each mask; None unless all memory is
-    visible.
+    """The arrays of entries, with a new one for each mask.
+
+    They are None unless all memory is visible.
 
     >>> from sparsefn.engine.selection import bracket
     >>> from sparsefn.engine.selection import entries

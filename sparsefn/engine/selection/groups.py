@@ -54,8 +54,7 @@ def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
 
 
 def top_of_groups(at: Arrays, count: Array) -> None:
-    """Write into `out` the mask of the best units of each row, or of each column of
-    each row.
+    """Write the mask of the best units of each row, or of columns, into `out`.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries

@@ -1,5 +1,4 @@
-"""Many competitions on a device at once: entries that are alike are one competition,
-whatever their number.
+"""Many competitions on a device at once: entries that are alike are joined.
 
 A launch takes a device some microseconds, in which it reads a million scores. So leaves
 that compete by themselves are laid end to end and sorted together, rows of one length

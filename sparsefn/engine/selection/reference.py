@@ -25,8 +25,9 @@ def rank_keys(
     dtype: torch.dtype | None = None,
     absolute: bool = False,
 ) -> Tensor:
-    """Integers in the order of the competition; a unit with the least integer does not
-    compete.
+    """Integers in the order of the competition.
+
+    A unit with the least integer does not compete.
 
     >>> from sparsefn.engine.selection.reference import rank_keys
     >>> keys = rank_keys(torch.tensor([0.0, -0.0, float("nan"), -float("inf"), 1.0]))

@@ -67,8 +67,7 @@ def winners(
     joint: bool,
     plain: Callable[[Sequence[Entry], Sequence[Count]], list[Tensor]],
 ) -> list[Tensor]:
-    """Masks of the best units of entries, of which some are parts of what several
-    processes hold.
+    """Masks of the best units of entries, some of which several processes hold.
 
     >>> from sparsefn.engine.processes.extent import Extent
     >>> from sparsefn.engine.selection import shared

@@ -23,8 +23,7 @@ def apportion(
     total: int | Tensor,
     caps: Mapping[str, int | Tensor] | None = None,
 ) -> Counts:
-    """Split a total into integers in proportion to shares, by largest remainder; the
-    sum is exact.
+    """Split a total into integers in proportion to shares, by largest remainder.
 
     >>> sf.budgets.apportion({"a": 2.0, "b": 1.0, "c": 1.0}, 10)
     {'a': 5, 'b': 3, 'c': 2}
@@ -33,13 +32,13 @@ def apportion(
     ... )
     {'a': 4, 'b': 3, 'c': 3}
 
-    The part of a share above its cap goes to the others by share; equal remainders go
-    to the name that sorts first, so that the order of the dict is irrelevant. NaN
-    counts as 0; names of share 0 get something only when all others are full. A
-    positive share below 2**-400 of the largest counts as that. Ints in, ints out; with
-    any tensor the counts are 0-d int64 tensors. A total above the sum of caps or above
-    2**53, or a negative or infinite share, is a ValueError (where the values are known;
-    an infinite one in a tensor counts as the largest number).
+    The sum is exact. The part of a share above its cap goes to the others by share;
+    equal remainders go to the name that sorts first, so that the order of the dict is
+    irrelevant. NaN counts as 0; names of share 0 get something only when all others are
+    full. A positive share below 2**-400 of the largest counts as that. Ints in, ints
+    out; with any tensor the counts are 0-d int64 tensors. A total above the sum of caps
+    or above 2**53, or a negative or infinite share, is a ValueError (where the values
+    are known; an infinite one in a tensor counts as the largest number).
     """
     shares = {
         name: known(share) if isinstance(share, float) else share
@@ -178,8 +177,9 @@ def spread(
     room: Tensor | None = None,
     like: Tensor | None = None,
 ) -> int | Tensor:
-    """A leaf's count split over its competing groups; the first groups take the
-    remainder.
+    """A leaf's count split over its competing groups.
+
+    The first groups take the remainder.
 
     >>> spread(6, 3), spread(7, 3)
     (2, tensor([3, 2, 2]))

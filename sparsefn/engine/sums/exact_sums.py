@@ -119,8 +119,9 @@ def _count(mask: Tensor) -> Exchange[float]:
 
 
 def total(x: Tensor, mask: Tensor) -> Exchange[float]:
-    """An exchange that finds the sum over all processes. Each has plain tensors, of its
-    part.
+    """An exchange that finds the sum over all processes.
+
+    Each has plain tensors, of its part.
     """
     blocks = _blocks(x, mask)
     ends = [float(end) for block in blocks for end in block.aminmax()]

@@ -1,6 +1,4 @@
-"""Arrays joined by halves, as `numbers.folded` joins tensors, in blocks that stay in a
-core's cache.
-"""
+"""Arrays joined by halves, as `numbers.folded` joins tensors, in small blocks."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ class BlockFold(NamedTuple):
 
 
 def fold(x: Array, rank: int, work: BlockFold) -> Array:
-    """The entries along the first `rank` dimensions, in row-major order, joined into
-    one.
+    """The entries along the first `rank` dimensions, row-major, joined into one.
 
     >>> import numpy as np
     >>> from sparsefn.engine.sums.folds import BlockFold, fold
@@ -157,8 +154,9 @@ def _block(x: Array, rank: int, work: BlockFold) -> Array:
 
 
 def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
-    """Join the entries of the first dimension; the array may be written to where it is
-    `own`.
+    """Join the entries of the first dimension.
+
+    The array may be written to where it is `own`.
     """
     beside = min(
         (stride for n, stride in zip(x.shape[1:], x.strides[1:], strict=True) if n > 1),

@@ -38,8 +38,7 @@ _JOINS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], np.ufunc]] = {
 
 
 class Pooling(NamedTuple):
-    """A reduction of the last dimension: "sum", "mean", "max", "min", "norm" of some
-    order.
+    """A reduction of the last dimension: "sum", "mean", "max", "min" or a norm.
 
     >>> from sparsefn.engine.sums.pooling import Pooling
     >>> Pooling("norm", 2)(torch.tensor([[3.0, -4.0], [0.0, 1.0]]))
@@ -79,8 +78,7 @@ def in_boxes(x: Tensor, box: Box) -> Tensor:
 
 
 def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
-    """One number for each box of x, whose sizes are divisible by box, laid out as their
-    grid.
+    """One number for each box of x, whose sizes box divides, laid out as their grid.
 
     >>> from sparsefn.engine.sums.pooling import Pooling, pool
     >>> pool(torch.ones(2, 6), (2, 3), Pooling("sum"))

@@ -75,8 +75,7 @@ VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key(
 
 
 def concrete(value: Any) -> Any:
-    """The Python number in a 0-d CPU tensor, or None where a transform or a device
-    hides it.
+    """The Python number in a 0-d CPU tensor, or None where something hides it.
 
     >>> concrete(torch.tensor(3)), concrete(2.5)
     (3, 2.5)
@@ -91,8 +90,9 @@ def concrete(value: Any) -> Any:
 
 
 def read(value: Any) -> Any:
-    """The Python number in a 0-d tensor of any device, for which it waits; None where a
-    transform hides it.
+    """The Python number in a 0-d tensor of any device, for which it waits.
+
+    It is None where a transform hides it.
 
     >>> from sparsefn.engine.surroundings.transforms import read
     >>> read(torch.tensor(3))
@@ -109,8 +109,9 @@ def read(value: Any) -> Any:
 
 
 def known(value: Any) -> Any:
-    """The number itself; compiled code then knows its value, and no longer computes
-    with it.
+    """The number itself.
+
+    Compiled code then knows its value, and no longer computes with it.
 
     >>> known(0.1), known(3)
     (0.1, 3)
@@ -261,8 +262,9 @@ def outside_modes() -> contextlib.AbstractContextManager[object]:
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether someone may ask for a derivative. Compiled code is traced once for all
-    who do.
+    """Whether someone may ask for a derivative.
+
+    Compiled code is traced once for all who do.
 
     >>> from sparsefn.engine.surroundings.transforms import differentiated
     >>> (
