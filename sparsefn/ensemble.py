@@ -168,9 +168,9 @@ def check_one_state(state: State) -> None:
     if len(batches) == 1:
         ((members, *_),) = batches
         raise ValueError(
-            f"expected one state, got a stack of {members}: sf.ensemble.summary counts "
-            "the members of a stack, "
-            "and sf.ensemble.member(states, i) gives one"
+            f"expected one state, got a stack of {members}: sf.ensemble.summary "
+            "counts the members of a stack, and sf.ensemble.member(states, i) gives "
+            "one"
         )
 
 

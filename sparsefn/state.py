@@ -222,8 +222,8 @@ def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
         for path in () if same_structure(grads, params) else none_paths(grads):
             raise ValueError(
                 f"expected a gradient for every param, got None at {path!r}: a frozen "
-                "param, or one that the loss does "
-                "not use, has none; give zeros, or leave it out of params"
+                "param, or one that the loss does not use, has none; give zeros, or "
+                "leave it out of params"
             ) from None
         raise
 

@@ -95,8 +95,7 @@ class Competition(NamedTuple):
             if not some and all(path in chosen for path in paths):
                 raise ValueError(
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
-                    "each of its leaves is in another "
-                    "one that is"
+                    "each of its leaves is in another one that is"
                 )
         check_weights("where", chosen, leaves)
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
@@ -129,8 +128,8 @@ class Competition(NamedTuple):
         if what == "sparsity" and not (self.joint or is_uniform(self.distribution)):
             raise ValueError(
                 "sparsity: expected distribution to be uniform() or global_() with "
-                f"{shown(sparsity)}, which decides "
-                f"every count, got {shown(self.distribution)}"
+                f"{shown(sparsity)}, which decides every count, got "
+                f"{shown(self.distribution)}"
             )
         return sparsity
 

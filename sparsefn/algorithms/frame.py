@@ -140,9 +140,8 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
-    sharded = is_compiling() and any_sharded(
-        leaves_of(state.params)
-    )  # else `shared` checks
+    # else `shared` checks
+    sharded = is_compiling() and any_sharded(leaves_of(state.params))
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
         grads = laid_like_params(grads, state.params)
@@ -292,9 +291,8 @@ class Masked(NamedTuple):
             ) is not None and of.pattern.members != self.rule.pattern.members:
                 raise ValueError(
                     f"{name}: expected the algorithm and its score to have one "
-                    "pattern, but the score has values of "
-                    f"the units of {of.pattern}, and the algorithm prunes those of "
-                    f"{self.rule.pattern}"
+                    f"pattern, but the score has values of the units of {of.pattern}, "
+                    f"and the algorithm prunes those of {self.rule.pattern}"
                 )
         check_trigger("when", self.when)
         rule = self.rule
@@ -303,9 +301,8 @@ class Masked(NamedTuple):
         remembers = any(
             isinstance(score, Accumulated) for score in memory.scores.values()
         )
-        own = self._replace(
-            key=seed
-        )  # made once: a step that changes nothing does no tensor work
+        # made once: a step that changes nothing does no tensor work
+        own = self._replace(key=seed)
 
         def start(params: Tree) -> State:
             params = own_params(params)
@@ -344,9 +341,8 @@ class Masked(NamedTuple):
         units = field(self.rule, leaves, masks, allowed, self.goal, step)
         scores = Reader(self.memory, leaves, state, grads, step)
         grown = self.grown
-        zero = self.memory.pruned == "zero" and (
-            grown is None or grown is zeros
-        )  # one pass sets pruned and grown ones
+        # one pass sets pruned and grown ones
+        zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)
         new: Leaves = {}
         held: Leaves = {}
         for part in units.parts(self.apart):

@@ -147,9 +147,8 @@ def _rise(
     if sparsity is None or callable(sparsity) or isinstance(sparsity, Counted):
         raise ValueError(
             "gmp: expected the sparsity of the end as a float or a 0-d tensor beside "
-            f"steps={steps}, got "
-            f"{shown(sparsity)}, which says itself how many are kept at each step: "
-            "leave steps out, and give `when`"
+            f"steps={steps}, got {shown(sparsity)}, which says itself how many are "
+            "kept at each step: leave steps out, and give `when`"
         )
     check_sparsity(sparsity)
     end = (stop - 1) // n * n
@@ -282,8 +281,8 @@ def _removal(
         check_call("count", count, "fraction", "active")
         if level is None:
             raise TypeError(
-                "iterative: expected a fraction of what remains, or a count of it, got "
-                "neither"
+                "iterative: expected a fraction of what remains, or a count of it, "
+                "got neither"
             )
         return lambda active, step: count(fraction_at(level, step), active)
     if level is not None:

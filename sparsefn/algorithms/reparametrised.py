@@ -58,9 +58,8 @@ def reparametrised(
         got = uncalled(reparam) or repr(reparam)
         raise TypeError(
             "reparametrised: expected a Reparametrisation such as "
-            f"sf.reparam.power(2.0), got {got}; a sparsity "
-            "belongs to inner, as in reparametrised(sf.reparam.power(2.0), "
-            "sf.static(0.9))"
+            f"sf.reparam.power(2.0), got {got}; a sparsity belongs to inner, as in "
+            "reparametrised(sf.reparam.power(2.0), sf.static(0.9))"
         )
     inside = dense() if inner is None else inner
     if not isinstance(inside, Algorithm):
@@ -161,9 +160,8 @@ def reparametrised(
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
         every = state.scores["latent"]
         latents = trained(state)
-        if not _latent_paths(
-            state
-        ):  # no leaf is selected: vjp refuses functions of nothing
+        # no leaf is selected: vjp refuses functions of nothing
+        if not _latent_paths(state):
             return view_of(state, latents, leaves)
 
         def weights_of(tree: Tree) -> Tree:

@@ -70,9 +70,8 @@ def start_masks(
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.select(params, where)
-    units = field(
-        rule, leaves, None, allowed, goal
-    )  # which refuses a budget that cannot be met
+    # which refuses a budget that cannot be met
+    units = field(rule, leaves, None, allowed, goal)
     level = None if isinstance(goal, Counted) else goal
     if isinstance(init, Algorithm):
         init = init.init(params).masks
@@ -86,9 +85,8 @@ def start_masks(
         if allowed is None:
             return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
-    best_of = (
-        ("random", "magnitude") if rule.pattern.fixed is None else ()
-    )  # the pattern may know how many
+    # the pattern may know how many
+    best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()
     if (
         init in ("bernoulli", "checkerboard", *best_of)
         and level is None
@@ -125,8 +123,7 @@ def start_masks(
     else:
         known = (
             "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', "
-            "'checkerboard', an algorithm, a function of "
-            "params or a masks tree"
+            "'checkerboard', an algorithm, a function of params or a masks tree"
         )
         raise ValueError(f"expected init to be {known}, got {init!r}")
     if rule.pattern.members and init in ("from_zeros", "checkerboard"):

@@ -139,10 +139,8 @@ def attach(
             f"attach: expected a torch.nn.Module second, got {type(model).__name__}; "
             f"{_ORDER}"
         )
-    several = type(optimizer) in (
-        list,
-        tuple,
-    )  # an optimizer of this library is a named tuple
+    # an optimizer of this library is a named tuple
+    several = type(optimizer) in (list, tuple)
     given: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
     for one in given:
         if not isinstance(one, Optimizer):
@@ -155,8 +153,8 @@ def attach(
     optimizers = [without_wrapper(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(
-            f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two "
-            "methods instead"
+            f"attach: hooks go with one optimizer, got {len(optimizers)}: call the "
+            "two methods instead"
         )
     if not (clear is None or callable(clear)):
         raise TypeError(
@@ -245,9 +243,8 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
         ):
             raise ValueError(
                 f"attach: the mask of {path!r} keeps none of its {count} weights, "
-                "which are all zero as those of a new "
-                f"adapter are, and {frozen:,} weights are frozen: {advice}. In place "
-                "of attach, "
+                f"which are all zero as those of a new adapter are, and {frozen:,} "
+                f"weights are frozen: {advice}. In place of attach, "
                 "sf.integrations.peft.keep_zeros(model) keeps the model's own zeros; "
                 "or leave it out of `where`"
             )

@@ -67,9 +67,8 @@ class Attached:
         self._dense: dict[str, Tensor] | None = (
             None  # gradients between before_step and after_step
         )
-        self._stepped: list[
-            Optimizer
-        ] = []  # the optimizers that have stepped since after_step
+        # the optimizers that have stepped since after_step
+        self._stepped: list[Optimizer] = []
         self._told: set[str] = set()  # what there was a warning of
         self._last = -1
         self._now = -1
@@ -221,9 +220,8 @@ class Attached:
         Lightning do: nothing moves. One that returns None after `before_step` and
         leaves all gradients alone, as Lightning's wrapper has it, does nothing.
         """
-        if (
-            self._placed.moving is optimizer
-        ):  # it has moved the weights since the last time
+        # it has moved the weights since the last time
+        if self._placed.moving is optimizer:
             self._placed.leave(optimizer)
         dense = self._dense
         before = None if dense is None else gradients.gradients_of(self._model)
@@ -323,8 +321,7 @@ class Attached:
         ).items():
             raise RuntimeError(
                 f"check: {count} pruned entries of {name!r} are not zero in the "
-                "module: somebody wrote them since "
-                "after_step: call apply_masks()"
+                "module: somebody wrote them since after_step: call apply_masks()"
             )
 
     @property
@@ -352,11 +349,10 @@ class Attached:
         for row in dropped_of(average, self.masks).rows:
             if row.weights:
                 raise RuntimeError(
-                    f"check: {row.weights} pruned entries of {row.path!r} are not zero "
-                    f"in the average, {row.norm:.2%} "
-                    "of its norm: masks have changed since it began; "
-                    "sf.modules.mask_average(average, sparse.masks) "
-                    "makes it sparse"
+                    f"check: {row.weights} pruned entries of {row.path!r} are not "
+                    f"zero in the average, {row.norm:.2%} of its norm: masks have "
+                    "changed since it began; sf.modules.mask_average(average, "
+                    "sparse.masks) makes it sparse"
                 )
 
     def in_module(self) -> State:
@@ -430,9 +426,8 @@ class Attached:
             placed.algorithm, self._last + 1, f"{self._last + 1} steps"
         ):
             self._tell("once", f"detach: {sentence}")
-        if all(
-            writes.fits(placed.state, record) for record in placed.weights.values()
-        ):  # else there is none to show
+        # else there is none to show
+        if all(writes.fits(placed.state, record) for record in placed.weights.values()):
             placed.drop_writes()
             self._reopen()
         self._unwatch()

@@ -200,8 +200,8 @@ def _check_arguments(
     if strict and other:
         here, there = (found.get(other[0], "nothing") for found in (own, their))
         raise ValueError(
-            f"{text}, whose {other[0]!r} is {there} and not {here}; strict=False takes "
-            "it"
+            f"{text}, whose {other[0]!r} is {there} and not {here}; strict=False "
+            "takes it"
         )
 
 

@@ -25,12 +25,10 @@ def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
     if grad is None:
         return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
-    grad = (
-        grad if type(grad) is Tensor else laid_out(grad, like)
-    )  # quick, as every step asks
-    return (
-        grad.detach() if grad.requires_grad else grad
-    )  # it does after backward(create_graph=True)
+    # quick, as every step asks
+    grad = grad if type(grad) is Tensor else laid_out(grad, like)
+    # it does after backward(create_graph=True)
+    return grad.detach() if grad.requires_grad else grad
 
 
 def gradients_of(model: nn.Module) -> list[tuple[Tensor | None, int]]:
@@ -82,10 +80,9 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     ):
         raise RuntimeError(
             "before_step: no parameter has a new gradient: call it after backward() "
-            "and before zero_grad(), on what "
-            "attach returned for this very module; a copy of a module has parameters "
-            "of its own, and several "
-            "optimizers with closures need an attach each"
+            "and before zero_grad(), on what attach returned for this very module; a "
+            "copy of a module has parameters of its own, and several optimizers with "
+            "closures need an attach each"
         )
     return {
         record.name: dense_gradient(record.parameter, record.parameter)
@@ -153,8 +150,7 @@ def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
         for count in whole([grad.count_nonzero() for grad in dense.values()])
     ):
         warnings.warn(
-            f"after_step: every gradient was zero at step {step}, where masks changed: "
-            "call before_step before "
-            "zero_grad(set_to_none=False)",
+            f"after_step: every gradient was zero at step {step}, where masks "
+            "changed: call before_step before zero_grad(set_to_none=False)",
             stacklevel=4,
         )

@@ -45,10 +45,8 @@ _ENTRY_BY_ENTRY = {
         torch.optim.ASGD,
     ),
 }
-_SHRINKS = (
-    "weight_decay",
-    "lambd",
-)  # a weight times 1 - lr * this: -0.0 for a zero where it is negative
+# a weight times 1 - lr * this: -0.0 for a zero where it is negative
+_SHRINKS = ("weight_decay", "lambd")
 
 
 def zeros_stay(optimizer: Optimizer, dtypes: Iterable[torch.dtype]) -> bool:
@@ -77,9 +75,8 @@ def zeros_stay(optimizer: Optimizer, dtypes: Iterable[torch.dtype]) -> bool:
 def _is_sane(group: Mapping[str, Any], least: float) -> bool:
     rate = group["lr"]
     if isinstance(rate, Tensor):
-        rate = (
-            rate.item() if rate.device.type == "cpu" else 0.0
-        )  # reading it would wait for the device
+        # reading it would wait for the device
+        rate = rate.item() if rate.device.type == "cpu" else 0.0
     shrinks = max(group.get(name, 0.0) for name in _SHRINKS)
     return (
         group.get("eps", 1.0) >= least and math.isfinite(rate) and rate * shrinks <= 1.0

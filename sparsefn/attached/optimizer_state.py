@@ -51,14 +51,12 @@ _FIRST: dict[tuple[str, str], str | float] = {
 # directions, and stay.
 _BESIDE_A_BASIS = {"SOAP": ("exp_avg",), "Kron": ("momentum_buffer",)}
 _CUTS = "DistributedShampoo"  # has states of blocks of a weight
-_CODES = {
-    "state1": "qmap1",
-    "state2": "qmap2",
-}  # of bitsandbytes: codes, and the numbers that they stand for
+# of bitsandbytes: codes, and the numbers that they stand for
+_CODES = {"state1": "qmap1", "state2": "qmap2"}
 _CLEAR = (
     "pass attach(..., clear=f), where f(state, entries) sets the moments in `state`, "
-    "the optimizer's state of one "
-    "parameter, to their first values where the bool tensor `entries` is true"
+    "the optimizer's state of one parameter, to their first values where the bool "
+    "tensor `entries` is true"
 )
 
 
@@ -307,9 +305,8 @@ def _read(
     """A tensor of a state that has a parameter's entries, or may have; None for
     statistics of several entries.
     """
-    local = (
-        tensor if type(tensor) is Tensor else here(tensor)
-    )  # quick, as every step asks
+    # quick, as every step asks
+    local = tensor if type(tensor) is Tensor else here(tensor)
     weight = record.parameter
     if local is tensor and type(weight) is not nn.Parameter:
         weight = here(weight)  # type: ignore[assignment]
@@ -402,19 +399,18 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
     for one in inner_optimizers(optimizer):
         if any(id(p) not in own for group in one.param_groups for p in group["params"]):
             raise ValueError(
-                f"attach: {kind} has a {type(one).__name__} inside, which moves copies "
-                "of the weights (master "
-                "weights, or on another device), and masks do not reach those: give it "
-                "the weights themselves"
+                f"attach: {kind} has a {type(one).__name__} inside, which moves "
+                "copies of the weights (master weights, or on another device), and "
+                "masks do not reach those: give it the weights themselves"
             )
         lists = [group["params"] for group in one.param_groups]
         groups = [record.beside.group for record in extra if record.beside]
         if any(all(group["params"] is not held for held in lists) for group in groups):
             raise ValueError(
                 f"attach: {kind} would not move new parameters, such as "
-                f"{extra[0].name!r}, in the groups of their "
-                "weights, as the optimizer inside it has groups of its own: pass "
-                "extra_group={} for a new group"
+                f"{extra[0].name!r}, in the groups of their weights, as the optimizer "
+                "inside it has groups of its own: pass extra_group={} for a new "
+                "group"
             )
     in_backward = any(
         hasattr(p, "_in_backward_optimizers")
@@ -424,8 +420,8 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
     if in_backward or getattr(optimizer, "_overlap_with_ddp", False):
         raise ValueError(
             f"attach: {kind} moves weights during backward, before masks see the "
-            "gradients: step after backward, "
-            "without apply_optimizer_in_backward or overlap_with_ddp"
+            "gradients: step after backward, without apply_optimizer_in_backward or "
+            "overlap_with_ddp"
         )
 
 
@@ -458,7 +454,6 @@ def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:
 
 def _refuse(record: Record, optimizer: Optimizer, why: str) -> None:
     raise ValueError(
-        f"attach: cannot clear the moments of pruned weights of {record.name!r} in the "
-        "state of "
-        f"{type(optimizer).__name__}: {why}; {_CLEAR}"
+        f"attach: cannot clear the moments of pruned weights of {record.name!r} in "
+        f"the state of {type(optimizer).__name__}: {why}; {_CLEAR}"
     )

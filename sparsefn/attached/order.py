@@ -19,18 +19,16 @@ from sparsefn.timing.triggers import At, Every
 
 STEP_ALONE = (
     "step: call before_step before it, and after_step after it; attach(..., "
-    "hooks=True) has step() call both. An "
-    "optimizer that steps during backward, in hooks of parameters, moves weights "
-    "before masks see all gradients: step "
-    "after backward"
+    "hooks=True) has step() call both. An optimizer that steps during backward, in "
+    "hooks of parameters, moves weights before masks see all gradients: step after "
+    "backward"
 )
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-Found = Callable[
-    [], Any
-]  # an Attached, whose methods are called around the steps; None where it is garbage
+# an Attached, whose methods are called around the steps; None where it is garbage
+Found = Callable[[], Any]
 
 
 class _Watch(NamedTuple):
@@ -120,11 +118,10 @@ def left_out(algorithm: Algorithm, last: int, step: int) -> str:
         ) == when.count(end):
             return (
                 f"after_step: expected step {last + 1}, got {step}, which leaves out "
-                f"where {when!r} fires: count steps "
-                "of the optimizer from 0, as after_step(i // 4) does where 4 batches "
-                "make a step; where a run goes on, "
-                "call load_state_dict first, and where it begins late, give the "
-                "algorithm a later trigger"
+                f"where {when!r} fires: count steps of the optimizer from 0, as "
+                "after_step(i // 4) does where 4 batches make a step; where a run "
+                "goes on, call load_state_dict first, and where it begins late, give "
+                "the algorithm a later trigger"
             )
     return ""
 
@@ -135,8 +132,8 @@ def _before(
     around = found()
     if around is None:
         raise RuntimeError(
-            "step: what sf.attach returned for these weights is gone: keep it, or call "
-            "detach() first"
+            "step: what sf.attach returned for these weights is gone: keep it, or "
+            "call detach() first"
         )
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     around.enter_step(optimizer, closure is not None)

@@ -52,15 +52,13 @@ class Placed:
             )
         self.algorithm = algorithm
         self.state = state
-        self.weights = {
-            name: weights[name] for name in flatten(state.params)[0]
-        }  # in the order of the leaves
+        # in the order of the leaves
+        self.weights = {name: weights[name] for name in flatten(state.params)[0]}
         self.trained = trained_records(algorithm.view, state, self.weights)
         self.extra = [record for record in self.trained if record.beside]
         self.records = [*self.weights.values(), *self.extra]
-        for (
-            record
-        ) in self.weights.values():  # the weights that `show` is about to change
+        # the weights that `show` is about to change
+        for record in self.weights.values():
             if is_sparse(state.masks[record.name], record.parameter):
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
@@ -204,9 +202,8 @@ class Placed:
             state = view.put(state, opened(view.get(state))[1](values))
         for record, value in zip(self.trained, leaves_of(view.get(state)), strict=True):
             if is_sparse(record.support, record.parameter):
-                clear_moments(
-                    record, record.support, value
-                )  # decay of weights that are not zero ends in momentum
+                # decay of weights that are not zero ends in momentum
+                clear_moments(record, record.support, value)
         return state
 
     @torch.no_grad()
@@ -270,9 +267,8 @@ class Placed:
             if r.found is not None and not r.is_written()
         }
         if found:
-            shown = effective(
-                self.algorithm.init(weights | found)
-            )  # as `attach` did: `.data` hides writes from torch
+            # as `attach` did: `.data` hides writes from torch
+            shown = effective(self.algorithm.init(weights | found))
             written = differ([(weights[name], shown[name]) for name in found])
             weights |= {
                 name: x

@@ -44,10 +44,8 @@ class Record:
     # the state has values at its pruned entries, which the module does not show
     hidden: bool = False
     found: Tensor | None = None  # the values that `attach` found, until the first step
-    seen: tuple[int, int] = (
-        -1,
-        -1,
-    )  # its version and address when it was last read or written here
+    # its version and address when it was last read or written here
+    seen: tuple[int, int] = (-1, -1)
     written: bool = (
         False  # somebody wrote to it between before_step and the optimizer's step
     )
@@ -59,9 +57,8 @@ class Record:
     clear: Callable[[dict[str, Tensor], Tensor], object] | None = (
         None  # the user's way to clear moments
     )
-    factors: frozenset[str] = (
-        frozenset()
-    )  # where the optimizer's states have factors, and no moments
+    # where the optimizer's states have factors, and no moments
+    factors: frozenset[str] = frozenset()
     optimizers: Sequence[Optimizer] = ()  # the optimizer, and those inside it
 
     def __post_init__(self) -> None:
@@ -155,8 +152,8 @@ def owned_parameters(
         )
     if shared := [repr(name) for name, p in named.items() if len(owners[id(p)]) > 1]:
         raise ValueError(
-            f"attach: expected one optimizer to have {', '.join(shared)}, got several: "
-            "take it out of all but one"
+            f"attach: expected one optimizer to have {', '.join(shared)}, got "
+            "several: take it out of all but one"
         )
     owned = {name: p for name, p in named.items() if owners[id(p)]}
     return {name: Record(name, p, owners[id(p)][0]) for name, p in owned.items()}  # type: ignore[arg-type]
@@ -204,8 +201,8 @@ def check_unowned(
     if needed:
         raise ValueError(
             f"attach: expected an optimizer to have {', '.join(needed)}, which the "
-            "algorithm sparsifies: give it to "
-            "one, freeze it with requires_grad_(False), or leave it out of `where`"
+            "algorithm sparsifies: give it to one, freeze it with "
+            "requires_grad_(False), or leave it out of `where`"
         )
 
 
@@ -331,9 +328,8 @@ def address(x: Tensor) -> int:
     >>> address(x) == address(x.detach())
     True
     """
-    plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(
-        x
-    )  # quick, as every step asks often
+    # quick, as every step asks often
+    plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(x)
     return x.data_ptr() if plain else here(x.detach()).data_ptr()
 
 

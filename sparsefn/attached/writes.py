@@ -214,10 +214,9 @@ def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
             f"optimizer, {_AGAIN}"
         )
     return (
-        "after_step: no optimizer has stepped since before_step: where several batches "
-        "make a step, call both around "
-        "optimizer.step(), after the last backward; where a step is left out on "
-        "purpose, all is well"
+        "after_step: no optimizer has stepped since before_step: where several "
+        "batches make a step, call both around optimizer.step(), after the last "
+        "backward; where a step is left out on purpose, all is well"
     )
 
 
@@ -290,10 +289,9 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
             )
             raise RuntimeError(
                 f"{call}: somebody wrote to {record.name!r}, but {what} from "
-                f"{record.follows}, which the write does "
-                "not reach: call detach(), write, and attach again, or load the "
-                "state_dict() of what attach returned, "
-                f"which has the {record.follows}"
+                f"{record.follows}, which the write does not reach: call detach(), "
+                "write, and attach again, or load the state_dict() of what attach "
+                f"returned, which has the {record.follows}"
             )
 
 
@@ -305,10 +303,9 @@ def gradient_of_others(stained: Collection[str]) -> str:
     """
     return (
         f"before_step: somebody wrote to pruned entries of {next(iter(stained))!r} "
-        "between the steps. They are masked "
-        "now, but if the loss was computed after the write, its gradient is the one of "
-        "unmasked weights: after a write "
-        "call apply_masks(), then compute the loss"
+        "between the steps. They are masked now, but if the loss was computed after "
+        "the write, its gradient is the one of unmasked weights: after a write call "
+        "apply_masks(), then compute the loss"
     )
 
 

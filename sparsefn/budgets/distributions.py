@@ -56,8 +56,8 @@ def compensated(sparsity: float, total: int, dense: int) -> float:
     if sparsity > 0 and sparsity * total >= total - dense:
         raise ValueError(
             f"compensated: {dense} of {total} weights are dense, so the other "
-            f"{total - dense} would keep none "
-            f"at sparsity {sparsity}; expected less than {1 - dense / max(total, 1):g}"
+            f"{total - dense} would keep none at sparsity {sparsity}; expected less "
+            f"than {1 - dense / max(total, 1):g}"
         )
     return sparsity * total / (total - dense) if sparsity else 0.0
 
@@ -345,9 +345,8 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    return cast(
-        Distribution, Global(float(floor), float(ceiling))
-    )  # no named tuple is a function to a type checker
+    # no named tuple is a function to a type checker
+    return cast(Distribution, Global(float(floor), float(ceiling)))
 
 
 def check_fixed(sparsity: Real, density: float, name: str) -> None:
@@ -355,7 +354,6 @@ def check_fixed(sparsity: Real, density: float, name: str) -> None:
     one.
     """
     level = concrete(sparsity)
-    if (
-        level is not None and not abs(level - (1 - density)) <= 1e-6
-    ):  # compilers take no isclose
+    # compilers take no isclose
+    if level is not None and not abs(level - (1 - density)) <= 1e-6:
         raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {level:g}")

@@ -16,9 +16,8 @@ from sparsefn.tree import check_globs, glob_match
 
 Number = int | float
 Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]
-Levels = Callable[
-    [int], list[int]
-]  # a place on the way from one unit each to all -> kept units of each leaf
+# a place on the way from one unit each to all -> kept units of each leaf
+Levels = Callable[[int], list[int]]
 
 
 class Priced(NamedTuple):

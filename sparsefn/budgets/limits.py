@@ -55,8 +55,8 @@ class Global(NamedTuple):
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(
                 f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between "
-                f"{least} and {most} units, "
-                f"but the sparsity asks for {total} over {', '.join(map(repr, shapes))}"
+                f"{least} and {most} units, but the sparsity asks for {total} over "
+                f"{', '.join(map(repr, shapes))}"
             )
         return limits
 

@@ -100,8 +100,7 @@ def check_redistribute(redistribute: Redistribute | Share) -> Redistribute:
     if not callable(plan.share):
         raise TypeError(
             "expected redistribute to be a function such as "
-            "sf.redistribute.mean_active, or a Redistribute, "
-            f"got {plan.share!r}"
+            f"sf.redistribute.mean_active, or a Redistribute, got {plan.share!r}"
         )
     check_call("redistribute", plan.share, "scores", "before", "after")
     if plan.score is not None:

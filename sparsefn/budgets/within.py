@@ -79,8 +79,7 @@ class Within:
                 known = "no such leaf or set" if size is None else f"{size} units"
                 raise ValueError(
                     "within: expected the leaves or sets of the model that was "
-                    f"priced, but {path!r} of shape "
-                    f"{tuple(shape)} has {known} there"
+                    f"priced, but {path!r} of shape {tuple(shape)} has {known} there"
                 )
         level = concrete(sparsity)
         if level is None:
@@ -93,9 +92,8 @@ class Within:
 
     @functools.cached_property
     def _solved(self) -> Callable[[tuple[str, ...], float], dict[str, int]]:
-        return functools.lru_cache(maxsize=64)(
-            self._solve
-        )  # an update asks again and again
+        # an update asks again and again
+        return functools.lru_cache(maxsize=64)(self._solve)
 
     def _solve(self, free: tuple[str, ...], way: float) -> dict[str, int]:
         names = list(self.priced.sizes)
@@ -119,9 +117,8 @@ class Within:
         if least > limit:
             raise ValueError(
                 f"within: expected a limit of {least} {self.unit} or more, which is "
-                "what one unit of each leaf or set "
-                "that may lose units costs with the rest of the model, got "
-                f"{shown(self.limit)}"
+                "what one unit of each leaf or set that may lose units costs with "
+                f"the rest of the model, got {shown(self.limit)}"
             )
         kept = fill_up(cost, levels, last, limit)
         return dict(zip(names, kept, strict=True))
@@ -195,8 +192,7 @@ def within(
     if not hasattr(model, "priced"):
         raise TypeError(
             "within: expected sf.shrinking.groups(model, example) or "
-            "sf.shrinking.weights(model, example), got "
-            f"{type(model).__name__}"
+            f"sf.shrinking.weights(model, example), got {type(model).__name__}"
         )
     if isinstance(unit, Mapping):
         priced = _by_table(model.priced("params", None, False, only), unit)

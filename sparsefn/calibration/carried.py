@@ -232,8 +232,8 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
     ):
         warnings.warn(
             f"in_order: nothing was pruned of {', '.join(map(repr, masks))}: the "
-            "algorithm runs once, at step 0, so "
-            "give one that prunes there, such as sf.one_shot",
+            "algorithm runs once, at step 0, so give one that prunes there, such as "
+            "sf.one_shot",
             UserWarning,
             stacklevel=2,
         )
@@ -253,9 +253,8 @@ def added_stats(stats: Stats, new: Stats) -> Stats:
 
     A leaf may be in one of them alone.
     """
-    sums: dict[
-        tuple[int, int], Tensor
-    ] = {}  # leaves that read one tensor share their sums
+    # leaves that read one tensor share their sums
+    sums: dict[tuple[int, int], Tensor] = {}
 
     def total(x: Tensor, y: Tensor) -> Tensor:
         if (id(x), id(y)) not in sums:

@@ -214,9 +214,8 @@ def _by_parts(
             try:
                 collect = collector(part, weights, own, _WANTED, chain.narrow)
                 found, out = collect(given, None)
-                if (
-                    own and type(part) not in kinds
-                ):  # the other pass; layers of a kind remember as much as the first
+                # the other pass; layers of a kind remember as much as the first
+                if own and type(part) not in kinds:
                     kinds.add(type(part))
                     _, out = collect(paused.call(number), None)
             except (Touched, Exception) as error:  # which the model did not raise
@@ -265,7 +264,6 @@ def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
         if used[after] < used[before]:
             raise ValueError(
                 "in_order: expected blocks in the order in which data passes them, "
-                f"but {after!r} is used before "
-                f"{before!r}; to prune in several rounds call in_order once for each, "
-                "with the state of the last one"
+                f"but {after!r} is used before {before!r}; to prune in several rounds "
+                "call in_order once for each, with the state of the last one"
             )

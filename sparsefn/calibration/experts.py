@@ -16,10 +16,8 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree
 
-_NEAR = {
-    torch.float64: 1e-8,
-    torch.float32: 1e-3,
-}  # of the largest value; 0.1 for 16 bits
+# of the largest value; 0.1 for 16 bits
+_NEAR = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 def experts(
@@ -93,9 +91,8 @@ def experts(
     if not stats:
         raise ValueError(
             "experts: expected a module with parameters [experts, out, in] that is "
-            "called with states of tokens, "
-            f"numbers of experts and their weights, but the {type(module).__name__} "
-            "called none"
+            "called with states of tokens, numbers of experts and their weights, but "
+            f"the {type(module).__name__} called none"
         )
     return stats
 
@@ -145,8 +142,8 @@ def _noted(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
         ) * float(out.abs().max()):
             raise ValueError(
                 f"experts: expected {where} to give the sum over experts of a token's "
-                "weight times what each expert "
-                "gives alone, but they give something else"
+                "weight times what each expert gives alone, but they give something "
+                "else"
             )
         for path in leaves:
             old = stats.get(path, {"count": 0, "norm": 0})

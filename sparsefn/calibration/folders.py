@@ -45,8 +45,8 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
     """
     if not folder.is_dir():
         raise ValueError(
-            f"stream: expected the folder of a model, got {os.fspath(folder)!r}, which "
-            "is no folder"
+            f"stream: expected the folder of a model, got {os.fspath(folder)!r}, "
+            "which is no folder"
         )
     single = (folder / SINGLE).exists()  # transformers looks for it first
     if not (folder / "config.json").exists() or not (
@@ -55,8 +55,8 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
         there = some(sorted(path.name for path in folder.iterdir()))
         raise ValueError(
             f"stream: expected config.json and {SINGLE} or {INDEX} in "
-            f"{os.fspath(folder)!r}, got {there}: write the "
-            "folder with model.save_pretrained"
+            f"{os.fspath(folder)!r}, got {there}: write the folder with "
+            "model.save_pretrained"
         )
     placed = None if single else read_json(folder / INDEX).get("weight_map", {})
     found = {}
@@ -87,10 +87,8 @@ def read_tensors(
     for file in sorted({*files.values()}):
         with _opened(folder / file) as inside:
             for name in sorted(name for name, own in files.items() if own == file):
-                yield (
-                    name,
-                    inside.get_tensor(name).clone(),
-                )  # the file may change or go away
+                # the file may change or go away
+                yield (name, inside.get_tensor(name).clone())
 
 
 @contextmanager
@@ -257,8 +255,8 @@ def naming(file: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             f"stream: {os.fspath(file)!r} could not be written: {error}. What was "
-            "written before it is safe: make "
-            "room, and the same call goes on from there"
+            "written before it is safe: make room, and the same call goes on from "
+            "there"
         ) from error
 
 

@@ -37,13 +37,8 @@ _DROPOUT = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
-_SEEN = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.MultiheadAttention,
-)  # and Conv1D of transformers
+# and Conv1D of transformers
+_SEEN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 
 
 def inputs(
@@ -250,8 +245,8 @@ def warn_of_padding(
     ids = [value for name, value in given if name.endswith("input_ids")]
     if padding := padding_in(module, ids):
         mend = (
-            "give the model the attention_mask of its tokenizer, and leave it out with "
-            "tokens=attention_mask.bool()"
+            "give the model the attention_mask of its tokenizer, and leave it out "
+            "with tokens=attention_mask.bool()"
         )
         if _has_decoder(module):
             mend = "give examples of one length in one call"
@@ -471,9 +466,8 @@ def without_fusion() -> Iterator[None]:
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    compiler = (
-        "torch._dynamo" in sys.modules
-    )  # it takes a second to import, and without it nothing is compiled
+    # it takes a second to import, and without it nothing is compiled
+    compiler = "torch._dynamo" in sys.modules
     try:
         with (
             torch.compiler.set_stance("force_eager")

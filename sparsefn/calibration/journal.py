@@ -85,8 +85,7 @@ def only_run_in(out: Path) -> Iterator[None]:
     except Timeout:
         raise ValueError(
             "stream: expected one run at a time, but another one writes to "
-            f"{os.fspath(out)!r}: wait for its end, or "
-            "give another folder out"
+            f"{os.fspath(out)!r}: wait for its end, or give another folder out"
         ) from None
 
 
@@ -123,8 +122,8 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
     if others := [name for name in run if before["run"].get(name) != run[name]]:
         raise ValueError(
             f"stream: expected the run that was killed in {os.fspath(out)!r}, but of "
-            "another run were its "
-            f"{', '.join(others)}: go on with the same, or give another folder out"
+            f"another run were its {', '.join(others)}: go on with the same, or give "
+            "another folder out"
         )
     return Journal(out, run, tuple(Part(**one) for one in before["parts"]))
 

@@ -65,9 +65,8 @@ class Paused:
         self.keep = keep
         self.calls: dict[int, Stowed] = {}
         self.outputs: dict[int, Stowed] = {}
-        self.last: dict[
-            int, int
-        ] = {}  # the call that is the last to get outputs of a call
+        # the call that is the last to get outputs of a call
+        self.last: dict[int, int] = {}
 
     def go_on(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Find out what the part of a number, and those after it, are called with,

@@ -134,8 +134,7 @@ def planned(
         if len(own) != 1 or None in own:
             raise ValueError(
                 "stream: expected each block to be in one layer of a list "
-                f"({some(members)}), but the matrices of "
-                f"{block!r} are {some(chosen)}"
+                f"({some(members)}), but the matrices of {block!r} are {some(chosen)}"
             )
         found.setdefault(str(*own), []).append((block, chosen))
         places.append((every.index(str(*own)), block))
@@ -192,8 +191,8 @@ def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Lea
         if len(own) > 1:
             raise ValueError(
                 "stream: expected the leaves of a layer to be its own, but "
-                f"{some(leaf.names)} are one tensor: prune "
-                "the model in memory, with sf.calibration.in_order"
+                f"{some(leaf.names)} are one tensor: prune the model in memory, with "
+                "sf.calibration.in_order"
             )
         found[own.pop()].append(leaf)
     return found

@@ -47,9 +47,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tokens = tokens
         self.leaves = dict(self.own)
         self.found: dict[str, tuple[bool, int, dict[tuple[int, int], Sums]]] = {}
-        self.rows: dict[
-            StorageWeakRef, Sequence[int]
-        ] = {}  # what rows of a matrix were before it was flattened
+        # what rows of a matrix were before it was flattened
+        self.rows: dict[StorageWeakRef, Sequence[int]] = {}
         self.last: tuple[Tensor, int, Sums] | None = None
 
     def stats(self) -> Stats:
@@ -111,9 +110,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known:
             raise ValueError(
                 "inputs: expected a forward that leaves its weights as they are, but "
-                f"it writes into {known[0]!r}: "
-                "have it compute a new tensor and multiply by that, or write into the "
-                "weight beforehand"
+                f"it writes into {known[0]!r}: have it compute a new tensor and "
+                "multiply by that, or write into the weight beforehand"
             )
 
     def product(self, a: Tensor, b: Tensor) -> None:
@@ -180,8 +178,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             raise ValueError(
                 f"inputs: expected products with whole rows of {path!r}, of shape "
-                f"{tuple(leaf.shape)}, got one with a "
-                f"part of shape {tuple(weight.shape)}; leave it out with paths="
+                f"{tuple(leaf.shape)}, got one with a part of shape "
+                f"{tuple(weight.shape)}; leave it out with paths="
             )
         self.keep(
             path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(path, x)

@@ -97,9 +97,8 @@ class Runs:
             tensors = [
                 x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)
             ]
-            torch.save(
-                tensors, saved := io.BytesIO()
-            )  # to a full disk torch itself raises no OSError
+            # to a full disk torch itself raises no OSError
+            torch.save(tensors, saved := io.BytesIO())
             write_whole(file, lambda path: path.write_bytes(saved.getbuffer()))
             return _stowed(file, form_of(out))
 
@@ -170,9 +169,8 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     def run(
         path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tree:
-        if called[-1:] == [
-            own := path.rpartition(".")[0]
-        ]:  # the part itself, with its weights
+        # the part itself, with its weights
+        if called[-1:] == [own := path.rpartition(".")[0]]:
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if own not in outputs:
             called.append(own)

@@ -27,16 +27,8 @@ from sparsefn.calibration.plan import Plan
 
 # which a tokenizer has besides its own; other folders are of other tools
 _TEMPLATES = "additional_chat_templates"
-_WEIGHTS = {
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".h5",
-    ".msgpack",
-    ".gguf",
-    ".onnx",
-}  # they are not copied
+# they are not copied
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 
 
 def write_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> None:
@@ -68,9 +60,8 @@ def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> 
         if digest_of(old) != digest_of(tensors[name]):
             raise ValueError(
                 f"stream: expected the run that was killed in {os.fspath(out)!r}, but "
-                f"{name!r} comes out otherwise: go "
-                "on with the same prune, number of threads and versions, or give "
-                "another folder out"
+                f"{name!r} comes out otherwise: go on with the same prune, number of "
+                "threads and versions, or give another folder out"
             )
 
 

@@ -102,8 +102,7 @@ def _total(stats: Stats) -> Stats:
         if others := sorted({*theirs} ^ {*told[0][0]}):
             raise ValueError(
                 "stream: expected data of the same leaves on all processes, but "
-                f"{number} and 0 differ at "
-                f"{some(others)}"
+                f"{number} and 0 differ at {some(others)}"
             )
     total: Stats = {}
     for number, (theirs, kinds) in enumerate(told):

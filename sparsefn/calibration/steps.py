@@ -28,9 +28,8 @@ from sparsefn.modules.calls import Call
 from sparsefn.state import State, Where
 from sparsefn.tree import flatten, leaves_at, opened
 
-Asked = tuple[
-    Where, list[str]
-]  # a block as it was asked for, and the paths of its leaves
+# a block as it was asked for, and the paths of its leaves
+Asked = tuple[Where, list[str]]
 
 
 def steps_of(

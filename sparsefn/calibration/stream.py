@@ -162,8 +162,8 @@ def stream(
                 except BrokenChainError as error:
                     raise ValueError(
                         "stream: expected layers that run one after the other, but "
-                        f"{error}: prune the model in "
-                        "memory, with sf.calibration.in_order"
+                        f"{error}: prune the model in memory, with "
+                        "sf.calibration.in_order"
                     ) from None
         with agreement(everyone()):
             if first:
@@ -177,8 +177,8 @@ def _calls(batches: Sequence[Example]) -> list[Call]:
     if isinstance(batches, Tensor | Mapping | str):
         kind = type(batches).__name__
         raise TypeError(
-            f"stream: expected a list of batches, as batches=[{{'input_ids': tokens}}, "
-            f"...], got a {kind}"
+            "stream: expected a list of batches, as batches=[{'input_ids': "
+            f"tokens}}, ...], got a {kind}"
         )
     calls = [as_call(batch) for batch in batches]
     if len(calls) < place()[1]:
@@ -203,8 +203,8 @@ def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
             raise ValueError(
                 "stream: expected the run that was killed in "
                 f"{os.fspath(journal.out)!r}, but the weights of "
-                f"{path or 'the embeddings and head'!r} are others now: go on with the "
-                "same, or give another folder out"
+                f"{path or 'the embeddings and head'!r} are others now: go on with "
+                "the same, or give another folder out"
             )
 
 
@@ -240,9 +240,8 @@ def _streamed(
                 continue
             before = runs.needed() if path in plan.blocks else before
             weights, digest, errors = _pruned(plan, runs, number, prune, of)
-        with agreement(
-            everyone()
-        ):  # the outputs of all processes are on the disk by now
+        # the outputs of all processes are on the disk by now
+        with agreement(everyone()):
             if number >= done:
                 journal = _written(plan, journal, path, weights, digest, errors)
             elif place()[0] == 0:

@@ -190,8 +190,8 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if square.ndim == count.ndim:
         raise ValueError(
             f"fill_unreached: expected statistics with a shape at {path!r}, but no "
-            "batch reached its layer, whose "
-            "inputs may be of several kinds: leave it out with where="
+            "batch reached its layer, whose inputs may be of several kinds: leave it "
+            "out with where="
         )
     entries = tuple(range(count.ndim, square.ndim))
     few = (count < 2) | (square.sum(entries) == 0)

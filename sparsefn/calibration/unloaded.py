@@ -100,10 +100,9 @@ def _named(folder: Path, dtype: torch.dtype) -> nn.Module:
     if how := stored_as(read_json(folder / "config.json")):
         raise ValueError(
             "stream: expected weights that are numbers, but config.json of "
-            f"{os.fspath(folder)!r} has a "
-            f"quantization_config, by which they are stored as {how!r}: load the "
-            "model, dequantize or decompress it, "
-            "and prune the folder that save_pretrained makes of that"
+            f"{os.fspath(folder)!r} has a quantization_config, by which they are "
+            f"stored as {how!r}: load the model, dequantize or decompress it, and "
+            "prune the folder that save_pretrained makes of that"
         )
     name = (config.architectures or [None])[0]
     kind: Any = getattr(transformers, str(name), None)
@@ -176,9 +175,8 @@ def leaves_in(model: nn.Module, stored: Mapping[str, StoredTensor]) -> list[Leaf
     if missing or unknown:
         raise ValueError(
             f"stream: expected the tensors of the {type(model).__name__}, but missing "
-            f"are {some(missing)}, and unknown "
-            f"{some(unknown)}: make= gives a model of another kind; where transformers "
-            "renames or joins tensors as it "
+            f"are {some(missing)}, and unknown {some(unknown)}: make= gives a model "
+            "of another kind; where transformers renames or joins tensors as it "
             "loads the folder, load it once, and write it with save_pretrained(..., "
             "save_original_format=False)"
         )
@@ -202,9 +200,8 @@ def _check_like(name: str, stored: StoredTensor, like: Tensor) -> None:
     if like.is_floating_point() and stored.dtype not in ("F64", "F32", "F16", "BF16"):
         raise ValueError(
             f"stream: expected floats of 16 bits or more at {name!r}, got "
-            f"{stored.dtype}: such weights are multiplied "
-            "by scales, so dequantize the model, and prune the folder that "
-            "save_pretrained makes of that"
+            f"{stored.dtype}: such weights are multiplied by scales, so dequantize "
+            "the model, and prune the folder that save_pretrained makes of that"
         )
 
 

@@ -52,8 +52,8 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         for i, part in enumerate(parts[:-1]):
             if has_own_support(part):
                 raise ValueError(
-                    f"chain: pruned weights of the algorithm at position {i} train on; "
-                    "put it last"
+                    f"chain: pruned weights of the algorithm at position {i} train "
+                    "on; put it last"
                 )
         return join(parts, _common(parts))
 

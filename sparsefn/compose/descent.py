@@ -39,9 +39,8 @@ from sparsefn.tree import (
 )
 
 Stepping = Callable[[State, Tree, Step], State]
-Row: TypeAlias = tuple[
-    Tensor, Tensor, Tensor, Tensor
-]  # the support, the one before, the weight, and the stepped one
+# the support, the one before, the weight, and the stepped one
+Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Stepped(NamedTuple):
@@ -87,9 +86,8 @@ class Descent:
         # ones. With that call spent, a run that is resumed in a new process equals an
         # uninterrupted one.
         if not self._primed and not is_compiling():
-            with giving(
-                ()
-            ):  # a state that is given away is given to the step, not to this
+            # a state that is given away is given to the step, not to this
+            with giving(()):
                 self.optimizer.update(
                     optree.tree_map(torch.zeros_like, trained),
                     opt,

@@ -65,9 +65,8 @@ def donated(algorithm: Algorithm) -> Algorithm:
             try:
                 new = pure(state, grads, step)
             except BaseException:
-                if any(
-                    id(x) not in left for x in spare
-                ):  # some weights have moved, and others have not
+                # some weights have moved, and others have not
+                if any(id(x) not in left for x in spare):
                     empty(old)
                 raise
         passed = {id(x) for x in old}

@@ -164,15 +164,13 @@ def find(
     def refused(path: str, what: str) -> ValueError:
         return ValueError(
             "with_optimizer: cannot find moments of pruned weights in the state of "
-            f"{name_of(optimizer)}: at {path!r} "
-            f"{what}; {_WAY_OUT}"
+            f"{name_of(optimizer)}: at {path!r} {what}; {_WAY_OUT}"
         )
 
     state = _init_on_meta(optimizer, rebuild(probes))
     names = paths(state)
-    bases = BASES.difference(
-        *(path.split(".") for path in paths(trained))
-    )  # a weight may have such a name
+    # a weight may have such a name
+    bases = BASES.difference(*(path.split(".") for path in paths(trained)))
     for path in names if any(sparse) else ():
         if not bases.isdisjoint(path.split(".")):
             raise refused(
@@ -204,8 +202,8 @@ def _init_on_meta(optimizer: ForeignOptimizer, probes: Tree) -> Tree:
     except Exception as error:
         raise ValueError(
             f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its "
-            "init fails on tensors of the meta "
-            f"device ({type(error).__name__}: {error}); {_WAY_OUT}"
+            f"init fails on tensors of the meta device ({type(error).__name__}: "
+            f"{error}); {_WAY_OUT}"
         ) from error
 
 
@@ -233,8 +231,7 @@ def owners_in(
         return found.owners
     raise ValueError(
         f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its state "
-        "takes another form for leaves of "
-        f"other sizes; {_WAY_OUT}"
+        f"takes another form for leaves of other sizes; {_WAY_OUT}"
     )
 
 
@@ -244,7 +241,6 @@ def no_tensor(optimizer: object, opt: Tree, i: int) -> str:
     holder = type(accessors[i][:-1](opt)).__name__
     return (
         f"with_optimizer: expected the state of {name_of(optimizer)} to hold tensors, "
-        "as vmap, checkpoints and "
-        f"compiled code carry nothing else, got {type(leaves[i]).__name__} at "
-        f"{paths(opt)[i]!r} of {holder}"
+        "as vmap, checkpoints and compiled code carry nothing else, got "
+        f"{type(leaves[i]).__name__} at {paths(opt)[i]!r} of {holder}"
     )

@@ -25,9 +25,8 @@ def check_paired(call: str, algorithm: Algorithm, skip: Trigger | None) -> None:
     for score in _PAIRED:
         if any(part is score for part in parts):
             raise ValueError(
-                f"{call}: {score.__name__} multiplies weights by gradients of the same "
-                "step, and the optimizer's step "
-                "would move the weights before: give skip=, the trigger at which masks "
-                "change, such as "
+                f"{call}: {score.__name__} multiplies weights by gradients of the "
+                "same step, and the optimizer's step would move the weights before: "
+                "give skip=, the trigger at which masks change, such as "
                 "skip=sf.at([0]), or skip=sf.never() to score the moved weights"
             )

@@ -83,9 +83,8 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
             seen = with_own_masks(own, params, masks, state.opt)
             part = update_of(algorithm).inner(seen, grads, step)
             params = part.params
-            if not identical(
-                part.masks, seen.masks
-            ):  # else a chain around this would take them for new ones
+            # else a chain around this would take them for new ones
+            if not identical(part.masks, seen.masks):
                 masks = optree.tree_map(
                     lambda old, new: new if new.ndim else old, masks, part.masks
                 )

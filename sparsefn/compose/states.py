@@ -56,10 +56,9 @@ def check_trained(name: str, algorithms: Sequence[Algorithm]) -> None:
         check_algorithm(name, algorithm, f" at position {i}")
         if algorithm.view is not masked_view:
             raise ValueError(
-                f"{name}: the algorithm at position {i} has a view of its own (latents "
-                "or terms); put that outermost: "
-                f"reparametrised(..., inner={name}(...)) or with_terms({name}(...), "
-                "...)"
+                f"{name}: the algorithm at position {i} has a view of its own "
+                "(latents or terms); put that outermost: reparametrised(..., "
+                f"inner={name}(...)) or with_terms({name}(...), ...)"
             )
 
 

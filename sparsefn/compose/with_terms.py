@@ -60,9 +60,8 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
-        no_optimizer(
-            "with_terms", [state]
-        )  # its gradients would never pass through the terms
+        # its gradients would never pass through the terms
+        no_optimizer("with_terms", [state])
         return state
 
     narrowed = None if algorithm.within is None else within

@@ -72,9 +72,8 @@ _PATTERNS = {
     "balance_out_groups": kinds.out_groups,
 }
 
-FirstMask = Callable[
-    [Tensor, Real], Tensor
-]  # (parameter, sparsity at step 0) -> the mask of one leaf
+# (parameter, sparsity at step 0) -> the mask of one leaf
+FirstMask = Callable[[Tensor, Real], Tensor]
 Entry = Mapping[str, object]  # a dict of a config
 Part = tuple[Where, Callable[[Where], Algorithm]]
 
@@ -312,9 +311,8 @@ def _part(
     where = _filter(entry.get("param_filter"))
     if entry["sparsity"] is None:
         return None
-    more: dict[str, object] = (
-        {} if key is None else {"key": key}
-    )  # what the entry says, and nothing else
+    # what the entry says, and nothing else
+    more: dict[str, object] = {} if key is None else {"key": key}
     when = trigger(entry["update"]) if "update" in entry else None
     sparsity = _level(
         entry, "sparsity", triggers.never() if factory is static else when

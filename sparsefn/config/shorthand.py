@@ -76,9 +76,8 @@ def from_shorthand(text: str) -> Shorthand:
         raise ValueError(f"expected a shorthand {_GRAMMAR}, got {text!r}")
     flag = "M" in (match["flag"], match["letter"])
     if match["bare"] == "DENSE":
-        return _Dense(
-            unstructured(), 0.0, False
-        )  # nothing is off the mask: (M) means (U)
+        # nothing is off the mask: (M) means (U)
+        return _Dense(unstructured(), 0.0, False)
     if match["bare"] == "BERN":
         return Shorthand(unstructured(), "bernoulli", flag)
     if match["density"] is not None:

@@ -46,9 +46,8 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
         one = as_batch([x.unsqueeze(0) for x in example])
         return gradient_of(lambda weights: loss(rebuild(weights), *one))(leaves)
 
-    return rebuild(
-        torch.vmap(of_one)(list(data.values()))
-    )  # its `randomness` is "error"
+    # its `randomness` is "error"
+    return rebuild(torch.vmap(of_one)(list(data.values())))
 
 
 @differentiating

@@ -146,9 +146,8 @@ def _at_temperature(loss: Loss, temperature: Real) -> Loss:
     if not _takes_temperature(loss):
         raise TypeError(
             "grasp: expected a loss that divides its logits by its keyword "
-            f"temperature, which GraSP sets to {divisor}"
-            f", got {shown(loss)} without this keyword; temperature=None calls it as "
-            "it is"
+            f"temperature, which GraSP sets to {divisor}, got {shown(loss)} without "
+            "this keyword; temperature=None calls it as it is"
         )
     return partial(loss, temperature=temperature)
 
@@ -220,8 +219,8 @@ def synflow(
         is_int(n) and n >= 1 for n in input_shape
     ):
         raise TypeError(
-            "expected input_shape to be positive ints without the batch axis, such as "
-            f"(3, 32, 32), got {input_shape!r}"
+            "expected input_shape to be positive ints without the batch axis, such "
+            f"as (3, 32, 32), got {input_shape!r}"
         )
     run = _absolute(forward)
 

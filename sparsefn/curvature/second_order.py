@@ -130,8 +130,7 @@ def obd(diagonal: PlainScore) -> PlainScore:
     if isinstance(diagonal, Accumulated) or not callable(diagonal):
         raise TypeError(
             "expected diagonal to be a score function such as "
-            "sf.curvature.fisher(loss, batch), "
-            f"got {type(diagonal).__name__}"
+            f"sf.curvature.fisher(loss, batch), got {type(diagonal).__name__}"
         )
 
     def score(state: State, grads: Tree, step: Step) -> Tree:

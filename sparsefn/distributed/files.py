@@ -59,9 +59,8 @@ def save(state: Tree, folder: str | os.PathLike[str]) -> None:
                 f"save: expected a new folder, but {os.fspath(folder)!r} holds a "
                 "checkpoint already"
             )
-    from torch.distributed.checkpoint.state_dict_saver import (
-        save as write,
-    )  # importing it takes a second
+    # importing it takes a second
+    from torch.distributed.checkpoint.state_dict_saver import save as write
 
     with _quiet():
         write(tensors, checkpoint_id=os.fspath(folder), no_dist=not everyone())
@@ -125,8 +124,8 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
             rank, (fault, _) = next(iter(error.failures.items()))
             said = f"rank {rank} got {type(fault).__name__}: {fault}"
             raise ValueError(
-                f"expected files of tensors in {os.fspath(folder)!r} that can be read, "
-                f"but {said}"
+                f"expected files of tensors in {os.fspath(folder)!r} that can be "
+                f"read, but {said}"
             ) from None
     refuse_false_masks(template, found)
     return rebuild([found[path] for path in leaves])

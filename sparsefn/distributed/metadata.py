@@ -64,8 +64,8 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
             top = _Unpickler(file).load()
         except _Refused as error:
             raise ValueError(
-                f"{where} names {error}, which no such checkpoint needs; nothing of it "
-                "was run"
+                f"{where} names {error}, which no such checkpoint needs; nothing of "
+                "it was run"
             ) from None
         except Exception as error:  # a damaged pickle raises almost anything
             raise ValueError(

@@ -70,9 +70,8 @@ def check_replicas(state: Tree) -> None:
                 ranks = " and ".join(str(group) for group in found.values())
                 raise ValueError(
                     "check_replicas: expected equal copies on all ranks, but at "
-                    f"{path!r} ranks {ranks} have different "
-                    "ones: do all ranks see the same gradients, weights, keys and "
-                    "steps?"
+                    f"{path!r} ranks {ranks} have different ones: do all ranks see "
+                    "the same gradients, weights, keys and steps?"
                 )
 
 

@@ -78,8 +78,8 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     if unknown := [name for name in leaves if name not in own]:
         mend = mend_of_names(unknown, own)
         raise ValueError(
-            f"grads_of: expected params of the {type(model).__name__}, but unknown are "
-            f"{unknown}{mend}"
+            f"grads_of: expected params of the {type(model).__name__}, but unknown "
+            f"are {unknown}{mend}"
         )
     for name, leaf in leaves.items():
         check_shape("params", name, leaf, own[name])
@@ -87,8 +87,8 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     if leaves and all(own[name].grad is None for name in leaves):
         raise ValueError(
             "grads_of: expected gradients, but no parameter has one: call it after "
-            "backward(), and when gradients are "
-            "accumulated, after the backward() that reduces them over the processes"
+            "backward(), and when gradients are accumulated, after the backward() "
+            "that reduces them over the processes"
         )
     grads = [dense_gradient(own[name], leaf) for name, leaf in leaves.items()]
     for name in leaves:
@@ -105,7 +105,7 @@ def _check_fits(what: str, name: str, given: Tensor, parameter: Tensor) -> None:
     if words_of(given) != words_of(parameter):
         raise ValueError(
             f"{what}: expected params as the module's parameter, "
-            f"{words_of(parameter)}, at {name!r}, got one that is "
-            f"{words_of(given)}: make the state from sf.modules.params_of(model) after "
-            "the module is sharded"
+            f"{words_of(parameter)}, at {name!r}, got one that is {words_of(given)}: "
+            "make the state from sf.modules.params_of(model) after the module is "
+            "sharded"
         )

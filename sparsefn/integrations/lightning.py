@@ -93,15 +93,14 @@ class SparsityCallback(Callback):
         if len(trainer.optimizers) != 1:
             raise ValueError(
                 "SparsityCallback: expected one optimizer, got "
-                f"{len(trainer.optimizers)}: in on_fit_start of a "
-                "callback of your own, call sf.attach(..., hooks=True) for each and "
-                "the part of the module that it has"
+                f"{len(trainer.optimizers)}: in on_fit_start of a callback of your "
+                "own, call sf.attach(..., hooks=True) for each and the part of the "
+                "module that it has"
             )
         saved: Saved | None = self._loaded
         self._loaded = None
-        if (
-            self.sparse is not None and self.sparse.is_attached
-        ):  # to the optimizer of another fit
+        # to the optimizer of another fit
+        if self.sparse is not None and self.sparse.is_attached:
             if saved is None:
                 saved = self.state_dict()
             else:
@@ -122,23 +121,20 @@ class SparsityCallback(Callback):
     def _load(self, saved: Saved) -> None:
         assert self.sparse is not None
         self.sparse.load_state_dict(saved["sparse"])
-        self._done = saved.get(
-            "done", saved["sparse"]["step"] + 1
-        )  # 0.2.0 saved no count
+        # 0.2.0 saved no count
+        self._done = saved.get("done", saved["sparse"]["step"] + 1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the run goes on where the state was saved."""
-        if (
-            self._loaded is not None
-        ):  # some strategies load checkpoints after on_fit_start
+        # some strategies load checkpoints after on_fit_start
+        if self._loaded is not None:
             self._load(self._loaded)
             self._loaded = None
         if trainer.global_step != self._done:
             raise ValueError(
                 f"SparsityCallback: the run begins after {trainer.global_step} steps, "
-                "and the masks are those after "
-                f"{self._done}: a new run needs a callback of its own, and "
-                "fit(ckpt_path=...) a checkpoint that was "
+                f"and the masks are those after {self._done}: a new run needs a "
+                "callback of its own, and fit(ckpt_path=...) a checkpoint that was "
                 "written with this callback"
             )
 
@@ -169,9 +165,8 @@ class SparsityCallback(Callback):
         except RuntimeError as error:
             warnings.warn(
                 f"SparsityCallback: after fit, {error}. Of an average, such as "
-                "WeightAveraging writes, "
-                "sf.modules.mask_average(module, callback.sparse.masks) makes a "
-                "sparse copy",
+                "WeightAveraging writes, sf.modules.mask_average(module, "
+                "callback.sparse.masks) makes a sparse copy",
                 stacklevel=2,
             )
 

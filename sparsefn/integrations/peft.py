@@ -16,13 +16,8 @@ __dir__ = __all__.copy
 
 # bool, True where the base may change; peft saves what has "lora_" in its name
 _BUFFER = "sparsefn_kept"
-_REWRITES = (
-    "pissa",
-    "olora",
-    "corda",
-    "loftq",
-    "lora_ga",
-)  # starts of init_lora_weights that change the base
+# starts of init_lora_weights that change the base
+_REWRITES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -85,9 +80,8 @@ def keep_zeros(model: _Model) -> _Model:
         layers[path].register_buffer(_BUFFER, mask, persistent=False)
         layers[path].lora_variant = _Everyone()
     for tuner in model.modules():
-        if isinstance(
-            tuner, BaseTuner
-        ):  # partials, of which copies and pickles of the model have their own
+        # partials, of which copies and pickles of the model have their own
+        if isinstance(tuner, BaseTuner):
             tuner.inject_adapter, tuner._check_merge_allowed = (
                 partial(_inject, tuner),
                 partial(_check_merge, tuner),
@@ -167,9 +161,8 @@ def _mask(path: str, layer: Any) -> Tensor | None:
     from peft.tuners.lora.layer import Linear, _ConvNd
 
     base = layer.get_base_layer()
-    target = getattr(
-        layer, "parameter_name", None
-    )  # of target_parameters; the others of the base do not change
+    # of target_parameters; the others of the base do not change
+    target = getattr(layer, "parameter_name", None)
     adapted = (
         dict(base.named_parameters()) if target is None else {target: layer.get_param()}
     )
@@ -184,9 +177,8 @@ def _mask(path: str, layer: Any) -> Tensor | None:
     if target is not None:
         _refuse(
             f"{path}.{target}",
-            "target_parameters adapts it by an update that is not masked: leave it out "
-            "of target_parameters, or prune "
-            "it after the adapters are merged",
+            "target_parameters adapts it by an update that is not masked: leave it "
+            "out of target_parameters, or prune it after the adapters are merged",
         )
     if not (isinstance(layer, Linear | _ConvNd) and base.weight.is_floating_point()):
         got = (
@@ -221,9 +213,8 @@ def _has_zeros(base: nn.Module, parameter: Tensor) -> bool:
     Of quantised ones it is not known.
     """
     zeros = parameter.detach() == 0
-    if isinstance(
-        base, nn.Embedding
-    ):  # a row of zeros is padding, and peft leaves it at zero
+    # a row of zeros is padding, and peft leaves it at zero
+    if isinstance(base, nn.Embedding):
         zeros = zeros & ~zeros.all(1, keepdim=True)
     return parameter.ndim > 1 and (
         bool(zeros.any()) or not parameter.is_floating_point()

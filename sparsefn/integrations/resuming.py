@@ -30,8 +30,7 @@ def check_source(algorithm: object) -> None:
         got = uncalled(algorithm) or type(algorithm).__name__
         raise TypeError(
             "SparsityCallback: expected an Algorithm such as sf.rigl(0.9), or a "
-            "function of the number of steps that "
-            f"returns one, got {got}"
+            f"function of the number of steps that returns one, got {got}"
         )
 
 
@@ -53,9 +52,9 @@ def check_plain_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
             raise ValueError(
-                f"SparsityCallback: expected plain tensors, got a DTensor at {name!r}: "
-                "call sf.attach in a loop of "
-                "your own, and save as docs/distributed.md has it"
+                "SparsityCallback: expected plain tensors, got a DTensor at "
+                f"{name!r}: call sf.attach in a loop of your own, and save as "
+                "docs/distributed.md has it"
             )
 
 
@@ -84,7 +83,6 @@ def check_same_run(model: nn.Module, saved: Saved, step: int) -> None:
             and bool((weight.detach() != 0)[~mask.to(weight.device)].any())
         ):
             raise ValueError(
-                f"SparsityCallback: the saved mask of {name!r} prunes weights that are "
-                "not zero in the model: masks "
-                "and weights are of two runs"
+                f"SparsityCallback: the saved mask of {name!r} prunes weights that "
+                "are not zero in the model: masks and weights are of two runs"
             )

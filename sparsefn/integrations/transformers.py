@@ -110,10 +110,9 @@ class SparsityCallback(TrainerCallback):
         if self._steps and not state.global_step:
             raise RuntimeError(
                 f"SparsityCallback: it has made {self._steps} steps, and this run "
-                "begins anew: train with "
-                "resume_from_checkpoint to go on, or make another callback; "
-                "sf.static(None, init='from_zeros') keeps "
-                "the zeros that there are"
+                "begins anew: train with resume_from_checkpoint to go on, or make "
+                "another callback; sf.static(None, init='from_zeros') keeps the "
+                "zeros that there are"
             )
         saved = (
             self._saved(self._folder or _folder(args, state))
@@ -129,9 +128,8 @@ class SparsityCallback(TrainerCallback):
             and inner is not self._optimizer
         ):
             if saved is not None:
-                self.sparse.load_state_dict(
-                    saved
-                )  # the weights that it left are not those of the module now
+                # the weights that it left are not those of the module now
+                self.sparse.load_state_dict(saved)
             self.sparse.detach()
         if self.sparse is None or not self.sparse.is_attached:
             algorithm = made(self._algorithm, lambda: state.max_steps)
@@ -198,8 +196,8 @@ class SparsityCallback(TrainerCallback):
         if not file.is_file():
             raise ValueError(
                 f"SparsityCallback: expected {file}, as the checkpoint of a run with "
-                "this callback has it, got none: "
-                "where the checkpoint is in another folder, give it as resume_from"
+                "this callback has it, got none: where the checkpoint is in another "
+                "folder, give it as resume_from"
             )
         saved: Saved = torch.load(file, map_location="cpu", weights_only=True)
         return saved

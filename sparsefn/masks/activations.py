@@ -243,7 +243,6 @@ def _fitting(mask: Tensor, x: Tensor) -> Tensor:
     if mask.ndim > x.ndim or any(m not in (1, n) for m, n in pairs):
         raise ValueError(
             "activation_sparsifier: expected an activation that a mask of shape "
-            f"{tuple(mask.shape)} broadcasts to, "
-            f"got shape {tuple(x.shape)}"
+            f"{tuple(mask.shape)} broadcasts to, got shape {tuple(x.shape)}"
         )
     return mask

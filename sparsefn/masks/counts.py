@@ -62,9 +62,8 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     `params` the weights of leaves that are not sparsified count as kept. Raises as
     `n_total` does.
     """
-    rows = _sizes(
-        masks, params
-    )  # a 0-d mask keeps its leaf whole, as its shape alone says
+    # a 0-d mask keeps its leaf whole, as its shape alone says
+    rows = _sizes(masks, params)
     own = [mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows]
     counts = agreed(
         {"call": "n_kept"}, {"masks": flatten(masks)[0]}, lambda: kept_in(own)

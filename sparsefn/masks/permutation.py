@@ -19,9 +19,8 @@ from sparsefn.patterns.kinds import nm
 __all__ = ["channels"]
 __dir__ = __all__.copy
 
-_LEVELS = (
-    1 << 23
-)  # sizes are whole numbers up to this, whose sums are exact in any order
+# sizes are whole numbers up to this, whose sums are exact in any order
+_LEVELS = 1 << 23
 # up to this m all ways to share out the channels of two groups are tried, beyond it
 # single exchanges
 _WIDEST = 4

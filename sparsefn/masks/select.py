@@ -52,9 +52,8 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
         if count.is_floating_point() or count.dtype == torch.bool:
             raise TypeError(f"expected {name} of an integer dtype, got {count.dtype}")
         if count.ndim == 1 and not available:
-            return count.new_zeros(
-                groups, dtype=torch.int64
-            )  # shapes do not tell how many empty groups there are
+            # shapes do not tell how many empty groups there are
+            return count.new_zeros(groups, dtype=torch.int64)
         if count.ndim and tuple(count.shape) != (groups,):
             raise ValueError(
                 f"expected {name} of shape () or ({groups},), got {tuple(count.shape)}"

@@ -101,17 +101,15 @@ def srigl(
         "drop_fraction",
     )
 
-    def even(
-        scores: Tensor, open_: Tensor, step: Step
-    ) -> Tensor:  # as many in every row that has places
+    # as many in every row that has places
+    def even(scores: Tensor, open_: Tensor, step: Step) -> Tensor:
         rows = open_.any(-1)
         return rows * (
             n_kept(scores.numel(), sparsity) // rows.sum().clamp(min=1)
         ).clamp(max=scores.shape[-1])
 
-    def stay(
-        scores: Tensor, active: Tensor, step: Step
-    ) -> Tensor:  # all but a part of the leaf's weights
+    # all but a part of the leaf's weights
+    def stay(scores: Tensor, active: Tensor, step: Step) -> Tensor:
         return _staying((scores > 0).sum(-1), fraction_at(share, step))
 
     def as_it_was(state: State, grown: Tree, step: Step) -> Tree:
@@ -131,9 +129,8 @@ def srigl(
         where=where,
         init="dense",
     )
-    dynamic = sequence(
-        start, prune, refill
-    )  # the first part makes the first masks, and does nothing later
+    # the first part makes the first masks, and does nothing later
+    dynamic = sequence(start, prune, refill)
     if ablation == 0.0:
         return dynamic
 
@@ -153,9 +150,8 @@ def srigl(
             instead="; the entries of a whole leaf are ranked",
         )
 
-    def worth(
-        flags: Tensor,
-    ) -> Tensor:  # the salient entries of a row, in units of what it needs
+    # the salient entries of a row, in units of what it needs
+    def worth(flags: Tensor) -> Tensor:
         needed = rounded_down(ablation, n_kept(flags.shape[-1], sparsity))
         return flags.sum(-1) / as_tensor_on(needed, flags.device).clamp(min=1)
 

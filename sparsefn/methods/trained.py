@@ -291,8 +291,8 @@ def woodfisher(
     ) -> tuple[Tensor, Tensor]:
         if path not in found:
             raise ValueError(
-                f"woodfisher: no gradients for the leaf {path!r}, but for {len(found)} "
-                "others"
+                f"woodfisher: no gradients for the leaf {path!r}, but for "
+                f"{len(found)} others"
             )
         kept = int(n_kept(weight.numel(), sparsity))
         try:

@@ -172,8 +172,8 @@ def _tensors(average: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not isinstance(average, Mapping):
         raise TypeError(
             f"mask_average: {_WANTED}, got {type(average).__name__}: where it has a "
-            "method that copies its weights "
-            "into a model, as copy_to of diffusers' EMAModel, give that model"
+            "method that copies its weights into a model, as copy_to of diffusers' "
+            "EMAModel, give that model"
         )
     return {name: x for name, x in average.items() if isinstance(x, Tensor)}
 

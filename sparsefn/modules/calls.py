@@ -25,17 +25,15 @@ from sparsefn.tree import Tree, flatten, mend_of
 # tensors.
 _CHECKPOINTED = (
     "sf.modules.call cannot run a forward with activation checkpointing, or other "
-    "hooks on saved tensors, as it would "
-    "run again in the backward with the module's own weights: turn it off, or call "
-    "under torch.no_grad()"
+    "hooks on saved tensors, as it would run again in the backward with the module's "
+    "own weights: turn it off, or call under torch.no_grad()"
 )
 
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-Named = dict[
-    str, tuple[str, Tensor]
-]  # by name: the dotted path in the module, and the tensor
+# by name: the dotted path in the module, and the tensor
+Named = dict[str, tuple[str, Tensor]]
 
 
 def as_call(example: Example) -> Call:
@@ -53,8 +51,7 @@ def as_call(example: Example) -> Call:
         return example if isinstance(example, tuple) else (example,), {}
     raise TypeError(
         "expected example to be what the model is called with: a tensor, a tuple of "
-        "arguments or a dict of keyword "
-        f"arguments, got {type(example).__name__}"
+        f"arguments or a dict of keyword arguments, got {type(example).__name__}"
     )
 
 
@@ -102,8 +99,8 @@ def call(
     if dropped:
         warnings.warn(
             f"the forward changed buffers, {', '.join(map(repr, dropped))}, and "
-            "sf.modules.call drops the changes: use "
-            "sf.modules.call_with_buffers, or module.eval()",
+            "sf.modules.call drops the changes: use sf.modules.call_with_buffers, or "
+            "module.eval()",
             UserWarning,
             stacklevel=2,
         )
@@ -185,9 +182,8 @@ def _limited(module: nn.Module) -> list[Tensor]:
         if isinstance(part, kinds) and part.max_norm is not None
     ]
     tables = [layer._parameters.get("weight") for layer in layers]
-    return [
-        table for table in tables if table is not None
-    ]  # what a parametrization computes is no parameter
+    # what a parametrization computes is no parameter
+    return [table for table in tables if table is not None]
 
 
 @contextlib.contextmanager
@@ -234,9 +230,8 @@ def _run(
     if scaled:
         warnings.warn(
             f"the forward scaled rows of {', '.join(map(repr, scaled))} down to "
-            "max_norm, and sf.modules.call drops "
-            "that: to train, scale them after each step, params[name] = "
-            "torch.renorm(params[name], 2, 0, max_norm); "
+            "max_norm, and sf.modules.call drops that: to train, scale them after "
+            "each step, params[name] = torch.renorm(params[name], 2, 0, max_norm); "
             "else call module.eval()",
             UserWarning,
             stacklevel=3,
@@ -253,9 +248,8 @@ def _prepared(
         if buffers is None
         else tensors_for(module, "buffers", buffers)
     )
-    if any(
-        name != at for named in (weights, given) for name, (at, _) in named.items()
-    ):  # there are wrappers
+    # there are wrappers
+    if any(name != at for named in (weights, given) for name, (at, _) in named.items()):
         check_not_parallel(module)
     return weights, given
 
@@ -302,9 +296,8 @@ def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
             raise
         raise RuntimeError(
             "sf.modules.call: under vmap over inputs, a table with max_norm needs a "
-            "copy for each member, as torch "
-            "scales its rows in place: scale it before, torch.renorm(table, 2, 0, "
-            "max_norm), and set max_norm = None"
+            "copy for each member, as torch scales its rows in place: scale it "
+            "before, torch.renorm(table, 2, 0, max_norm), and set max_norm = None"
         ) from error
     finally:
         written = [
@@ -315,9 +308,8 @@ def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
         if written:
             raise RuntimeError(
                 f"sf.modules.call: the forward of the {type(module).__name__} wrote "
-                f"into {', '.join(written)}, which "
-                "changed the params that it was given: have it compute a new tensor "
-                "and use that, as "
+                f"into {', '.join(written)}, which changed the params that it was "
+                "given: have it compute a new tensor and use that, as "
                 "torch.nn.functional.linear(x, self.weight - mean), and take params "
                 "from before the call"
             )
@@ -384,9 +376,8 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 def _without_checkpointing() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # hooks around the call go with the backward, and do no harm
+            # hooks around the call go with the backward, and do no harm
+            with contextlib.suppress(RuntimeError):
                 stack.enter_context(
                     torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED)
                 )
@@ -413,9 +404,8 @@ def tensors_for(
     if isinstance(given, State):
         places = {name: at for name, (at, _) in own.items()}
         check_masked("masks", module, places, flatten(given.masks)[0])
-    nothing = (
-        isinstance(given, dict) and not given
-    )  # which torch.compile cannot flatten
+    # which torch.compile cannot flatten
+    nothing = isinstance(given, dict) and not given
     tensors = (
         {}
         if nothing
@@ -472,8 +462,8 @@ def check_state(call: str, state: object, place: str = "") -> None:
     if not isinstance(state, State):
         kind = f"{type(state).__name__}{mend_of('state', state)}"
         raise TypeError(
-            f"{call}: expected a State{place}, as algorithm.init(params) gives it, got "
-            f"{kind}"
+            f"{call}: expected a State{place}, as algorithm.init(params) gives it, "
+            f"got {kind}"
         )
 
 

@@ -51,9 +51,8 @@ def value_and_grad(
         if transformed():
             grads, (value, aux) = differentiated(leaves)
         elif _inference((leaves, args, kwargs)):
-            with (
-                torch.no_grad()
-            ):  # no graph through other tensors that require a gradient
+            # no graph through other tensors that require a gradient
+            with torch.no_grad():
                 grads, (value, aux) = differentiated(leaves)
         else:
             grads, (value, aux) = _autograd(run, leaves)

@@ -54,9 +54,8 @@ def _are_rows(ids: object) -> TypeGuard[Tensor]:
 def _padded(ids: Tensor, known: list[int]) -> int:
     pads = torch.stack([ids == pad for pad in known]).any(0).long()
     first = pads.cumprod(1).sum(1)
-    last = pads.flip(1).cumprod(1).sum(1) * (
-        first < ids.shape[1]
-    )  # a row of padding alone counts once
+    # a row of padding alone counts once
+    last = pads.flip(1).cumprod(1).sum(1) * (first < ids.shape[1])
     runs = torch.cat([first, last])
     return int(runs[runs > 1].sum())
 
@@ -78,6 +77,5 @@ def _padding_ids(model: Any) -> tuple[str, list[int]]:
 
 def _as_ids(found: object) -> list[int]:
     several = found if isinstance(found, list | tuple) else [found]
-    return [
-        one for one in several if isinstance(one, int) and one >= 0
-    ]  # some configs have -1 for none
+    # some configs have -1 for none
+    return [one for one in several if isinstance(one, int) and one >= 0]

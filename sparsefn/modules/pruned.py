@@ -117,9 +117,8 @@ def _keys(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
     if original in tensors:
         raise ValueError(
             f"expected a checkpoint with the mask {fake!r} beside {original!r}; "
-            "torch.ao leaves masks out of "
-            "state_dict: add them as {**model.state_dict(), "
-            "**dict(model.named_buffers())}"
+            "torch.ao leaves masks out of state_dict: add them as "
+            "{**model.state_dict(), **dict(model.named_buffers())}"
         )
     raise ValueError(f"expected a checkpoint with {name!r}, or {orig!r} and {mask!r}")
 
@@ -136,14 +135,13 @@ def _check_parametrizations(module: nn.Module) -> None:
             if "FakeStructuredSparsity" in kinds:
                 raise ValueError(
                     f"expected a mask for each weight at {at!r}, got "
-                    "FakeStructuredSparsity, which prunes rows; "
-                    "take the model that pruner.prune() gives"
+                    "FakeStructuredSparsity, which prunes rows; take the model that "
+                    "pruner.prune() gives"
                 )
             if "FakeSparsity" in kinds and len(kinds) > 1:
                 raise ValueError(
                     f"expected FakeSparsity to be the one parametrization of {at!r}, "
-                    f"got {', '.join(kinds)}; take the "
-                    "others off with "
+                    f"got {', '.join(kinds)}; take the others off with "
                     "torch.nn.utils.parametrize.remove_parametrizations before "
                     "sparsifier.prepare"
                 )

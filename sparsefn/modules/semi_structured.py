@@ -87,9 +87,8 @@ def without_sparse_cores(device: torch.device) -> str:
 
 
 def _made(path: str, weight: Tensor) -> Tensor:
-    with (
-        warnings.catch_warnings()
-    ):  # torch says once in a process that the class is a prototype
+    # torch says once in a process that the class is a prototype
+    with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore",
             "The PyTorch API of SparseSemiStructuredTensor is in prototype",

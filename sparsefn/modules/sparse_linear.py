@@ -107,9 +107,8 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # Sparse times dense: `F.linear`, dense times sparse, took 3 to 7 times as long
         # at a batch of 32.
-        columns = x.reshape(
-            x.shape[:-1].numel(), x.shape[-1]
-        ).t()  # reshape(-1) fails for a tensor without elements
+        # reshape(-1) fails for a tensor without elements
+        columns = x.reshape(x.shape[:-1].numel(), x.shape[-1]).t()
         if self.bias is None:
             out = torch.mm(self._stored(), columns)
         else:
@@ -122,8 +121,7 @@ class SparseLinear(nn.Module):
         )
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, "
-            f"{layout}, {self.values.numel()} of "
+            f"bias={self.bias is not None}, {layout}, {self.values.numel()} of "
             f"{self.in_features * self.out_features} stored"
         )
 
@@ -214,9 +212,8 @@ def _choose(mask: Tensor, layout: Layout, blocksize: int | None) -> int | None:
         return blocksize if _divides(mask, blocksize) else 0
     if mask.device.type != "cpu" or min(mask.shape) < LEAST_SIDE:
         return None
-    density = round(
-        int(mask.sum()) / mask.numel(), 2
-    )  # counts are rounded: 95 % sparse may keep a little above 5 %
+    # counts are rounded: 95 % sparse may keep a little above 5 %
+    density = round(int(mask.sum()) / mask.numel(), 2)
     sizes = [size for size in SIZES if size >= BSR_SIZE and density <= BSR_DENSITY]
     return next(
         (size for size in sizes if _fits(mask, size)),

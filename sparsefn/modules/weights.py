@@ -265,8 +265,8 @@ def _classes(
     for kind in kinds:
         if not isinstance(kind, type):
             raise TypeError(
-                "expected types to be classes of layers, such as torch.nn.Linear, got "
-                f"{kind!r}"
+                "expected types to be classes of layers, such as torch.nn.Linear, "
+                f"got {kind!r}"
             )
     return kinds
 
@@ -289,9 +289,8 @@ def run_axes(pattern: Pattern, shape: Box) -> set[int]:
     """
     twice = tuple(2 * size for size in shape)
     boxes = [(pattern.unit(shape), pattern.unit(twice))]
-    if set(boxes[0][0]) <= {
-        1
-    }:  # units are elements, so that the grid of units is the tensor
+    # units are elements, so that the grid of units is the tensor
+    if set(boxes[0][0]) <= {1}:
         boxes.append((pattern.group(shape), pattern.group(twice)))
     return {
         axis

@@ -47,9 +47,8 @@ def inner_module(module: nn.Module) -> nn.Module:
 def _unwrapped(module: nn.Module) -> tuple[str, nn.Module]:
     # The path of the module that wrappers hold, with a dot at its end, and the module.
     prefix = ""
-    while child := wrapped_child(
-        module
-    ):  # a checkpointing wrapper renames the tensors that it holds
+    # a checkpointing wrapper renames the tensors that it holds
+    while child := wrapped_child(module):
         prefix = f"{prefix}{child}."
         module = module.get_submodule(child)
     return prefix, module
@@ -205,14 +204,11 @@ def check_not_sharded(what: str, module: nn.Module) -> None:
     for path, part in sharded_parts(module):
         raise ValueError(
             f"{what}: expected a module that is not sharded, but "
-            f"{f'{path!r} in it' if path else 'it'} is a "
-            f"{type(part).__name__} of fully_shard, which cannot be copied and, after "
-            "its first backward pass, ignores "
-            "the weights that torch.func.functional_call gives it: write them into it "
-            "with "
-            "sf.distributed.commit(model, state), run it as it is, and take the "
-            "gradients with "
-            "sf.distributed.grads_of(model, state)"
+            f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__} of "
+            "fully_shard, which cannot be copied and, after its first backward pass, "
+            "ignores the weights that torch.func.functional_call gives it: write "
+            "them into it with sf.distributed.commit(model, state), run it as it is, "
+            "and take the gradients with sf.distributed.grads_of(model, state)"
         )
 
 
@@ -230,11 +226,10 @@ def check_not_parallel(module: nn.Module) -> None:
     for path, part in module.named_modules():
         if wrapped_child(part) == "module":
             raise ValueError(
-                "expected a module without data parallelism, as gradients would not be "
-                "reduced over its copies, but "
-                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: to "
-                "train it use "
-                "sf.distributed.commit(model, state) and "
+                "expected a module without data parallelism, as gradients would not "
+                "be reduced over its copies, but "
+                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: "
+                "to train it use sf.distributed.commit(model, state) and "
                 "sf.distributed.grads_of(model, state), and to run it without "
                 "gradients pass its `.module`"
             )

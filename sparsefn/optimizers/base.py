@@ -22,9 +22,8 @@ Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes 
 Rebuild = Callable[[Sequence[Tensor]], Tree]
 Kernel = Callable[[Iterable[blockwise.Row]], object]
 Step = Callable[[Sequence[Row]], Sequence[Row]]
-Trees = tuple[
-    Tree, Tree, Tree, Sequence[Tree]
-]  # params, masks, gradients and any moments
+# params, masks, gradients and any moments
+Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]
 _IN_BLOCKS = {torch.float32, torch.bool}
 
 
@@ -230,10 +229,8 @@ def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, *moments, grads))
     n = len(moments)
-    over = (
-        n + 2,
-        *range(1, n + 1),
-    )  # of the mask, the moments, the gradient and the param
+    # of the mask, the moments, the gradient and the param
+    over = (n + 2, *range(1, n + 1))
 
     def add(
         blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor

@@ -101,9 +101,9 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         known, owners = tops(like)
         if not set(owners) <= set(names) <= set(known):
             raise ValueError(
-                f"parts: expected one optimizer for each of the parts {_listed(known)} "
-                "of the trained tree, "
-                f"got optimizers for {_listed(names)}"
+                "parts: expected one optimizer for each of the parts "
+                f"{_listed(known)} of the trained tree, got optimizers for "
+                f"{_listed(names)}"
             )
         rows = list(zip(owners, flatten(tree)[0].items(), strict=True))
         return [dict(row for owner, row in rows if owner == name) for name in names]
@@ -120,8 +120,8 @@ def _check_optimizer(call: str, place: str, optimizer: object) -> None:
         got = type(optimizer).__name__
         raise TypeError(
             f"{call}: expected an optimizer such as sf.optimizers.sgd(0.1), got {got} "
-            f"{place}; a pair init, update of "
-            "another library is sf.optimizers.Optimizer(init, update)"
+            f"{place}; a pair init, update of another library is "
+            "sf.optimizers.Optimizer(init, update)"
         )
 
 

@@ -142,9 +142,8 @@ def _in_blocks(
     for mask, *row in blocks:
         gradient, p, new = row[-4:-1] if momentum else row
         g, extra, wide = (x[: p.size] for x in buffers)
-        if not (
-            momentum or weight_decay
-        ):  # nothing remembers the gradient off the mask
+        # nothing remembers the gradient off the mask
+        if not (momentum or weight_decay):
             leafwise.widen_block(mask, wide)
             leafwise.descend_block(wide, p, np.multiply(gradient, size, out=extra), new)
             continue

@@ -16,9 +16,8 @@ from sparsefn.patterns.kinds import Box
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 
-_SLAB = (
-    1 << 18
-)  # elements that are laid out anew at a time: few enough for a core's cache
+# elements that are laid out anew at a time: few enough for a core's cache
+_SLAB = 1 << 18
 
 
 def boxes_of(x: Tensor, box: Box) -> Tensor:
@@ -168,9 +167,8 @@ def over_elements(x: Tensor, box: Box, shape: Box) -> Tensor:
     tensor([[ True,  True, False],
             [ True,  True, False]])
     """
-    for dim in reversed(
-        range(len(shape))
-    ):  # the largest result is then made last, from whole rows
+    # the largest result is then made last, from whole rows
+    for dim in reversed(range(len(shape))):
         x = _repeated(x, dim, box[dim], shape[dim])
     return x
 

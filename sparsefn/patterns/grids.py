@@ -46,8 +46,7 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
         if others := [path for path in leaves if path not in known]:
             raise ValueError(
                 "tied: expected every sparse leaf to be in a tied set whose leaves "
-                "are all sparse, but "
-                f"{others[0]!r} is not"
+                f"are all sparse, but {others[0]!r} is not"
             )
         return made
     made = units_of_leaves(pattern, leaves)

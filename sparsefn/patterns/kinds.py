@@ -188,8 +188,8 @@ def block(
         check_int("", "zeros", zeros, 0)
         if zeros > math.prod(box):
             raise ValueError(
-                f"{name}: expected zeros <= {math.prod(box)}, the elements of a block, "
-                f"got {zeros}"
+                f"{name}: expected zeros <= {math.prod(box)}, the elements of a "
+                f"block, got {zeros}"
             )
         zeros = None if zeros == math.prod(box) else zeros
     name = name if zeros is None else f"{name[:-1]}, zeros={zeros})"

@@ -108,8 +108,7 @@ def place_of(
         if len(block) != size:
             raise ValueError(
                 f"tied: expected a unit number for each of {size} indices along "
-                f"dimension {dim} of {path!r}, got "
-                f"{len(block)}"
+                f"dimension {dim} of {path!r}, got {len(block)}"
             )
         return _numbered(path, shape, dim, np.array(block, np.int64))
     run = block * parts
@@ -118,8 +117,8 @@ def place_of(
             f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
         )
         raise ValueError(
-            f"tied: expected dimension {dim} divisible into {times}, got shape {shape} "
-            f"at {path!r}"
+            f"tied: expected dimension {dim} divisible into {times}, got shape "
+            f"{shape} at {path!r}"
         )
     return Place(path, shape, dim, size // run, block, parts)
 
@@ -203,8 +202,7 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
             leaves = ", ".join(dict.fromkeys(repr(place.path) for place in places))
             raise ValueError(
                 f"tied: expected a leaf of the set of {name!r} with entries for all "
-                "combinations of units of its sets, "
-                f"got {leaves}"
+                f"combinations of units of its sets, got {leaves}"
             )
 
 

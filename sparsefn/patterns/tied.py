@@ -223,9 +223,8 @@ def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
                 )
                 name = next(name for name in names if name not in sets)
                 sets[name] = classed(name, places)
-            begun.update(
-                path for (path,) in sets_of(globs[:1], tuple(leaves))
-            )  # whether or not others lack a leaf
+            # whether or not others lack a leaf
+            begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))
         if faults:  # of all sets at once
             first, *others = faults
             raise ValueError(
@@ -234,9 +233,8 @@ def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
         check_units_meet(tuple(sets.values()))
         return tuple(sets.values())
 
-    return at_compile_time(
-        lambda shapes: found(shapes)
-    )  # of a cache the compiler warns
+    # of a cache the compiler warns
+    return at_compile_time(lambda shapes: found(shapes))
 
 
 def _check_as_many(places: Sequence[Place]) -> None:

@@ -96,9 +96,8 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     if not single:
         pairs = zip(grid, unit, shape, strict=True)
         budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
-    groups = [
-        size // b if b else 1 for size, b in zip(grid, group, strict=True)
-    ]  # a list: compilers take no generator
+    # a list: compilers take no generator
+    groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]
     return Units(
         pattern,
         shape,
@@ -188,9 +187,8 @@ def _is_single(box: Box) -> bool:
     # Whether a box is one element.
     if box == (1,) * len(box):
         return True
-    return not any(n > 1 for n in box) and any(
-        n == 1 for n in box
-    )  # a dimension may be empty
+    # a dimension may be empty
+    return not any(n > 1 for n in box) and any(n == 1 for n in box)
 
 
 def to_columns(units: Units, x: Tensor) -> Tensor | None:
@@ -232,10 +230,8 @@ def to_rows(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
     if units.pattern.reduce is None:
         return x.reshape(units.rows) if units.flat else boxes_of(x, units.group)
     fn = reduce or units.pattern.reduce
-    short = x.dtype in (
-        torch.float16,
-        torch.bfloat16,
-    )  # a mean rounded to 16 bits would make ties
+    # a mean rounded to 16 bits would make ties
+    short = x.dtype in (torch.float16, torch.bfloat16)
     if x.numel():
         widened = short and not isinstance(fn, Pooling)
         x = over_boxes(

@@ -85,8 +85,7 @@ def low_rank(
         if flat:
             raise ValueError(
                 f"low_rank: expected leaves of {stacked + 2} axes or more, got "
-                f"{', '.join(flat)}: leave them out with "
-                "where="
+                f"{', '.join(flat)}: leave them out with where="
             )
         for path, leaf in leaves.items():
             check_plain("low_rank", path, leaf)
@@ -117,9 +116,8 @@ def low_rank(
             return merged(latents, latents["a"])
         thinned = {}
         for path, a in latents["a"].items():
-            drawn = uniform_at(
-                step, key, path, a[..., :1, :]
-            )  # a number for each input, the same for every row
+            # a number for each input, the same for every row
+            drawn = uniform_at(step, key, path, a[..., :1, :])
             thinned[path] = torch.where(drawn >= dropout, a / (1 - dropout), 0.0)
         return merged(latents, thinned)
 

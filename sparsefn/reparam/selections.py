@@ -193,9 +193,8 @@ def soft_mask(
         low = torch.where(more, centre, low)
         high = torch.where(more, high, centre)
         centre = (low + high) / 2
-    for _ in range(
-        _NEWTON
-    ):  # c as a function of x: each step makes one more of its derivatives right
+    # c as a function of x: each step makes one more of its derivatives right
+    for _ in range(_NEWTON):
         gates = sigmoid(sharpness * (x - centre))
         slope = sharpness * _smooth_total(gates * (1 - gates))
         flat = slope == 0

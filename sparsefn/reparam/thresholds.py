@@ -62,9 +62,8 @@ def soft_threshold(
             excess = v.abs() - threshold
             size = torch.relu(excess)
             if not hard:
-                small = (below(step) * wide(excess)).to(
-                    excess.dtype
-                )  # wide: a batch of rates would be rounded first
+                # wide: a batch of rates would be rounded first
+                small = (below(step) * wide(excess)).to(excess.dtype)
                 size = straight_through(size, torch.where(excess > 0, excess, small))
             weights[path] = torch.sign(v) * size
             masks[path] = (excess > 0).detach()

@@ -22,10 +22,8 @@ from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
 
 Formula: TypeAlias = Callable[..., int]
-_ADD_FIRST = (
-    torch.ops.aten.addmm,
-    torch.ops.aten.baddbmm,
-)  # whose first argument is added, not multiplied
+# whose first argument is added, not multiplied
+_ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)
 
 
 class Cost(NamedTuple):

@@ -129,8 +129,8 @@ def _squares(
     if "gram" not in of:
         got = ", ".join(of)
         raise ValueError(
-            f"output_errors: expected 'gram' in the statistics at {path!r}, got {got}: "
-            "collect it"
+            f"output_errors: expected 'gram' in the statistics at {path!r}, got "
+            f"{got}: collect it"
         )
     if not of["count"].any():
         raise ValueError(
@@ -146,9 +146,8 @@ def _squares(
     except ValueError as error:
         raise ValueError(f"output_errors: at {path!r}, {error}") from None
     change, own = (float(((x @ gram) * x).sum()) for x in matrices)
-    return max(change, 0.0), max(
-        own, 0.0
-    )  # rounding of the gram may leave less than nothing
+    # rounding of the gram may leave less than nothing
+    return max(change, 0.0), max(own, 0.0)
 
 
 def _error(squares: Sequence[tuple[float, float]]) -> float:

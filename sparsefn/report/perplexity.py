@@ -110,8 +110,8 @@ def perplexity(
     if not counted:
         raise ValueError(
             "perplexity: expected a text of two tokens or more, of which some count, "
-            f"got {tokens.numel()} tokens of "
-            f"shape {tuple(tokens.shape)}, and nothing to predict"
+            f"got {tokens.numel()} tokens of shape {tuple(tokens.shape)}, and nothing "
+            "to predict"
         )
     total = 0.0
     as_it_was = (

@@ -6,12 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_DOTS = (
-    (1, 8),
-    (2, 16),
-    (4, 32),
-    (64, 128),
-)  # the bit of the dot at each place of a cell, 4 rows of 2
+# the bit of the dot at each place of a cell, 4 rows of 2
+_DOTS = ((1, 8), (2, 16), (4, 32), (64, 128))
 _CUT = "▒"
 
 

@@ -74,9 +74,8 @@ def plot(
     colours = _colours(len(paths))
     panels = _panels(figure, len(quantities), 4.2, 3.2)
     for axes in panels[1:]:
-        axes.sharex(
-            panels[0]
-        )  # the same steps, also where a quantity is missing at some
+        # the same steps, also where a quantity is missing at some
+        axes.sharex(panels[0])
     for axes, quantity in zip(panels, quantities, strict=True):
         if quantity in names:
             width = (
@@ -97,9 +96,8 @@ def plot(
             quantity in ("sparsity", "overlap")
             or axes.dataLim.ymin == axes.dataLim.ymax == 0
         ):
-            axes.set_ylim(
-                -0.04, 1.04
-            )  # the same for every run; around zeros matplotlib would show tiny numbers
+            # the same for every run; around zeros matplotlib would show tiny numbers
+            axes.set_ylim(-0.04, 1.04)
     if paths:
         figure.set_size_inches(figure.get_figwidth() + 2, figure.get_figheight())
         _name_lines(
@@ -136,9 +134,8 @@ def _name_lines(
         lines = [Line2D([], [], color="black", linewidth=_THICK), *lines]
         names = ["all leaves", *names]
     title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
-    places = [
-        str(i) for i in range(len(lines))
-    ]  # matplotlib leaves out names that begin with _
+    # matplotlib leaves out names that begin with _
+    places = [str(i) for i in range(len(lines))]
     sizes = {"fontsize": 8, "title_fontsize": 8}
     legend = figure.legend(
         lines, places, title=title, loc="outside right upper", frameon=False, **sizes
@@ -234,9 +231,8 @@ def _panels(figure: Figure, n: int, width: float, height: float) -> list[Axes]:
     columns = (
         math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
     )
-    columns = min(
-        columns, columns + 1, key=lambda count: -n % count
-    )  # the fewest empty places
+    # the fewest empty places
+    columns = min(columns, columns + 1, key=lambda count: -n % count)
     rows = math.ceil(n / columns)
     figure.set_size_inches(width * columns, height * rows)
     return [figure.add_subplot(rows, columns, i + 1) for i in range(n)]

@@ -128,12 +128,11 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
                 else type(kind).__name__
             )
             raise ValueError(
-                f"ranked: expected by to give shape {tuple(weight.shape)} at {path!r}, "
-                f"got {got}"
+                f"ranked: expected by to give shape {tuple(weight.shape)} at "
+                f"{path!r}, got {got}"
             )
-        kind = (
-            kind.to(torch.uint8) if kind.dtype == torch.bool else kind
-        )  # which can be sorted
+        # which can be sorted
+        kind = kind.to(torch.uint8) if kind.dtype == torch.bool else kind
         flat = value.detach().reshape(-1)
         ranks = ranks_within(
             flat, mask.reshape(-1).to(torch.uint8), kind.reshape(-1)
@@ -206,8 +205,7 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
                 name = shown(fn)
                 raise ValueError(
                     f"by_unit: expected {name} to give shape {tuple(rows.shape[:-1])} "
-                    f"of {tuple(rows.shape)} at "
-                    f"{path!r}, got {got}"
+                    f"of {tuple(rows.shape)} at {path!r}, got {got}"
                 )
             return made
 

@@ -18,9 +18,8 @@ from sparsefn.scores.units import of_tied_units
 from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree, wide
 
-Stats = Mapping[
-    str, Mapping[str, Tensor]
-]  # of leaves, by path, as sf.calibration.inputs gives them
+# of leaves, by path, as sf.calibration.inputs gives them
+Stats = Mapping[str, Mapping[str, Tensor]]
 MENDS = (
     "give more data, leave the leaf out with where=, or prune it by size with "
     "sf.calibration.fill_unreached(stats)"
@@ -123,8 +122,8 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
     faults = _faults("reap", stats)
     if not isinstance(pattern, Pattern) or pattern.sets is None:
         raise ValueError(
-            "reap: expected a pattern of tied sets, sf.tied, whose units are experts, "
-            f"got {pattern}"
+            "reap: expected a pattern of tied sets, sf.tied, whose units are "
+            f"experts, got {pattern}"
         )
 
     def of_experts(name: str, units: Units, rows: Tensor) -> Tensor:
@@ -140,8 +139,8 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
         if place.dim or count.shape != (place.units,) or place.shape[0] != place.units:
             raise ValueError(
                 f"reap: expected units that are the {len(count)} experts along "
-                f"dimension 0 of {place.path!r}, got "
-                f"{place.units} units along dimension {place.dim}"
+                f"dimension 0 of {place.path!r}, got {place.units} units along "
+                f"dimension {place.dim}"
             )
         values = torch.where(count > 0, norm / count.clamp(min=1), 0).to(rows)
         return (
@@ -193,9 +192,8 @@ def _check_rows(
     inputs = next(axis for axis in range(len(shape)) if axis not in outputs)
     raise ValueError(
         f"{name}: expected weights to compete inside of their output, but {pattern} "
-        f"crosses outputs of {path!r}, which "
-        f"lie along {one} of its shape {shape}: give row_balanced(axis={one}) or nm(n, "
-        f"m, axis={inputs})"
+        f"crosses outputs of {path!r}, which lie along {one} of its shape {shape}: "
+        f"give row_balanced(axis={one}) or nm(n, m, axis={inputs})"
     )
 
 
@@ -278,8 +276,8 @@ def _faults(name: str, stats: Stats) -> dict[str, str]:
             faults[path] = f"{name}: no data for{some} the leaf {path!r}: {UNREACHED}"
         elif bool((of["count"] < 2).any()):
             faults[path] = (
-                f"{name}: expected more than one calibration input at {path!r}, got 1: "
-                f"{MENDS}"
+                f"{name}: expected more than one calibration input at {path!r}, got "
+                f"1: {MENDS}"
             )
         if path not in faults and not bool(of[key].isfinite().all()):
             faults[path] = (

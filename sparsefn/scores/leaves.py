@@ -193,8 +193,8 @@ def distance(
             for size, box in zip(units.shape, units.unit, strict=True)
         ):
             raise ValueError(
-                f"distance: expected whole units of {pattern}, got shape {units.shape} "
-                f"at {path!r}"
+                f"distance: expected whole units of {pattern}, got shape "
+                f"{units.shape} at {path!r}"
             )
         found = sums(path, boxes_of(wide(weight.detach()), units.unit).contiguous())
         return over_elements(found.reshape(units.grid), units.unit, units.shape)

@@ -23,9 +23,8 @@ from sparsefn.tree import Tree, choose, flatten, leaves_of, wide
 
 
 def _zeros(params: Tree) -> Tree:
-    return optree.tree_map(
-        lambda leaf: torch.zeros_like(wide(leaf)), params
-    )  # 16-bit sums would stop growing
+    # 16-bit sums would stop growing
+    return optree.tree_map(lambda leaf: torch.zeros_like(wide(leaf)), params)
 
 
 def _alike(score: Callable[..., Tree], params: Tree) -> Tree:

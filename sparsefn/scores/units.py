@@ -110,8 +110,8 @@ def of_tied_units(
         if alike and len(units.classes) > 1:
             raise ValueError(
                 f"{alike}: expected units that have as many entries in each leaf, but "
-                "those of the tied set of "
-                f"{name!r} have not: leave it out of the pattern"
+                f"those of the tied set of {name!r} have not: leave it out of the "
+                "pattern"
             )
         if all(
             is_sparse(masks[place.path], leaves[place.path]) for place in units.places

@@ -122,9 +122,8 @@ def _leaf(
         return None
     if id(leaf) not in seen:
         mask = None if made.book.masks is None else made.book.masks.get(name)
-        mask = (
-            None if mask is None or not mask.ndim else mask
-        )  # a 0-d mask is that of a dense leaf
+        # a 0-d mask is that of a dense leaf
+        mask = None if mask is None or not mask.ndim else mask
         real = (
             None
             if leaf.is_meta

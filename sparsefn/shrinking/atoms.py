@@ -33,15 +33,12 @@ class Atoms:
     def __init__(self) -> None:
         self.count = 1
         self.parent = np.zeros(1 << 12, np.int64)
-        self.parts = np.zeros(
-            (1 << 12, 2), np.int64
-        )  # the factors of an atom: itself, if it is no product
-        self.reason = np.zeros(
-            1 << 12, np.int32
-        )  # why a root stays: a place in `reasons`, 0 where it may go
-        self.rank = np.zeros(
-            1 << 12, np.int32
-        )  # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
+        # the factors of an atom: itself, if it is no product
+        self.parts = np.zeros((1 << 12, 2), np.int64)
+        # why a root stays: a place in `reasons`, 0 where it may go
+        self.reason = np.zeros(1 << 12, np.int32)
+        # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
+        self.rank = np.zeros(1 << 12, np.int32)
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1
@@ -179,9 +176,8 @@ class Atoms:
         factors[first, : two.shape[1]] = two[first]
         factors[~first, : one.shape[1]] = one[~first]
         factors = factors[at]
-        clear = np.asarray(
-            ~np.isin(factors, atoms).any(1)
-        )  # no atom may become a factor of its own factors
+        # no atom may become a factor of its own factors
+        clear = np.asarray(~np.isin(factors, atoms).any(1))
         clear[0] = True
         self.parts[atoms[clear], :width] = factors[clear]
         return len(atoms) == len(whole) and bool(clear.all())
@@ -192,9 +188,8 @@ class Atoms:
             low = np.minimum(a, b)[apart]
             high = np.maximum(a, b)[apart]
             self.parent[high] = low
-            last = self.parent[
-                high
-            ]  # of several the last one counts, and the others go on
+            # of several the last one counts, and the others go on
+            last = self.parent[high]
             ranked = (self.rank[last] == 0) & (self.rank[high] > 0)
             self.rank[last[ranked]] = self.rank[high[ranked]]
             a = self.find(low[last != low])

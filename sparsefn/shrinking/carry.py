@@ -92,8 +92,8 @@ def carry_optimizer(
         if id(order[i]) not in names:
             raise ValueError(
                 "carry_optimizer: expected an optimizer of the model's parameters, "
-                f"but its parameter {i} of shape "
-                f"{tuple(order[i].shape)} is none of them"
+                f"but its parameter {i} of shape {tuple(order[i].shape)} is none of "
+                "them"
             )
         name = names[id(order[i])]
         state[i] = {

@@ -34,9 +34,8 @@ class Resizing:
     root: nn.Module  # holds the leaves of the small program
     old: fx.Node
     node: fx.Node  # the same in the small program
-    values: dict[
-        str, Any
-    ]  # the arguments by name: Values for tensors, numbers for symbolic sizes
+    # the arguments by name: Values for tensors, numbers for symbolic sizes
+    values: dict[str, Any]
     arguments: dict[str, Any]  # the same as nodes of the small program
 
     @property

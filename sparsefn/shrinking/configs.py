@@ -17,12 +17,10 @@ from sparsefn.shrinking.values import named_module
 
 BUILDS = 100  # of a model on the meta device in search of numbers
 
-Fact = tuple[
-    str, str
-]  # the path of a module, and the name of a tensor or attribute of it
-Place = tuple[
-    Any, str | int, str
-]  # where a number stands: what holds it, by which key, and the name in the config
+# the path of a module, and the name of a tensor or attribute of it
+Fact = tuple[str, str]
+# where a number stands: what holds it, by which key, and the name in the config
+Place = tuple[Any, str | int, str]
 
 
 def set_configs(

@@ -161,7 +161,6 @@ def by_running(
             [run[j].movedim(e, 0).reshape(outs[j].shape[e], -1) for run in results], 1
         )
         if rows.is_floating_point() and rows.shape[1]:
-            found[j, e] = _same(
-                rows.T, 1e-12
-            )  # a mean of one number over another length is rounded otherwise
+            # a mean of one number over another length is rounded otherwise
+            found[j, e] = _same(rows.T, 1e-12)
     return found

@@ -106,9 +106,8 @@ def without_experts(
             place.path in seen.products for place in experts.routers
         ):
             raise ValueError(
-                f"without_experts: expected a router among the leaves of {name!r} that "
-                "its inputs are multiplied by, "
-                "but no product was seen with "
+                f"without_experts: expected a router among the leaves of {name!r} "
+                "that its inputs are multiplied by, but no product was seen with "
                 f"{', '.join(place.path for place in experts.routers) or 'any of them'}"
             )
     if not found.done:
@@ -117,8 +116,7 @@ def without_experts(
         )
         raise ValueError(
             f"without_experts: the smaller {type(masked).__name__} {found.why}{hints} "
-            "(the masked one is that whose "
-            "router gives -inf for what is removed)"
+            "(the masked one is that whose router gives -inf for what is removed)"
         )
     notes = with_configs(
         small,

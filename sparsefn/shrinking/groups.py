@@ -37,9 +37,8 @@ class Group(NamedTuple):
     size: int  # how many units
     members: tuple[Member, ...]
     entries: int  # of the parameters, for one unit on average
-    beside: frozenset[
-        int
-    ]  # groups that multiply with it, such as heads and the entries of a head
+    # groups that multiply with it, such as heads and the entries of a head
+    beside: frozenset[int]
     preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
 
     def __str__(self) -> str:
@@ -71,12 +70,10 @@ class Groups:
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
     atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
-    originals: Set[str] = dataclasses.field(
-        repr=False
-    )  # the parameters that weights are computed from
-    trace: Trace | None = dataclasses.field(
-        default=None, repr=False
-    )  # none where they are those of submodules
+    # the parameters that weights are computed from
+    originals: Set[str] = dataclasses.field(repr=False)
+    # none where they are those of submodules
+    trace: Trace | None = dataclasses.field(default=None, repr=False)
 
     def __getitem__(self, i: int) -> Group:
         return self.groups[i]
@@ -158,8 +155,8 @@ class Groups:
                 )
             if len(set(units)) >= size:
                 raise ValueError(
-                    f"groups: expected at least one unit of group {i} to stay, but all "
-                    f"{size} go"
+                    f"groups: expected at least one unit of group {i} to stay, but "
+                    f"all {size} go"
                 )
             alive[self.atoms[i][list(units)]] = False
         return one_stays(Cut(self.analysis, alive))
@@ -397,9 +394,8 @@ def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
         kinds[here] = most + 1 + pairs
         most += len(here) and int(pairs.max()) + 1
     _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    order: Ids = first.argsort().argsort()[
-        numbers
-    ]  # atom 0 is the first, and of kind 0
+    # atom 0 is the first, and of kind 0
+    order: Ids = first.argsort().argsort()[numbers]
     return order
 
 
@@ -423,9 +419,8 @@ def _preferred(
 ) -> set[int]:
     ranks = [int(rank[own[0]]) for own in units]
     taken = set[int]()
-    for i, one in enumerate(
-        ranks
-    ):  # the width of the only head is never divided, and has no rank of its own
+    # the width of the only head is never divided, and has no rank of its own
+    for i, one in enumerate(ranks):
         ranks[i] = one or 3 * any(ranks[j] == 1 for j in beside[i])
     for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
         if not beside[i] & taken and len(units[i]) > 1:

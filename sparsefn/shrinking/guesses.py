@@ -22,10 +22,8 @@ from sparsefn.shrinking.values import module_of, named_module, opname, values_in
 
 TRIES = 64  # runs of a model in search of numbers
 
-_NEAR = {
-    torch.float64: 1e-8,
-    torch.float32: 1e-4,
-}  # of the largest value, where outputs show a wrong number
+# of the largest value, where outputs show a wrong number
+_NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 Works = Callable[[nn.Module], bool]
 Outputs = list[tuple[str, list[Tensor]]]

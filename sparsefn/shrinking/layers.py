@@ -80,9 +80,8 @@ def convolution(step: Step) -> Value:
     x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
     groups = step.arguments["groups"]
     turned = step.arguments.get("transposed", "transpose" in step.name)
-    at = (
-        len(x.shape) - len(w.shape) + 1
-    )  # without a batch dimension channels come first
+    # without a batch dimension channels come first
+    at = len(x.shape) - len(w.shape) + 1
     for label in (*x.labels[at + 1 :], *w.labels[2:]):
         step.freeze(label, "mixes its entries")
     c = x.labels[at]

@@ -104,9 +104,8 @@ def move(step: Step) -> Any:
                 gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
             elif (j, e) in known.repeats:
                 labels[e] = step.atoms.new(size, rank=2)
-            if (
-                step.name == "pixel_shuffle" and e >= len(out.shape) - 2
-            ):  # places within a pixel
+            # places within a pixel
+            if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
                 labels[e] = step.join(labels[e], ins[1].labels[e])
@@ -224,9 +223,8 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | 
         factor: Ids = table.clip(0)
         return factor
     key = (table.tobytes(), table.shape)
-    if (
-        key not in step.splits
-    ):  # each atom of the grid is the product of one for each axis
+    # each atom of the grid is the product of one for each axis
+    if key not in step.splits:
         labels = [
             step.atoms.new(size, ranks[min(i, len(ranks) - 1)])
             for i, size in enumerate(table.shape)
@@ -278,9 +276,8 @@ def _merged(step: Step, parts: list[_Rows]) -> tuple[Label, npt.NDArray[np.float
 
 # ------------------------------------------------ coordinates
 class _Known(NamedTuple):
-    readings: dict[
-        tuple[int, int], list[Reading]
-    ]  # of each dimension of each input, one for each output
+    # of each dimension of each input, one for each output
+    readings: dict[tuple[int, int], list[Reading]]
     repeats: set[tuple[int, int]]  # dimensions of outputs along which they repeat
     filled: bool  # some entries come from no input
 
@@ -365,9 +362,8 @@ def _of_grids(
     step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
 ) -> _Known:
     arguments = step.arguments
-    if (
-        "value" in arguments and arguments.get("mode", "constant") == "constant"
-    ):  # what padding fills in
+    # what padding fills in
+    if "value" in arguments and arguments.get("mode", "constant") == "constant":
         arguments = {**arguments, "value": -1.0}
     readings: dict[tuple[int, int], list[Reading]] = {}
     repeats = {

@@ -149,9 +149,8 @@ def _pieces(
 def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int]]:
     # How many units stay where so many are chosen, at most: a dimension whose units
     # would all go keeps its first index.
-    saved: dict[
-        int, int
-    ] = {}  # by atom: up to how many chosen units that may come about
+    # by atom: up to how many chosen units that may come about
+    saved: dict[int, int] = {}
     for label in distinct(
         values_in([analysis.leaves, list(analysis.values.values())]),
         analysis.book.atoms,
@@ -200,9 +199,8 @@ class Weights(NamedTuple):
     """The parameters of a model, for `sf.budgets.within` with single weights."""
 
     leaves: Mapping[str, Tensor]
-    products: tuple[
-        tuple[int, tuple[str, ...]], ...
-    ]  # FLOPs, and the parameters that are a factor
+    # FLOPs, and the parameters that are a factor
+    products: tuple[tuple[int, tuple[str, ...]], ...]
 
     def priced(
         self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None

@@ -136,9 +136,8 @@ def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
             c for c in dict.fromkeys(a + b) if c in needed or (c in a and c in b)
         ]
         factors = (name for name, word in ((x, a), (y, b)) if set(word) <= set(letters))
-        if any(
-            c not in needed and sizes[c][0] > 1 for c in letters
-        ):  # else it is no product of matrices
+        # else it is no product of matrices
+        if any(c not in needed and sizes[c][0] > 1 for c in letters):
             made.append(
                 Product(
                     tuple(sizes[c] for c in letters),

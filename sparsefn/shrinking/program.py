@@ -22,9 +22,8 @@ class Program(fx.GraphModule):
         self, root: nn.Module, graph: fx.Graph, class_name: str = "Program"
     ) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
-        vars(self).update(
-            vars(root)
-        )  # GraphModule would make all buffers part of the state_dict
+        # GraphModule would make all buffers part of the state_dict
+        vars(self).update(vars(root))
         self.graph = graph
 
     def _deepcopy_init(self) -> Any:
@@ -32,9 +31,8 @@ class Program(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # of torch, about its own signatures
+            # of torch, about its own signatures
+            warnings.simplefilter("ignore", FutureWarning)
             made: fx.GraphModule = super().__deepcopy__(memo)
         return made
 
@@ -48,9 +46,8 @@ class Program(fx.GraphModule):
             made, other = ("eval", "True") if mode else ("train", "False")
             warnings.warn(
                 f"this program was traced in {made} mode, and computes so whatever "
-                "train() and eval() say: take one "
-                f"with train={other}, and the parameters of this one by "
-                "load_state_dict",
+                f"train() and eval() say: take one with train={other}, and the "
+                "parameters of this one by load_state_dict",
                 stacklevel=2,
             )
         return super().train(mode)
@@ -91,9 +88,8 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     _open(graph)
     read = {node.target for node in graph.find_nodes(op="get_attr")}
     with graph.inserting_before(nodes[old.graph.output_node()]):
-        for name in (
-            name for name in leaves if name not in read
-        ):  # a second name of a tensor
+        # a second name of a tensor
+        for name in (name for name in leaves if name not in read):
             graph.get_attr(name)
     for node in nodes.values():  # of the sizes before the cut
         for key in ("val", "tensor_meta", "from_node"):
@@ -168,10 +164,8 @@ def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
             change.write()
         else:
             _unchanged(change)
-    if node.target in (
-        aten.view.default,
-        aten._unsafe_view.default,
-    ):  # strides may be others
+    # strides may be others
+    if node.target in (aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
 
 

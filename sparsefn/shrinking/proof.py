@@ -154,9 +154,8 @@ class Proof:
             isinstance(x, Tensor) and x.is_floating_point() for x in made.values()
         ):
             raise ValueError(
-                f"expected the {kind} to return floating-point tensors on the example, "
-                "in tuples, mappings or "
-                "dataclasses, by which to compare it"
+                f"expected the {kind} to return floating-point tensors on the "
+                "example, in tuples, mappings or dataclasses, by which to compare it"
             )
         self._wanted[key] = made
         return made

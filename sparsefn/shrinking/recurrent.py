@@ -11,12 +11,8 @@ from sparsefn.shrinking.moves import divided
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import replaced, values_in
 
-_GATES = {
-    "lstm": (4, 2),
-    "gru": (3, 2),
-    "rnn_tanh": (1, 0),
-    "rnn_relu": (1, 0),
-}  # how many, and which is the candidate
+# how many, and which is the candidate
+_GATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
 
 
 def recurrent(step: Step) -> Any:
@@ -31,9 +27,8 @@ def recurrent(step: Step) -> Any:
     per = 4 if step.arguments["has_biases"] else 2
     sides = 2 if step.arguments["bidirectional"] else 1
     size = outs[1].shape[-1]
-    if any(
-        value.shape[0] != gates * size for value in params
-    ):  # projections of the state
+    # projections of the state
+    if any(value.shape[0] != gates * size for value in params):
         step.mixes(x, *states, *params)
         return step.outs
     for label in (label for state in states for label in state.labels[:-1]):

@@ -15,9 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sparsefn.engine.surroundings import CAST, TorchDispatchMode
 from sparsefn.patterns.places import Place
 
-Router = tuple[
-    Place, Tensor
-]  # where experts lie in a leaf, and which of its indices there are not routed to
+# where experts lie in a leaf, and which of its indices there are not routed to
+Router = tuple[Place, Tensor]
 
 _aten = torch.ops.aten
 # Where the factors of products begin among the arguments.
@@ -28,9 +27,8 @@ class Seen(NamedTuple):
     """What was seen of routers while a model ran."""
 
     products: set[str]  # the leaves that something was multiplied by
-    most: dict[
-        str, int
-    ]  # by leaf, to how many experts a token was routed after such a product
+    # by leaf, to how many experts a token was routed after such a product
+    most: dict[str, int]
 
 
 def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module, Seen]:
@@ -51,9 +49,8 @@ def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module
             return type(self).forward(self, *args, **kwargs)
 
     made = copy.deepcopy(model)
-    made.forward = types.MethodType(
-        forward, made
-    )  # of a copy of the copy it is the copy's
+    # of a copy of the copy it is the copy's
+    made.forward = types.MethodType(forward, made)
     return made, seen
 
 

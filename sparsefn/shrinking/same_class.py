@@ -32,9 +32,8 @@ class SameClass(NamedTuple):
 
     model: nn.Module | None
     why: str = ""  # there is none
-    scaled: Mapping[
-        str, NormFold
-    ] = {}  # the parameters that are scaled, as norms of fewer entries need it
+    # the parameters that are scaled, as norms of fewer entries need it
+    scaled: Mapping[str, NormFold] = {}
     notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 

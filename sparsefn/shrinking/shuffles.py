@@ -39,9 +39,8 @@ def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
             if places is not None:
                 last = chain[-1]
                 device = chain[-1].meta["val"].device
-                places = (
-                    places if device.type == "meta" else places.to(device)
-                )  # the analysis reads them
+                # the analysis reads them
+                places = places if device.type == "meta" else places.to(device)
                 program.register_buffer(
                     f"_{last.name}_places", places, persistent=False
                 )

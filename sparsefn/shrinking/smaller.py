@@ -59,9 +59,8 @@ class Smaller(NamedTuple):
     kept: Mapping[str, Kept]  # of parameters and buffers by name
     form: Form
     stays: tuple[str, ...]  # what is masked and stays, with the reasons
-    notes: tuple[
-        str, ...
-    ] = ()  # what the model's configs cannot say, and why it is no model of its class
+    # what the model's configs cannot say, and why it is no model of its class
+    notes: tuple[str, ...] = ()
 
 
 def shrink(
@@ -159,8 +158,7 @@ def smaller(
     if not isinstance(state, State):
         raise TypeError(
             f"expected a State, got {type(state).__name__}; of zeros in params make "
-            "one by "
-            "sf.State(params, sf.masks.from_zeros(params))"
+            "one by sf.State(params, sf.masks.from_zeros(params))"
         )
     if form not in (None, "class", "program"):
         raise ValueError(
@@ -248,8 +246,8 @@ def _smaller(
         why = made.why
     if form == "class":
         raise ValueError(
-            f"shrink: no smaller {type(masked).__name__} has the outputs of the masked "
-            f"one: {why}"
+            f"shrink: no smaller {type(masked).__name__} has the outputs of the "
+            f"masked one: {why}"
         )
     graphs = [still]
     if may_resize(example):
@@ -260,9 +258,8 @@ def _smaller(
     cuts = [
         free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs
     ]
-    cut = min(
-        cuts, key=cost
-    )  # sizes that may change hide what some operations do, and entries then stay
+    # sizes that may change hide what some operations do, and entries then stay
+    cut = min(cuts, key=cost)
     small = program(cut, folded_biases(cut, before))
     exact = {
         name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64

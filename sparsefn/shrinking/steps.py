@@ -24,16 +24,13 @@ class Book:
         bool  # norms and means may lose entries that are 0, and go on counting them
     )
     equal_parts: bool  # the parts of a chunk lose the same entries
-    masks: (
-        Mapping[str, Tensor] | None
-    )  # of parameters by name; None: whatever goes is masked wherever it lies
-    groups: dict[fx.Node, Label] = dataclasses.field(
-        default_factory=dict
-    )  # of grouped convolutions and norms
+    # of parameters by name; None: whatever goes is masked wherever it lies
+    masks: Mapping[str, Tensor] | None
+    # of grouped convolutions and norms
+    groups: dict[fx.Node, Label] = dataclasses.field(default_factory=dict)
     folds: list[Fold] = dataclasses.field(default_factory=list)
-    known: dict[Any, Any] = dataclasses.field(
-        default_factory=dict
-    )  # by operation and shapes: layers repeat
+    # by operation and shapes: layers repeat
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

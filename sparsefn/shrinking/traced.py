@@ -90,22 +90,21 @@ class Trace(NamedTuple):
         if (shapes := shapes_of(example)) != self.shapes:
             raise ValueError(
                 f"expected the groups of an example of these shapes, {shapes}, got "
-                f"those of {self.shapes}: make them "
-                "of the example that shrink is given"
+                f"those of {self.shapes}: make them of the example that shrink is "
+                "given"
             )
         new: dict[str, Tensor] = {}
         for name, x in named_tensors(self.program).items():
             other = _held(model, name)
-            if other is None and not isinstance(
-                x, nn.Parameter
-            ):  # a constant that the trace made
+            # a constant that the trace made
+            if other is None and not isinstance(x, nn.Parameter):
                 continue
             if other is None or _kind_of(other) != _kind_of(x):
                 got = "no such tensor" if other is None else _kind_of(other)
                 raise ValueError(
                     f"expected the groups of this model, whose {name!r} is {got}, got "
-                    "those of one where it is "
-                    f"{_kind_of(x)}: make them of the model as it is"
+                    f"those of one where it is {_kind_of(x)}: make them of the model "
+                    "as it is"
                 )
             new[name] = other
         return with_tensors(self.program, new)
@@ -159,9 +158,8 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
     errors: list[Exception] = []
     for most in _choices(call) if dynamic else [0]:
         own = with_tensors(model)  # in its attributes tracing may leave things
-        call = _mapped(
-            Tensor.detach, call
-        )  # export notes on tensors which sizes may change
+        # export notes on tensors which sizes may change
+        call = _mapped(Tensor.detach, call)
         if not train:
             own.eval()
         try:
@@ -325,8 +323,8 @@ def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
             return run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
         text = (
-            f"expected an example that the {_kind(model)} can be called with: it fails "
-            f"with {first_line(own)}"
+            f"expected an example that the {_kind(model)} can be called with: it "
+            f"fails with {first_line(own)}"
         )
         raise ValueError(text) from own
 
@@ -347,8 +345,8 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
             )
     return ValueError(
         f"{why}. Name submodules that it can follow in only= of sf.shrinking.groups "
-        "and of sf.shrink, or take out of "
-        "forward what depends on the values of tensors"
+        "and of sf.shrink, or take out of forward what depends on the values of "
+        "tensors"
     )
 
 
@@ -357,16 +355,8 @@ def _kind(model: nn.Module) -> str:
 
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_PLAIN = (
-    Tensor,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-)  # which torch.export takes
+# which torch.export takes
+_PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
 def _other(tree: Any) -> str:

@@ -206,13 +206,11 @@ def _found_at(
         again = run_op(step.target, arguments, draws[0])
     except _FAILS:
         return
-    if not all(
-        _close(a, b) for a, b in zip(wanted[0], again, strict=True)
-    ):  # it draws numbers itself
+    # it draws numbers itself
+    if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):
         return
-    if any(
-        out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]
-    ):  # a constant tells nothing
+    # a constant tells nothing
+    if any(out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]):
         return
     done: set[Place] = set()
     for k, d in sorted(open_):

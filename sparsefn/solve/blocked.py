@@ -87,9 +87,8 @@ def obs(
     share = check_damp("obs", damp)
     w, h = in_one_dtype("obs", weight, hessian)
     size = _rows(w)
-    parts = own(
-        -(-len(w) // size)
-    )  # whose products have the same bits on one process and on several
+    # whose products have the same bits on one process and on several
+    parts = own(-(-len(w) // size))
     mine = slice(parts.start * size, parts.stop * size)
     span, meet, choose = _choice(w, mask, keep, pattern, block, mine)
     if not w.numel():
@@ -124,9 +123,8 @@ def _swept(
     columns = len(lower)
     widths = _widths(span)
     wide = widths[0]
-    some = (w[:1, :1] + lower[:1, :1]).expand(
-        w.shape
-    )  # batched by vmap if one of the two is
+    # batched by vmap if one of the two is
+    some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)
     new, masks = (
         torch.empty_like(some, dtype=dtype, memory_format=torch.contiguous_format)
         for dtype in (w.dtype, torch.bool)
@@ -140,9 +138,8 @@ def _swept(
     ]
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
-        factor = lower[columns - b :, columns - b : columns - a].flip(
-            0, 1
-        )  # columns a to b of R, rows up to b
+        # columns a to b of R, rows up to b
+        factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
         within = factor[a:].triu(1).T.contiguous()
@@ -160,9 +157,8 @@ def _swept(
         _sweep(parts, widths, span, a // span, choose)
     for changes, at in zip(every, rows, strict=True):
         new[at].copy_(changes.T)
-    return torch.where(
-        masks, new.neg_().add_(w), 0.0
-    ), masks  # -0.0 less its change is -0.0 again
+    # -0.0 less its change is -0.0 again
+    return torch.where(masks, new.neg_().add_(w), 0.0), masks
 
 
 class _Columns(NamedTuple):
@@ -207,9 +203,8 @@ def _sweep(
         whole = torch.linalg.solve_triangular(
             -factor, eye, upper=False, unitriangular=True
         )
-        now = [
-            (whole @ at.due).sub_(at.changes).mul_(scale) for at in parts
-        ]  # minus the weights, to be squared
+        # minus the weights, to be squared
+        now = [(whole @ at.due).sub_(at.changes).mul_(scale) for at in parts]
         mask = choose(torch.cat([x.mul_(x) for x in now], 1).T, first)
         for at, own_mask in zip(
             parts, torch.split(mask, [len(at.mask) for at in parts]), strict=True
@@ -217,9 +212,8 @@ def _sweep(
             at.mask.copy_(own_mask)
             # Torch turns whole tensors block by block, but not parts of others.
             at.keeps.copy_(own_mask.contiguous().T.contiguous())
-            at.changes.sub_(
-                at.keeps * at.changes
-            )  # a pruned weight changes by all that it is
+            # a pruned weight changes by all that it is
+            at.changes.sub_(at.keeps * at.changes)
     if len(widths) > 1:
         for a in range(0, columns, widths[1]):
             some = [at.part(a, min(a + widths[1], columns)) for at in parts]
@@ -302,9 +296,8 @@ def _choice(
     if block < columns and (not span or block % span):
         raise ValueError(
             f"obs: expected groups inside blocks of {block} columns, got {pattern}, "
-            f"whose groups have {span} columns "
-            f"in a weight of shape {tuple(w.shape)}; give block={span} or a multiple "
-            "of it"
+            f"whose groups have {span} columns in a weight of shape {tuple(w.shape)}; "
+            f"give block={span} or a multiple of it"
         )
     if (len(w), span) != w.shape:  # parts are cut as the whole weight is
         pattern = replace(
@@ -315,8 +308,8 @@ def _choice(
         )
     if isinstance(keep, Sequence):
         raise TypeError(
-            f"obs: expected keep to be the share or count of a group of {pattern}, got "
-            f"{keep!r}"
+            f"obs: expected keep to be the share or count of a group of {pattern}, "
+            f"got {keep!r}"
         )
     count = _kept(keep, units.rows[1]) if isinstance(keep, float) else keep
     return (

@@ -136,8 +136,8 @@ def _of_rows(
     # A count for each row, checked.
     if pattern is not None:
         raise ValueError(
-            f"obs_exact: expected one n_prune for the groups of {pattern}, got a count "
-            "for each row"
+            f"obs_exact: expected one n_prune for the groups of {pattern}, got a "
+            "count for each row"
         )
     if len(counts) != rows:
         raise ValueError(
@@ -167,8 +167,7 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     ):
         raise ValueError(
             "obs_exact: expected a pattern of single weights whose groups lie inside "
-            "rows, such as row_balanced() or "
-            f"nm(2, 4), got {pattern}"
+            f"rows, such as row_balanced() or nm(2, 4), got {pattern}"
         )
     if isinstance(fixed, int):
         if n_prune not in (None, size - fixed):
@@ -193,9 +192,8 @@ def _trace(
     # The columns that each row loses in their order, and what each adds to the error:
     # (rows, steps).
     rows, columns = w.shape
-    left = inverse.repeat(
-        rows, 1, 1
-    )  # of each row, the inverse over the columns that are left
+    # of each row, the inverse over the columns that are left
+    left = inverse.repeat(rows, 1, 1)
     gone = torch.zeros_like(w, dtype=torch.bool)
     order = torch.zeros_like(w[:, :steps], dtype=torch.int64)
     losses = torch.zeros_like(w[:, :steps])

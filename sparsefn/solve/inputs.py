@@ -34,16 +34,15 @@ def in_one_dtype(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Te
         check_plain(call, name, x)
     if weight.ndim != 2:
         raise ValueError(
-            f"{call}: expected a weight of shape (out, in), got {tuple(weight.shape)}; "
-            "that of a convolution is "
-            "given as weight.flatten(1)"
+            f"{call}: expected a weight of shape (out, in), got "
+            f"{tuple(weight.shape)}; that of a convolution is given as "
+            "weight.flatten(1)"
         )
     columns = weight.shape[1]
     if tuple(hessian.shape) != (columns, columns):
         raise ValueError(
             f"{call}: expected a hessian of shape ({columns}, {columns}) for a weight "
-            f"of shape {tuple(weight.shape)}, "
-            f"got {tuple(hessian.shape)}"
+            f"of shape {tuple(weight.shape)}, got {tuple(hessian.shape)}"
         )
     check_device("weight and hessian", weight.device, hessian)
     check_finite(call, weight=weight, hessian=hessian)
@@ -77,9 +76,8 @@ def check_finite(call: str, **tensors: Tensor) -> None:
     ValueError: obs: expected a finite hessian, got 1 of 2 entries NaN or infinite
     """
     for name, x in tensors.items():
-        total = read(
-            x.detach().sum()
-        )  # one pass; a sum of finite numbers may be infinite, too
+        # one pass; a sum of finite numbers may be infinite, too
+        total = read(x.detach().sum())
         broken = (
             0
             if total is None or math.isfinite(total)
@@ -150,9 +148,8 @@ def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     dead = diagonal == 0
     if len(dead) and read(dead.all()):
         raise ValueError(
-            f"{call}: expected a hessian with an input that is not 0, got zeros alone, "
-            "as of a layer that no data "
-            "reached"
+            f"{call}: expected a hessian with an input that is not 0, got zeros "
+            "alone, as of a layer that no data reached"
         )
     diagonal.masked_fill_(dead, 1.0)
     if damp:
@@ -191,9 +188,8 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
             _singular(call, upper + upper.T + torch.diag(diagonal), damp)
         panel[: b - a] = lower
         if b < n:
-            below = panel[
-                b - a :
-            ].T  # torch hands the result of this form back as the panel lies in memory
+            # torch hands the result of this form back as the panel lies in memory
+            below = panel[b - a :].T
             below.copy_(torch.linalg.solve_triangular(lower, below, upper=False))
     return hessian
 
@@ -211,9 +207,8 @@ def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:
     )
     raise ValueError(
         f"{call}: expected a positive definite hessian, got one with eigenvalues from "
-        f"{low:.3g} to {high:.3g}, as "
-        "of inputs that are linearly dependent or fewer than the columns; "
-        f"damp={damp:g} is too small{enough}"
+        f"{low:.3g} to {high:.3g}, as of inputs that are linearly dependent or fewer "
+        f"than the columns; damp={damp:g} is too small{enough}"
     )
 
 

@@ -83,8 +83,7 @@ def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
         elif _DIFFER.get(field, lambda own, value: False)(own, value):
             raise ValueError(
                 f"{name}: Meta says {field}={shown(own)}, but the algorithm was made "
-                f"with {field}={shown(value)}; "
-                "leave it out of Meta"
+                f"with {field}={shown(value)}; leave it out of Meta"
             )
     if "pattern" in new:
         new["pattern"] = computed_layout(new["pattern"])  # which takes a while
@@ -107,10 +106,8 @@ def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any
     found: dict[str, Any] = (
         {} if masked is None or "when" not in names else {"when": masked.when}
     )  # of `steps=`
-    for call in (
-        getattr(algorithm, "__dict__", {}).get("_inner"),
-        call_of(algorithm),
-    ):  # the outer one goes before
+    # the outer one goes before
+    for call in (getattr(algorithm, "__dict__", {}).get("_inner"), call_of(algorithm)):
         named = {} if call is None else call.arguments()
         inside = [value for value in named.values() if isinstance(value, Algorithm)]
         said = (

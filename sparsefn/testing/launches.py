@@ -110,13 +110,11 @@ class Launches(Onlooker):
         inputs = _tensors(
             (args, {key: value for key, value in given.items() if key != "out"})
         )
-        self.waits += _waits(
-            name, args, given, inputs
-        )  # before the call: on a meta tensor it may fail
+        # before the call: on a meta tensor it may fail
+        self.waits += _waits(name, args, given, inputs)
         made = func(*args, **given)
-        outputs = _tensors(made) or _tensors(
-            args[:1]
-        )  # an operation on a list of tensors in place returns nothing
+        # an operation on a list of tensors in place returns nothing
+        outputs = _tensors(made) or _tensors(args[:1])
         if _on_device(inputs + outputs) and name not in _VIEWS:
             self.operations[name] += 1
             read = (

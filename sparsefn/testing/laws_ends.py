@@ -159,9 +159,8 @@ def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
     grads = optree.tree_map(torch.ones_like, params)
     bare = case._replace(params=params, grads=(grads,) * len(case.grads))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # the warning that nothing is selected is expected
+        # the warning that nothing is selected is expected
+        warnings.simplefilter("ignore", UserWarning)
         state = states_of(row, bare)[-1]
     assert not sparse(state), f"{sorted(sparse(state))} is sparsified"
     if not has_optimizer(state):

@@ -87,9 +87,8 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
     """Compiled updates have the bits of eager ones; one graph serves all tensor steps,
     and two all int steps.
     """
-    from torch._dynamo.testing import (
-        CompileCounter,
-    )  # it brings half of torch's test tools along
+    # it brings half of torch's test tools along
+    from torch._dynamo.testing import CompileCounter
 
     for step, graphs in ((torch.tensor, 1), (int, 2)):
         counter = CompileCounter()

@@ -87,8 +87,8 @@ def _form(pattern: Pattern) -> Form:
             if all(_fits(pattern, shape) for shape in shapes(form)):
                 return form
     raise ValueError(
-        f"no leaf shape was found that {pattern} takes; give a Layout with its Form as "
-        "the pattern"
+        f"no leaf shape was found that {pattern} takes; give a Layout with its Form "
+        "as the pattern"
     )
 
 
@@ -190,9 +190,8 @@ def best_of(scores: Sequence[float], eligible: Sequence[bool], count: int) -> se
     index.
     """
     free = [i for i, flag in enumerate(eligible) if flag]
-    order = sorted(
-        free, key=lambda i: (math.isnan(scores[i]), -scores[i])
-    )  # sorts ties by index, and NaN to the end
+    # sorts ties by index, and NaN to the end
+    order = sorted(free, key=lambda i: (math.isnan(scores[i]), -scores[i]))
     return set(order[: max(count, 0)])
 
 

@@ -412,9 +412,8 @@ def _check_counts(
     if rule is None:
         return
     units = field(rule, leaves, masks, None, promise.goal, step)
-    if (
-        units.known is None or units.least or rule.pattern.pick is not None
-    ):  # then some groups may keep fewer
+    # then some groups may keep fewer
+    if units.known is None or units.least or rule.pattern.pick is not None:
         return
     had = units._replace(masks=before) if before is not None and shrinks else units
     counts = [

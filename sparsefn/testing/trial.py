@@ -116,9 +116,8 @@ def outcome_of(
     Without `shrink` the first failure is told as it comes. `counted` takes the traits
     of the cases that were drawn until it failed.
     """
-    found: dict[
-        tuple[object, ...], tuple[Case, Exception]
-    ] = {}  # by where it was raised; the smallest comes last
+    # by where it was raised; the smallest comes last
+    found: dict[tuple[object, ...], tuple[Case, Exception]] = {}
     tried = 0
     begin = time.perf_counter()
 

@@ -60,9 +60,8 @@ class Case(NamedTuple):
             f"Case(sparsity={self.sparsity}, seed={self.seed}, params={self.params}, "
             f"grads={self.grads})"
         )
-        return (
-            text if len(text) < 4000 else text[:4000] + "..."
-        )  # Hypothesis warns of longer texts
+        # Hypothesis warns of longer texts
+        return text if len(text) < 4000 else text[:4000] + "..."
 
 
 class WeightAndBias(NamedTuple):
@@ -131,11 +130,8 @@ def _palette(name: str, dtype: torch.dtype) -> Sequence[float]:
 
 
 EVERY = ("ties", "exact", "holes", "wild")
-EXACT = (
-    "ties",
-    "exact",
-    "holes",
-)  # sums do not round: for patterns that pool scores, and for rescaling
+# sums do not round: for patterns that pool scores, and for rescaling
+EXACT = ("ties", "exact", "holes")
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -249,9 +245,8 @@ def tree(source: Source, form: Form) -> Tree:
         dtype=source.pick((torch.float32, torch.bfloat16, torch.float16)),
         device="meta",
     )
-    names = [
-        f"layer{len(layers) - i}" for i in range(len(layers))
-    ]  # inserted against their order
+    # inserted against their order
+    names = [f"layer{len(layers) - i}" for i in range(len(layers))]
     named = {**dict(zip(names, layers, strict=True)), "activation": {}, "scale": scale}
     nested = {"head": layers[-1], "body": layers[:-1], "activation": {}, "scale": scale}
     hollow = {**named, "blocks": {"0": (), "1": []}}
@@ -285,9 +280,8 @@ def case(
     """
     leaves, treedef = optree.tree_flatten(tree(source, form) if like is None else like)
     palette = source.pick(palettes)
-    empty = source.pick(
-        (palette, palette, palette, "rare")
-    )  # gradients that are nearly all zero
+    # gradients that are nearly all zero
+    empty = source.pick((palette, palette, palette, "rare"))
 
     def build(palette: str) -> Tree:
         if distinct:

@@ -51,9 +51,8 @@ def code_of(value: object) -> str | None:
         return _with_names(f"{module}.{type(value).__name__}", named)
     if isinstance(value, dict | list | tuple):
         return _of_container(value)
-    head = repr(value).partition("(")[
-        0
-    ]  # a trigger shows the call, and does not know it
+    # a trigger shows the call, and does not know it
+    head = repr(value).partition("(")[0]
     if (
         type(value).__module__.startswith("sparsefn.")
         and f"sf.{head}" in _public().values()

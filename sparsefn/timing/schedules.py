@@ -56,9 +56,8 @@ __dir__ = __all__.copy
 def _step(step: Step) -> Step:
     step = check_kind(step)
     if torch.compiler.is_compiling() and not isinstance(step, Tensor):
-        return torch.full(
-            (), step, dtype=torch.int64, device="cpu"
-        )  # one graph for all steps
+        # one graph for all steps
+        return torch.full((), step, dtype=torch.int64, device="cpu")
     return step
 
 
@@ -111,9 +110,8 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     def schedule(step: Step) -> Real:
         t = _time(step)
         moved = (b - a) * elementary.exp(rate * t)
-        return real_where(
-            t == 0.0, a, b - real_where(moved != moved, 0.0, moved)
-        )  # NaN came from 0 * inf
+        # NaN came from 0 * inf
+        return real_where(t == 0.0, a, b - real_where(moved != moved, 0.0, moved))
 
     return schedule
 
@@ -149,9 +147,8 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
 
     def schedule(step: Step) -> Real:
         t = _time(step)
-        t = t - half * (
-            2.0 * floor(divide(t, half) * 0.5)
-        )  # exact for a whole half_period: bits repeat
+        # exact for a whole half_period: bits repeat
+        t = t - half * (2.0 * floor(divide(t, half) * 0.5))
         return between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
 
     return schedule
@@ -253,9 +250,8 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     def schedule(step: Step) -> Real:
         step = _step(step)
         latest = count(step) - 1
-        index = (latest + (latest < 0)) % len(
-            turns
-        )  # before the first firing: the first value
+        # before the first firing: the first value
+        index = (latest + (latest < 0)) % len(turns)
         return _pick(turns, [index == i for i in range(len(turns))], step)
 
     return schedule
@@ -358,9 +354,8 @@ def _values(schedule: Schedule, steps: range, model: Real) -> Tensor:
         dtype=torch.float64,
         device=model.device if isinstance(model, Tensor) else "cpu",
     )
-    with contextlib.suppress(
-        RuntimeError
-    ):  # a user's schedule may branch on the value of the step
+    # a user's schedule may branch on the value of the step
+    with contextlib.suppress(RuntimeError):
         batch = torch.arange(
             steps.start, steps.stop, dtype=torch.int64, device=zero.device
         )

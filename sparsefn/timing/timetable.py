@@ -13,11 +13,8 @@ from sparsefn.state import Trigger
 from sparsefn.timing import schedules
 from sparsefn.timing.triggers import At, Every, every
 
-_LENGTHS = (
-    "steps",
-    "rounds",
-    "batches",
-)  # arguments of algorithms that count steps of the run
+# arguments of algorithms that count steps of the run
+_LENGTHS = ("steps", "rounds", "batches")
 UNTIMED = every(100)  # where `drop_grow` changes masks without `steps` and `when`
 
 

@@ -22,9 +22,8 @@ def same_structure(tree: Tree, like: Tree) -> bool:
     >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
     True
     """
-    if (
-        torch.compiler.is_compiling()
-    ):  # a traced treedef remembers the insertion order of dicts
+    # a traced treedef remembers the insertion order of dicts
+    if torch.compiler.is_compiling():
         return paths(tree) == paths(like)
     return optree.tree_structure(tree) == optree.tree_structure(like)
 

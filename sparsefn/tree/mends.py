@@ -75,8 +75,8 @@ def warn_without_names(params: object) -> None:
         return
     if all(isinstance(leaf, nn.Parameter) for leaf in params):
         warnings.warn(
-            "init: a list of parameters has no names, which tell embeddings, norms and "
-            "layers apart" + _PARAMS,
+            "init: a list of parameters has no names, which tell embeddings, norms "
+            "and layers apart" + _PARAMS,
             UserWarning,
             stacklevel=5,
         )
@@ -99,8 +99,7 @@ def check_not_lazy(what: str, named: Iterable[tuple[str, object]]) -> None:
     if lazy:
         raise ValueError(
             f"expected {what} that have shapes, but lazy layers have not made "
-            f"{', '.join(lazy)} yet: run the module on "
-            "a batch first"
+            f"{', '.join(lazy)} yet: run the module on a batch first"
         )
 
 

@@ -29,17 +29,15 @@ class Computed(NamedTuple):
         """That it stays dense, and what to do."""
         return (
             f"{self.path!r} is computed, so it stays dense: to sparsify it make it a "
-            "parameter, before the optimizer "
-            f"is made, with {self.mend}"
+            f"parameter, before the optimizer is made, with {self.mend}"
         )
 
     def refused(self, original: str) -> str:
         """That a parameter which it is computed from gets no mask, and what to do."""
         return (
             f"{original!r} is no weight: {self.path!r} is computed from it, and zeros "
-            "in it need not be zeros in "
-            f"{self.path!r}. Make {self.path!r} a parameter, before the optimizer is "
-            f"made, with {self.mend}, or leave "
+            f"in it need not be zeros in {self.path!r}. Make {self.path!r} a "
+            f"parameter, before the optimizer is made, with {self.mend}, or leave "
             f"{original!r} out of `where`"
         )
 

@@ -112,9 +112,8 @@ def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
     {'a': tensor(1)}
     """
 
-    def there(
-        x: Tensor,
-    ) -> Tensor:  # a key or a count on the CPU depends on the device from now on
+    # a key or a count on the CPU depends on the device from now on
+    def there(x: Tensor) -> Tensor:
         return brought(x, pred.device) if x.device.type == "cpu" else x
 
     return optree.tree_map(

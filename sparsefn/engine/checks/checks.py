@@ -36,9 +36,8 @@ def check_kind(step: Step) -> Step:
         and not isinstance(step, int | float | Tensor)
         and hasattr(step, "__array__")
     ):
-        step = torch.as_tensor(
-            step, device="cpu"
-        )  # while compiling, a NumPy integer is an array without dimensions
+        # while compiling, a NumPy integer is an array without dimensions
+        step = torch.as_tensor(step, device="cpu")
         step = (
             step
             if step.is_floating_point() or step.dtype == torch.bool
@@ -86,9 +85,8 @@ def check_step(step: Step) -> Step:
     if step < 0:
         raise ValueError(f"expected step >= 0, got {step}")
     if torch.compiler.is_compiling():
-        return torch.full(
-            (), step, dtype=torch.int64, device="cpu"
-        )  # as_tensor would compile anew for every step
+        # as_tensor would compile anew for every step
+        return torch.full((), step, dtype=torch.int64, device="cpu")
     return step
 
 
@@ -164,8 +162,8 @@ def check_whole(call: str, name: str, value: object, low: int) -> None:
             raise ValueError(f"{call}: expected {name} to fit int64, got {value}")
     elif value.dtype != torch.int64:
         raise TypeError(
-            f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor "
-            f"of {value.dtype}"
+            f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a "
+            f"tensor of {value.dtype}"
         )
     elif value.ndim:
         raise ValueError(

@@ -125,9 +125,8 @@ def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
     >>> factory_of(lambda n: range(n))(3)
     range(0, 3)
     """
-    vars(make)["_makes"] = (
-        make.__code__
-    )  # which functools.wraps does not copy to a function around it
+    # which functools.wraps does not copy to a function around it
+    vars(make)["_makes"] = make.__code__
     return make
 
 
@@ -331,24 +330,21 @@ def shown(value: Any) -> str:
         return _tensor(value)
     if isinstance(value, FunctionType | MethodType | type):
         return value.__qualname__
-    if isinstance(
-        value, BuiltinFunctionType
-    ):  # torch.abs is a method of a private class
+    # torch.abs is a method of a private class
+    if isinstance(value, BuiltinFunctionType):
         return value.__name__
     if isinstance(value, nn.Module):
         return kind.__name__
     if kind is float:
         return _number(value)
     text = repr(value)
-    return (
-        kind.__name__ if " at 0x" in text else text
-    )  # an object that does not say what it is
+    # an object that does not say what it is
+    return kind.__name__ if " at 0x" in text else text
 
 
 def _number(value: float) -> str:
-    return (
-        repr(value) if math.isfinite(value) else f"float('{value}')"
-    )  # `inf` is no name
+    # `inf` is no name
+    return repr(value) if math.isfinite(value) else f"float('{value}')"
 
 
 def _tensor(value: Tensor) -> str:

@@ -68,9 +68,8 @@ def _whole(
         if not isinstance(n, Tensor):
             return number(known(fraction) * n)
         fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
-    part = torch.nan_to_num(
-        fraction.double() * n, nan=0.0
-    )  # what NaN casts to depends on the processor
+    # what NaN casts to depends on the processor
+    part = torch.nan_to_num(fraction.double() * n, nan=0.0)
     return tensor(part).to(torch.int64)
 
 
@@ -165,8 +164,8 @@ def as_fraction(sparsity: Level | None, what: str = "sparsity") -> Schedule | No
             "model, optimizer)"
         )
         raise TypeError(
-            f"expected {what} to be a float in [0, 1], a schedule or a 0-d tensor, got "
-            f"{got}"
+            f"expected {what} to be a float in [0, 1], a schedule or a 0-d tensor, "
+            f"got {got}"
         )
     if callable(sparsity):
         check_call(what, sparsity, "step")
@@ -184,8 +183,8 @@ def fraction_at(level: Schedule, step: Step) -> Real:
         return value.nan_to_num(0.0).clamp(0.0, 1.0)
     if not isinstance(value, int | float | numbers.Real):
         raise TypeError(
-            f"expected a sparsity schedule to give numbers, got {type(value).__name__} "
-            f"at step {step}"
+            "expected a sparsity schedule to give numbers, got "
+            f"{type(value).__name__} at step {step}"
         )
     if value != value:
         raise ValueError(

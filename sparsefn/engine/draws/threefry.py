@@ -30,12 +30,8 @@ from sparsefn.engine.surroundings import (
     visible_inside,
 )
 
-DIGITS = {
-    torch.float16: 11,
-    torch.bfloat16: 8,
-    torch.float32: 24,
-    torch.float64: 53,
-}  # of a significand
+# of a significand
+DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 # with this many draws of a key or more a compiled graph contains the rounds: two
 # seconds to compile
 _LARGE = 1 << 20
@@ -58,9 +54,8 @@ def _pairs(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _uniforms(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
-    digits = DIGITS[
-        dtype
-    ]  # as many leading bits as the dtype holds exactly, so 1.0 cannot come out
+    # as many leading bits as the dtype holds exactly, so 1.0 cannot come out
+    digits = DIGITS[dtype]
     if digits > 32:
         whole = (
             _pairs(x0, x1, dtype)
@@ -145,13 +140,11 @@ def draw(
 
 
 def _is_large(n: int) -> bool:
-    from torch.fx.experimental.symbolic_shapes import (
-        statically_known_true,
-    )  # loads much
+    # loads much
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    return statically_known_true(n >= _LARGE) and statically_known_true(
-        n < 1 << 31
-    )  # counters are int32
+    # counters are int32
+    return statically_known_true(n >= _LARGE) and statically_known_true(n < 1 << 31)
 
 
 def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
@@ -216,9 +209,8 @@ def coins(
         if chances is None:
             compare(x0, limit, flips[place])
         else:
-            with np.errstate(
-                all="ignore"
-            ):  # a number too large is always above, and NaN never
+            # a number too large is always above, and NaN never
+            with np.errstate(all="ignore"):
                 np.less(
                     x0,
                     np.multiply(chances[place[1]], 2.0**32, dtype=np.float64),
@@ -336,9 +328,8 @@ def _by_rounds(
     k0, k1 = halves(key, kind)
     batch = _batch_shape(key, index if isinstance(index, Tensor) else None)
     out = torch.empty((*batch, n), dtype=dtype, device=key.device)
-    block = max(
-        1, (1 << 24) // max(1, math.prod(batch))
-    )  # on a device launches cost more than memory traffic
+    # on a device launches cost more than memory traffic
+    block = max(1, (1 << 24) // max(1, math.prod(batch)))
     for start in range(0, n, block):
         stop = min(n, start + block)
         if isinstance(index, Tensor):

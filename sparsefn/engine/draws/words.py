@@ -22,9 +22,8 @@ PARITY = 0x1BD11BDA
 MASK32 = 0xFFFFFFFF
 _PIECE = 1 << 12  # places of a box that are worked out at a time
 _FEW = 8  # as many blocks take ints as long as arrays
-_SHIFTS = [
-    np.array(r, np.uint32) for r in range(33)
-]  # a ufunc takes an array sooner than a number
+# a ufunc takes an array sooner than a number
+_SHIFTS = [np.array(r, np.uint32) for r in range(33)]
 
 Place: TypeAlias = tuple[slice, slice]
 Rows: TypeAlias = tuple[Array, Array | Extent | None, tuple[int, ...]]
@@ -161,9 +160,8 @@ def words(
                 buffer[: shape[0] * shape[1]].reshape(shape) for buffer in buffers
             )
             high: Array
-            if (
-                index is None
-            ):  # a block never crosses a multiple of 2^32, as its size divides that
+            # a block never crosses a multiple of 2^32, as its size divides that
+            if index is None:
                 np.add(
                     counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b
                 )

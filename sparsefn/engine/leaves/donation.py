@@ -157,10 +157,9 @@ class Emptied(Tensor):
         ]
         what = next((repr(x) for x in given if isinstance(x, cls)), "<given away>")
         raise ValueError(
-            f"expected a tensor, got {what}: a donated algorithm has updated the state "
-            "that it belongs to; go on with "
-            "the state that update returned, or copy a state before: "
-            "optree.tree_map(torch.clone, state)"
+            f"expected a tensor, got {what}: a donated algorithm has updated the "
+            "state that it belongs to; go on with the state that update returned, or "
+            "copy a state before: optree.tree_map(torch.clone, state)"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -183,9 +182,8 @@ def empty(tensors: Iterable[Tensor]) -> None:
         if type(x) is not Tensor:  # a subclass has a way of its own to hold its memory
             continue
         was = f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
-        if (
-            not x.is_inference()
-        ):  # torch changes no inference tensor outside of inference mode
+        # torch changes no inference tensor outside of inference mode
+        if not x.is_inference():
             x.set_()  # type: ignore[call-overload]
         x.__class__ = Emptied
         x.__dict__["_was"] = was

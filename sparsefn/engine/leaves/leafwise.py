@@ -32,11 +32,8 @@ from sparsefn.engine.surroundings import (
 _FEW = 1 << 15
 OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
 
-_WORDS = {
-    2: np.dtype(np.int16),
-    4: np.dtype(np.int32),
-    8: np.dtype(np.int64),
-}  # by the size of a float
+# by the size of a float
+_WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
 _bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
@@ -235,10 +232,8 @@ def added(
     results: list[Tensor] = []
     left: list[int] = []
     for i, (mask, leaf, update) in enumerate(zip(masks, old, updates, strict=True)):
-        summed = leaf.dtype in (
-            torch.float32,
-            torch.float64,
-        )  # numpy's sum of these has torch's bits
+        # numpy's sum of these has torch's bits
+        summed = leaf.dtype in (torch.float32, torch.float64)
         flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
         if flat is None:
             left.append(i)
@@ -393,9 +388,8 @@ def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
     `out` may be the param.
     """
     _cover(wide, update, update)
-    np.subtract(
-        p, update, out=out
-    )  # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
+    # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
+    np.subtract(p, update, out=out)
 
 
 def _cover(wide: Array, floats: Array, out: Array) -> None:

@@ -21,9 +21,8 @@ Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
 
-BLOCK = (
-    1 << 17
-)  # elements at a time: two float32 buffers of it fit the second cache of a core
+# elements at a time: two float32 buffers of it fit the second cache of a core
+BLOCK = 1 << 17
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
 # up to this many numbers go to a device as arguments of a launch, and more are copied
 _FEW = 1 << 10

@@ -88,9 +88,8 @@ def cospi(x: Real) -> Real:
 def _cospi(x: Real) -> Real:
     x = real_where(x < 0.0, -x, x)
     x = x - 2.0 * floor(x * 0.5)
-    x = real_where(
-        x > 1.0, 2.0 - x, x
-    )  # cos is even around 1, then odd around 1/2; all of it exact
+    # cos is even around 1, then odd around 1/2; all of it exact
+    x = real_where(x > 1.0, 2.0 - x, x)
     upper = x > 0.5
     x = real_where(upper, 1.0 - x, x)
     rest = 0.5 - x
@@ -265,9 +264,8 @@ def _on_tensors(name: str, x: Tensor, y: Tensor) -> Tensor:
         a = x.item()
         b = y.item()
         if math.isfinite(a) and math.isfinite(b):
-            return out.fill_(
-                _FUNCTIONS[name](a, b)
-            )  # the same operations, faster on floats
+            # the same operations, faster on floats
+            return out.fill_(_FUNCTIONS[name](a, b))
     return out.copy_(like(x, _FUNCTIONS[name](x, y)))
 
 

@@ -28,9 +28,8 @@ def as_matrix(
     count = stats["count"]
     square = stats["square"]
     shape = tuple(weight.shape)
-    transposed = (
-        square.ndim == count.ndim + 2
-    )  # (inputs, 1): the weight is stored as (inputs, outputs)
+    # (inputs, 1): the weight is stored as (inputs, outputs)
+    transposed = square.ndim == count.ndim + 2
     width = square.shape[count.ndim] if square.ndim > count.ndim else 0
     fits = (
         weight.ndim >= 2

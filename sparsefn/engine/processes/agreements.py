@@ -175,9 +175,8 @@ def _others_wait(groups: Groups) -> bool:
         for rank in torch.distributed.get_process_group_ranks(group_of(name))
         if rank != own
     }
-    with suppress(
-        RuntimeError
-    ):  # a store that is gone: the error is this process's own
+    # a store that is gone: the error is this process's own
+    with suppress(RuntimeError):
         while store is not None and time.monotonic() < end:
             if any(
                 store.check([key]) and int(store.get(key)) > begun

@@ -173,11 +173,11 @@ def check_grid(leaves: Mapping[str, Tensor]) -> None:
             for other, (first, others) in seen.items():
                 if other != name and len(ranks & others) > 1:
                     raise ValueError(
-                        "expected leaves of one competition to be cut along dimensions "
-                        "of one mesh, but "
-                        f"{first!r} is {words_of(leaves[first])} and {path!r} is "
-                        f"{words_of(leaf)}; give them one mesh, "
-                        "or a budget for each leaf, such as sf.budgets.erk()"
+                        "expected leaves of one competition to be cut along "
+                        f"dimensions of one mesh, but {first!r} is "
+                        f"{words_of(leaves[first])} and {path!r} is {words_of(leaf)}; "
+                        "give them one mesh, or a budget for each leaf, such as "
+                        "sf.budgets.erk()"
                     )
             seen.setdefault(name, (path, ranks))
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from sparsefn.engine.surroundings import Array
 
 GATHER = "all_gather_single"
-if not hasattr(
-    torch.distributed, GATHER
-):  # torch 2.12 has it under the name that later ones warn of
+# torch 2.12 has it under the name that later ones warn of
+if not hasattr(torch.distributed, GATHER):
     GATHER = "all_gather_into_tensor"
 
 if TYPE_CHECKING:
@@ -46,9 +45,8 @@ def waiting() -> Iterator[None]:
     except RuntimeError as error:
         raise Lost(
             f"rank {torch.distributed.get_rank()} waited for other processes, which "
-            "did not come, or have ended: every "
-            "process must make the same calls, with the same step and with tensors "
-            "that are laid out alike; if one of "
+            "did not come, or have ended: every process must make the same calls, "
+            "with the same step and with tensors that are laid out alike; if one of "
             f"them failed, its own output says why ({str(error).splitlines()[0]})"
         ) from error
 

@@ -23,13 +23,11 @@ from sparsefn.engine.processes.collectives import in_step, texts_of_all, values_
 from sparsefn.engine.processes.lines import Groups, Line
 from sparsefn.engine.surroundings import transformed
 
-_READ = (
-    2**19
-)  # bytes of a tensor that a checksum reads: other values differ in more than a few
+# bytes of a tensor that a checksum reads: other values differ in more than a few
+_READ = 2**19
 _dealing: ContextVar[Groups] = ContextVar("dealing", default=())
-dealing = (
-    _dealing.get
-)  # the groups whose processes deal out rows here; every change of masks asks
+# the groups whose processes deal out rows here; every change of masks asks
+dealing = _dealing.get
 
 
 @contextmanager
@@ -120,8 +118,8 @@ def check_alike(*what: object) -> None:
                 )
                 raise ValueError(
                     "by_rows: expected the same calls with the same values on all "
-                    "processes, but "
-                    f"{where}: {x} on process 0, and {y} on process {rank}"
+                    f"processes, but {where}: {x} on process 0, and {y} on process "
+                    f"{rank}"
                 )
 
 

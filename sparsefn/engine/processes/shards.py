@@ -117,8 +117,8 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
     ranks = mesh.get_coordinate()
     if ranks is None:
         raise ValueError(
-            f"expected a DTensor on a mesh that contains this process, got {_named(x)} "
-            f"on {mesh}"
+            "expected a DTensor on a mesh that contains this process, got "
+            f"{_named(x)} on {mesh}"
         )
     cuts: list[tuple[int, int]] = []
     for i in reversed(range(mesh.ndim)):
@@ -128,8 +128,7 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
         if placement.is_partial() or not hasattr(placement, "dim"):
             raise ValueError(
                 f"expected a DTensor of shards or replicas, got {_named(x)}; "
-                "redistribute it to the placements of "
-                "its parameter first"
+                "redistribute it to the placements of its parameter first"
             )
         # A strided shard says that some mesh dimensions after it cut first. Only where
         # all of them do is a part a box.
@@ -143,9 +142,8 @@ def layout_of(x: Tensor, sums: bool = False) -> Layout:
         else:
             raise ValueError(
                 "expected strided shards only together with the shards that they are "
-                "strided by, as FSDP2 over "
-                f"tensor parallelism has them, got {_named(x)}, whose parts are no "
-                "boxes"
+                "strided by, as FSDP2 over tensor parallelism has them, got "
+                f"{_named(x)}, whose parts are no boxes"
             )
     split = sorted(i for i, _ in cuts if mesh.size(i) > 1)
     return Layout(
@@ -174,8 +172,8 @@ def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     if held != extent.size:
         raise ValueError(
             "expected a DTensor cut as torch.chunk cuts, on rank "
-            f"{torch.distributed.get_rank()} a part of shape "
-            f"{extent.size}, got a part of shape {held} of {_named(x)}"
+            f"{torch.distributed.get_rank()} a part of shape {extent.size}, got a "
+            f"part of shape {held} of {_named(x)}"
         )
     return extent
 
@@ -224,8 +222,8 @@ def check_bare(path: str, x: Tensor) -> None:
     if inner is not x and is_sharded(inner):
         raise ValueError(
             "expected a DTensor outside of vmap and other transforms of torch.func, "
-            f"got {_named(inner)} in one at "
-            f"{path!r}; update the members of an ensemble one by one"
+            f"got {_named(inner)} in one at {path!r}; update the members of an "
+            "ensemble one by one"
         )
 
 

@@ -102,9 +102,8 @@ class Scratch:
         assert at.wide is not None
         if at.absolute:
             return np.abs(at.wide[where], out=buffer)
-        if (
-            at.wide.dtype != buffer.dtype
-        ):  # float32 scores in one competition with float64 scores
+        # float32 scores in one competition with float64 scores
+        if at.wide.dtype != buffer.dtype:
             buffer[...] = at.wide[where]
             return buffer
         return at.wide[where]
@@ -190,9 +189,8 @@ def sample(work: Work, step: int | None = None) -> Array:
     wanted = (
         1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
     )
-    step = (
-        step or work.size // wanted | 1
-    )  # odd, as rows of a matrix mostly have even lengths
+    # odd, as rows of a matrix mostly have even lengths
+    step = step or work.size // wanted | 1
     drawn = []
     first = 0
     for share in work.shares:

@@ -220,9 +220,8 @@ def narrowed(
             return Threshold(bracket.high, 0, 0)
         if 0 < need <= inside == held:
             return Inside(places, values, need, inside)
-        if (
-            0 < need <= inside
-        ):  # too many to collect: the scores that were are a closer sample
+        # too many to collect: the scores that were are a closer sample
+        if 0 < need <= inside:
             known = bracket
             share = need / inside
             reach = _SURE

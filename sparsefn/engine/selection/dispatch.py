@@ -156,9 +156,8 @@ def _in_memory(
 ) -> list[Tensor] | None:
     seen = arrays(entries, see)
     numbers = None if seen is None else _numbers(entries, counts, spans, joint, see)
-    if (
-        seen is None or numbers is None or not TINY[0] > TINY[1]
-    ):  # this thread counts subnormal numbers as zero
+    # this thread counts subnormal numbers as zero
+    if seen is None or numbers is None or not TINY[0] > TINY[1]:
         return None
     if joint or (
         len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2
@@ -205,9 +204,8 @@ def _numbers(
 
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
-    return (
-        [1] if joint else [math.prod(entry.scores.shape[::2]) for entry in entries]
-    )  # rows and columns
+    # rows and columns
+    return [1] if joint else [math.prod(entry.scores.shape[::2]) for entry in entries]
 
 
 def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:
@@ -238,9 +236,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         and all(entry.scores.is_meta for entry in entries)
         and not hidden
     ):
-        return [
-            torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries
-        ]  # torch's own shapes overflow
+        # torch's own shapes overflow
+        return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]
     kinds = [entry.scores.device.type for entry in entries]
     own_way = all(
         kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds
@@ -332,9 +329,8 @@ def _operator(
             if joint
             else [fixed.of_rows(x, n) for x, n in rows]
         )
-        return [
-            mask.clone() for mask in won
-        ]  # parts of one tensor may not leave an operator
+        # parts of one tensor may not leave an operator
+        return [mask.clone() for mask in won]
     return won
 
 

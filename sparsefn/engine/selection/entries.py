@@ -15,9 +15,8 @@ from sparsefn.engine.surroundings import Array, See, visible
 
 Flags = TypeVar("Flags", Tensor, Array)
 
-TINY: Array = np.array(
-    [1e-45, 0.0], np.float32
-)  # equal where the thread counts subnormal numbers as zero
+# equal where the thread counts subnormal numbers as zero
+TINY: Array = np.array([1e-45, 0.0], np.float32)
 
 
 class Entry(NamedTuple):
@@ -88,13 +87,8 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
         return None
     left = iter(memory)
     made = []
-    for (
-        scores,
-        allow,
-        deny,
-        absolute,
-        _,
-    ) in entries:  # spelt out, as a call for few scores takes microseconds
+    # spelt out, as a call for few scores takes microseconds
+    for scores, allow, deny, absolute, _ in entries:
         values = next(left)
         allowed = None if allow is None else next(left)
         denied = None if deny is None else next(left)

@@ -48,9 +48,8 @@ def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
             beaten = (units[j] > first).to(torch.int32)
             ranks[i] = ranks[i] + beaten
             ranks[j] = ranks[j] - beaten
-    return torch.stack(
-        [rank < count for rank in ranks], 1
-    )  # compared first: compiled code then stores bytes alone
+    # compared first: compiled code then stores bytes alone
+    return torch.stack([rank < count for rank in ranks], 1)
 
 
 def top_of_groups(at: Arrays, count: Array) -> None:
@@ -77,9 +76,8 @@ def top_of_groups(at: Arrays, count: Array) -> None:
     height, units, width = at.out.shape
     if not at.out.size:
         return
-    if (
-        count.size == 1 or count.min() == count.max()
-    ):  # one number is compared much faster
+    # one number is compared much faster
+    if count.size == 1 or count.min() == count.max():
         limit: int | Array = min(max(int(count.flat[0]), 0), units)
     else:
         own = count.clip(0, units).astype(np.uint8).reshape(height, 1, width)
@@ -107,9 +105,8 @@ def top_of_groups(at: Arrays, count: Array) -> None:
                 end = keys.size - lag * out.shape[2]
                 worse = beaten[:end]
                 np.greater(keys[-end:], keys[:end], out=worse.view(np.bool_))
-                np.bitwise_and(
-                    worse, inside[:end], out=worse
-                )  # the last units of a row meet those of the next
+                # the last units of a row meet those of the next
+                np.bitwise_and(worse, inside[:end], out=worse)
                 np.add(rank[:end], worse, out=rank[:end])
                 np.subtract(rank[-end:], worse, out=rank[-end:])
             np.less(

@@ -90,9 +90,8 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     ):
         rows = [flags[i] for i in pack]
         if len(rows) > 1 and len(rows[0]) == 1:
-            running = end_to_end(rows).cumsum(
-                0, dtype=torch.int32
-            )  # a pack has fewer than 2^31 elements
+            # a pack has fewer than 2^31 elements
+            running = end_to_end(rows).cumsum(0, dtype=torch.int32)
             running = torch.cat([running.new_zeros(1), running])
             ends = [0, *accumulate(x.numel() for x in rows)]
             sums_so_far = torch.stack([running[end] for end in ends])

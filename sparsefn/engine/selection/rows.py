@@ -106,9 +106,8 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
     else:
         threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
     np.greater_equal(keys, threshold, out=out)
-    if (
-        np.count_nonzero(out) > counts.sum()
-    ):  # no row has fewer than its count, so some have more, by ties
+    # no row has fewer than its count, so some have more, by ties
+    if np.count_nonzero(out) > counts.sum():
         tied = np.flatnonzero(np.count_nonzero(out, axis=1) > counts)
         above = keys[tied] > threshold[tied]
         equal = keys[tied] == threshold[tied]

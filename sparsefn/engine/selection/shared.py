@@ -54,9 +54,8 @@ from sparsefn.engine.surroundings import Array, eagerly, unwrapped, visible_insi
 Count: TypeAlias = int | Tensor
 
 FEW = 1 << 12  # up to this many scores of all processes are sent
-_SAMPLED = (
-    1 << 11
-)  # of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent
+# of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent
+_SAMPLED = 1 << 11
 _PROBES = 1 << 10  # places at which ties are counted at a time
 
 
@@ -88,10 +87,8 @@ def winners(
             for name in entry.extent.groups
         )
     )
-    with (
-        _all_numbers_count(),
-        np.errstate(all="ignore"),
-    ):  # a signalling NaN counts as any other NaN
+    # a signalling NaN counts as any other NaN
+    with _all_numbers_count(), np.errstate(all="ignore"):
         try:
             seen = _arrays(entries)
             running = []

@@ -100,9 +100,8 @@ def _best(scores: Tensor, n: int, m: int, known: tuple[tuple[int, ...], ...]) ->
     )
     chosen = torch.tensor(known, dtype=torch.int64, device=scores.device).reshape(-1, m)
 
-    def totals(
-        values: Tensor,
-    ) -> Tensor:  # (patterns, tiles), which are copied in whole rows
+    # (patterns, tiles), which are copied in whole rows
+    def totals(values: Tensor) -> Tensor:
         entries = values.reshape(-1, m, m).permute(1, 2, 0).contiguous()
         sums = entries[:, rows[:, 0]] if n else entries.new_zeros(m, 1, values.shape[0])
         for i in range(1, n):

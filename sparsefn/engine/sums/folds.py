@@ -15,9 +15,8 @@ from numpy.typing import DTypeLike
 from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.surroundings import Array
 
-_BLOCK = (
-    BLOCK // 2
-)  # elements at a time: they are added in place, beside a copy of them
+# elements at a time: they are added in place, beside a copy of them
+_BLOCK = BLOCK // 2
 _TALL = 128  # elements of a unit in one block, where units lie side by side in memory
 # entries: rows of fewer are added across units, as a loop of its own for each costs
 # more
@@ -54,9 +53,8 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
         some = np.concatenate([fold(part, 1, work) for part in tall])
         return fold(some, rank, work._replace(lift=None))
     out: Array = np.empty(grid, work.dtype)
-    along = sorted(
-        range(len(grid)), key=lambda d: -abs(x.strides[rank + d])
-    )  # as the units lie in memory
+    # as the units lie in memory
+    along = sorted(range(len(grid)), key=lambda d: -abs(x.strides[rank + d]))
     x = x.transpose(*range(rank), *(rank + d for d in along))
     target = out.transpose(along)
     places = list(slabs(target.shape, max(1, _BLOCK // size)))

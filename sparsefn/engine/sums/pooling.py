@@ -145,15 +145,13 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     total = folded(parts, _JOINS[_join(name, order)][0])
     if x.dtype == torch.bool:
         return total
-    if (
-        name == "mean"
-    ):  # a tensor over a Python number is a product with 1 / n on some devices
+    # a tensor over a Python number is a product with 1 / n on some devices
+    if name == "mean":
         total = total / torch.full(
             (), math.prod(box), dtype=total.dtype, device=total.device
         )
-    return (
-        root(total, order) if name == "norm" else total
-    ) + 0  # which makes 0.0 of -0.0
+    # which makes 0.0 of -0.0
+    return (root(total, order) if name == "norm" else total) + 0
 
 
 # ---- the operator, inside which tensors are ordinary ---------------------------------

@@ -40,9 +40,8 @@ from torch.utils._python_dispatch import (
 from sparsefn.engine.surroundings.older import is_exporting
 
 Array: TypeAlias = np.ndarray[Any, Any]
-See: TypeAlias = Callable[
-    [Sequence[Tensor]], list[Array] | None
-]  # `visible`, or `visible_inside` in an operator
+# `visible`, or `visible_inside` in an operator
+See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under
@@ -50,16 +49,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
 _TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
 _PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
-_TYPES = frozenset(
-    (Tensor, torch.nn.Parameter)
-)  # a subclass may mean something else by its memory
+# a subclass may mean something else by its memory
+_TYPES = frozenset((Tensor, torch.nn.Parameter))
 CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
-GROUPED = (
-    torch.ops.aten._grouped_mm
-)  # consecutive rows times a matrix each, as of experts
-ADD_EACH = (
-    torch._foreach_add_
-)  # a number to each of some tensors: the numbers are arguments of the launch
+# consecutive rows times a matrix each, as of experts
+GROUPED = torch.ops.aten._grouped_mm
+# a number to each of some tensors: the numbers are arguments of the launch
+ADD_EACH = torch._foreach_add_
 COPY_EACH = torch._foreach_copy_  # one launch for many tensors
 SUM_EACH = torch._foreach_add
 LESS_EACH = torch._foreach_sub
