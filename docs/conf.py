@@ -106,7 +106,7 @@ def written(app: Sphinx, docname: str, source: list[str]) -> None:
     printed.
     """
     # others need more libraries: `make recipes`
-    if (not docname.startswith("recipes/") or docname in TUTORIALS):
+    if not docname.startswith("recipes/") or docname in TUTORIALS:
         source[0] = with_output(source[0], docname)
     folder = (HERE / docname).parent
 

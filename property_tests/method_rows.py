@@ -111,7 +111,9 @@ ROWS = [
     # masks that move
     Row(
         "set by sign",
-        lambda s, key, _: sf.methods.set(s, key=key, by_sign=True, **swap),
+        lambda s, key, _: sf.methods.set(
+            s, key=key, drop=sf.scores.ranked(sf.scores.magnitude), **swap
+        ),
         DRAWN._replace(choose=Exchange(sf.scores.ranked(MAGNITUDE), None, FADING)),
     ),
     Row(

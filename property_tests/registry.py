@@ -604,7 +604,7 @@ ROWS = [
     ),
     Row(
         "snfs",
-        lambda s, key, _: sf.snfs(s, decay=0.5, key=key, **swap),
+        lambda s, key, _: sf.snfs(s, grow=sf.scores.momentum(0.5), key=key, **swap),
         SWAP._replace(choose=BY_AVERAGE, exact_count="total", idle=False),
     ),
     Row(
@@ -620,7 +620,12 @@ ROWS = [
     Row(
         "snfs exclude keep",
         lambda s, key, _: sf.snfs(
-            s, decay=0.5, key=key, exclude_dropped=True, pruned="keep", **swap
+            s,
+            grow=sf.scores.momentum(0.5),
+            key=key,
+            exclude_dropped=True,
+            pruned="keep",
+            **swap,
         ),
         SWAP._replace(
             choose=BY_AVERAGE._replace(exclude=True), exact_count="total", idle=False

@@ -12,9 +12,8 @@ from _pytest.outcomes import Failed
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
 from sparsefn.algorithms import frame
-from sparsefn.algorithms.frame import update_of
 from sparsefn.engine.leaves import blockwise, lists
-from sparsefn.state import has_optimizer
+from sparsefn.state import has_optimizer, update_of
 from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
 from sparsefn.tree import leaves_of

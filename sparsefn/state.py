@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Level as Level
+from sparsefn.engine.checks import Made, check_call
 from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
-from sparsefn.engine.checks import check_call, forgetting
-from sparsefn.engine.leaves import leafwise
+from sparsefn.engine.leaves import leafwise, offer, saves
 from sparsefn.engine.surroundings import replaceable
 from sparsefn.tree import (
     Leaves,
@@ -97,7 +97,13 @@ class TrainView(NamedTuple):
     support: Callable[[State], Tree]
 
 
-class Accumulated(NamedTuple):
+class _Memory(NamedTuple):
+    init: Callable[[Tree], Tree]
+    accumulate: Callable[[Tree, State, Tree, Step], Tree]
+    value: Callable[[Tree, State, Tree, Step], Tree]
+
+
+class Accumulated(Made, _Memory):
     """A score with memory, whose leaves live in `state.scores` under the score's role.
 
     >>> import sparsefn as sf
@@ -109,10 +115,6 @@ class Accumulated(NamedTuple):
     it on every step, `value(memory, state, grads, step)` reads the scores when a
     trigger fires.
     """
-
-    init: Callable[[Tree], Tree]
-    accumulate: Callable[[Tree, State, Tree, Step], Tree]
-    value: Callable[[Tree, State, Tree, Step], Tree]
 
 
 PlainScore = Callable[[State, Tree, Step], Tree]
@@ -316,8 +318,41 @@ masked_view = TrainView(
 )
 
 
-@forgetting("within", "init", "update")
-class Algorithm(NamedTuple):
+class Update(NamedTuple):
+    """The update of an algorithm for those around it, which have checked the arguments.
+
+    They call `inner`. With `overwrites`, `inner` sets the weights last, and those on
+    the new support stay: it may write over weights that nobody else needs. What users
+    call goes to `around` where there is one, but for DTensors. `masked` says how many
+    weights the masks keep, where that is settled: a `Masked` of the frame.
+    """
+
+    inner: Callable[[State, Tree, Step], State]
+    overwrites: bool = False
+    around: Callable[[State, Tree, Step], State] | None = None
+    masked: Any = None
+
+    def overwriting(self, state: State, grads: Tree, step: Step) -> State:
+        """The new state, from one that the caller has made for it and whose weights
+        nobody else needs.
+        """
+        if self.overwrites and saves():
+            offer(
+                leaves_of(state.params), leaves_of((grads, state._replace(params=())))
+            )
+        return self.inner(state, grads, step)
+
+
+class _Pair(NamedTuple):
+    init: Callable[[Tree], State]
+    update: Callable[[State, Tree, Step], State]
+    view: TrainView = masked_view
+    within: Callable[[Tree], Algorithm] | None = None
+    settled: Callable[[State], State] | None = None
+    unchecked: Update | None = None
+
+
+class Algorithm(Made, _Pair):
     """A pure pair `init(params) -> state`, `update(state, grads, step) -> state`.
 
     >>> import sparsefn as sf
@@ -334,14 +369,18 @@ class Algorithm(NamedTuple):
     state to evaluate, where it is another one: see `sf.settled`.
 
     The repr of an algorithm that a function of this library made is that call. It
-    pickles if the arguments do.
+    pickles if the arguments do. `unchecked` is the update for algorithms around it,
+    where the library made it.
     """
 
-    init: Callable[[Tree], State]
-    update: Callable[[State, Tree, Step], State]
-    view: TrainView = masked_view
-    within: Callable[[Tree], Algorithm] | None = None
-    settled: Callable[[State], State] | None = None
+    ways_of: ClassVar = {"within": ("init", "update"), "unchecked": ("update",)}
+
+
+def update_of(algorithm: Algorithm) -> Update:
+    """The update of an algorithm, for an algorithm around it; a function of a user
+    checks for itself.
+    """
+    return algorithm.unchecked or Update(algorithm.update)
 
 
 def check_score(name: str, score: object) -> None:

@@ -12,7 +12,6 @@ import pytest
 from test_public import public
 
 import sparsefn as sf
-from sparsefn.algorithms.drop_grow import DropGrowOptions
 
 ROOT = Path(__file__).parents[1]
 RIGHT, WRONG = (ROOT / "tests" / "typed" / f"{name}.py" for name in ("right", "wrong"))
@@ -108,15 +107,3 @@ def test_no_other_name_stands_for_any():
                     for target in node.targets
                 }
     assert found == ALIASES
-
-
-def test_presets_take_the_keywords_of_drop_grow_with_its_types():
-    options = {
-        name: parameter.annotation
-        for name, parameter in inspect.signature(sf.drop_grow).parameters.items()
-    }
-    del options["sparsity"]
-    assert {
-        name: ref.__forward_arg__
-        for name, ref in DropGrowOptions.__annotations__.items()
-    } == options

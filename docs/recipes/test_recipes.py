@@ -35,7 +35,7 @@ def script(text: str) -> str:
 def test_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # not the name of the page, which may be that of a module
-    path = (tmp_path / "recipe.py")
+    path = tmp_path / "recipe.py"
     path.write_text(script(text), encoding="utf-8")
     start = [sys.executable]
     if ranks := PROCESSES.search(text):

@@ -6,7 +6,7 @@ Presets set, rigl, snfs.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
 from torch import Tensor
 
@@ -27,14 +27,13 @@ from sparsefn.budgets.redistribute import (
 from sparsefn.engine.checks import (
     CountRule,
     check_call,
-    check_keywords,
     described,
+    preset,
     rounded,
-    takes_keywords_of,
 )
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
-from sparsefn.scores import gradient, magnitude, momentum, ranked
+from sparsefn.scores import gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
 from sparsefn.state import Algorithm, Level, Score, Trigger, Where
 from sparsefn.timing.schedules import cosine_decay
@@ -47,41 +46,12 @@ from sparsefn.tree.chosen import default_where
 Target = Level | Counted | Literal["current"] | None
 
 
-class DropGrowOptions(TypedDict, total=False):
-    """The keywords of `drop_grow`, which its presets hand on.
-
-    >>> import inspect
-    >>> list(DropGrowOptions.__annotations__) == list(
-    ...     inspect.signature(sf.drop_grow).parameters
-    ... )[1:]
-    True
-    """
-
-    drop: Score
-    grow: Score
-    drop_fraction: Level | Counted | None
-    count: CountRule
-    grown: Grown
-    grow_count: GrowCount | None
-    exclude_dropped: bool
-    restart_dropped: bool
-    redistribute: Redistribute | Share | None
-    when: Trigger | None
-    steps: int | None
-    where: Where
-    pattern: Pattern
-    distribution: Distribution
-    key: Tensor | None
-    init: Init
-    pruned: Pruned
-
-
 @described
 def drop_grow(
     sparsity: Target,
     *,
-    drop: Score,
-    grow: Score,
+    drop: Score = magnitude,
+    grow: Score = gradient,
     drop_fraction: Level | Counted | None = None,
     count: CountRule = rounded,
     grown: Grown = zeros,
@@ -207,22 +177,8 @@ def _timetable(
     return often if when is None else when, share if fraction is None else fraction
 
 
-def _preset(
-    name: str,
-    sparsity: Target,
-    own: DropGrowOptions,
-    given: DropGrowOptions,
-    *more: str,
-) -> Algorithm:
-    check_keywords(name, given, [*more, *DropGrowOptions.__annotations__])
-    return drop_grow(sparsity, **(own | given))
-
-
-@described
-@takes_keywords_of(drop_grow, drop=magnitude, grow=random_score)
-def set(
-    sparsity: Target, *, by_sign: bool = False, **options: Unpack[DropGrowOptions]
-) -> Algorithm:
+@preset(drop_grow, grow=random_score)
+def set() -> None:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
     >>> algorithm = sf.set(0.5, drop_fraction=0.5, key=sf.random.key(0))
@@ -230,24 +186,16 @@ def set(
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first
-    of all. With `by_sign` as many positive weights are dropped as negative ones, while
-    they last, the smallest of each: it says what `drop` is (`sf.scores.ranked`), and
-    TypeError if both are given. The paper drops an equal share of each sign, the code
-    of ITOP equal numbers. Mocanu et al. 2018, arXiv 1707.04780.
+    `drop_grow` with grow=random; takes its keywords, `steps=` first of all. The paper
+    drops an equal share of each sign, the code of ITOP equal numbers:
+    `sf.set(0.9, drop=sf.scores.ranked(sf.scores.magnitude))` drops as many positive
+    weights as negative ones, while they last, the smallest of each.
+    Mocanu et al. 2018, arXiv 1707.04780.
     """
-    if by_sign and "drop" in options:
-        raise TypeError("set: expected by_sign or drop, got both")
-    own: DropGrowOptions = {
-        "drop": ranked(magnitude) if by_sign else magnitude,
-        "grow": random_score,
-    }
-    return _preset("set", sparsity, own, options, "by_sign")
 
 
-@described
-@takes_keywords_of(drop_grow, drop=magnitude, grow=gradient)
-def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
+@preset(drop_grow, grow=gradient)
+def rigl() -> None:
     """RigL: drop the smallest weights, grow where the dense gradient is largest.
 
     >>> algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
@@ -259,34 +207,22 @@ def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
     steps. `drop_grow` with drop=magnitude and grow=gradient; takes its keywords. Evci
     et al. 2020, arXiv 1911.11134, algorithm 1.
     """
-    return _preset("rigl", sparsity, {"drop": magnitude, "grow": gradient}, options)
 
 
-@described
-@takes_keywords_of(
-    drop_grow, drop=magnitude, grow=momentum(0.9), redistribute=mean_active
-)
-def snfs(
-    sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOptions]
-) -> Algorithm:
-    """Sparse networks from scratch: grow where the mean gradient is largest.
+@preset(drop_grow, grow=momentum(0.9), redistribute=mean_active)
+def snfs() -> None:
+    """Sparse networks from scratch: regrow across leaves, by the gradient's average.
 
-    >>> algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, key=sf.random.key(0))
+    >>> algorithm = sf.snfs(0.5, drop_fraction=0.5, key=sf.random.key(0))
     >>> state = algorithm.init({"a": torch.randn(4, 4), "b": torch.randn(4, 4)})
     >>> grads = {"a": torch.ones(4, 4), "b": 3 * torch.ones(4, 4)}
     >>> masks = algorithm.update(state, grads, 0).masks
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    The mean is the gradient's moving average, and leaves compete. `drop_grow` with
-    drop=magnitude, grow=momentum(decay) and redistribution of the regrowth by mean
-    momentum over the active weights; takes its keywords, `steps=` first of all. The
-    total is exact, a leaf's count is free after the first update. Dettmers &
-    Zettlemoyer 2019, arXiv 1907.04840.
+    `drop_grow` that grows where the moving average of the gradient is largest,
+    grow=momentum(0.9), and that splits the regrowth by the mean momentum over the
+    active weights of each leaf; takes its keywords, `steps=` first of all. Another
+    decay is another score, `grow=sf.scores.momentum(0.5)`. The total is exact, a leaf's
+    count is free after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
     """
-    own: DropGrowOptions = {
-        "drop": magnitude,
-        "grow": momentum(decay),
-        "redistribute": mean_active,
-    }
-    return _preset("snfs", sparsity, own, options, "decay")

@@ -5,7 +5,7 @@ what a method decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import NamedTuple
 
 import optree
@@ -28,7 +28,7 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
-from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
+from sparsefn.engine.leaves import sparse_among, zeroed
 from sparsefn.engine.processes import any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed
 from sparsefn.scores.units import scored_units
@@ -39,6 +39,7 @@ from sparsefn.state import (
     Step,
     TrainView,
     Trigger,
+    Update,
     Where,
     apply_masks,
     check_grads,
@@ -66,41 +67,6 @@ from sparsefn.tree.chosen import float_leaves
 # ---- updates -------------------------------------------------------------------------
 
 
-class Update(NamedTuple):
-    """The update of an algorithm: `algorithm.update` is its method `called`, which
-    checks the arguments first.
-
-    An algorithm around it has checked them, and calls `inner`. With `overwrites`,
-    `inner` sets the weights last, and those on the new support stay: it may write over
-    weights that nobody else needs. What users call goes to `around` where there is one,
-    but for DTensors. `masked` says how many weights its masks keep, where that is
-    settled.
-    """
-
-    inner: Stepping
-    overwrites: bool = False
-    around: Stepping | None = None
-    masked: Masked | None = None
-
-    def called(self, state: State, grads: Tree, step: Step) -> State:
-        """What users call: the new state, for arguments that are checked first."""
-        if (
-            isinstance(state, State)
-            and not is_compiling()
-            and any_sharded(leaves_of(state.params))
-        ):
-            return shared(self.inner, state, grads, step)
-        return (self.around or self.inner)(state, *check_update(state, grads, step))
-
-    def overwriting(self, state: State, grads: Tree, step: Step) -> State:
-        """The new state, from one made for it whose weights nobody else needs."""
-        if self.overwrites and saves():
-            offer(
-                leaves_of(state.params), leaves_of((grads, state._replace(params=())))
-            )
-        return self.inner(state, grads, step)
-
-
 def framed(
     init: Start,
     update: Stepping | Update,
@@ -109,23 +75,32 @@ def framed(
     settled: Callable[[State], State] | None = None,
 ) -> Algorithm:
     """An algorithm that checks what it gets, and fails on all processes together."""
-    record = update if isinstance(update, Update) else Update(update)
-    called = record.called
-    if not is_compiling():  # the compiler makes 8 graphs of one code at most
-        called = MethodType(
-            FunctionType(called.__code__.replace(), globals(), "update"), record
-        )
-    return Algorithm(begun(init), called, view, within, settled)
+    unchecked = update if isinstance(update, Update) else Update(update)
+    inner = unchecked.inner
+    outermost = unchecked.around or inner
+
+    def checked(state: State, grads: Tree, step: Step) -> State:
+        if (
+            isinstance(state, State)
+            and not is_compiling()
+            and any_sharded(leaves_of(state.params))
+        ):
+            return shared(inner, state, grads, step)
+        return outermost(state, *check_update(state, grads, step))
+
+    return Algorithm(
+        begun(init), _with_own_code(checked), view, within, settled, unchecked
+    )
 
 
-def update_of(algorithm: Algorithm) -> Update:
-    """The update of an algorithm, for an algorithm around it.
-
-    A function of a user checks for itself.
-    """
-    update = algorithm.update
-    own = update.__self__ if isinstance(update, MethodType) else None
-    return own if isinstance(own, Update) else Update(update)
+def _with_own_code(checked: Stepping) -> Stepping:
+    # The compiler makes 8 graphs of one code at most, and would make the ninth
+    # algorithm of a process eager.
+    if is_compiling():
+        return checked
+    assert isinstance(checked, FunctionType)
+    code = checked.__code__.replace(co_name="update", co_qualname="update")
+    return FunctionType(code, globals(), closure=checked.__closure__)
 
 
 def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:

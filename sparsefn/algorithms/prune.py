@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -23,14 +22,13 @@ from sparsefn.engine.checks import (
     CountRule,
     as_fraction,
     check_call,
-    check_keywords,
     check_sparsity,
     described,
     fraction_at,
     is_int,
+    preset,
     rounded,
     shown,
-    takes_keywords_of,
 )
 from sparsefn.engine.selection import Count
 from sparsefn.masks.select import checked_count
@@ -66,8 +64,8 @@ def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[C
 @described
 def gmp(
     sparsity: Level | Counted | None,
-    *,
     score: Score = magnitude,
+    *,
     when: Trigger | None = None,
     steps: int | None = None,
     where: Where = default_where,
@@ -156,37 +154,8 @@ def _rise(
     return every(n, stop=stop) if when is None else when, level
 
 
-class PruneOptions(TypedDict, total=False):
-    """The keywords of `gmp` that `one_shot` and `ste` take, too."""
-
-    when: Trigger
-    where: Where
-    pattern: Pattern
-    distribution: Distribution
-    key: Tensor | None
-
-
-class OneShotOptions(PruneOptions, total=False):
-    """The keywords of `gmp` that `one_shot` hands on."""
-
-    pruned: Pruned
-    regrow: bool
-
-
-class SteOptions(PruneOptions, total=False):
-    """The keywords of `gmp` that `ste` hands on."""
-
-    score: Score
-    init: Init
-
-
-@described
-@takes_keywords_of(gmp, [*OneShotOptions.__annotations__], when=at([0]))
-def one_shot(
-    sparsity: Level | Counted | None,
-    score: Score = magnitude,
-    **options: Unpack[OneShotOptions],
-) -> Algorithm:
+@preset(gmp, when=at([0]), fixed={"init": "dense", "steps": None})
+def one_shot() -> None:
     """Dense until its trigger, then pruned by any score; the score may use gradients.
 
     >>> algorithm = sf.one_shot(0.5, score=sf.scores.saliency)
@@ -199,9 +168,6 @@ def one_shot(
     stepped weights by the gradient of those before: leave that one step out,
     `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
-    check_keywords("one_shot", options, OneShotOptions.__annotations__)
-    own: OneShotOptions = {"when": at([0])}
-    return gmp(sparsity, score=score, init="dense", **(own | options))
 
 
 @described
@@ -300,10 +266,9 @@ def _removal(
     return lambda active, step: count
 
 
-@described
-@takes_keywords_of(gmp, [*SteOptions.__annotations__], when=always())
-def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algorithm:
-    """Straight-through magnitude masks: dense weights train, the best of them run.
+@preset(gmp, when=always(), fixed={"pruned": "train", "regrow": True, "steps": None})
+def ste() -> None:
+    """Straight-through masks: dense weights train on, the forward pass sees the best.
 
     >>> algorithm = sf.with_optimizer(sf.ste(0.5), sf.optimizers.sgd(0.2))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 0.9]])})
@@ -315,5 +280,3 @@ def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algo
     weight gets the dense gradient. Wortsman et al. 2019, arXiv 1906.00586; with
     pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
     """
-    check_keywords("ste", options, SteOptions.__annotations__)
-    return gmp(sparsity, pruned="train", regrow=True, **options)

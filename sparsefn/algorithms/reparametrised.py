@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.frame import framed, own_params, update_of
+from sparsefn.algorithms.frame import framed, own_params
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.checks import described, uncalled
@@ -25,6 +25,7 @@ from sparsefn.state import (
     masked_view,
     masks_tree,
     support_of,
+    update_of,
 )
 from sparsefn.tree import Leaves, Tree, flatten, with_leaves
 from sparsefn.tree.chosen import default_where, select_leaves

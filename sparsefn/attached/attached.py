@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsefn.algorithms.frame import update_of
 from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.optimizer_state import joins
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import take_out
 from sparsefn.modules.averages import dropped_of
-from sparsefn.state import State, Trigger
+from sparsefn.state import State, Trigger, update_of
 from sparsefn.timing.timetable import changes_once, unfinished
 from sparsefn.tree import Tree, all_finite, identical, leaves_of
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
-from sparsefn.algorithms.frame import update_of
-from sparsefn.engine.checks import call_of, is_int, parts_of, shown
+from sparsefn.engine.checks import Call, call_of, is_int, parts_of, shown
 from sparsefn.engine.processes import is_sharded
-from sparsefn.state import Algorithm, State, effective, masked_view
+from sparsefn.state import Algorithm, State, effective, masked_view, update_of
 from sparsefn.tree import Tree, leaves_at, with_leaves
 
 _ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
@@ -176,10 +175,10 @@ def reads_step(algorithm: Algorithm) -> bool:
     ... )
     (False, True)
     """
-    found = arguments_by_path(algorithm)
-    return "with_terms" in found.values() or (
-        len(found) == 1 and algorithm.view is not masked_view
-    )
+    calls = [part for part in parts_of(algorithm) if isinstance(part, Call)]
+    if any(call.make is compose.with_terms for call in calls):
+        return True
+    return algorithm.made_by is None and algorithm.view is not masked_view
 
 
 def _check_arguments(

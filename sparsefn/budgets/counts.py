@@ -14,7 +14,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int, check_sparsity, described, rounding
+from sparsefn.engine.checks import (
+    Made,
+    check_int,
+    check_sparsity,
+    described,
+    rounding,
+)
 from sparsefn.engine.leaves import placed
 from sparsefn.engine.numbers import Real, falling, running_sums, widened
 from sparsefn.state import Level, Step
@@ -27,7 +33,13 @@ __dir__ = __all__.copy
 Total = Callable[[Tensor], Tensor]
 
 
-class Counted(NamedTuple):
+class _Count(NamedTuple):
+    count: Callable[..., Tensor]  # type: ignore[assignment]  # a tuple has a method of that name
+    of: Literal["kept", "dropped"] = "kept"
+    whole: bool = True
+
+
+class Counted(Made, _Count):
     """How many units each competing group keeps, as a function of its scores.
 
     >>> half = sf.counts.Counted(lambda scores, active, step: active.sum(-1) // 2)
@@ -44,10 +56,6 @@ class Counted(NamedTuple):
     alone: it is called with a fourth argument, which counts the flags that are set in
     each group, and so serves a group that lies on several processes.
     """
-
-    count: Callable[..., Tensor]  # type: ignore[assignment]  # a tuple has a method of that name
-    of: Literal["kept", "dropped"] = "kept"
-    whole: bool = True
 
 
 def in_rows(flags: Tensor) -> Tensor:

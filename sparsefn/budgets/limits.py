@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sparsefn.engine.checks import Made
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Counts
 from sparsefn.engine.surroundings import at_compile_time, known
@@ -26,15 +27,17 @@ def _ratio(x: float) -> tuple[int, int]:
     ).as_integer_ratio()
 
 
-class Global(NamedTuple):
+class _Bounds(NamedTuple):
+    floor: float
+    ceiling: float
+
+
+class Global(Made, _Bounds):
     """One competition over all leaves, each within its bounds (made by `global_`).
 
     >>> sf.budgets.global_(floor=0.1)
     global_(floor=0.1)
     """
-
-    floor: float
-    ceiling: float
 
     def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
         """The fewest and the most units that each leaf keeps.

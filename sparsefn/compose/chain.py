@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import check_trained, joined_support, no_optimizer
 from sparsefn.engine.checks import described
 from sparsefn.masks import intersect
-from sparsefn.state import Algorithm, State, Step, has_own_support
+from sparsefn.state import Algorithm, State, Step, has_own_support, update_of
 from sparsefn.tree import Tree, identical
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sparsefn.algorithms.frame import Update, framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import described
 from sparsefn.engine.leaves import empty, giving, unshared_memory
 from sparsefn.engine.surroundings import differentiated, in_mode, transformed
-from sparsefn.state import Algorithm, State, Step
+from sparsefn.state import Algorithm, State, Step, Update, update_of
 from sparsefn.tree import Tree, leaves_of, opened
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import check_pairs, described
@@ -17,6 +17,7 @@ from sparsefn.state import (
     has_own_support,
     masked_view,
     support_of,
+    update_of,
 )
 from sparsefn.tree import Leaves, Tree
 from sparsefn.tree.chosen import float_leaves, from_shares

@@ -9,7 +9,7 @@ from functools import partial
 import optree
 import torch
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import (
     check_trained,
     joined_support,
@@ -26,6 +26,7 @@ from sparsefn.state import (
     effective,
     has_own_support,
     support_of,
+    update_of,
 )
 from sparsefn.tree import Tree, choose, flatten
 

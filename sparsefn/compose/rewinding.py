@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import check_trained
 from sparsefn.engine.checks import check_trigger, described
-from sparsefn.state import Algorithm, State, Step, Trigger, has_optimizer
+from sparsefn.state import Algorithm, State, Step, Trigger, has_optimizer, update_of
 from sparsefn.tree import Tree, choose, copied
 
 

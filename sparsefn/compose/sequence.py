@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import optree
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import (
     check_trained,
     joined_support,
@@ -15,7 +15,7 @@ from sparsefn.compose.states import (
     with_own_paths,
 )
 from sparsefn.engine.checks import described
-from sparsefn.state import Algorithm, State, Step
+from sparsefn.state import Algorithm, State, Step, update_of
 from sparsefn.tree import Tree, identical
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefn.algorithms.frame import Update, framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose import foreign
 from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
@@ -13,9 +13,11 @@ from sparsefn.state import (
     State,
     Step,
     Trigger,
+    Update,
     everywhere,
     has_optimizer,
     masked_view,
+    update_of,
 )
 from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, all_finite, choose, where_leaves

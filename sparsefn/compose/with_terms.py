@@ -6,11 +6,11 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import check_algorithm, no_optimizer
 from sparsefn.engine.checks import check_call, described
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.state import Algorithm, State, Step, Term
+from sparsefn.state import Algorithm, State, Step, Term, update_of
 from sparsefn.tree import Tree, check_like, wide
 
 

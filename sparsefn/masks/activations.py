@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import described, is_int
+from sparsefn.engine.checks import Made, described, is_int
 from sparsefn.engine.surroundings import replaceable
 from sparsefn.state import everywhere
 from sparsefn.tree import Tree
@@ -39,7 +39,14 @@ class ActivationState(NamedTuple):
     seen: Tensor
 
 
-class ActivationSparsifier(NamedTuple):
+class _Functions(NamedTuple):
+    init: Callable[[Tensor], ActivationState]
+    observe: Callable[[ActivationState, Tensor], ActivationState]
+    update: Callable[[ActivationState], ActivationState]
+    apply: Callable[[ActivationState, Tensor], Tensor]
+
+
+class ActivationSparsifier(Made, _Functions):
     """Pure functions `init(example)`, `observe(state, x)`, `update(state)` and
     `apply(state, x)`.
 
@@ -55,11 +62,6 @@ class ActivationSparsifier(NamedTuple):
     `init` takes any activation for its shape, dtype and device; its first mask keeps
     everything.
     """
-
-    init: Callable[[Tensor], ActivationState]
-    observe: Callable[[ActivationState, Tensor], ActivationState]
-    update: Callable[[ActivationState], ActivationState]
-    apply: Callable[[ActivationState, Tensor], Tensor]
 
 
 @described

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import forgetting, number, uncalled
+from sparsefn.engine.checks import Made, number, uncalled
 from sparsefn.engine.leaves import blockwise, leafwise
 from sparsefn.engine.numbers import like
 from sparsefn.engine.processes import localized
@@ -27,8 +27,15 @@ Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]
 _IN_BLOCKS = {torch.float32, torch.bool}
 
 
-@forgetting("under_masks", "update")
-class Optimizer(NamedTuple):
+class _Pair(NamedTuple):
+    init: Callable[[Tree], Tree]
+    update: Callable[..., tuple[Tree, Tree]]
+    under_masks: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree] | None] | None = (
+        None
+    )
+
+
+class Optimizer(Made, _Pair):
     """A pure pair of functions in the shape of TorchOpt's and optax's.
 
     >>> import optree
@@ -53,11 +60,7 @@ class Optimizer(NamedTuple):
     update.
     """
 
-    init: Callable[[Tree], Tree]
-    update: Callable[..., tuple[Tree, Tree]]
-    under_masks: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree] | None] | None = (
-        None
-    )
+    ways_of: ClassVar = {"under_masks": ("update",)}
 
 
 def start_count(params: Tree) -> Tensor:

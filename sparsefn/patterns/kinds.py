@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import FromCall, check_int, described
+from sparsefn.engine.checks import Made, check_int, described
 from sparsefn.engine.selection import Entry
 from sparsefn.engine.sums import Box as Box
 from sparsefn.engine.sums import Pooling, Reduction
@@ -28,7 +28,7 @@ _REDUCTIONS: dict[str, Pooling] = {
 
 
 @dataclass(frozen=True)
-class Pattern(FromCall):
+class Pattern(Made):
     """Which elements are kept or pruned together, as a unit, and which units compete.
 
     >>> sf.patterns.nm(2, 4)

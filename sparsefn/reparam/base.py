@@ -7,11 +7,22 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sparsefn.engine.checks import Made
 from sparsefn.state import Step
 from sparsefn.tree import Tree
 
 
-class Reparametrisation(NamedTuple):
+class _Map(NamedTuple):
+    init: Callable[[dict[str, Tensor], Tensor], Tree]
+    apply: Callable[[Tree, Step, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]
+    settled: (
+        Callable[[Tree, Step], tuple[dict[str, Tensor], dict[str, Tensor]]] | None
+    ) = None
+    project: Callable[[Tree, Step], Tree] | None = None
+    held: tuple[str, ...] = ()
+
+
+class Reparametrisation(Made, _Map):
     """A differentiable map from latents to weights and masks.
 
     >>> sf.reparam.power(2.0).init({"w": torch.tensor([4.0])}, sf.random.key(0))
@@ -27,11 +38,3 @@ class Reparametrisation(NamedTuple):
     update puts in place of those that the optimizer has stepped. `held` are the names
     of trees that no optimizer trains.
     """
-
-    init: Callable[[dict[str, Tensor], Tensor], Tree]
-    apply: Callable[[Tree, Step, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]
-    settled: (
-        Callable[[Tree, Step], tuple[dict[str, Tensor], dict[str, Tensor]]] | None
-    ) = None
-    project: Callable[[Tree, Step], Tree] | None = None
-    held: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_kind, has_name, with_call
+from sparsefn.engine.checks import Made, check_kind, has_name, with_call
 from sparsefn.engine.draws import drawn_leaves
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.state import Accumulated, State, Step
@@ -33,14 +33,15 @@ def plain(score: object) -> Callable[..., Tree]:
     return score
 
 
-class Function:
+class Function(Made):
     """A score that is a function, and has another way to be read besides."""
 
     def __init__(self, fn: Callable[..., Tree]) -> None:
         functools.update_wrapper(self, fn)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        return self.__qualname__  # type: ignore[attr-defined, no-any-return]
+        known = self.made_by or self.__qualname__  # type: ignore[attr-defined]
+        return str(known)
 
     def __reduce__(self) -> Any:
         return self.__qualname__  # type: ignore[attr-defined]

@@ -10,11 +10,10 @@ from typing import Any
 import optree
 import torch
 
-from sparsefn.algorithms.frame import update_of
 from sparsefn.budgets.distributions import Distribution, Global
-from sparsefn.engine.checks import call_of, shown
+from sparsefn.engine.checks import Call, shown
 from sparsefn.random import key
-from sparsefn.state import Algorithm, State, Trigger
+from sparsefn.state import Algorithm, State, Trigger, update_of
 from sparsefn.testing.harness import algorithm_of, check_made
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import computed_layout
@@ -106,9 +105,9 @@ def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any
     found: dict[str, Any] = (
         {} if masked is None or "when" not in names else {"when": masked.when}
     )  # of `steps=`
-    # the outer one goes before
-    for call in (getattr(algorithm, "__dict__", {}).get("_inner"), call_of(algorithm)):
-        named = {} if call is None else call.arguments()
+    # The outer call goes before one inside it.
+    for call in (algorithm.made_of, algorithm.made_by):
+        named = call.arguments() if isinstance(call, Call) else {}
         inside = [value for value in named.values() if isinstance(value, Algorithm)]
         said = (
             said_by(inside[0], names)

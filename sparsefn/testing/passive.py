@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from sparsefn.algorithms.competition import Competition, Goal
-from sparsefn.algorithms.frame import sparse_leaves, update_of
+from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.algorithms.units import field
 from sparsefn.budgets.counts import Counted
 from sparsefn.checkpoint.states import INTEGERS
@@ -23,7 +23,7 @@ from sparsefn.engine.checks import described
 from sparsefn.engine.leaves import saves
 from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import concrete, transformed
-from sparsefn.state import Algorithm, State, Step, Trigger, check_masks
+from sparsefn.state import Algorithm, State, Step, Trigger, check_masks, update_of
 from sparsefn.testing.check import Broken
 from sparsefn.testing.derived import completed_meta
 from sparsefn.testing.harness import generators, memory_of

@@ -15,6 +15,7 @@ from sparsefn.timing.triggers import At, Every, every
 
 # arguments of algorithms that count steps of the run
 _LENGTHS = ("steps", "rounds", "batches")
+_SCHEDULES = [getattr(schedules, name) for name in schedules.__all__]
 UNTIMED = every(100)  # where `drop_grow` changes masks without `steps` and `when`
 
 
@@ -87,10 +88,10 @@ def _of_call(
     made: object, call: Call, run: _Run, when: Trigger | None
 ) -> Iterator[str]:
     given = call.arguments()
-    if call.make.__module__ == schedules.__name__:
+    if call.make in _SCHEDULES:
         yield from _of_schedule(made, call, given, run, when)
         yield from _found(given, run, None)
-    elif call.make.__module__ == "sparsefn.compose.phases":
+    elif "schedule" in given:  # phases
         yield from _of_phases(given["schedule"], run)
     else:
         for name in _LENGTHS:

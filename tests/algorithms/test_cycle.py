@@ -200,7 +200,11 @@ def test_counts_that_have_moved_stay_moved():
     # uniform count of 4.
     fraction = sf.schedules.piecewise({0: 0.5, 1: 0.0})
     algorithm = sf.snfs(
-        0.5, decay=0.5, drop_fraction=fraction, init="magnitude", when=sf.always()
+        0.5,
+        grow=sf.scores.momentum(0.5),
+        drop_fraction=fraction,
+        init="magnitude",
+        when=sf.always(),
     )
     w = torch.tensor([[8.0, 7.0, 6.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
     grads = {"a": torch.ones(1, 8), "b": torch.full((1, 8), 3.0)}
@@ -219,7 +223,9 @@ def test_redistribution_brings_a_dense_start_to_the_total():
 
 
 def test_redistribution_never_overfills_a_leaf_and_keeps_the_total():
-    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, when=sf.always())
+    algorithm = sf.snfs(
+        0.5, grow=sf.scores.momentum(0.5), drop_fraction=0.5, when=sf.always()
+    )
     params = {"a": torch.randn(2, 3), "b": torch.randn(20, 20)}
     state = algorithm.init(params)
     total = count(state)

@@ -84,7 +84,7 @@ def test_set_grows_at_random_by_key_path_and_step():
 def test_snfs_keeps_a_moving_average_of_the_dense_gradient():
     # Decay .5, gradients 1 then 0: .5, .25, without bias correction, and through a save
     # in between.
-    algorithm = sf.snfs(0.5, decay=0.5, when=sf.at([9]))
+    algorithm = sf.snfs(0.5, grow=sf.scores.momentum(0.5), when=sf.at([9]))
     state = algorithm.update(algorithm.init(row(1, 2)), row(1, 1), 0)
     assert state.scores["grow"]["w"].tolist() == [[0.5, 0.5]]
     state = sf.checkpoint.load_state_dict(
@@ -98,7 +98,9 @@ def test_snfs_keeps_a_moving_average_of_the_dense_gradient():
 def test_snfs_moves_regrowth_to_leaves_of_large_momentum():
     # 2 dropped in each leaf; means over the active are 1 and 3, so of the 4 one goes to
     # a and three to b.
-    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, init="magnitude")
+    algorithm = sf.snfs(
+        0.5, grow=sf.scores.momentum(0.5), drop_fraction=0.5, init="magnitude"
+    )
     w = torch.tensor([[8.0, 7.0, 6.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
     state = algorithm.init({"a": w, "b": w})
     grads = {
@@ -387,15 +389,13 @@ def test_a_target_by_scores_needs_masks_to_start_from():
 # ---- the presets' keywords -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("preset", "own"), [(sf.rigl, []), (sf.set, ["by_sign"]), (sf.snfs, ["decay"])]
-)
-def test_help_and_editors_see_every_keyword_and_its_default(preset, own):
+@pytest.mark.parametrize("preset", [sf.rigl, sf.set, sf.snfs])
+def test_help_and_editors_see_every_keyword_and_its_default(preset):
     found, base = (
         inspect.signature(preset).parameters,
         inspect.signature(sf.drop_grow).parameters,
     )
-    assert list(found) == ["sparsity", *own, *list(base)[1:]]
+    assert list(found) == list(base)
     assert not any(p.kind is p.VAR_KEYWORD for p in found.values())
     assert found["drop"].default is sf.scores.magnitude
     assert all(
@@ -406,7 +406,7 @@ def test_help_and_editors_see_every_keyword_and_its_default(preset, own):
     text = pydoc.plain(pydoc.render_doc(preset))
     assert all(
         f"{name}: " in text
-        for name in ("steps", "when", "drop_fraction", "distribution", *own)
+        for name in ("steps", "when", "drop_fraction", "distribution")
     )
     assert "**options" not in text
 
@@ -425,23 +425,7 @@ def test_the_defaults_shown_are_those_of_the_presets():
             for n, p in inspect.signature(preset).parameters.items()
             if p.default is not p.empty
         }
-        shown = {
-            name: value
-            for name, value in shown.items()
-            if name not in ("decay", "by_sign")
-        }
         states = []
         for algorithm in (preset(0.5), sf.drop_grow(0.5, **shown)):
             states.append(algorithm.update(algorithm.init(params), params, 0))
         assert sf.checkpoint.tree_equal(*states)
-
-
-def test_by_sign_and_drop_say_the_same_thing():
-    with pytest.raises(TypeError, match="set: expected by_sign or drop, got both"):
-        sf.set(0.5, by_sign=True, drop=sf.scores.magnitude)
-    with pytest.raises(
-        TypeError,
-        match=r"set\(\) got an unexpected keyword argument 'by_sing'; did you mean "
-        r"'by_sign'",
-    ):
-        sf.set(0.5, by_sing=True)

@@ -111,7 +111,7 @@ def test_the_statistic_may_be_another_score_than_that_of_growth():
     plan = R.Redistribute(R.mean_active, score=sf.scores.gradient)
     algorithm = sf.snfs(
         "current",
-        decay=0.5,
+        grow=sf.scores.momentum(0.5),
         drop_fraction=0.5,
         redistribute=plan,
         init="from_zeros",

@@ -96,7 +96,7 @@ def test_each_phase_begins_from_the_effective_weights():
 
 
 def test_a_phase_keeps_its_own_memory_and_makes_it_afresh_at_its_begin():
-    first = sf.snfs(0.5, decay=0.5, when=sf.never())
+    first = sf.snfs(0.5, grow=sf.scores.momentum(0.5), when=sf.never())
     algorithm = sf.phases(
         [(0, first), (2, sf.rigl(0.5, grow=sf.scores.momentum(0.5), when=sf.never()))]
     )

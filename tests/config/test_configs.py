@@ -39,7 +39,8 @@ def kept(config, params=None):
 
 
 def mine(sparsity, *, decay=0.9, drop_fraction=0.3, **options):
-    return sf.snfs(sparsity, decay=decay, drop_fraction=drop_fraction, **options)
+    grow = sf.scores.momentum(decay)
+    return sf.snfs(sparsity, grow=grow, drop_fraction=drop_fraction, **options)
 
 
 def test_an_algorithm_of_ones_own_has_its_name_and_its_keys():
@@ -56,7 +57,12 @@ def test_an_algorithm_of_ones_own_has_its_name_and_its_keys():
     same(
         ours,
         sf.snfs(
-            0.75, decay=0.5, drop_fraction=fraction, when=when, key=KEY, init="random"
+            0.75,
+            grow=sf.scores.momentum(0.5),
+            drop_fraction=fraction,
+            when=when,
+            key=KEY,
+            init="random",
         ),
     )
     message = (
@@ -199,7 +205,7 @@ def test_a_key_is_the_only_other_argument(name):
         if name == "gmp"
         else 0.5,
     }
-    call = vars(sf.from_config(config, key=KEY))["_call"]
+    call = sf.from_config(config, key=KEY).made_by
     assert call.make.__name__ == name and list(call.kwargs) == ["key"]
 
 

@@ -43,7 +43,7 @@ def test_a_name_of_the_top_level_is_one_thing():
 def test_by_sign_equally_many_of_each_sign_go():
     algorithm = sf.methods.set(
         0.5,
-        by_sign=True,
+        drop=sf.scores.ranked(sf.scores.magnitude),
         drop_fraction=0.4,
         when=sf.always(),
         key=KEY,
@@ -53,11 +53,6 @@ def test_by_sign_equally_many_of_each_sign_go():
         for path in ("a", "b"):
             gone = old.params[path][old.masks[path] & ~new.masks[path]]
             assert abs(int((gone > 0).sum()) - int((gone < 0).sum())) <= 1
-
-
-def test_by_sign_says_what_is_dropped():
-    with pytest.raises(TypeError, match="set: expected by_sign or drop, got both"):
-        sf.methods.set(0.5, by_sign=True, drop=sf.scores.saliency)
 
 
 # ---- GraNet --------------------------------------------------------------------------

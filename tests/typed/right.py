@@ -67,7 +67,13 @@ for score in [*scores, *plain]:
     run(sf.one_shot(0.5, score, distribution=sf.budgets.global_(floor=0.1)))
     run(sf.gmp(schedule, score=score, when=sf.every(2), pruned="keep"))
 
-sf.set(0.9, by_sign=True, steps=100, where="*.weight", key=sf.random.key(0))
+sf.set(
+    0.9,
+    drop=sf.scores.ranked(sf.scores.magnitude),
+    steps=100,
+    where="*.weight",
+    key=sf.random.key(0),
+)
 sf.gmp(0.9, steps=100)
 sf.rigl(
     0.9,
@@ -85,7 +91,7 @@ sf.rigl(
 sf.rigl(None, pattern=sf.patterns.nm(2, 4), redistribute=None, where=["0.*", "1.*"])
 sf.snfs(
     0.9,
-    decay=0.9,
+    grow=sf.scores.momentum(0.9),
     redistribute=sf.redistribute.Redistribute(sf.redistribute.mean_active, most=0.9),
 )
 sf.drop_grow(

@@ -26,21 +26,20 @@ sf.rigl(0.9, drop_fractoin=0.3)  # error: call-arg
 sf.rigl(0.9, drop_fraction="0.3")  # error: arg-type
 sf.rigl(0.9, steps=1.5)  # error: arg-type
 sf.set([0.9])  # error: arg-type
-sf.set(0.9, by_sing=True)  # error: call-arg
+sf.set(0.9, regrow=True)  # error: call-arg
 sf.gmp(0.9, steps=1.5)  # error: arg-type
-sf.snfs(0.9, deacy=0.5)  # error: call-arg
-sf.snfs(0.9, decay="0.5")  # error: arg-type
+sf.snfs(0.9, drpo=sf.scores.magnitude)  # error: call-arg
+sf.snfs(0.9, grow="momentum")  # error: arg-type
 sf.rigl(0.9, init="magnitud")  # error: arg-type
 sf.rigl(0.9, pruned="kept")  # error: arg-type
 sf.rigl(0.9, when=100)  # error: arg-type
-sf.drop_grow(0.9)  # error: call-arg
 sf.gmp(in_words)  # error: arg-type
 sf.gmp(lambda: 0.5)  # error: arg-type
 sf.gmp(0.9, score=with_two_arguments)  # error: arg-type
 sf.gmp(0.9, score="magnitude")  # error: arg-type
 sf.gmp(0.9, pruned="zeros")  # error: arg-type
-sf.gmp(0.9, 0.3)  # error: arg-type, call-arg
-sf.one_shot(0.9, init="random")  # error: call-arg
+sf.gmp(0.9, 0.3)  # error: arg-type
+sf.one_shot(0.9, regorw=True)  # error: call-arg
 sf.iterative(0.2, count="2")  # error: arg-type
 sf.static(0.5, init="zeros")  # error: arg-type
 sf.static(0.5, init=3)  # error: arg-type

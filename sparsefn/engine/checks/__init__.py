@@ -24,19 +24,18 @@ from sparsefn.engine.checks.checks import (
 from sparsefn.engine.checks.factories import (
     Call,
     Described,
-    FromCall,
+    Made,
     call_of,
     described,
     factory_of,
     has_name,
     parts_of,
     shown,
-    takes_keywords_of,
     uncalled,
     with_call,
 )
 from sparsefn.engine.checks.plain import called, check_keys, listed, named
-from sparsefn.engine.checks.records import forgetting
+from sparsefn.engine.checks.presets import preset
 from sparsefn.engine.checks.rounding import (
     CountRule,
     as_fraction,

@@ -6,16 +6,31 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+)
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 P = ParamSpec("P")
-Made = TypeVar("Made")
+Thing = TypeVar("Thing")
 
 _MOST = 4  # numbers of a tensor that are shown: a key has two
 # The fewest digits that tell a number from its neighbours of that dtype.
@@ -51,29 +66,45 @@ class Call(NamedTuple):
         return bound.arguments
 
 
-class FromCall:
-    """The base of objects that know the call which made them.
-
-    A changed copy does not know it.
+class Made:
+    """The base of what factories make: it knows the call that made it.
 
     >>> rigl = sf.rigl(0.9)
-    >>> isinstance(rigl, FromCall), isinstance(rigl._replace(within=None), FromCall)
-    (True, False)
+    >>> rigl.made_by, rigl.made_by.arguments()["sparsity"]
+    (rigl(0.9), 0.9)
+
+    A changed copy is no longer made by that call, and knows what it was made of:
+
+    >>> changed = rigl._replace(within=None)
+    >>> changed.made_by, changed.made_of
+    (None, rigl(0.9))
+
+    A function that hands on what another factory made keeps that call in `made_of`.
     """
 
+    made_by: Call | None = None
+    made_of: object = None
+    # Fields that are other ways of these: a copy with other ones has none.
+    ways_of: ClassVar[Mapping[str, Collection[str]]] = {}
+
     def __repr__(self) -> str:
-        return repr(vars(self)["_call"])
+        return super().__repr__() if self.made_by is None else repr(self.made_by)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> Any:
-        call = vars(self).get("_call")
-        return (
-            super().__reduce_ex__(protocol)
-            if call is None
-            else (_made_again, tuple(call))
-        )
+        if self.made_by is None:
+            return super().__reduce_ex__(protocol)
+        return _made_again, tuple(self.made_by)
+
+    if not TYPE_CHECKING:  # types know the fields of each named tuple
+
+        def _replace(self, **changes: Any) -> Any:
+            ways = [way for way, of in self.ways_of.items() if changes.keys() & {*of}]
+            new = super()._replace(**dict.fromkeys(ways) | changes)
+            vars(new)["made_of"] = self
+            return new
 
 
-class Described(FromCall):
+class Described(Made):
     """A function that knows the call which made it.
 
     >>> isinstance(sf.schedules.linear(0.5, 0.25), Described)
@@ -92,7 +123,7 @@ class Described(FromCall):
 Described.__name__ = "function"  # errors then name the type that users know
 
 
-def described(make: Callable[P, Made]) -> Callable[P, Made]:
+def described(make: Callable[P, Thing]) -> Callable[P, Thing]:
     """A factory whose functions, tuples of functions and patterns know the call that
     made them.
 
@@ -108,7 +139,7 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
     """
 
     @functools.wraps(make)
-    def factory(*args: P.args, **kwargs: P.kwargs) -> Made:
+    def factory(*args: P.args, **kwargs: P.kwargs) -> Thing:
         if torch.compiler.is_compiling():
             return make(*args, **kwargs)
         given: Any = [_copied(value) for value in args]
@@ -118,7 +149,7 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
     return factory_of(factory)
 
 
-def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
+def factory_of(make: Callable[P, Thing]) -> Callable[P, Thing]:
     """The same function, marked as one that makes things, so that it is not taken for
     one of them.
 
@@ -156,48 +187,9 @@ def uncalled(value: object) -> str:
     return f"{name} itself; call it: {name}({', '.join(needed)})"
 
 
-def takes_keywords_of(
-    base: Callable[..., Any], known: Iterable[str] | None = None, **defaults: Any
-) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
-    """A function that hands its keywords on gets a signature which shows them, as
-    `help` does.
-
-    >>> def draw(shape, *, color, width=1): ...
-    >>> @takes_keywords_of(draw, color="red")
-    ... def circle(radius, **options):
-    ...     return draw("circle", **({"color": "red"} | options))
-    >>> import inspect
-    >>> print(inspect.signature(circle))
-    (radius, *, color='red', width=1)
-
-    The parameters by name are those of `base` that are `known`, where they are not the
-    function's own, with these defaults.
-    """
-
-    def signed(make: Callable[P, Made]) -> Callable[P, Made]:
-        here = inspect.signature(make)
-        own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in own}
-        theirs = [
-            p
-            for p in inspect.signature(base).parameters.values()
-            if p.kind is p.KEYWORD_ONLY
-        ]
-        rest = [
-            p
-            for p in theirs
-            if p.name not in names and (known is None or p.name in known)
-        ]
-        more = [p.replace(default=defaults.get(p.name, p.default)) for p in rest]
-        make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-        return make
-
-    return signed
-
-
 def with_call(
-    made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Made:
+    made: Thing, make: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Thing:
     """The same object, of a type that shows and pickles it as this call.
 
     >>> with_call(lambda x: x, sf.schedules.linear, 1.0, slope=0.5)
@@ -217,12 +209,7 @@ def call_of(made: object) -> Call | None:
     (rigl(0.9), None)
     """
     # functools.wraps copies what a function knows to another one.
-    found = (
-        None
-        if isinstance(made, FunctionType)
-        else getattr(made, "__dict__", {}).get("_call")
-    )
-    return found if isinstance(found, Call) else None
+    return made.made_by if isinstance(made, Made) else None
 
 
 def parts_of(made: object) -> Iterator[object]:
@@ -233,7 +220,7 @@ def parts_of(made: object) -> Iterator[object]:
     True
 
     The calls themselves are there, too, also one inside the function whose call the
-    object shows.
+    object shows. A changed copy was made of what it was changed from.
     """
     yield made
     items: Iterable[object] = ()
@@ -241,8 +228,8 @@ def parts_of(made: object) -> Iterator[object]:
         items = (*made.args, *made.kwargs.values())
     elif type(made) in (list, tuple, dict):
         items = made.values() if isinstance(made, dict) else made  # type: ignore[assignment]
-    elif (call := call_of(made)) is not None:
-        items = (call, vars(made).get("_inner"))
+    elif isinstance(made, Made):
+        items = (made.made_by, made.made_of)
     for item in items:
         yield from parts_of(item)
 
@@ -261,39 +248,26 @@ def has_name(fn: object) -> bool:
     One that is being decorated is not, as its name will be that of the decorated
     function.
     """
-    if isinstance(fn, FromCall) or torch.compiler.is_compiling():
-        return isinstance(fn, FromCall)
+    if call_of(fn) is not None or torch.compiler.is_compiling():
+        return call_of(fn) is not None
     found: Any = sys.modules.get(getattr(fn, "__module__", None) or "")
     for name in getattr(fn, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is fn and fn is not None
 
 
-def _knowing(made: Made, call: Call) -> Made:
-    new: Any = type(made)
-    if isinstance(made, FunctionType):
-        new = Described(made)
-    elif isinstance(made, tuple):
-        new = tuple.__new__(_kind(type(made)), made)
-    else:  # a pattern or a score, which has a place for the call
-        new = object.__new__(_kind(new))
-        vars(new).update(vars(made))
-    inner = call_of(made)
-    vars(new)["_call"] = call
-    if inner is not None:
-        vars(new)["_inner"] = inner
+def _knowing(made: Thing, call: Call) -> Thing:
+    new: Any = Described(made) if isinstance(made, FunctionType) else _same(made)
+    vars(new).update(made_by=call, made_of=call_of(made) or vars(new).get("made_of"))
     return new  # type: ignore[no-any-return]
 
 
-@functools.cache
-def _kind(kind: type[Any]) -> type[Any]:
-    # Of objects that know their call. `_replace` of a named tuple goes through `_make`,
-    # which makes one that does not.
-    if issubclass(kind, FromCall):
-        return kind
-    names = ("__module__", "__qualname__", "__doc__", "_make")
-    same = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
-    return type(kind.__name__, (FromCall, kind), same)
+def _same(made: Any) -> Any:
+    # Another object with the same fields: what knows nothing of the call may be shared.
+    kind = type(made)
+    new = kind._make(made) if isinstance(made, tuple) else object.__new__(kind)
+    vars(new).update(vars(made))
+    return new
 
 
 def _made_again(

@@ -224,14 +224,14 @@ def test_misspelt_keywords_name_the_preset_and_the_closest():
         ),
         (
             sf.snfs,
-            {"dekay": 0.5},
-            "snfs() got an unexpected keyword argument 'dekay'; did you mean 'decay'?",
+            {"grwo": 0.5},
+            "snfs() got an unexpected keyword argument 'grwo'; did you mean 'grow'?",
         ),
         (
             sf.rigl,
             {"xyz": 0},
-            "rigl() got an unexpected keyword argument 'xyz'; expected one of drop, "
-            "grow, drop_f",
+            "rigl() got an unexpected keyword argument 'xyz'; expected one of "
+            "sparsity, drop, grow, drop_f",
         ),
     ):
         with pytest.raises(TypeError, match=re.escape(message)):

@@ -19,7 +19,7 @@ from sparsefn.budgets.distributions import Global
 from sparsefn.engine.checks.factories import (
     Call,
     Described,
-    FromCall,
+    Made,
     described,
     shown,
     with_call,
@@ -69,7 +69,7 @@ CALLS = {
         "rigl(0.9, when=every(100))",
         "sequence(gmp(0.5), rigl('current'))",
         "set(0.5, redistribute=Redistribute(active, score=gradient, rate=careful()))",
-        "snfs(tensor(0.9), decay=0.5)",
+        "snfs(tensor(0.9), grow=momentum(0.5))",
         "static(0.5, distribution=erk())",
         "ste(tensor(0.9, dtype=float64))",
         "supermask(0.5, mode='joint')",
@@ -341,9 +341,10 @@ def test_a_changed_copy_does_not_claim_to_be_what_the_factory_made() -> None:
     assert (
         repr(algorithm) == "rigl(0.9)"
         and isinstance(algorithm, sf.Algorithm)
-        and isinstance(algorithm, FromCall)
+        and isinstance(algorithm, Made)
     )
-    assert other[:2] == algorithm[:2] and type(algorithm).__name__ == "Algorithm"
+    assert other[:2] == algorithm[:2] and type(algorithm) is sf.Algorithm
+    assert other.made_of is algorithm
     with pytest.raises((AttributeError, pickle.PicklingError), match="begun"):
         pickle.dumps(other)
     # One that shares functions with another does not take its name from it.

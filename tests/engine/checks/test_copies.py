@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.algorithms.frame import update_of
 from sparsefn.engine.checks.factories import described
-from sparsefn.engine.checks.records import forgetting
 from sparsefn.scores.plain import Absolute, Drawn
+from sparsefn.state import update_of
 
 P = {
     "a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]),
@@ -233,4 +232,3 @@ def test_an_algorithm_of_another_update_chooses_by_itself_in_a_chain():
     assert pickle.loads(pickle.dumps(other)).under_masks is not None
     with pytest.raises((TypeError, ValueError), match="unexpected field names"):
         other._replace(updates=None)
-    assert callable(forgetting("under_masks", "update"))
