@@ -6,15 +6,19 @@ import builtins
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import sparsefn as sf
 from property_tests import method_rows, registry
+from sparsefn.attached.files import arguments_of, reads_step
+from sparsefn.compose.paired import check_paired
 from sparsefn.testing import Row
 from sparsefn.testing.harness import algorithm_of, assert_same, updates
 from sparsefn.testing.strategies import large
+from sparsefn.timing.timetable import changes_once
 
 # What the reprs are written in. Of two things of one name, the registry means the later
 # one.
@@ -78,6 +82,50 @@ def test_a_pickled_algorithm_has_the_same_bits(row: Row) -> None:
         assert repr(other) == repr(algorithm)
         for old, new in zip(states, updates(other, run), strict=True):
             assert_same("a copy", old, new)
+
+
+def guards(algorithm: sf.Algorithm) -> list[object]:
+    """What the library knows of an algorithm before it runs: errors, warnings, where
+    masks change.
+    """
+
+    def refused(call: Callable[[], object]) -> str:
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            return str(error)
+        return ""
+
+    named = [(name, repr(value)) for name, value in arguments_of(algorithm)]
+    return [
+        refused(lambda: check_paired("attach", algorithm, None)),
+        refused(lambda: sf.testing.passive(algorithm)),
+        reads_step(algorithm),
+        changes_once(algorithm, 50, "the run of 50 steps"),
+        sorted({*named}),
+    ]
+
+
+def guarded() -> dict[str, sf.Algorithm]:
+    terms = sf.with_terms(sf.rigl(0.5), sf.terms.l2(0.1))
+    return ALGORITHMS | {"donated": sf.donated(sf.rigl(0.5)), "terms": terms}
+
+
+@pytest.mark.parametrize("field", sf.Algorithm._fields)
+def test_a_changed_copy_is_guarded_as_what_it_was_made_of(field: str) -> None:
+    for name, algorithm in guarded().items():
+        copied = algorithm._replace(**{field: getattr(algorithm, field)})
+        assert copied.made_by is None and copied.made_of is algorithm
+        assert guards(copied) == guards(algorithm), name
+
+
+def test_the_law_of_changed_copies_notices_one_that_knows_nothing() -> None:
+    lost = []
+    for name, algorithm in guarded().items():
+        copied = algorithm._replace(settled=algorithm.settled, unchecked=None)
+        vars(copied)["made_of"] = None
+        lost += [name] if guards(copied) != guards(algorithm) else []
+    assert {"donated", "terms", "rigl"} <= {*lost} and len(lost) > len(ALGORITHMS) / 2
 
 
 PLAIN = (

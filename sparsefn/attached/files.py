@@ -175,10 +175,14 @@ def reads_step(algorithm: Algorithm) -> bool:
     ... )
     (False, True)
     """
-    calls = [part for part in parts_of(algorithm) if isinstance(part, Call)]
-    if any(call.make is compose.with_terms for call in calls):
+    parts = list(parts_of(algorithm))
+    if any(
+        isinstance(part, Call) and part.make is compose.with_terms for part in parts
+    ):
         return True
-    return algorithm.made_by is None and algorithm.view is not masked_view
+    made = [part for part in parts if isinstance(part, Algorithm) and part.made_by]
+    known = [masked_view, *(part.view for part in made)]
+    return all(algorithm.view is not view for view in known)
 
 
 def _check_arguments(

@@ -18,8 +18,9 @@ from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.algorithms.units import field
 from sparsefn.budgets.counts import Counted
 from sparsefn.checkpoint.states import INTEGERS
+from sparsefn.compose import donated
 from sparsefn.compose.states import check_algorithm
-from sparsefn.engine.checks import described
+from sparsefn.engine.checks import described, own_calls
 from sparsefn.engine.leaves import saves
 from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import concrete, transformed
@@ -117,7 +118,7 @@ def passive(
     a sparsity without meta, TypeError for anything but an Algorithm.
     """
     check_algorithm("passive", algorithm)
-    if update_of(algorithm).around is not None:
+    if any(call.make is donated for call in own_calls(algorithm)):
         raise ValueError(
             "passive: expected an algorithm that is pure, got sf.donated(...), which "
             "writes to states"

@@ -29,6 +29,7 @@ from sparsefn.engine.checks.factories import (
     described,
     factory_of,
     has_name,
+    own_calls,
     parts_of,
     shown,
     uncalled,

@@ -212,6 +212,21 @@ def call_of(made: object) -> Call | None:
     return made.made_by if isinstance(made, Made) else None
 
 
+def own_calls(made: object) -> Iterator[Call]:
+    """The calls that made an object, without its parts: also those of what it was
+    changed from, and of what its function handed on.
+
+    >>> [call.make.__name__ for call in own_calls(sf.rigl(0.9)._replace(settled=None))]
+    ['rigl', 'drop_grow']
+    """
+    while isinstance(made, Made):
+        if made.made_by is not None:
+            yield made.made_by
+        made = made.made_of
+    if isinstance(made, Call):
+        yield made
+
+
 def parts_of(made: object) -> Iterator[object]:
     """An object, and everything that it was made of: the arguments of its calls, at any
     depth.
