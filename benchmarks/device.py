@@ -145,8 +145,8 @@ def exact(b: Bench) -> None:
                 for kept, of in PATTERNS:
                     pattern = sf.patterns.nm(kept, of)
                     yield (
-                        [sf.topk_mask(x, None, pattern=pattern)],
-                        [sf.topk_mask(x.cpu(), None, pattern=pattern)],
+                        [sf.masks.topk_mask(x, None, pattern=pattern)],
+                        [sf.masks.topk_mask(x.cpu(), None, pattern=pattern)],
                     )
 
     def of_rows() -> Iterator[tuple[Masks, Masks]]:
@@ -279,14 +279,14 @@ def waits(b: Bench) -> None:
     algorithm = sf.rigl(0.9, init="magnitude")
     state = algorithm.init({"w": x})
     calls: dict[str, Callable[[], Any]] = {
-        "topk_mask, int": lambda: sf.topk_mask(x, 100),
-        "topk_mask, tensor": lambda: sf.topk_mask(x, count),
-        "topk_masks, int": lambda: sf.topk_masks({"a": x, "b": grads}, 100),
-        "2:4": lambda: sf.topk_mask(x, None, pattern=sf.patterns.nm(2, 4)),
-        "drop_lowest, int": lambda: sf.drop_lowest(x, mask, 10),
-        "grow_highest, int": lambda: sf.grow_highest(x, mask, 10),
+        "topk_mask, int": lambda: sf.masks.topk_mask(x, 100),
+        "topk_mask, tensor": lambda: sf.masks.topk_mask(x, count),
+        "topk_masks, int": lambda: sf.masks.topk_masks({"a": x, "b": grads}, 100),
+        "2:4": lambda: sf.masks.topk_mask(x, None, pattern=sf.patterns.nm(2, 4)),
+        "drop_lowest, int": lambda: sf.masks.drop_lowest(x, mask, 10),
+        "grow_highest, int": lambda: sf.masks.grow_highest(x, mask, 10),
         "uniform": lambda: sf.random.uniform(key, (100,)),
-        "bernoulli_mask": lambda: sf.bernoulli_mask(x.sigmoid(), key),
+        "bernoulli_mask": lambda: sf.masks.bernoulli_mask(x.sigmoid(), key),
         "rigl, an update of masks": lambda: algorithm.update(state, {"w": grads}, 0),
     }
     for way in b.ways():
@@ -327,12 +327,14 @@ def selection(b: Bench) -> None:
             for way in b.ways():
                 if way != OFF or n <= 10**8:
                     b.time(
-                        name_of(n), f"{way}, int", lambda x=x, k=k: sf.topk_mask(x, k)
+                        name_of(n),
+                        f"{way}, int",
+                        lambda x=x, k=k: sf.masks.topk_mask(x, k),
                     )
                     b.time(
                         name_of(n),
                         f"{way}, tensor",
-                        lambda x=x, k=count: sf.topk_mask(x, k),
+                        lambda x=x, k=count: sf.masks.topk_mask(x, k),
                     )
                     if b.device.type == "cuda":
                         b.attempt(
@@ -357,7 +359,9 @@ def selection(b: Bench) -> None:
                 for way in b.ways():
                     if way == ON or b.refused:
                         b.time(
-                            what, way, lambda x=x, count=count: sf.topk_mask(x, count)
+                            what,
+                            way,
+                            lambda x=x, count=count: sf.masks.topk_mask(x, count),
                         )
             del x
             b.tidy()
@@ -366,7 +370,7 @@ def selection(b: Bench) -> None:
 def _peak(x: Tensor, count: Tensor) -> float:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    sf.topk_mask(x, count)
+    sf.masks.topk_mask(x, count)
     return (torch.cuda.max_memory_allocated() - before) / x.numel()
 
 
@@ -394,7 +398,7 @@ def many(b: Bench) -> None:
             b.time(
                 f"{kept}:{of} of {side} x {side}",
                 way,
-                lambda p=pattern: sf.topk_mask(square, None, pattern=p),
+                lambda p=pattern: sf.masks.topk_mask(square, None, pattern=p),
             )
     b.time(
         "54 leaves, a tenth of each",
@@ -466,8 +470,8 @@ def graphs(b: Bench) -> None:
     )
     count, key = torch.tensor(n // 10, device=b.device), sf.random.key(0).to(b.device)
     calls: dict[str, Callable[[], Tensor]] = {
-        "topk_mask, tensor": lambda: sf.topk_mask(fixed, count),
-        "topk_mask, int": lambda: sf.topk_mask(fixed, n // 10),
+        "topk_mask, tensor": lambda: sf.masks.topk_mask(fixed, count),
+        "topk_mask, int": lambda: sf.masks.topk_mask(fixed, n // 10),
         "uniform": lambda: sf.random.uniform(key, (n,)),
     }
     start = fixed.clone()
@@ -505,7 +509,9 @@ def compiled(b: Bench) -> None:
     )
     calls: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
         f"{kept}:{of}": (
-            lambda x, p=sf.patterns.nm(kept, of): sf.topk_mask(x, None, pattern=p),
+            lambda x, p=sf.patterns.nm(kept, of): sf.masks.topk_mask(
+                x, None, pattern=p
+            ),
             square,
         )
         for kept, of in PATTERNS[:3]

@@ -136,18 +136,18 @@ def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
         empty(2, dtype=torch.int64),
     )
     one: dict[str, Callable[[], Any]] = {
-        "topk_mask": lambda: sf.topk_mask(scores, n // 10),
-        "topk_mask, a count in a tensor": lambda: sf.topk_mask(
+        "topk_mask": lambda: sf.masks.topk_mask(scores, n // 10),
+        "topk_mask, a count in a tensor": lambda: sf.masks.topk_mask(
             scores, torch.tensor(n // 10)
         ),
-        "topk_mask, 2:4": lambda: sf.topk_mask(
+        "topk_mask, 2:4": lambda: sf.masks.topk_mask(
             scores, None, pattern=sf.patterns.nm(2, 4)
         ),
-        "topk_mask, 8:16": lambda: sf.topk_mask(
+        "topk_mask, 8:16": lambda: sf.masks.topk_mask(
             scores, None, pattern=sf.patterns.nm(8, 16)
         ),
-        "drop_lowest": lambda: sf.drop_lowest(scores, mask, n // 100),
-        "grow_highest": lambda: sf.grow_highest(scores, mask, n // 100),
+        "drop_lowest": lambda: sf.masks.drop_lowest(scores, mask, n // 100),
+        "grow_highest": lambda: sf.masks.grow_highest(scores, mask, n // 100),
         "uniform": lambda: sf.random.uniform(key, (n,)),
         "normal": lambda: sf.random.normal(key, (n,)),
     }
@@ -157,7 +157,7 @@ def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
         *rows,
         made(
             "topk_masks of all leaves",
-            lambda: sf.topk_masks(leaves, weights // 10),
+            lambda: sf.masks.topk_masks(leaves, weights // 10),
             weights,
         ),
         made(

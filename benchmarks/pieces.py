@@ -63,7 +63,7 @@ def two_of_four(size: int, options: argparse.Namespace) -> list[Case]:
     sparsifier.prepare(module, [{"tensor_fqn": "0.weight"}])
 
     def ours(scores: Tensor) -> Tensor:
-        return sf.topk_mask(scores, None, pattern=pattern)
+        return sf.masks.topk_mask(scores, None, pattern=pattern)
 
     def by_four() -> Tensor:
         best = torch.topk(scores.reshape(-1, 4), 2, dim=1).indices

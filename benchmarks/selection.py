@@ -70,7 +70,7 @@ def one_tensor(n: int) -> list[Case]:
         inputs = [make(n, seed) for seed in range(INPUTS if n <= 10**5 else 1)]
         for scores in inputs:
             same_up_to_ties(
-                sf.topk_mask(scores, n_keep), by_topk(scores, n_keep), scores
+                sf.masks.topk_mask(scores, n_keep), by_topk(scores, n_keep), scores
             )
         if not cases:
             cases.append(
@@ -82,7 +82,7 @@ def one_tensor(n: int) -> list[Case]:
         cases.append(
             Case(
                 "sparsefn.topk_mask" + kind,
-                in_turn(lambda scores: sf.topk_mask(scores, n_keep), inputs),
+                in_turn(lambda scores: sf.masks.topk_mask(scores, n_keep), inputs),
             )
         )
         cases.append(
@@ -126,7 +126,7 @@ def every_weight(divide: int) -> list[Case]:
     def flat(masks: Any) -> Tensor:
         return torch.cat([mask.reshape(-1) for mask in masks])
 
-    mine = flat(sf.topk_masks(scores, total - n_prune).values())
+    mine = flat(sf.masks.topk_masks(scores, total - n_prune).values())
     if not torch.equal(mine, flat(algorithm.update(start, weights, 0).masks.values())):
         raise AssertionError("one_shot has other masks than topk_masks")
     theirs = [module.get_buffer("weight_mask") > 0 for module in by_prune(unpruned())]
@@ -137,10 +137,12 @@ def every_weight(divide: int) -> list[Case]:
             "floor: scores > t, each",
             lambda: [leaf > THRESHOLD for leaf in scores.values()],
         ),
-        Case("sparsefn.topk_masks", lambda: sf.topk_masks(scores, total - n_prune)),
+        Case(
+            "sparsefn.topk_masks", lambda: sf.masks.topk_masks(scores, total - n_prune)
+        ),
         Case(
             "sparsefn.topk_masks, and |w| of each",
-            lambda: sf.topk_masks(
+            lambda: sf.masks.topk_masks(
                 {path: w.abs() for path, w in weights.items()}, total - n_prune
             ),
         ),

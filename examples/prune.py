@@ -119,9 +119,11 @@ def woodfisher(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
         scale = weight / inverse.diagonal(dim1=1, dim2=2)
         score = weight * scale  # twice what the loss rises by
         if kept.pattern is None:
-            mask = sf.topk_mask(score, sf.budgets.n_kept(weight.numel(), kept.sparsity))
+            mask = sf.masks.topk_mask(
+                score, sf.budgets.n_kept(weight.numel(), kept.sparsity)
+            )
         else:
-            mask = sf.topk_mask(score, None, pattern=kept.pattern)
+            mask = sf.masks.topk_mask(score, None, pattern=kept.pattern)
         # The changes for all pruned weights are added up, as the authors do.
         change = torch.einsum("rij,rj->ri", inverse, scale.masked_fill(mask, 0.0))
         return (weight - change).masked_fill(~mask, 0.0), mask

@@ -153,7 +153,7 @@ def rows_of_scores(seed: int, counted: Counter[str]) -> None:
             best = ranks(scores, whole) < counts.numpy()[:, None]
             each_row(
                 "topk_mask",
-                sf.topk_mask(scores, counts, pattern=rows),
+                sf.masks.topk_mask(scores, counts, pattern=rows),
                 best,
                 scores,
                 counts,
@@ -161,7 +161,7 @@ def rows_of_scores(seed: int, counted: Counter[str]) -> None:
             )
             each_row(
                 "a batched topk_mask",
-                torch.vmap(sf.topk_mask)(scores, counts),
+                torch.vmap(sf.masks.topk_mask)(scores, counts),
                 best,
                 scores,
                 counts,
@@ -171,14 +171,14 @@ def rows_of_scores(seed: int, counted: Counter[str]) -> None:
             stay = mask.numpy() & (
                 ranks(scores, mask) < (mask.sum(1) - gone).numpy()[:, None]
             )
-            dropped = torch.vmap(sf.drop_lowest)(scores, mask, gone)
+            dropped = torch.vmap(sf.masks.drop_lowest)(scores, mask, gone)
             each_row("drop_lowest", dropped, stay, scores, gone, counted)
             free = ~(mask | exclude)
             new = some(free)
             grown = mask.numpy() | (
                 free.numpy() & (ranks(scores, free) < new.numpy()[:, None])
             )
-            got = torch.vmap(lambda s, m, n, e: sf.grow_highest(s, m, n, exclude=e))(
-                scores, mask, new, exclude
-            )
+            got = torch.vmap(
+                lambda s, m, n, e: sf.masks.grow_highest(s, m, n, exclude=e)
+            )(scores, mask, new, exclude)
             each_row("grow_highest", got, grown, scores, new, counted)

@@ -366,19 +366,27 @@ LAWS = [
             st.sampled_from([1.0, 0.0, 0.5, 2.0]),
         ),
     ),
-    PrimitiveLaw(selection.topk_keeps_the_best, {"topk_mask": sf.topk_mask}, _choices),
     PrimitiveLaw(
-        selection.dropping_clears_the_worst, {"drop_lowest": sf.drop_lowest}, _choices
+        selection.topk_keeps_the_best, {"topk_mask": sf.masks.topk_mask}, _choices
     ),
     PrimitiveLaw(
-        selection.growing_fills_the_best, {"grow_highest": sf.grow_highest}, _choices
+        selection.dropping_clears_the_worst,
+        {"drop_lowest": sf.masks.drop_lowest},
+        _choices,
     ),
     PrimitiveLaw(
-        selection.one_competition_over_all_leaves, {"topk_masks": sf.topk_masks}, _pairs
+        selection.growing_fills_the_best,
+        {"grow_highest": sf.masks.grow_highest},
+        _choices,
+    ),
+    PrimitiveLaw(
+        selection.one_competition_over_all_leaves,
+        {"topk_masks": sf.masks.topk_masks},
+        _pairs,
     ),
     PrimitiveLaw(
         selection.thresholds_keep_what_is_above,
-        {"threshold_mask": sf.threshold_mask},
+        {"threshold_mask": sf.masks.threshold_mask},
         _choices,
     ),
     PrimitiveLaw(

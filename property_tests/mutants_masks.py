@@ -61,7 +61,7 @@ MASKS = [
         "counts_are_exact",
         "static magnitude keep",
         magnitude_masks(
-            lambda x, s: sf.topk_mask(
+            lambda x, s: sf.masks.topk_mask(
                 x, int(torch.tensor(1.0 - s, dtype=torch.float32) * x.numel())
             )
         ),
@@ -71,7 +71,9 @@ MASKS = [
         "counts_are_exact",
         "static magnitude keep",
         magnitude_masks(
-            lambda x, s: sf.topk_mask(x, x.numel() - math.floor(s * x.numel() + 0.5))
+            lambda x, s: sf.masks.topk_mask(
+                x, x.numel() - math.floor(s * x.numel() + 0.5)
+            )
         ),
     ),
     mutant(
@@ -118,7 +120,9 @@ MASKS = [
         "static magnitude keep",
         magnitude_masks(
             lambda x, s: (
-                sf.topk_mask(x.reshape(-1).flip(0), kept(x, s)).flip(0).reshape(x.shape)
+                sf.masks.topk_mask(x.reshape(-1).flip(0), kept(x, s))
+                .flip(0)
+                .reshape(x.shape)
             )
         ),
     ),

@@ -65,7 +65,7 @@ def _erk_clipped(power: float) -> Any:
 
 def _torch_topk(scores: Tensor, n_keep: Any, *, pattern: Any) -> Tensor:
     if str(pattern) != str(sf.patterns.unstructured()) or isinstance(n_keep, Tensor):
-        return sf.topk_mask(scores, n_keep, pattern=pattern)
+        return sf.masks.topk_mask(scores, n_keep, pattern=pattern)
     flat = scores.reshape(-1)
     return (
         torch.zeros(flat.shape, dtype=torch.bool)
@@ -77,11 +77,13 @@ def _torch_topk(scores: Tensor, n_keep: Any, *, pattern: Any) -> Tensor:
 def _unbarred_drop(
     scores: Tensor, mask: Tensor, n_drop: Any, *, pattern: Any
 ) -> Tensor:
-    return mask & sf.drop_lowest(scores, torch.ones_like(mask), n_drop, pattern=pattern)
+    return mask & sf.masks.drop_lowest(
+        scores, torch.ones_like(mask), n_drop, pattern=pattern
+    )
 
 
 def _nan_stays(scores: Tensor, mask: Tensor, n_drop: Any, *, pattern: Any) -> Tensor:
-    return sf.drop_lowest(
+    return sf.masks.drop_lowest(
         torch.nan_to_num(scores, nan=math.inf), mask, n_drop, pattern=pattern
     )
 
@@ -89,19 +91,19 @@ def _nan_stays(scores: Tensor, mask: Tensor, n_drop: Any, *, pattern: Any) -> Te
 def _grow_anywhere(
     scores: Tensor, mask: Tensor, n_grow: Any, *, pattern: Any, exclude: Tensor
 ) -> Tensor:
-    return sf.grow_highest(scores, mask, n_grow, pattern=pattern)
+    return sf.masks.grow_highest(scores, mask, n_grow, pattern=pattern)
 
 
 def _leaf_by_leaf(scores: Any, n_keep: Any) -> Any:
     total = sum(leaf.numel() for leaf in scores.values())
     return {
-        path: sf.topk_mask(x, round(int(n_keep) * x.numel() / max(total, 1)))
+        path: sf.masks.topk_mask(x, round(int(n_keep) * x.numel() / max(total, 1)))
         for path, x in scores.items()
     }
 
 
 def _at_or_above(scores: Tensor, tau: float, *, min_keep: int) -> Tensor:
-    return (scores >= tau) | sf.threshold_mask(scores, tau, min_keep=min_keep)
+    return (scores >= tau) | sf.masks.threshold_mask(scores, tau, min_keep=min_keep)
 
 
 def _without_tail(tree: Any) -> Any:

@@ -98,7 +98,7 @@ def _decayed_off_the_support(
 def _random_generator(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     return sf.static(
         None,
-        init=masks_by(lambda _, x: sf.topk_mask(torch.rand(x.shape), kept(x, s))),
+        init=masks_by(lambda _, x: sf.masks.topk_mask(torch.rand(x.shape), kept(x, s))),
         key=key,
     )
 
@@ -120,7 +120,7 @@ def _late_for_tensors(step: Any) -> Any:
 def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
     """A count that never falls to `least` or comes closer than `spare` to the whole."""
     return magnitude_masks(
-        lambda x, s: sf.topk_mask(
+        lambda x, s: sf.masks.topk_mask(
             x,
             min(max(kept(x, s), least), max(x.numel() - spare, 0)) if x.numel() else 0,
         )

@@ -85,7 +85,7 @@ def drawn_by(sparsity: Any, key: Tensor, number: Callable[[str], int]) -> sf.Alg
 
     def mask(path: str, leaf: Tensor) -> Tensor:
         draws = sf.random.uniform(sf.random.fold_in(key, number(path)), leaf.shape)
-        return sf.topk_mask(draws, kept(leaf, sparsity))
+        return sf.masks.topk_mask(draws, kept(leaf, sparsity))
 
     return sf.static(None, init=masks_by(mask), key=key)
 

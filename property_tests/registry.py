@@ -234,7 +234,7 @@ def best_of(s: Any, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Ten
     def fn(
         path: str, weight: torch.Tensor, mask: torch.Tensor, step: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = sf.topk_mask(weight.abs(), sf.budgets.n_kept(weight.numel(), s))
+        kept = sf.masks.topk_mask(weight.abs(), sf.budgets.n_kept(weight.numel(), s))
         return torch.where(kept, weight * scale, 0.0), kept
 
     return fn
@@ -445,7 +445,7 @@ ROWS = [
     Row(
         "gmp tied",
         lambda s, key, _: sf.gmp(
-            ramp(s), when=EVEN, pattern=sf.tied([["*", 0]], reduce="sum")
+            ramp(s), when=EVEN, pattern=sf.patterns.tied([["*", 0]], reduce="sum")
         ),
         PRUNE._replace(pattern=CHANNEL),
     ),
@@ -567,7 +567,7 @@ ROWS = [
     Row(
         "rigl tied",
         lambda s, key, _: sf.rigl(
-            s, key=key, pattern=sf.tied([["*", 0]], reduce="sum"), **swap
+            s, key=key, pattern=sf.patterns.tied([["*", 0]], reduce="sum"), **swap
         ),
         SWAP._replace(pattern=CHANNEL),
     ),

@@ -26,7 +26,7 @@ class Model(NamedTuple):
 
     @property
     def pattern(self) -> Pattern:
-        return sf.tied(
+        return sf.patterns.tied(
             [[list(member) for member in members] for members in self.sets],
             reduce="sum",
         )

@@ -3,7 +3,9 @@
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from warnings import warn as _warn
 
+# Parts of algorithms: a package each
 from sparsefn import (
     budgets,
     checkpoint,
@@ -31,7 +33,7 @@ from sparsefn.algorithms.supermask import rescore, supermask
 from sparsefn.attached import attach
 from sparsefn.budgets import counts, redistribute
 
-# Composition
+# Algorithms of algorithms
 from sparsefn.compose.chain import chain
 from sparsefn.compose.donated import donated
 from sparsefn.compose.partition import partition
@@ -40,30 +42,10 @@ from sparsefn.compose.rewinding import rewinding
 from sparsefn.compose.sequence import sequence
 from sparsefn.compose.with_optimizer import with_dense_gradients, with_optimizer
 from sparsefn.compose.with_terms import with_terms
-
-# Primitives
 from sparsefn.masks import permutation
-from sparsefn.masks.gates import gate, sparsify
-from sparsefn.masks.products import linear_pair
-from sparsefn.masks.select import (
-    bernoulli_mask,
-    drop_lowest,
-    grow_highest,
-    straight_through,
-    threshold_mask,
-    topk_mask,
-    topk_masks,
-)
-
-# Around the step
 from sparsefn.optimizers import terms
-from sparsefn.optimizers.averages import ema
-from sparsefn.optimizers.clipping import clip_norm
 
-# Units that lie in several leaves
-from sparsefn.patterns.tied import tied
-
-# Vocabulary
+# The vocabulary
 from sparsefn.state import (
     Accumulated,
     Algorithm,
@@ -74,11 +56,57 @@ from sparsefn.state import (
     with_params,
 )
 from sparsefn.state import masked_view as masked_view
+
+# When, and which leaves
 from sparsefn.timing import schedules, triggers
 from sparsefn.timing.triggers import always, at, every, never
 from sparsefn.tree.chosen import default_where
 
+if _TYPE_CHECKING:
+    from sparsefn import (
+        calibration,
+        config,
+        curvature,
+        distributed,
+        ensemble,
+        integrations,
+        methods,
+        report,
+        shrinking,
+    )
+    from sparsefn.config import shorthand
+    from sparsefn.masks import activations
+    from sparsefn.shrinking import shrink
+
 __version__ = "0.2.0"
+
+# Packages that are loaded on first use: each takes as long to load as all that training
+# needs, and `sf.testing` needs Hypothesis, which users who only train do not have.
+_LATER = {
+    "activations": "masks.activations",
+    "calibration": "calibration",
+    "config": "config",
+    "curvature": "curvature",
+    "distributed": "distributed",
+    "ensemble": "ensemble",
+    "integrations": "integrations",
+    "methods": "methods",
+    "report": "report",
+    "shorthand": "config.shorthand",
+    "shrink": "shrinking",
+    "shrinking": "shrinking",
+    "testing": "testing",
+}
+
+# Names of 0.2, and the packages that have them now: they go with 0.4.
+_MOVED = {
+    **dict.fromkeys(["bernoulli_mask", "drop_lowest", "gate", "grow_highest"], "masks"),
+    **dict.fromkeys(["linear_pair", "sparsify", "straight_through"], "masks"),
+    **dict.fromkeys(["threshold_mask", "topk_mask", "topk_masks"], "masks"),
+    **dict.fromkeys(["from_config", "from_shorthand", "to_shorthand"], "config"),
+    **dict.fromkeys(["clip_norm", "ema"], "optimizers"),
+    "tied": "patterns",
+}
 
 # The names of `from sparsefn import *`: all but `set`, which would hide the builtin,
 # and `testing`.
@@ -92,12 +120,10 @@ __all__ = [
     "apply_masks",
     "at",
     "attach",
-    "bernoulli_mask",
     "budgets",
     "calibration",
     "chain",
     "checkpoint",
-    "clip_norm",
     "config",
     "counts",
     "curvature",
@@ -106,20 +132,13 @@ __all__ = [
     "distributed",
     "donated",
     "drop_grow",
-    "drop_lowest",
     "effective",
-    "ema",
     "ensemble",
     "every",
-    "from_config",
     "from_masks",
-    "from_shorthand",
-    "gate",
     "gmp",
-    "grow_highest",
     "integrations",
     "iterative",
-    "linear_pair",
     "masks",
     "methods",
     "modules",
@@ -148,17 +167,10 @@ __all__ = [
     "shrinking",
     "snfs",
     "solve",
-    "sparsify",
     "static",
     "ste",
-    "straight_through",
     "supermask",
     "terms",
-    "threshold_mask",
-    "tied",
-    "to_shorthand",
-    "topk_mask",
-    "topk_masks",
     "tree",
     "triggers",
     "with_dense_gradients",
@@ -167,46 +179,13 @@ __all__ = [
     "with_terms",
 ]
 
-if _TYPE_CHECKING:
-    from sparsefn import (
-        calibration,
-        config,
-        curvature,
-        distributed,
-        ensemble,
-        integrations,
-        methods,
-        report,
-        shrinking,
-    )
-    from sparsefn.config import from_config, shorthand
-    from sparsefn.config.shorthand import from_shorthand, to_shorthand
-    from sparsefn.masks import activations
-    from sparsefn.shrinking import shrink
-
-# Loaded on first use: these modules take as long to load as the ones for training, and
-# `sf.testing` needs Hypothesis, which users who only train do not have.
-_LATER = {
-    "activations": "masks.activations",
-    "calibration": "calibration",
-    "config": "config",
-    "curvature": "curvature",
-    "distributed": "distributed",
-    "ensemble": "ensemble",
-    "from_config": "config",
-    "from_shorthand": "config.shorthand",
-    "integrations": "integrations",
-    "methods": "methods",
-    "report": "report",
-    "shorthand": "config.shorthand",
-    "shrink": "shrinking",
-    "shrinking": "shrinking",
-    "testing": "testing",
-    "to_shorthand": "config.shorthand",
-}
-
 
 def __getattr__(name: str) -> object:
+    if name in _MOVED:
+        place = f"{_MOVED[name]}.{name}"
+        text = f"sf.{name} has moved: write sf.{place}"
+        _warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(_import_module(f"sparsefn.{_MOVED[name]}"), name)
     if name not in _LATER:
         raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
     module = _import_module(f"sparsefn.{_LATER[name]}")
@@ -218,11 +197,5 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     # Modules that cannot be loaded are not listed, so that help and inspect work
     # without Hypothesis.
-    return sorted(
-        {
-            *__all__,
-            "__version__",
-            "set",
-            *(["testing"] if _find_spec("hypothesis") else []),
-        }
-    )
+    testing = ["testing"] if _find_spec("hypothesis") else []
+    return sorted({*__all__, *testing, "__version__", "set"})

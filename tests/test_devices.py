@@ -127,11 +127,11 @@ def test_the_rule_finds_copies():
 
 REFUSED = {
     "a count": (
-        lambda: sf.topk_mask(X, torch.tensor(3, device="meta")),
+        lambda: sf.masks.topk_mask(X, torch.tensor(3, device="meta")),
         "scores and counts",
     ),
     "counts": (
-        lambda: sf.topk_mask(
+        lambda: sf.masks.topk_mask(
             X,
             torch.ones(4, dtype=torch.int64, device="meta"),
             pattern=sf.patterns.row_balanced(),
@@ -142,18 +142,21 @@ REFUSED = {
         lambda: dispatch.winners([Entry(X)], [torch.tensor(3, device="meta")]),
         "scores and counts",
     ),
-    "a mask": (lambda: sf.drop_lowest(X, META > 0, 2), "scores and flags"),
+    "a mask": (lambda: sf.masks.drop_lowest(X, META > 0, 2), "scores and flags"),
     "flags of short rows": (
         lambda: dispatch.winners([Entry(X, META > 0)], [2]),
         "scores and flags",
     ),
-    "leaves": (lambda: sf.topk_masks([X, META], 2), "all scores of one competition"),
+    "leaves": (
+        lambda: sf.masks.topk_masks([X, META], 2),
+        "all scores of one competition",
+    ),
     "an index": (
         lambda: sf.random.uniform(KEY, (2,), index=torch.ones(2, device="meta").long()),
         "a key and its indices",
     ),
     "chances": (
-        lambda: sf.bernoulli_mask(META.sigmoid(), KEY),
+        lambda: sf.masks.bernoulli_mask(META.sigmoid(), KEY),
         "a key and its probabilities",
     ),
 }
@@ -174,7 +177,7 @@ def test_counts_on_the_cpu_go_where_the_scores_are():
         (torch.tensor(3), sf.patterns.unstructured()),
         (torch.ones(4).long(), sf.patterns.row_balanced()),
     ):
-        assert sf.topk_mask(META, count, pattern=pattern).is_meta
+        assert sf.masks.topk_mask(META, count, pattern=pattern).is_meta
     won = dispatch.winners([Entry(X), Entry(META)], [1, torch.tensor(2)])
     assert [mask.device.type for mask in won] == ["cpu", "meta"]
 
@@ -193,11 +196,11 @@ def test_what_is_made_from_numbers_alone_lies_on_the_cpu():
         }
     assert {x.device.type for x in made} == {"cpu"}
     assert sf.masks.checkerboard((2, 8), 0.5, device="meta").is_meta
-    assert math.prod(sf.topk_mask(META, 1).shape) == 32
+    assert math.prod(sf.masks.topk_mask(META, 1).shape) == 32
 
 
 def test_an_int_count_is_clamped_where_looking_would_wait():
-    for call in (sf.drop_lowest, sf.grow_highest):
+    for call in (sf.masks.drop_lowest, sf.masks.grow_highest):
         found = Launches()
         with found:
             assert call(META, META > 0, 1000).is_meta

@@ -189,6 +189,7 @@ def test_names_that_a_page_uses_exist() -> None:
     assert [
         f"{named(page)}: {name}"
         for page in WRITTEN
+        if page.name != "moved.md"  # names of the last release
         for name in missing_names(TEXTS[page])
     ] == []
 

@@ -447,21 +447,22 @@ def test_an_ensemble_of_ensembles():
 
 def test_one_count_a_member_outside_algorithms():
     scores, counts = MODEL["a"], torch.tensor([0, 1, 50, 96, 1000])
-    batch = torch.vmap(lambda n: sf.topk_mask(scores, n))(counts)
+    batch = torch.vmap(lambda n: sf.masks.topk_mask(scores, n))(counts)
     assert torch.equal(
-        batch, torch.stack([sf.topk_mask(scores, min(int(n), 96)) for n in counts])
+        batch,
+        torch.stack([sf.masks.topk_mask(scores, min(int(n), 96)) for n in counts]),
     )
     rows = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [12, 0, 0, 1, 0, 0, 0, 12]])
     batch = torch.vmap(
-        lambda n: sf.topk_mask(scores, n, pattern=sf.patterns.row_balanced())
+        lambda n: sf.masks.topk_mask(scores, n, pattern=sf.patterns.row_balanced())
     )(rows)
     assert torch.equal(batch.sum(-1), rows)
     counts = torch.tensor([0, 1, 3, 4, 9, -2])
     batch = torch.vmap(
-        lambda n: sf.topk_mask(scores, None, pattern=sf.patterns.nm(n, 4))
+        lambda n: sf.masks.topk_mask(scores, None, pattern=sf.patterns.nm(n, 4))
     )(counts)
     alone = [
-        sf.topk_mask(scores, None, pattern=sf.patterns.nm(n, 4))
+        sf.masks.topk_mask(scores, None, pattern=sf.patterns.nm(n, 4))
         for n in (0, 1, 3, 4, 4, 0)
     ]
     assert torch.equal(batch, torch.stack(alone))

@@ -144,7 +144,7 @@ def reallocated(score, args):
         order = torch.stack(
             [row if i % 2 == 0 else row.flip(0) for i, row in enumerate(dealt)]
         ).T.flatten()
-        found = sf.topk_mask(
+        found = sf.masks.topk_mask(
             scores[:, order], None, pattern=sf.patterns.nm(m - args["prune_n"], m)
         )
         return torch.empty_like(found).index_copy(1, order, found)

@@ -54,7 +54,7 @@ def test_topk(case):
     for i, (sparsity, kept) in enumerate(
         zip(case.args["sparsity"], case.value, strict=True)
     ):
-        mask = sf.topk_mask(case.inputs["score"], kept // groups, pattern=pattern)
+        mask = sf.masks.topk_mask(case.inputs["score"], kept // groups, pattern=pattern)
         assert torch.equal(mask, case.outputs[f"s{i}"]), sparsity
         assert truncated(sparsity, mask.numel() // groups) == kept // groups
 
@@ -83,7 +83,9 @@ def test_counts_differ_by_one_at_most_up_to_two_to_the_24():
 def test_drop(case):
     pattern, score, mask = pattern_of(case), case.inputs["score"], case.inputs["mask"]
     for i, kept in enumerate(case.value):
-        out = sf.drop_lowest(score, mask, active(pattern, mask) - kept, pattern=pattern)
+        out = sf.masks.drop_lowest(
+            score, mask, active(pattern, mask) - kept, pattern=pattern
+        )
         assert torch.equal(out, case.outputs[f"d{i}"]), case.args["drop_fraction"][i]
 
 
@@ -93,7 +95,9 @@ def test_grow(case):
     had = active(pattern, mask)
     for i, sparsity in enumerate(case.args["sparsity"]):
         goal = truncated(sparsity, mask.numel() // len(had))
-        out = sf.grow_highest(score, mask, (goal - had).clamp(min=0), pattern=pattern)
+        out = sf.masks.grow_highest(
+            score, mask, (goal - had).clamp(min=0), pattern=pattern
+        )
         assert torch.equal(out, case.outputs[f"s{i}"]), sparsity
         if case.value is not None:
             assert int(out.sum()) == case.value[i]
@@ -164,7 +168,7 @@ def test_checkerboard(case):
 def test_init_topk(case):
     p, expected = case.inputs["p"], case.outputs["mask"]
     kept = truncated(case.args["sparsity"], p.numel())
-    assert torch.equal(sf.topk_mask(p.abs(), kept), expected)
+    assert torch.equal(sf.masks.topk_mask(p.abs(), kept), expected)
     config = {"sparsity": 1.0 - kept / p.numel(), "init_method": "topk"}
     assert torch.equal(
         sf.config.from_config(config).init({"w": p}).masks["w"], expected

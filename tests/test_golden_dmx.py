@@ -16,7 +16,7 @@ def test_topk(case):
     # With the integer count of the original, which truncates what it drops.
     score = case.inputs["score"]
     for i, kept in enumerate(case.value):
-        assert torch.equal(sf.topk_mask(score, kept), case.outputs[f"d{i}"] != 0)
+        assert torch.equal(sf.masks.topk_mask(score, kept), case.outputs[f"d{i}"] != 0)
 
 
 @named("TopK kept")
@@ -26,7 +26,7 @@ def test_kept_counts(case):
     # 9 here and all 10 there (int(0.9999999999999998)).
     apart = set()
     for density, counts in case.value.items():
-        sparsity = sf.from_shorthand(f"TOPK{{{density}}}(U)").sparsity
+        sparsity = sf.config.from_shorthand(f"TOPK{{{density}}}(U)").sparsity
         for n, theirs in zip(case.args["n"], counts, strict=True):
             ours = sf.budgets.n_kept(n, sparsity)
             assert abs(ours - n * float(density)) <= 0.5 + 1e-9
@@ -50,18 +50,20 @@ def test_block_topk(case):
     kept, run, axis = (case.args[name] for name in ("K", "block_size", "block_dim"))
     pattern, mask = sf.patterns.nm(kept, run, axis=axis), case.outputs["mask"] != 0
     # The mask is its own best: every run has the count of the pattern.
-    assert torch.equal(sf.topk_mask(mask.float(), None, pattern=pattern), mask)
-    assert sf.from_shorthand(f"BTOPK{{{kept}:{run},{axis}}}(U)").pattern == pattern
+    assert torch.equal(sf.masks.topk_mask(mask.float(), None, pattern=pattern), mask)
+    assert (
+        sf.config.from_shorthand(f"BTOPK{{{kept}:{run},{axis}}}(U)").pattern == pattern
+    )
     if case.id.startswith("btopk_1_"):  # whose scores are recorded
         score = next(
             c.inputs["score"] for c in cases("dmx", "BlockTopK") if "score" in c.inputs
         )
-        assert torch.equal(sf.topk_mask(score, None, pattern=pattern), mask)
+        assert torch.equal(sf.masks.topk_mask(score, None, pattern=pattern), mask)
 
 
 def read(case):
     """Shorthand, mode, whether the mask gates the gradient, and the inputs."""
-    spec = sf.from_shorthand(case.args["sparseness"])
+    spec = sf.config.from_shorthand(case.args["sparseness"])
     # In eval mode the original detaches nothing, whatever its backward mode: that is
     # "joint".
     mode = case.args["backward_mode"].lower() if case.args["training"] else "joint"
@@ -83,7 +85,7 @@ def test_gradients(case):
     spec, mode, gated, (x, score, gy) = read(case)
 
     def forward(x, score):
-        return sf.sparsify(
+        return sf.masks.sparsify(
             x,
             score,
             count(spec, x),
@@ -135,7 +137,7 @@ def test_the_mask_gates_the_gradient_of_block_patterns_too():
     )
     spec, mode, _, (x, score, gy) = read(case)
     ds = torch.func.vjp(
-        lambda s: sf.sparsify(
+        lambda s: sf.masks.sparsify(
             x,
             s,
             None,
@@ -165,9 +167,9 @@ def test_shorthands(case):
         ours = QUIRKS.get(text, theirs["value"] if theirs["ok"] else ValueError)
         if ours is ValueError:  # the original raises TypeError or AssertionError, too
             with pytest.raises(ValueError, match="expected a shorthand"):
-                sf.from_shorthand(text)
+                sf.config.from_shorthand(text)
         else:
-            assert sf.to_shorthand(sf.from_shorthand(text)) == ours
+            assert sf.config.to_shorthand(sf.config.from_shorthand(text)) == ours
     assert set(QUIRKS) <= {
         text for text in case.args["strings"] if case.value[text]["ok"]
     }
@@ -195,4 +197,4 @@ def test_new_scores_are_kept():
     state = sf.rescore(algorithm.init({"w": x}), lambda score, weight: weight.abs())
     for step in range(2):
         state = algorithm.update(state, {"w": x}, step)
-        assert torch.equal(state.masks["w"], sf.topk_mask(x.abs(), 16))
+        assert torch.equal(state.masks["w"], sf.masks.topk_mask(x.abs(), 16))

@@ -140,7 +140,7 @@ def test_hard_concrete(case):
 @named("reparam", "ThresholdBinarizer")
 def test_thresholds_of_soft_movement(case):
     score = torch.sigmoid(case.inputs["score"])
-    mask = sf.threshold_mask(
+    mask = sf.masks.threshold_mask(
         score, case.args["tau"], min_keep=int(0.005 * score.numel()) + 1
     )
     assert torch.equal(mask, case.outputs["mask"].bool())
@@ -150,7 +150,7 @@ def test_thresholds_of_soft_movement(case):
 def test_movement(case):
     score = case.inputs["score"]
     assert torch.equal(
-        sf.topk_mask(score, int(case.args["kept"] * score.numel())),
+        sf.masks.topk_mask(score, int(case.args["kept"] * score.numel())),
         case.outputs["mask"].bool(),
     )
 
@@ -159,11 +159,11 @@ def test_movement(case):
 def test_edge_popup(case):
     given, size = case.inputs, case.inputs["score"].numel()
     dropped = int((1 - case.args["kept"]) * size)
-    mask = sf.topk_mask(given["score"].abs(), size - dropped)
+    mask = sf.masks.topk_mask(given["score"].abs(), size - dropped)
     assert torch.equal(mask, case.outputs["mask"].bool())
 
     def popped(score):
-        return sf.gate(given["weight"], score.abs(), mask, mode="supermask")
+        return sf.masks.gate(given["weight"], score.abs(), mask, mode="supermask")
 
     slope = torch.func.vjp(popped, given["score"])[1](given["upstream"])[0]
     torch.testing.assert_close(slope, case.outputs["grad_score"], rtol=1e-5, atol=1e-6)
@@ -172,7 +172,7 @@ def test_edge_popup(case):
 @named("transposable", "transposable")
 def test_transposable(case):
     n, m, size = case.args["n"], case.args["m"], case.inputs["weight"].abs()
-    mask = sf.topk_mask(size, None, pattern=sf.patterns.transposable(n, m))
+    mask = sf.masks.topk_mask(size, None, pattern=sf.patterns.transposable(n, m))
     assert size[mask].double().sum().item() == pytest.approx(
         case.value["exact"], rel=1e-6
     )
@@ -186,5 +186,5 @@ def test_transposable(case):
             <= case.value["one_sided"]
         )
     assert torch.equal(
-        sf.topk_mask(size.T, None, pattern=sf.patterns.transposable(n, m)), mask.T
+        sf.masks.topk_mask(size.T, None, pattern=sf.patterns.transposable(n, m)), mask.T
     )

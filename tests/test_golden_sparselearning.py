@@ -81,7 +81,9 @@ def test_cubic(case):
 def test_magnitude_prune(case):
     w, mask = case.inputs["w"], case.inputs["mask"] != 0
     dropped = sf.budgets.rounded_up(case.args["rate"], int(mask.sum()))
-    assert torch.equal(sf.drop_lowest(w.abs(), mask, dropped), case.outputs["out"] != 0)
+    assert torch.equal(
+        sf.masks.drop_lowest(w.abs(), mask, dropped), case.outputs["out"] != 0
+    )
     algorithm = sf.iterative(
         case.args["rate"], count=sf.budgets.rounded_up, init={"w": mask}
     )
@@ -98,11 +100,11 @@ def test_only_active_weights_are_ranked():
         torch.tensor([3.0, 1.0, 0.5, 2.0]),
         torch.tensor([True, True, False, True]),
     )
-    assert sf.drop_lowest(w.abs(), mask, 1).tolist() == [True, False, False, True]
+    assert sf.masks.drop_lowest(w.abs(), mask, 1).tolist() == [True, False, False, True]
     # An active weight that is exactly 0 goes first: theirs takes the ties with the
     # pruned as they fall.
     w = torch.tensor([3.0, 0.0, 0.0, 2.0])
-    assert sf.drop_lowest(w.abs(), mask, 1).tolist() == [True, False, False, True]
+    assert sf.masks.drop_lowest(w.abs(), mask, 1).tolist() == [True, False, False, True]
 
 
 @every("global_magnitude_prune")
@@ -111,7 +113,7 @@ def test_global_magnitude_prune(case):
     total = sum(int((w != 0).sum()) for w in weights.values())
     removed = sf.budgets.rounded_up(case.args["rate"], total)
     assert removed == case.value["wanted"] == case.value["removed"]
-    masks = sf.topk_masks(
+    masks = sf.masks.topk_masks(
         {name: w.abs() for name, w in weights.items()}, total - removed
     )
     algorithm = sf.iterative(
@@ -142,7 +144,8 @@ def test_struct_magnitude_prune(case):
     pattern, size = kernels(case.args["criterion"]), w[0, 0].numel()
     dropped = sf.budgets.rounded_up(case.args["rate"], int(mask.sum()) / size)
     assert torch.equal(
-        sf.drop_lowest(w, mask, dropped, pattern=pattern), case.outputs["out"] != 0
+        sf.masks.drop_lowest(w, mask, dropped, pattern=pattern),
+        case.outputs["out"] != 0,
     )
 
     def signed(state, grads, step):
@@ -165,7 +168,7 @@ def test_struct_magnitude_prune(case):
 
 
 def grown(scores: torch.Tensor, mask: torch.Tensor, n: float) -> torch.Tensor:
-    return sf.grow_highest(scores, mask, min(int(n), int((~mask).sum())))
+    return sf.masks.grow_highest(scores, mask, min(int(n), int((~mask).sum())))
 
 
 @every("momentum_growth")
@@ -191,15 +194,15 @@ def test_growth_never_takes_what_is_active():
     # Theirs, with all scores 0 or more asked than free: takes active positions, grows
     # less and wipes their weights.
     mask = torch.tensor([True, True, False, False])
-    assert sf.grow_highest(torch.zeros(4), mask, 1).tolist() == [
+    assert sf.masks.grow_highest(torch.zeros(4), mask, 1).tolist() == [
         True,
         True,
         True,
         False,
     ]
-    assert sf.grow_highest(torch.ones(4), mask, torch.tensor(3)).all()
+    assert sf.masks.grow_highest(torch.ones(4), mask, torch.tensor(3)).all()
     with pytest.raises(ValueError, match="expected 0 <= n_grow <= 2, got 3"):
-        sf.grow_highest(torch.ones(4), mask, 3)
+        sf.masks.grow_highest(torch.ones(4), mask, 3)
     algorithm = sf.rigl("current", drop_fraction=0.5, init={"w": mask[None]})
     state = algorithm.init({"w": torch.tensor([[2.0, 1.0, 0.0, 0.0]])})
     state = algorithm.update(state, {"w": torch.zeros(1, 4)}, 0)
@@ -214,12 +217,13 @@ def test_random_growth(case):
     draws[~mask] = case.inputs["u"].float()
     expected = case.outputs["out"] != 0
     assert torch.equal(
-        mask | sf.threshold_mask(n / int((~mask).sum()) - draws, 0.0) & ~mask, expected
+        mask | sf.masks.threshold_mask(n / int((~mask).sum()) - draws, 0.0) & ~mask,
+        expected,
     )
     scores = (1 - draws.double()).reshape(1, -1)
     count = R.independently(scores, ~mask.reshape(1, -1), torch.tensor([n]))
     assert torch.equal(
-        sf.grow_highest(scores.reshape(mask.shape), mask, count), expected
+        sf.masks.grow_highest(scores.reshape(mask.shape), mask, count), expected
     )
 
 
@@ -249,7 +253,7 @@ def test_random_growth_has_an_exact_count_unless_it_is_told_otherwise():
 def test_struct_abs_grad_growth(case):
     grad, mask = case.inputs["grad"], case.inputs["mask"] != 0
     n = int(case.args["n"] / grad[0, 0].numel())
-    new = sf.grow_highest(grad, mask, n, pattern=kernels(case.args["criterion"]))
+    new = sf.masks.grow_highest(grad, mask, n, pattern=kernels(case.args["criterion"]))
     assert torch.equal(new, case.outputs["out"] != 0)
     assert torch.equal(
         torch.where(new & ~mask, 0.0, case.inputs["w"]), case.outputs["w_out"]

@@ -78,11 +78,13 @@ def test_weight_norm(case: Case):
         # Theirs leaves one block whole below level 1: 0.99 of 8 blocks removes 7 there,
         # and 8 here.
         kept = n - (lost if level == 1 else min(lost, n - 1))
-        assert torch.equal(sf.topk_mask(norm(w), kept, pattern=pattern), mask), level
+        assert torch.equal(sf.masks.topk_mask(norm(w), kept, pattern=pattern), mask), (
+            level
+        )
         mine = update(sf.one_shot(level, scored(norm), pattern=pattern), w).masks["w"]
         if lost == n - kept:
             assert torch.equal(mine, mask)
-        exactly = sf.drop_lowest(
+        exactly = sf.masks.drop_lowest(
             norm(w), torch.ones_like(mask), n - kept, pattern=pattern
         )
         assert torch.equal(exactly, mask)
@@ -100,7 +102,7 @@ def test_data_norm(case: Case):
         ), level
         kept = sf.budgets.n_kept(n_blocks(case), level)
         assert torch.equal(
-            sf.topk_mask(norm(w), torch.tensor(kept), pattern=pattern), mask
+            sf.masks.topk_mask(norm(w), torch.tensor(kept), pattern=pattern), mask
         ), level
 
 
@@ -110,15 +112,15 @@ def test_what_goes_wrong_there_at_borders_with_zeros_per_block():
     # the border lose their 2 smallest, and so all they have.
     w = torch.tensor([[4.0, 1.0, 2.0, 3.0, 6.0, 5.0], [1.0, 2.0, 3.0, 4.0, 9.0, 9.0]])
     pattern = sf.patterns.block((1, 4), zeros=2)
-    assert sf.topk_mask(w, 2, pattern=pattern).int().tolist() == [
+    assert sf.masks.topk_mask(w, 2, pattern=pattern).int().tolist() == [
         [1, 0, 0, 1, 1, 1],
         [0, 0, 1, 1, 1, 1],
     ]
-    assert sf.topk_mask(w, 0, pattern=pattern).int().tolist() == [
+    assert sf.masks.topk_mask(w, 0, pattern=pattern).int().tolist() == [
         [1, 0, 0, 1, 0, 0],
         [0, 0, 1, 1, 0, 0],
     ]
-    assert sf.topk_mask(w, 4, pattern=pattern).all()
+    assert sf.masks.topk_mask(w, 4, pattern=pattern).all()
 
 
 def test_blocks_removed():
@@ -171,7 +173,7 @@ def test_nearly_diagonal(case: Case):
     def masks():
         pattern = sf.patterns.nearly_diagonal(nearliness)
         return [
-            sf.topk_mask(w, None, pattern=pattern),
+            sf.masks.topk_mask(w, None, pattern=pattern),
             sf.static(None, pattern=pattern).init({"w": w}).masks["w"],
         ]
 
@@ -287,7 +289,7 @@ def test_saliency(case: Case):
     for level, rows in levels(case):
         kept = len(w) - int(len(w) * level)  # theirs truncates
         assert torch.equal(
-            sf.topk_mask(w, kept, pattern=pattern).flatten(1).any(1), rows
+            sf.masks.topk_mask(w, kept, pattern=pattern).flatten(1).any(1), rows
         ), level
         mask = row_mask(sf.iterative(count=len(w) - kept, pattern=pattern), w)
         assert torch.equal(mask, rows), level
@@ -309,7 +311,7 @@ def test_gates_of_an_lstm(case: Case):
     level, pattern = case.args["sparsity_level"], sf.patterns.channel(0, groups=4)
     for name, w in case.inputs.items():
         rows, gate = case.outputs[f"m_{name}"], len(w) // 4
-        mask = sf.topk_mask(w, gate - int(gate * level), pattern=pattern)
+        mask = sf.masks.topk_mask(w, gate - int(gate * level), pattern=pattern)
         assert torch.equal(mask, rows[:, None].expand_as(w))
         if gate * level == int(gate * level):  # theirs truncates
             assert torch.equal(row_mask(sf.one_shot(level, pattern=pattern), w), rows)
@@ -322,7 +324,7 @@ def threshold(tau):
 
     def mask(keep, w):
         # 0-d True: a leaf that stays dense
-        return keep & sf.threshold_mask(w.abs(), tau) if keep.ndim else keep
+        return keep & sf.masks.threshold_mask(w.abs(), tau) if keep.ndim else keep
 
     def update(state, grads, step):
         masks = optree.tree_map(mask, state.masks, state.params)

@@ -86,9 +86,9 @@ def test_ln_structured(case: Case):
     w, value, dim = case.inputs["w"], case.args["amount"], case.args["dim"]
     pattern, size = sf.patterns.channel(dim, norm=float(case.args["n"])), w.shape[dim]
     n_keep = size - value if isinstance(value, int) else sf.budgets.n_kept(size, value)
-    check(sf.topk_mask(w, n_keep, pattern=pattern), case.outputs["m"])
+    check(sf.masks.topk_mask(w, n_keep, pattern=pattern), case.outputs["m"])
     check(
-        sf.drop_lowest(w, torch.ones_like(w) > 0, size - n_keep, pattern=pattern),
+        sf.masks.drop_lowest(w, torch.ones_like(w) > 0, size - n_keep, pattern=pattern),
         case.outputs["m"],
     )
     check(
@@ -190,7 +190,7 @@ def test_the_pure_prune():
     t, default = case.inputs["t"], {"t": case.inputs["default_mask"] != 0}
 
     def prune(amount, masks):
-        best = {"t": sf.topk_mask(t.abs(), sf.budgets.n_kept(t.numel(), amount))}
+        best = {"t": sf.masks.topk_mask(t.abs(), sf.budgets.n_kept(t.numel(), amount))}
         return sf.apply_masks({"t": t}, sf.masks.intersect(best, masks))["t"]
 
     assert torch.equal(
@@ -198,7 +198,7 @@ def test_the_pure_prune():
     )
     # recorded with amount=0.2, dim=0 below
     assert torch.equal(prune(0.2, default), case.outputs["with_mask"])
-    rows = sf.topk_mask(t, 3, pattern=sf.patterns.channel(0, norm=2))
+    rows = sf.masks.topk_mask(t, 3, pattern=sf.patterns.channel(0, norm=2))
     assert torch.equal(sf.apply_masks({"t": t}, {"t": rows})["t"], case.outputs["ln"])
 
 

@@ -133,7 +133,9 @@ def test_weight_norm(case, level, seed):
     # theirs leaves one block whole below level 1
     kept = n - (lost if level == 1 else min(lost, n - 1))
     pattern = sf.patterns.block(box, zeros=zeros)
-    assert torch.equal(sf.topk_mask(NORMS[norm](w), kept, pattern=pattern), theirs)
+    assert torch.equal(
+        sf.masks.topk_mask(NORMS[norm](w), kept, pattern=pattern), theirs
+    )
     if lost == n - kept:
         algorithm = sf.one_shot(level, effective_score(NORMS[norm]), pattern=pattern)
         assert torch.equal(update(algorithm, w).masks["w"], theirs)
@@ -286,7 +288,9 @@ def test_fpgm(w, dist, level):
 def test_saliency(w, level):
     theirs = one_mask(SaliencyPruner({"sparsity_level": level}), w)
     lost, pattern = int(len(w) * level), sf.patterns.channel(0)  # theirs truncates
-    assert torch.equal(rows(sf.topk_mask(w, len(w) - lost, pattern=pattern)), theirs)
+    assert torch.equal(
+        rows(sf.masks.topk_mask(w, len(w) - lost, pattern=pattern)), theirs
+    )
     assert torch.equal(
         rows(update(sf.iterative(count=lost, pattern=pattern), w).masks["w"]), theirs
     )
@@ -303,7 +307,9 @@ def test_gates_of_an_lstm(hidden, inputs, level, seed):
     sparsifier = LSTMSaliencyPruner({"sparsity_level": level})
     theirs = one_mask(sparsifier, w)
     lost = int(hidden * level)  # theirs truncates
-    assert torch.equal(rows(sf.topk_mask(w, hidden - lost, pattern=pattern)), theirs)
+    assert torch.equal(
+        rows(sf.masks.topk_mask(w, hidden - lost, pattern=pattern)), theirs
+    )
     if 4 * lost == round(4 * hidden * level):
         assert torch.equal(
             rows(update(sf.one_shot(level, pattern=pattern), w).masks["w"]), theirs

@@ -359,7 +359,6 @@ def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
         for name in sparsefn._LATER:
             assert getattr(sparsefn, name) is getattr(sparsefn, name)
         assert callable(sparsefn.shrink)
-        assert sparsefn.from_config is sparsefn.config.from_config
         assert {*sparsefn._LATER, "rigl"} <= {*dir(sparsefn)}
         assert not hasattr(sparsefn, "nothing")
     """
@@ -368,6 +367,17 @@ def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert told | {"testing"} == set(done.stdout.split())
+
+
+@pytest.mark.parametrize(("name", "package"), sf._MOVED.items())
+def test_a_name_of_the_last_release_works_and_warns(name: str, package: str) -> None:
+    moved = f"sf.{name} has moved: write sf.{package}.{name}"
+    with pytest.warns(DeprecationWarning, match=f"^{re.escape(moved)}$") as caught:
+        found = getattr(sf, name)
+    assert caught[0].filename == __file__
+    assert found is getattr(getattr(sf, package), name)
+    assert name not in dir(sf) and name not in sf.__all__
+    assert f"sf.{name}`" in PAGE.with_name("moved.md").read_text("utf-8")
 
 
 @pytest.mark.deep

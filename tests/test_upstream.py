@@ -62,7 +62,7 @@ def by_function(x):
 
 
 def by_detaching(x):
-    return (sf.straight_through((x > 0).to(x.dtype), x) * SLOPES).sum()
+    return (sf.masks.straight_through((x > 0).to(x.dtype), x) * SLOPES).sum()
 
 
 # torch's own, while it traces
@@ -297,7 +297,11 @@ def test_what_the_library_uses_has_the_same_bits():
 
 def test_topk_takes_any_of_equal_ones():
     assert sorted(torch.topk(torch.zeros(40), 3).indices.tolist()) != [0, 1, 2]
-    assert sf.topk_mask(torch.zeros(40), 3).nonzero().flatten().tolist() == [0, 1, 2]
+    assert sf.masks.topk_mask(torch.zeros(40), 3).nonzero().flatten().tolist() == [
+        0,
+        1,
+        2,
+    ]
 
 
 # ---- values that a transform hides ---------------------------------------------------
@@ -327,7 +331,7 @@ def test_choose_takes_any():
 def test_a_batched_count_is_refused():
     with refused(RuntimeError, "over calling .item"):
         vmap(lambda k: torch.kthvalue(X, k).values)(torch.tensor([1, 2]))
-    assert vmap(lambda k: sf.topk_mask(X, k))(torch.tensor([0, 1])).tolist() == [
+    assert vmap(lambda k: sf.masks.topk_mask(X, k))(torch.tensor([0, 1])).tolist() == [
         [False, False],
         [True, False],
     ]

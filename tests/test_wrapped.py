@@ -21,15 +21,15 @@ def updated(algorithm):
 
 
 CALLS = {
-    "topk": lambda x: sf.topk_mask(x, 20),
-    "nm": lambda x: sf.topk_mask(x, None, pattern=sf.patterns.nm(2, 4)),
-    "rows": lambda x: sf.topk_mask(x, 3, pattern=sf.patterns.row_balanced()),
-    "joint": lambda x: sf.topk_masks([x, x.t()], 99)[1],
-    "drop": lambda x: sf.drop_lowest(x, x > 0, 9),
-    "grow": lambda x: sf.grow_highest(x, x > 0, 9),
+    "topk": lambda x: sf.masks.topk_mask(x, 20),
+    "nm": lambda x: sf.masks.topk_mask(x, None, pattern=sf.patterns.nm(2, 4)),
+    "rows": lambda x: sf.masks.topk_mask(x, 3, pattern=sf.patterns.row_balanced()),
+    "joint": lambda x: sf.masks.topk_masks([x, x.t()], 99)[1],
+    "drop": lambda x: sf.masks.drop_lowest(x, x > 0, 9),
+    "grow": lambda x: sf.masks.grow_highest(x, x > 0, 9),
     "apply": lambda x: sf.apply_masks({"w": x}, {"w": x > 0})["w"],
     "pack": lambda x: sf.masks.pack({"w": x > 0})["w"],
-    "coins": lambda x: sf.bernoulli_mask(x.sigmoid(), sf.random.key(0)),
+    "coins": lambda x: sf.masks.bernoulli_mask(x.sigmoid(), sf.random.key(0)),
     "gmp": lambda x: sf.gmp(0.5).init({"w": x}).masks["w"],
     "erk": lambda x: (
         sf.gmp(0.5, distribution=sf.budgets.erk()).init({"w": x}).masks["w"]
@@ -284,7 +284,7 @@ def test_what_reads_whole_leaves_refuses_distributed_tensors_by_path(mesh):
     with pytest.raises(
         ValueError, match=r"transposable\(2, 4\): expected plain tensors, got a DTensor"
     ):
-        sf.topk_mask(params["w"], None, pattern=tiles)
+        sf.masks.topk_mask(params["w"], None, pattern=tiles)
     with pytest.raises(
         ValueError,
         match="permutation.channels: expected plain tensors, got a DTensor at 'weight'",

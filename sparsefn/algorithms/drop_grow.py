@@ -33,7 +33,7 @@ from sparsefn.engine.checks import (
 )
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
-from sparsefn.scores import gradient, magnitude, momentum
+from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
 from sparsefn.state import Algorithm, Level, Score, Trigger, Where
 from sparsefn.timing.schedules import cosine_decay
@@ -177,7 +177,11 @@ def _timetable(
     return often if when is None else when, share if fraction is None else fraction
 
 
-@preset(drop_grow, grow=random_score)
+def _by_sign(by_sign: bool) -> dict[str, Score]:
+    return {"drop": ranked(magnitude)} if by_sign else {}
+
+
+@preset(drop_grow, grow=random_score, renamed={"by_sign": _by_sign})
 def set() -> None:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
@@ -209,7 +213,16 @@ def rigl() -> None:
     """
 
 
-@preset(drop_grow, grow=momentum(0.9), redistribute=mean_active)
+def _decay(decay: float) -> dict[str, Score]:
+    return {"grow": momentum(decay)}
+
+
+@preset(
+    drop_grow,
+    grow=momentum(0.9),
+    redistribute=mean_active,
+    renamed={"decay": _decay},
+)
 def snfs() -> None:
     """Sparse networks from scratch: regrow across leaves, by the gradient's average.
 

@@ -36,9 +36,9 @@ _EXACT = Context(prec=800)  # enough digits for 1 - x of every float x
 class Shorthand(NamedTuple):
     """The settings in a shorthand, named like the arguments of `supermask`.
 
-    >>> sf.shorthand.Shorthand(sf.patterns.nm(2, 4), 0.5, False) == sf.from_shorthand(
-    ...     "BTOPK{2:4,-1}(U)"
-    ... )
+    >>> sf.shorthand.Shorthand(
+    ...     sf.patterns.nm(2, 4), 0.5, False
+    ... ) == sf.config.from_shorthand("BTOPK{2:4,-1}(U)")
     True
     """
 
@@ -55,11 +55,11 @@ class _Dense(Shorthand):
 def from_shorthand(text: str) -> Shorthand:
     """Read a pattern, a sparsity and `mask_gradient` from a shorthand.
 
-    >>> sf.from_shorthand("TOPK{0.9}(M)")
+    >>> sf.config.from_shorthand("TOPK{0.9}(M)")
     Shorthand(pattern=unstructured(), sparsity=0.1, mask_gradient=True)
-    >>> sf.from_shorthand("BTOPK{4:8,-1}(U)")
+    >>> sf.config.from_shorthand("BTOPK{4:8,-1}(U)")
     Shorthand(pattern=nm(4, 8, axis=-1), sparsity=0.5, mask_gradient=False)
-    >>> algorithm = sf.supermask(**sf.from_shorthand("BERN")._asdict())
+    >>> algorithm = sf.supermask(**sf.config.from_shorthand("BERN")._asdict())
 
     `mask_gradient` says whether the mask gates the score's gradient. `DENSE` has
     sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli". The sparsity
@@ -100,8 +100,8 @@ def to_shorthand(spec: Shorthand | Pattern) -> str:
     """The canonical string of a shorthand, or of an `nm` pattern alone.
 
     >>> (
-    ...     sf.to_shorthand(sf.from_shorthand("TOPK{.5}(M)")),
-    ...     sf.to_shorthand(sf.patterns.nm(2, 4, axis=0)),
+    ...     sf.config.to_shorthand(sf.config.from_shorthand("TOPK{.5}(M)")),
+    ...     sf.config.to_shorthand(sf.patterns.nm(2, 4, axis=0)),
     ... )
     ('TOPK{0.5}(M)', 'BTOPK{2:4,0}(U)')
 

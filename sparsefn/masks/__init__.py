@@ -1,4 +1,4 @@
-"""Masks trees: counting, set operations, building and packing."""
+"""Masks: selection of the best, gates, and trees of them: counts, sets, packing."""
 
 from sparsefn.masks.counts import (
     difference,
@@ -10,22 +10,43 @@ from sparsefn.masks.counts import (
     sparsity,
     union,
 )
+from sparsefn.masks.gates import gate, sparsify
 from sparsefn.masks.making import checkerboard, from_dict, from_zeros, shuffle
 from sparsefn.masks.packing import pack, unpack
+from sparsefn.masks.products import linear_pair
+from sparsefn.masks.select import (
+    bernoulli_mask,
+    drop_lowest,
+    grow_highest,
+    straight_through,
+    threshold_mask,
+    topk_mask,
+    topk_masks,
+)
 
 __all__ = [
+    "bernoulli_mask",
     "checkerboard",
     "difference",
+    "drop_lowest",
     "explored",
     "from_dict",
     "from_zeros",
+    "gate",
+    "grow_highest",
     "hamming",
     "intersect",
+    "linear_pair",
     "n_kept",
     "n_total",
     "pack",
     "shuffle",
+    "sparsify",
     "sparsity",
+    "straight_through",
+    "threshold_mask",
+    "topk_mask",
+    "topk_masks",
     "union",
     "unpack",
 ]

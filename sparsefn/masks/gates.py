@@ -45,9 +45,9 @@ def gate(
     ...     torch.tensor([0.1, 0.9]),
     ...     torch.tensor([False, True]),
     ... )
-    >>> sf.gate(x, s, mask)
+    >>> sf.masks.gate(x, s, mask)
     tensor([0., 3.])
-    >>> torch.func.grad(lambda s: sf.gate(x, s, mask, mode="supermask").sum())(s)
+    >>> torch.func.grad(lambda s: sf.masks.gate(x, s, mask, mode="supermask").sum())(s)
     tensor([2., 3.])
 
     The scores are those that made the mask. With dy the gradient of the result:
@@ -89,9 +89,9 @@ def sparsify(
     """Keep the entries of `x` with the best scores, inside any loss.
 
     >>> h = torch.tensor([[0.5, -2.0, 1.0, 0.1]])
-    >>> sf.sparsify(h, h.abs(), 2)
+    >>> sf.masks.sparsify(h, h.abs(), 2)
     tensor([[ 0., -2.,  1.,  0.]])
-    >>> torch.func.grad(lambda h: sf.sparsify(h, h.abs(), 2).sum())(h)
+    >>> torch.func.grad(lambda h: sf.masks.sparsify(h, h.abs(), 2).sum())(h)
     tensor([[0., 1., 1., 0.]])
 
     `x` may be weights or activations. `topk_mask(scores, n_keep, pattern=pattern)`

@@ -57,7 +57,7 @@ def channels(
     >>> found = sf.permutation.channels(weight, 2, 4)
     >>> found.before, found.after
     (7.0, 10.0)
-    >>> mask = sf.topk_mask(
+    >>> mask = sf.masks.topk_mask(
     ...     weight[:, found.order].abs(), None, pattern=sf.patterns.nm(2, 4)
     ... )
     >>> weight[:, found.order][mask].sum()

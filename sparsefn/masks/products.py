@@ -19,9 +19,9 @@ def linear_pair(
 
     >>> x, dense = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
     >>> fewer, other = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
-    >>> sf.linear_pair(x, fewer, other)
+    >>> sf.masks.linear_pair(x, fewer, other)
     tensor([[3.]])
-    >>> torch.func.grad(lambda x, w: sf.linear_pair(x, w, other).sum(), (0, 1))(
+    >>> torch.func.grad(lambda x, w: sf.masks.linear_pair(x, w, other).sum(), (0, 1))(
     ...     x, fewer
     ... )
     (tensor([[0., 4.]]), tensor([[1., 2.]]))
@@ -30,7 +30,7 @@ def linear_pair(
     `w_forward` is dy.T @ x on all entries, and `w_backward` has none. So a weight that
     is masked N:M along its inputs for the forward product, and along its outputs for
     the product of the backward pass, trains with both products sparse: `w_forward` is
-    then `sf.straight_through(masked, weight)`. Shapes are those of
+    then `sf.masks.straight_through(masked, weight)`. Shapes are those of
     `torch.nn.functional.linear`, and both weights are (outputs, inputs).
 
     Right under grad, vmap and compile. In compiled code it costs one more product:

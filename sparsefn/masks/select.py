@@ -84,7 +84,7 @@ def topk_mask(
 ) -> Tensor:
     """Keep exactly the n_keep best units of each competing group.
 
-    >>> sf.topk_mask(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
+    >>> sf.masks.topk_mask(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
     tensor([False,  True, False, False])
 
     `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern;
@@ -112,7 +112,7 @@ def topk_mask(
 def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) -> Tensor:
     """Keep the scores above tau, and at least the min_keep best.
 
-    >>> sf.threshold_mask(torch.tensor([1.0, 3.0, 2.0]), 5.0, min_keep=1)
+    >>> sf.masks.threshold_mask(torch.tensor([1.0, 3.0, 2.0]), 5.0, min_keep=1)
     tensor([False,  True, False])
 
     The count depends on the data. NaN is above nothing.
@@ -154,7 +154,7 @@ def drop_lowest(
 ) -> Tensor:
     """Clear the n_drop worst kept units of each group; pruned units do not compete.
 
-    >>> sf.drop_lowest(
+    >>> sf.masks.drop_lowest(
     ...     torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, True, False]), 1
     ... )
     tensor([False,  True, False])
@@ -193,7 +193,7 @@ def grow_highest(
 ) -> Tensor:
     """Fill the n_grow best pruned units of each group.
 
-    >>> sf.grow_highest(
+    >>> sf.masks.grow_highest(
     ...     torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1
     ... )
     tensor([ True,  True, False])
@@ -228,7 +228,9 @@ def grow_highest(
 def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     """One competition over all leaves: exactly n_keep elements are kept in total.
 
-    >>> sf.topk_masks({"a": torch.tensor([1.0, 4.0]), "b": torch.tensor([3.0, 2.0])}, 2)
+    >>> sf.masks.topk_masks(
+    ...     {"a": torch.tensor([1.0, 4.0]), "b": torch.tensor([3.0, 2.0])}, 2
+    ... )
     {'a': tensor([False,  True]), 'b': tensor([ True, False])}
 
     Ties go to the earlier leaf in optree's order, then to the lower index.
@@ -266,7 +268,7 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
 def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
     """Keep each element with its own probability, drawn from an explicit key.
 
-    >>> sf.bernoulli_mask(torch.tensor([0.0, 1.0]), sf.random.key(0))
+    >>> sf.masks.bernoulli_mask(torch.tensor([0.0, 1.0]), sf.random.key(0))
     tensor([False,  True])
     """
     return random.bernoulli(key, probs)
@@ -285,7 +287,9 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     """The value of `hard` with the gradient of `soft`.
 
     >>> soft = torch.tensor([0.3, 0.8])
-    >>> torch.func.grad(lambda s: sf.straight_through((s > 0.5).float(), s).sum())(soft)
+    >>> torch.func.grad(
+    ...     lambda s: sf.masks.straight_through((s > 0.5).float(), s).sum()
+    ... )(soft)
     tensor([1., 1.])
 
     The detach form, right under grad, vmap, jvp and compile (a custom autograd Function

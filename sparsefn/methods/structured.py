@@ -74,8 +74,8 @@ def taylor(
     are classes. In the Conv1D of transformers outputs lie along axis 1:
     `pattern=sf.patterns.channel(1)`.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, the sum is over all
-    parameters that go with a unit, in all members of its set (the S of eq. 8).
+    With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, the sum is
+    over all parameters that go with a unit, in all members of its set (the S of eq. 8).
     `distribution=sf.budgets.uniform()` prunes `count` units of each leaf or set. For a
     sparsity that rises, and shares by path, give the score to `gmp`:
 
@@ -152,11 +152,11 @@ def slimming(
     with one threshold for the whole network; from then on the rest is fine-tuned,
     without the l1 term. `sf.shrink(model, state, example)` removes the channels.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, channels are pruned
-    in all members of their set. The sets are those that have a scale among their
-    leaves; other sets stay. A channel's score is the mean of |scale| over its scales:
-    of a residual stream, which has none of its own, those of all norms that write to it
-    or read it.
+    With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, channels
+    are pruned in all members of their set. The sets are those that have a scale among
+    their leaves; other sets stay. A channel's score is the mean of |scale| over its
+    scales: of a residual stream, which has none of its own, those of all norms that
+    write to it or read it.
 
     ValueError for a glob that matches no path; TypeError or ValueError for what is no
     number of steps. With tied sets TypeError for a `where` that is no globs, and
@@ -260,9 +260,9 @@ def fpgm(
     `where`: the outputs of the last layer are classes. In the Conv1D of transformers
     outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, a unit is the
-    vector of all of its entries: the filters of all layers that write it, its biases,
-    scales and shifts, and the columns of all layers that read it. Distances are
+    With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, a unit is
+    the vector of all of its entries: the filters of all layers that write it, its
+    biases, scales and shifts, and the columns of all layers that read it. Distances are
     Euclidean ones between units of a set, which all have as many entries.
 
     TypeError or ValueError for what is no number of steps, ValueError for an epoch

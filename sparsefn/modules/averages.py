@@ -92,8 +92,8 @@ def mask_average(
 
     Where masks change during a run, an average has weights at all places that were kept
     while it was made, and is denser than the model. The copy is zero where the masks,
-    those of now, prune. It is what to evaluate and to ship; `sf.ema` makes an average
-    that is never denser.
+    those of now, prune. It is what to evaluate and to ship; `sf.optimizers.ema` makes
+    an average that is never denser.
 
     `average` is a module or a dict of tensors by name, such as a `state_dict`: torch's
     `AveragedModel`, the `ema` of timm's `ModelEmaV2` and `ModelEmaV3`, a copy of the

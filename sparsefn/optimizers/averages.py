@@ -21,8 +21,10 @@ def ema(state: State, decay: Real, average: Tree = None) -> Tree:
     >>> state = sf.State(
     ...     {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])}
     ... )
-    >>> average = sf.ema(state, 0.75)
-    >>> sf.ema(state._replace(params={"w": torch.tensor([3.0, 5.0])}), 0.75, average)
+    >>> average = sf.optimizers.ema(state, 0.75)
+    >>> sf.optimizers.ema(
+    ...     state._replace(params={"w": torch.tensor([3.0, 5.0])}), 0.75, average
+    ... )
     {'w': tensor([1.5000, 0.0000])}
 
     `decay * average + (1 - decay) * weights`, and +0.0 where the masks prune: a weight

@@ -25,7 +25,7 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     ...     {"w": torch.tensor([3.0, 100.0, 4.0])},
     ...     {"w": torch.tensor([True, False, True])},
     ... )
-    >>> sf.clip_norm(grads, 0.5, masks)
+    >>> sf.optimizers.clip_norm(grads, 0.5, masks)
     {'w': tensor([ 0.3000, 10.0000,  0.4000])}
 
     The factor is that of `torch.nn.utils.clip_grad_norm_`: `max_norm / (norm + 1e-6)`,

@@ -12,6 +12,7 @@ from sparsefn.patterns.kinds import (
     row_balanced,
     unstructured,
 )
+from sparsefn.patterns.tied import tied
 from sparsefn.patterns.tiled import transposable
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "nm",
     "out_groups",
     "row_balanced",
+    "tied",
     "transposable",
     "unstructured",
 ]

@@ -13,7 +13,9 @@ from sparsefn.patterns.kinds import Box, Pattern
 def nearly_diagonal(nearliness: int) -> Pattern:
     """The entries near the diagonal of a matrix are kept, whatever their scores.
 
-    >>> sf.topk_mask(torch.rand(3, 4), None, pattern=sf.patterns.nearly_diagonal(3))
+    >>> sf.masks.topk_mask(
+    ...     torch.rand(3, 4), None, pattern=sf.patterns.nearly_diagonal(3)
+    ... )
     tensor([[ True,  True, False, False],
             [ True,  True,  True, False],
             [False,  True,  True,  True]])

@@ -42,9 +42,9 @@ class Pattern(Made):
     `fixed` is the count that a group keeps (an int, a 0-d tensor or a function of the
     grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is how
     many elements a pruned unit loses: its worst, where None is all of them.
-    `members` are those of `sf.tied`, whose units lie in several leaves, and `sets`
-    finds their sets. `pick` chooses the units of a group together, where the best ones
-    by themselves would not fit each other: a function of an `Entry`.
+    `members` are those of `sf.patterns.tied`, whose units lie in several leaves, and
+    `sets` finds their sets. `pick` chooses the units of a group together, where the
+    best ones by themselves would not fit each other: a function of an `Entry`.
     """
 
     name: str
@@ -106,7 +106,7 @@ def axis_of(name: str, axis: int, shape: Box, parts: int = 1) -> int:
 def unstructured() -> Pattern:
     """Every element is a unit, and all units of a tensor compete.
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([0.3, 0.1, 0.2]), 2, pattern=sf.patterns.unstructured()
     ... )
     tensor([ True, False,  True])
@@ -118,7 +118,7 @@ def unstructured() -> Pattern:
 def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     """Exactly n of every m consecutive elements along an axis are kept.
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([4.0, 1.0, 2.0, 3.0]), None, pattern=sf.patterns.nm(2, 4)
     ... )
     tensor([ True, False, False,  True])
@@ -159,7 +159,7 @@ def block(
     """Boxes of elements along the last dimensions are kept or pruned whole.
 
     >>> scores = torch.tensor([[1.0, 1.0, 9.0], [1.0, 1.0, 0.0]])
-    >>> sf.topk_mask(scores, 1, pattern=sf.patterns.block((2, 2)))
+    >>> sf.masks.topk_mask(scores, 1, pattern=sf.patterns.block((2, 2)))
     tensor([[False, False,  True],
             [False, False,  True]])
 
@@ -173,7 +173,7 @@ def block(
     no more); counts and sparsities stay those of blocks. Where no block is kept, all
     are pruned so:
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([4.0, 1.0, 2.0, 3.0]),
     ...     0,
     ...     pattern=sf.patterns.block((4,), zeros=2),
@@ -208,7 +208,7 @@ def block(
 def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     """Whole slices along an axis are kept or pruned, by the norm of their scores.
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([[1.0, 1.0], [3.0, 0.0]]), 1, pattern=sf.patterns.channel(0)
     ... )
     tensor([[False, False],
@@ -237,7 +237,7 @@ def kernel(reduce: Reduce = "mean") -> Pattern:
     """The entries of each (out, in) pair of a convolution are kept or pruned together.
 
     >>> scores = torch.arange(8.0).reshape(1, 2, 2, 2)
-    >>> sf.topk_mask(scores, 1, pattern=sf.patterns.kernel()).sum((2, 3))
+    >>> sf.masks.topk_mask(scores, 1, pattern=sf.patterns.kernel()).sum((2, 3))
     tensor([[0, 4]])
 
     On a 2-D leaf a kernel is one element.
@@ -265,7 +265,7 @@ def _blocks(name: str, groups: int, axis: int) -> Callable[[Box], Box]:
 def out_groups(groups: int) -> Pattern:
     """Elements compete inside each of g equal blocks of output rows (dimension 0).
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([[5.0, 4.0], [1.0, 2.0]]), 1, pattern=sf.patterns.out_groups(2)
     ... )
     tensor([[ True, False],
@@ -282,7 +282,7 @@ def out_groups(groups: int) -> Pattern:
 def in_groups(groups: int) -> Pattern:
     """Elements compete inside each of g equal blocks of input columns (dimension 1).
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([[5.0, 1.0], [4.0, 2.0]]), 1, pattern=sf.patterns.in_groups(2)
     ... )
     tensor([[ True, False],
@@ -299,7 +299,7 @@ def in_groups(groups: int) -> Pattern:
 def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
     """Elements compete inside their own output row: a constant fan-in.
 
-    >>> sf.topk_mask(
+    >>> sf.masks.topk_mask(
     ...     torch.tensor([[5.0, 4.0], [1.0, 2.0]]),
     ...     1,
     ...     pattern=sf.patterns.row_balanced(),

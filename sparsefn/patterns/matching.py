@@ -31,7 +31,7 @@ def checked_sets(pattern: Pattern, paths: Sequence[str]) -> list[tuple[str, ...]
     """The paths of each set; ValueError where a member matches no path, or no set has a
     leaf for each member.
 
-    >>> checked_sets(sf.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
+    >>> checked_sets(sf.patterns.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
     Traceback (most recent call last):
         ...
     ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight',

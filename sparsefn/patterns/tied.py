@@ -38,7 +38,9 @@ Members: TypeAlias = Sequence[Sequence[str | int | Sequence[str | int | Sequence
 def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     """Rows and columns of several leaves form one unit, kept or pruned together.
 
-    >>> mlp = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
+    >>> mlp = sf.patterns.tied(
+    ...     [["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]]
+    ... )
     >>> params = {
     ...     "0.up.weight": torch.tensor([[1.0], [3.0], [2.0]]),
     ...     "0.up.bias": torch.zeros(3),
@@ -60,7 +62,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     of queries that read it:
 
     >>> width, readers = 4, 2
-    >>> heads = sf.tied(
+    >>> heads = sf.patterns.tied(
     ...     [
     ...         ["*.q_proj.weight", 0, readers * width],
     ...         ["*.k_proj.weight", 0, width],
@@ -77,7 +79,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     entries no unit of this set takes along. Units may then have different numbers of
     indices; each has one in every member:
 
-    >>> pairs = sf.tied(
+    >>> pairs = sf.patterns.tied(
     ...     [["fc.weight", 0, [0, 1, 1, 0, -1]], ["fc.bias", 0, [0, 1, 1, 0, -1]]]
     ... )
 
@@ -86,7 +88,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     in another. A list of such lists of members is one pattern of all their sets, for
     models whose units are not everywhere named alike:
 
-    >>> net = sf.tied(
+    >>> net = sf.patterns.tied(
     ...     [
     ...         [["0.weight", 0], ["0.bias", 0], ["2.weight", 1]],
     ...         [["2.weight", 0], ["2.bias", 0], ["4.weight", 1]],
@@ -261,7 +263,7 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
     >>> {
     ...     name: units.rows
     ...     for name, units in tied_sets(
-    ...         sf.tied([["*.a", 0], ["*.b", 1]]), params
+    ...         sf.patterns.tied([["*.a", 0], ["*.b", 1]]), params
     ...     ).items()
     ... }
     {'0.a': (1, 4)}
@@ -295,7 +297,7 @@ def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
     """The entries of each unit of a tied set as a row: (units, entries of a unit).
 
     >>> leaves = {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[3.0, 4.0]])}
-    >>> joined(tied_sets(sf.tied([["a", 0], ["b", 1]]), leaves)["a"], leaves)
+    >>> joined(tied_sets(sf.patterns.tied([["a", 0], ["b", 1]]), leaves)["a"], leaves)
     tensor([[1., 3.],
             [2., 4.]])
     """
@@ -319,7 +321,9 @@ def over_units(
     each: (1, units).
 
     >>> leaves = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    >>> (units,) = tied_sets(sf.tied([["a", 0, [0, 1, 1, -1]]]), leaves).values()
+    >>> (units,) = tied_sets(
+    ...     sf.patterns.tied([["a", 0, [0, 1, 1, -1]]]), leaves
+    ... ).values()
     >>> over_units(units, leaves, lambda units, rows: rows.mean(1)[None])
     tensor([[1.0000, 2.5000]])
 
@@ -340,7 +344,7 @@ def check_whole_units(
     ...     "a": torch.tensor([[True], [False]]),
     ...     "b": torch.tensor([[True, True]]),
     ... }
-    >>> check_whole_units(sf.tied([["a", 0], ["b", 1]]), masks, masks)
+    >>> check_whole_units(sf.patterns.tied([["a", 0], ["b", 1]]), masks, masks)
     Traceback (most recent call last):
         ...
     ValueError: tied: expected masks that prune whole units, but unit 1 of the set of
@@ -398,7 +402,7 @@ def parted(
 
     >>> leaves = {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[3.0, 4.0]])}
     >>> parted(
-    ...     tied_sets(sf.tied([["a", 0], ["b", 1]]), leaves),
+    ...     tied_sets(sf.patterns.tied([["a", 0], ["b", 1]]), leaves),
     ...     [torch.tensor([[True, False]])],
     ...     leaves,
     ... )["b"]

@@ -15,7 +15,7 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
     """Exactly n in every row and in every column of each m x m tile are kept.
 
     >>> scores = torch.tensor([[9.0, 8.0], [7.0, 1.0]])
-    >>> sf.topk_mask(scores, None, pattern=sf.patterns.transposable(1, 2))
+    >>> sf.masks.topk_mask(scores, None, pattern=sf.patterns.transposable(1, 2))
     tensor([[False,  True],
             [ True, False]])
 

@@ -168,12 +168,13 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     many; 16-bit scores are given in float32. Leaves that are not sparsified score 0.
     The example is Molchanov et al. 2019, arXiv 1906.10771.
 
-    Of `sf.tied`, such as the pattern of `sf.shrinking.groups`, a row has the scores of
-    all entries of a unit: members in their order, each row by row. The values are those
-    of the units of each set, by its name, as an entry may be in several units. Give the
-    algorithm the same pattern; it then reads the values, and its `reduce` is not used:
+    Of `sf.patterns.tied`, such as the pattern of `sf.shrinking.groups`, a row has the
+    scores of all entries of a unit: members in their order, each row by row. The values
+    are those of the units of each set, by its name, as an entry may be in several
+    units. Give the algorithm the same pattern; it then reads the values, and its
+    `reduce` is not used:
 
-    >>> mlp = sf.tied([["up", 0], ["down", 1]])
+    >>> mlp = sf.patterns.tied([["up", 0], ["down", 1]])
     >>> norms = sf.scores.by_unit(
     ...     sf.scores.magnitude, mlp, lambda scores: scores.norm(dim=-1)
     ... )

@@ -100,7 +100,7 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
     ...         "norm": torch.tensor([3.0, 2.0, 0.0]),
     ...     }
     ... }
-    >>> pattern = sf.tied([["router", 0], ["experts", 0]])
+    >>> pattern = sf.patterns.tied([["router", 0], ["experts", 0]])
     >>> prune = sf.one_shot(2 / 3, sf.scores.reap(stats, pattern), pattern=pattern)
     >>> params = {"router": torch.ones(3, 4), "experts": torch.ones(3, 5, 4)}
     >>> prune.update(prune.init(params), params, 0).masks["experts"][:, 0, 0]
@@ -108,11 +108,11 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
 
     It is the mean over an expert's tokens of weight times norm of its output.
 
-    `stats` are those of `sf.calibration.experts`, and a unit of `pattern`, an `sf.tied`
-    one, is an expert: one of its leaves has statistics. An expert to which no token was
-    routed scores 0. Sets that are not sparsified score 0. In the paper the experts of a
-    layer compete, as they do by default. `sf.shrinking.without_experts` removes those
-    that are pruned.
+    `stats` are those of `sf.calibration.experts`, and a unit of `pattern`, an
+    `sf.patterns.tied` one, is an expert: one of its leaves has statistics. An expert to
+    which no token was routed scores 0. Sets that are not sparsified score 0. In the
+    paper the experts of a layer compete, as they do by default.
+    `sf.shrinking.without_experts` removes those that are pruned.
 
     ValueError for a pattern of another kind, for a set none of whose leaves has
     statistics, or whose units are no experts, for statistics of no token, and for some
@@ -122,8 +122,8 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
     faults = _faults("reap", stats)
     if not isinstance(pattern, Pattern) or pattern.sets is None:
         raise ValueError(
-            "reap: expected a pattern of tied sets, sf.tied, whose units are "
-            f"experts, got {pattern}"
+            "reap: expected a pattern of tied sets, sf.patterns.tied, whose units "
+            f"are experts, got {pattern}"
         )
 
     def of_experts(name: str, units: Units, rows: Tensor) -> Tensor:

@@ -156,9 +156,9 @@ def distance(
     sparsified score 0. float16 and bfloat16 are summed in float32. He et al. 2019,
     arXiv 1811.00250, eq. 4 and 5.
 
-    With `sf.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the vector
-    of all of its entries in all members, and the others are those of its set. As in
-    `sf.scores.by_unit` the values are those of units, and the algorithm has the same
+    With `sf.patterns.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the
+    vector of all of its entries in all members, and the others are those of its set. As
+    in `sf.scores.by_unit` the values are those of units, and the algorithm has the same
     pattern.
 
     TypeError for anything but a pattern, ValueError for one whose units are single

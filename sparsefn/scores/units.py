@@ -26,7 +26,8 @@ def zeros_of_units(pattern: Pattern, params: Tree) -> Leaves:
     """A zero for each unit of tied sets, in float32 or wider, by the name of the set.
 
     >>> zeros_of_units(
-    ...     sf.tied([["a", 0], ["b", 1]]), {"a": torch.ones(2), "b": torch.ones(3, 2)}
+    ...     sf.patterns.tied([["a", 0], ["b", 1]]),
+    ...     {"a": torch.ones(2), "b": torch.ones(3, 2)},
     ... )
     {'a': tensor([0., 0.])}
     """
@@ -91,7 +92,7 @@ def of_tied_units(
     >>> state = sf.State(params, {path: x == x for path, x in params.items()})
     >>> of_tied_units(
     ...     lambda name, units, rows: rows.sum(1)[None],
-    ...     sf.tied([["a", 0], ["b", 1]]),
+    ...     sf.patterns.tied([["a", 0], ["b", 1]]),
     ...     state,
     ...     params,
     ... )

@@ -48,21 +48,23 @@ def without_experts(
     ...         weights, index = self.router(x).softmax(-1).topk(2)
     ...         return torch.einsum("tk,tkoi,ti->to", weights, self.experts[index], x)
     >>> model, x = Mixture().eval(), torch.randn(5, 3)
-    >>> pattern = sf.tied([["router.weight", 0], ["router.bias", 0], ["experts", 0]])
+    >>> pattern = sf.patterns.tied(
+    ...     [["router.weight", 0], ["router.bias", 0], ["experts", 0]]
+    ... )
     >>> state = sf.static(0.25, pattern=pattern).init(sf.modules.params_of(model))
     >>> small = sf.shrinking.without_experts(model, state, x, pattern).module
     >>> small.router, small.experts.shape
     (Linear(in_features=3, out_features=3, bias=True), torch.Size([3, 2, 3]))
 
-    Each set of `pattern`, an `sf.tied` one, ties the experts of a layer: leaves of at
-    least three dimensions, such as [experts, out, in], and those of the router, one of
-    which has two, [experts, in]. An expert goes, with its rows of routers, if all of
-    its entries are masked. A masked row of a router gives the logit 0, which a softmax
-    counts, so the outputs are not those of the masked module: they are those of the
-    masked module in which the logits of removed experts are -inf, so that the softmax
-    is over those that stay. That is proven as in `sf.shrink`: both run in float64 and
-    eval mode on `example` and on other inputs of its shapes, and differ by at most
-    1e-10. Masks of other leaves are 0 in the copy.
+    Each set of `pattern`, an `sf.patterns.tied` one, ties the experts of a layer:
+    leaves of at least three dimensions, such as [experts, out, in], and those of the
+    router, one of which has two, [experts, in]. An expert goes, with its rows of
+    routers, if all of its entries are masked. A masked row of a router gives the logit
+    0, which a softmax counts, so the outputs are not those of the masked module: they
+    are those of the masked module in which the logits of removed experts are -inf, so
+    that the softmax is over those that stay. That is proven as in `sf.shrink`: both run
+    in float64 and eval mode on `example` and on other inputs of its shapes, and differ
+    by at most 1e-10. Masks of other leaves are 0 in the copy.
 
     The copy is of the same class. Whole numbers that modules keep and that are the
     number of experts become the new one where the proof needs it, and those of a config
@@ -165,8 +167,8 @@ class _Experts(NamedTuple):
 def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
     # The experts of each tied set, and which of them have an entry that is not masked.
     wanted = (
-        "without_experts: expected a pattern such as sf.tied([['*.gate.weight', 0], "
-        "['*.experts.down_proj', 0]])"
+        "without_experts: expected a pattern such as "
+        "sf.patterns.tied([['*.gate.weight', 0], ['*.experts.down_proj', 0]])"
     )
     if not isinstance(pattern, Pattern) or pattern.sets is None:
         raise ValueError(f"{wanted}, got {pattern}")

@@ -18,8 +18,8 @@ class Member(NamedTuple):
     units: npt.NDArray[np.int64]
 
     def tied(self) -> list[Any]:
-        """The member as `sf.tied` takes it: [leaf, dim], with a block and parts, or
-        with the units of all indices.
+        """The member as `sf.patterns.tied` takes it: [leaf, dim], with a block and
+        parts, or with the units of all indices.
         """
         units = self.units
         count = int(self.units.max()) + 1

@@ -212,7 +212,9 @@ SHAPES = {"a": (5, 5), "b": (3, 6)}
 
 def test_a_band_needs_no_sparsity():
     params = {path: torch.full(shape, float("nan")) for path, shape in SHAPES.items()}
-    band = {path: sf.topk_mask(w, None, pattern=BAND) for path, w in params.items()}
+    band = {
+        path: sf.masks.topk_mask(w, None, pattern=BAND) for path, w in params.items()
+    }
     for algorithm in (
         sf.static(None, pattern=BAND),
         sf.static(None, pattern=BAND, init="magnitude"),
@@ -254,7 +256,7 @@ def test_a_band_needs_no_sparsity():
 @pytest.mark.parametrize("init", ["random", "dense"])
 def test_a_band_stays_while_weights_are_dropped_and_grown(init, exclude):
     params = {"w": torch.rand(5, 5, generator=torch.Generator().manual_seed(0))}
-    band = sf.topk_mask(params["w"], None, pattern=BAND)
+    band = sf.masks.topk_mask(params["w"], None, pattern=BAND)
     algorithm = sf.rigl(
         1 - 13 / 25,
         pattern=BAND,

@@ -123,7 +123,8 @@ def test_every_pattern_keeps_its_counts(pattern):
         else:
             assert int(mask.sum()) == 24
             assert torch.equal(
-                mask, sf.topk_mask(mask.float(), *wanted(pattern), pattern=pattern)
+                mask,
+                sf.masks.topk_mask(mask.float(), *wanted(pattern), pattern=pattern),
             )
     assert moved
 
@@ -190,7 +191,7 @@ def test_random_drop_and_random_growth_draw_apart():
     assert not (seen["drop"]["w"] == seen["grow"]["w"]).all()
     # Nor do they repeat the draws of the first mask.
     assert not any(
-        torch.equal(sf.topk_mask(draw["w"], 32), state.masks["w"])
+        torch.equal(sf.masks.topk_mask(draw["w"], 32), state.masks["w"])
         for draw in seen.values()
     )
 
@@ -332,19 +333,23 @@ def constant_fan_in(w, g, mask, fraction, gamma=0.3):
     """
     rows, total = mask.shape[0], mask.sum()
     n_prune = torch.floor(fraction * total).long()
-    salient = sf.topk_mask(w.abs(), total - n_prune) | sf.topk_mask(g.abs(), n_prune)
+    salient = sf.masks.topk_mask(w.abs(), total - n_prune) | sf.masks.topk_mask(
+        g.abs(), n_prune
+    )
     least = torch.floor(gamma * (total // rows)).long().clamp(min=1)
     alive = salient.sum(1) >= least
     fan_in = total // alive.sum()
     kept = (
-        sf.topk_mask(torch.where(alive[:, None], w.abs(), -torch.inf), total - n_prune)
+        sf.masks.topk_mask(
+            torch.where(alive[:, None], w.abs(), -torch.inf), total - n_prune
+        )
         & alive[:, None]
     )
     wanted = torch.where(alive, fan_in, 0)
-    trimmed = sf.drop_lowest(
+    trimmed = sf.masks.drop_lowest(
         w, kept, (kept.sum(1) - wanted).clamp(min=0), pattern=sf.patterns.row_balanced()
     )
-    return sf.grow_highest(
+    return sf.masks.grow_highest(
         g.abs(), trimmed, wanted - trimmed.sum(1), pattern=sf.patterns.row_balanced()
     )
 

@@ -301,9 +301,9 @@ CALLS: dict[str, Callable[[dict, dict], object]] = {
     "n_kept": lambda params, masks: sf.masks.n_kept(masks),
     "summary": lambda params, masks: sf.report.summary(sf.State(params, masks)),
     "all_finite": lambda params, masks: sf.tree.all_finite(params),
-    "topk_masks": lambda params, masks: sf.topk_masks(params, 10),
-    "topk_mask": lambda params, masks: sf.topk_mask(params["a.weight"], 10),
-    "topk_mask of blocks": lambda params, masks: sf.topk_mask(
+    "topk_masks": lambda params, masks: sf.masks.topk_masks(params, 10),
+    "topk_mask": lambda params, masks: sf.masks.topk_mask(params["a.weight"], 10),
+    "topk_mask of blocks": lambda params, masks: sf.masks.topk_mask(
         params["a.weight"], 2, pattern=sf.patterns.block((3, 2))
     ),
 }

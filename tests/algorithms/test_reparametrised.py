@@ -278,7 +278,7 @@ def test_leaves_that_are_not_chosen_train_directly_under_the_masks_inside():
     state = run(algorithm, 3)
     assert set(algorithm.view.get(state)["rest"]) == {"0.bias", "1.weight"}
     mask = state.masks["1"]["weight"]
-    assert torch.equal(mask, sf.topk_mask(params["1"]["weight"].abs(), 11))
+    assert torch.equal(mask, sf.masks.topk_mask(params["1"]["weight"].abs(), 11))
     assert not state.params["1"]["weight"][~mask].any()
     assert not state.opt.momentum["rest"]["1.weight"][~mask].any()
     assert state.opt.momentum["rest"]["1.weight"][mask].all()

@@ -15,7 +15,7 @@ PARAMS = {"a": {"w": W}, "b": torch.ones(2)}
 
 def largest(k):
     def fn(path, weight, mask, step):
-        kept = sf.topk_mask(weight.abs(), k)
+        kept = sf.masks.topk_mask(weight.abs(), k)
         return torch.where(kept, weight, 0.0), kept
 
     return fn

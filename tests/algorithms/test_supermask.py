@@ -101,7 +101,7 @@ def test_bernoulli_is_fixed_by_key_path_and_step():
     def expected(path, step):
         leaf = PARAMS[path]["weight"]
         probs = torch.full_like(leaf, 0.5)
-        return sf.bernoulli_mask(
+        return sf.masks.bernoulli_mask(
             probs, sf.random.leaf_key(sf.random.key(4), f"{path}.weight", step)
         )
 
@@ -199,7 +199,7 @@ def test_a_run_equals_one_through_autograd(mode, optimizer):
     def direct(tree):
         weights, s = frozen | dict(tree["params"]), scores | dict(tree["scores"])
         made = {
-            path: sf.sparsify(w, s[path], w.numel() // 2, mode=mode)
+            path: sf.masks.sparsify(w, s[path], w.numel() // 2, mode=mode)
             for path, w in weights.items()
             if path in s
         }
@@ -293,7 +293,7 @@ def test_masks_wait_for_their_trigger():
     state = advance(algorithm, state, [3])
     assert torch.equal(
         state.masks["0"]["weight"],
-        sf.topk_mask(state.scores["learned"]["0"]["weight"], 24),
+        sf.masks.topk_mask(state.scores["learned"]["0"]["weight"], 24),
     )
 
 
@@ -301,7 +301,7 @@ def test_patterns_and_global_competitions():
     nm = sf.supermask(0.5, pattern=sf.patterns.nm(1, 2)).init(PARAMS)
     assert torch.equal(
         nm.masks["0"]["weight"],
-        sf.topk_mask(
+        sf.masks.topk_mask(
             nm.scores["learned"]["0"]["weight"], None, pattern=sf.patterns.nm(1, 2)
         ),
     )
@@ -309,7 +309,7 @@ def test_patterns_and_global_competitions():
     scores = {path: together.scores["learned"][path]["weight"] for path in ("0", "1")}
     assert equal(
         {path: together.masks[path]["weight"] for path in scores},
-        sf.topk_masks(scores, 18),
+        sf.masks.topk_masks(scores, 18),
     )
 
 
@@ -342,7 +342,7 @@ def test_new_scores_persist():
             w = PARAMS[path]["weight"]
             assert torch.equal(new.scores["score"][path]["weight"], w.abs())
             assert torch.equal(
-                new.masks[path]["weight"], sf.topk_mask(w.abs(), w.numel() // 2)
+                new.masks[path]["weight"], sf.masks.topk_mask(w.abs(), w.numel() // 2)
             )
 
 

@@ -261,7 +261,7 @@ def test_routers_in_groups_with_a_correction(normed):
     assert torch.equal(stats["count"], count) and torch.allclose(
         stats["norm"], norm, rtol=1e-4
     )
-    pattern = sf.tied(
+    pattern = sf.patterns.tied(
         [
             ["*.gate.weight", 0],
             ["*.experts.gate_up_proj", 0],

@@ -96,7 +96,7 @@ def test_a_model_is_pruned_block_after_block(make, blocks, axis):
     )
     norm, weight = stats[first]["square"].sqrt(), sf.modules.params_of(model)[first]
     scores = (weight.abs() * norm).to(torch.float32)
-    kept = sf.topk_mask(
+    kept = sf.masks.topk_mask(
         scores, weight.shape[1 - axis] // 2, pattern=sf.patterns.row_balanced(axis)
     )
     assert torch.equal(kept, sparse[first])

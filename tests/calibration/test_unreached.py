@@ -82,7 +82,8 @@ def test_an_expert_that_no_token_reached_is_refused_or_goes_by_size(name, turned
     whole = name == "wanda"
     pattern = sf.patterns.row_balanced() if whole else sf.patterns.nm(2, 4)
     assert torch.equal(
-        kept[1], sf.topk_mask(weights[1].abs(), 4 if whole else None, pattern=pattern)
+        kept[1],
+        sf.masks.topk_mask(weights[1].abs(), 4 if whole else None, pattern=pattern),
     )
     # The others have the masks of an expert of their own.
     for number in (0, 2):
@@ -134,7 +135,8 @@ def test_experts_in_a_list_are_left_dense_or_go_by_size():
     ).masks
     weight = model.experts[1].weight.detach().abs()
     assert not dense[missing].ndim and torch.equal(
-        sized[missing], sf.topk_mask(weight, 4, pattern=sf.patterns.row_balanced())
+        sized[missing],
+        sf.masks.topk_mask(weight, 4, pattern=sf.patterns.row_balanced()),
     )
     for path in ("experts.0.weight", "experts.2.weight"):
         assert torch.equal(dense[path], sized[path]) and (dense[path].sum(1) == 4).all()
@@ -212,7 +214,7 @@ def test_layers_that_no_batch_reached_have_the_shapes_of_others(name):
         sf.one_shot(0.5, sf.scores.wanda(fill(stats)), where="*.weight"), weights
     )["unused.weight"]
     assert torch.equal(
-        kept, sf.topk_mask(weights["unused.weight"].abs(), kept.numel() // 2)
+        kept, sf.masks.topk_mask(weights["unused.weight"].abs(), kept.numel() // 2)
     )
 
 

@@ -35,7 +35,9 @@ def made(seed, shape, dtype, pattern, fewer=0.2):
     bits = torch.randint(
         least.min, least.max, shape, generator=generator, dtype=integer
     )
-    mask = sf.topk_mask(torch.rand(shape, generator=generator), None, pattern=pattern)
+    mask = sf.masks.topk_mask(
+        torch.rand(shape, generator=generator), None, pattern=pattern
+    )
     return bits.view(dtype), mask & (torch.rand(shape, generator=generator) >= fewer)
 
 

@@ -174,7 +174,9 @@ class TestInsideAChain:
 
         @sf.scores.leafwise
         def salient(weight, grad, mask):
-            return (sf.topk_mask(weight.abs(), 8) | sf.topk_mask(grad.abs(), 3)).float()
+            return (
+                sf.masks.topk_mask(weight.abs(), 8) | sf.masks.topk_mask(grad.abs(), 3)
+            ).float()
 
         per_row = sf.scores.by_unit(salient, rows, lambda scores: scores.sum(-1))
         refill = sf.rigl(

@@ -208,7 +208,7 @@ def test_latents_equal_a_loop_by_hand_across_mask_flips(algorithm, pruned):
     )
     state = wrapped.init({"w": PARAMS["w"]})
     w, buffer = PARAMS["w"], torch.zeros(6, 8)
-    mask = sf.topk_mask(w.abs(), 24)
+    mask = sf.masks.topk_mask(w.abs(), 24)
     flips = 0
     for step in range(20):
         grads = slopes(torch.where(mask, w, 0.0))
@@ -217,7 +217,7 @@ def test_latents_equal_a_loop_by_hand_across_mask_flips(algorithm, pruned):
         buffer = 0.9 * buffer + (torch.where(moves, grads, 0.0) + 0.01 * w)
         w = torch.where(moves, w + -0.3 * buffer, w)
         if algorithm == "gmp" and step % 2 == 0:
-            new = sf.topk_mask(w.abs(), 24)
+            new = sf.masks.topk_mask(w.abs(), 24)
             flips += int((new != mask).sum())
             mask = new
         if pruned == "keep":
@@ -236,7 +236,7 @@ def test_straight_through_with_momentum_equals_a_loop_by_hand():
     state = algorithm.init({"w": PARAMS["w"]})
     w, buffer, masks = PARAMS["w"], torch.zeros(6, 8), []
     for step in range(30):
-        mask = sf.topk_mask(w.abs(), 24)
+        mask = sf.masks.topk_mask(w.abs(), 24)
         masks.append(mask)
         grads = slopes(torch.where(mask, w, 0.0))
         assert torch.equal(state.masks["w"], mask)
@@ -519,7 +519,7 @@ def test_scores_see_it_inside_compositions(wrap):
         )
     )
     expected = {
-        path: sf.topk_mask(leaf.abs(), leaf.numel() // 2)
+        path: sf.masks.topk_mask(leaf.abs(), leaf.numel() // 2)
         for path, leaf in PARAMS.items()
         if leaf.ndim > 1
     }

@@ -192,8 +192,8 @@ COSINE = sf.schedules.cosine(init=0.3, half_period=50)
 )
 def test_a_config_says_no_more_than_a_call_by_hand(config, made):
     """What an entry does not say has the default of the function."""
-    assert repr(sf.from_config(config)) == repr(made)
-    state = sf.from_config(config, key=KEY).init({"w": W})
+    assert repr(sf.config.from_config(config)) == repr(made)
+    state = sf.config.from_config(config, key=KEY).init({"w": W})
     assert torch.equal(state.key, KEY)
 
 
@@ -205,7 +205,7 @@ def test_a_key_is_the_only_other_argument(name):
         if name == "gmp"
         else 0.5,
     }
-    call = sf.from_config(config, key=KEY).made_by
+    call = sf.config.from_config(config, key=KEY).made_by
     assert call.make.__name__ == name and list(call.kwargs) == ["key"]
 
 
@@ -269,7 +269,7 @@ def test_from_zeros_ignores_the_level():
 
 def test_an_init_method_of_ones_own_sees_a_leaf_and_the_sparsity():
     def top(leaf, sparsity):
-        return sf.topk_mask(leaf, sf.budgets.n_kept(leaf.numel(), sparsity))
+        return sf.masks.topk_mask(leaf, sf.budgets.n_kept(leaf.numel(), sparsity))
 
     params = {"w": W, "b": W[0], "head": W[:2]}
     algorithm = sf.config.from_config(
@@ -279,7 +279,7 @@ def test_an_init_method_of_ones_own_sees_a_leaf_and_the_sparsity():
         ]
     )
     masks = algorithm.init(params).masks
-    assert torch.equal(masks["w"], sf.topk_mask(W, 24))
+    assert torch.equal(masks["w"], sf.masks.topk_mask(W, 24))
     assert masks["b"].ndim == 0
     assert int(masks["head"].sum()) == 12
 
@@ -787,7 +787,10 @@ def test_lists_may_nest_as_deep_as_they_like():
     for _ in range(3000):
         config = [config]
     assert (
-        int(sf.from_config(config).init({"w": torch.ones(4, 4)}).masks["w"].sum()) == 8
+        int(
+            sf.config.from_config(config).init({"w": torch.ones(4, 4)}).masks["w"].sum()
+        )
+        == 8
     )
 
 
@@ -797,4 +800,4 @@ def test_an_int_beyond_all_floats_is_refused_at_its_entry():
         ValueError,
         match="config: expected half_period to fit a float, got an int of 1329 bits",
     ):
-        sf.from_config({"algorithm": "gmp", "sparsity": level})
+        sf.config.from_config({"algorithm": "gmp", "sparsity": level})

@@ -44,14 +44,17 @@ CANONICAL += [
 
 @pytest.mark.parametrize("text", READ)
 def test_what_is_read(text):
-    assert sf.from_shorthand(text) == READ[text]
-    assert isinstance(sf.from_shorthand(text).mask_gradient, bool)
-    assert sf.from_shorthand(sf.to_shorthand(sf.from_shorthand(text))) == READ[text]
+    assert sf.config.from_shorthand(text) == READ[text]
+    assert isinstance(sf.config.from_shorthand(text).mask_gradient, bool)
+    assert (
+        sf.config.from_shorthand(sf.config.to_shorthand(sf.config.from_shorthand(text)))
+        == READ[text]
+    )
 
 
 @pytest.mark.parametrize("text", CANONICAL)
 def test_canonical_strings_come_back(text):
-    assert sf.to_shorthand(sf.from_shorthand(text)) == text
+    assert sf.config.to_shorthand(sf.config.from_shorthand(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -60,24 +63,26 @@ def test_canonical_strings_come_back(text):
 )
 def test_every_sparsity_survives(sparsity):
     spec = Shorthand(ELEMENTS, sparsity, True)
-    assert sf.from_shorthand(sf.to_shorthand(spec)) == spec
+    assert sf.config.from_shorthand(sf.config.to_shorthand(spec)) == spec
 
 
 def test_no_count_moves_by_the_rounding_of_a_density():
     # 0.1 * 5 and 0.1 * 15 are ties of round-half-even; (1.0 - 0.9) * 15 is below its
     # own.
-    assert sf.budgets.n_kept(15, sf.from_shorthand("TOPK{0.9}(U)").sparsity) == 13
+    assert (
+        sf.budgets.n_kept(15, sf.config.from_shorthand("TOPK{0.9}(U)").sparsity) == 13
+    )
     assert sf.budgets.n_kept(15, 1.0 - 0.9) == 14
 
 
 def test_patterns_that_say_everything():
-    assert sf.to_shorthand(NM(2, 4)) == "BTOPK{2:4,-1}(U)"
-    assert sf.to_shorthand(NM(1, 16, axis=-3)) == "BTOPK{1:16,-3}(U)"
+    assert sf.config.to_shorthand(NM(2, 4)) == "BTOPK{2:4,-1}(U)"
+    assert sf.config.to_shorthand(NM(1, 16, axis=-3)) == "BTOPK{1:16,-3}(U)"
 
 
 def test_the_named_ones():
     names = {
-        name: sf.to_shorthand(getattr(sf.shorthand, name))
+        name: sf.config.to_shorthand(getattr(sf.shorthand, name))
         for name in dir(sf.shorthand)
         if name.startswith("BTK")
     }
@@ -91,15 +96,19 @@ def test_the_named_ones():
 
 def test_a_changed_shorthand_prints_what_it_says():
     assert (
-        sf.to_shorthand(sf.from_shorthand("DENSE")._replace(sparsity=0.5))
+        sf.config.to_shorthand(sf.config.from_shorthand("DENSE")._replace(sparsity=0.5))
         == "TOPK{0.5}(U)"
     )
     assert (
-        sf.to_shorthand(sf.from_shorthand("DENSE")._replace(mask_gradient=True))
+        sf.config.to_shorthand(
+            sf.config.from_shorthand("DENSE")._replace(mask_gradient=True)
+        )
         == "TOPK{1.0}(M)"
     )
     assert (
-        sf.to_shorthand(sf.from_shorthand("BERN")._replace(mask_gradient=True))
+        sf.config.to_shorthand(
+            sf.config.from_shorthand("BERN")._replace(mask_gradient=True)
+        )
         == "BERN(M)"
     )
 
@@ -108,7 +117,7 @@ def test_a_changed_shorthand_prints_what_it_says():
     "text", ["DENSE", "TOPK{0.25}(M)", "BTOPK{1:4,-1}(M)", "BERN(M)"]
 )
 def test_its_fields_are_arguments_of_supermask(text):
-    spec = sf.from_shorthand(text)
+    spec = sf.config.from_shorthand(text)
     state = sf.supermask(**spec._asdict(), init="magnitude").init(
         {"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])}
     )
@@ -154,7 +163,7 @@ def test_its_fields_are_arguments_of_supermask(text):
 )
 def test_everything_else_is_refused_by_name(text):
     with pytest.raises(ValueError) as raised:
-        sf.from_shorthand(text)
+        sf.config.from_shorthand(text)
     assert str(raised.value).startswith(
         "expected a shorthand DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN"
     )
@@ -165,44 +174,46 @@ def test_everything_else_is_refused_by_name(text):
     ("call", "error", "text"),
     [
         (
-            lambda: sf.from_shorthand(0.5),
+            lambda: sf.config.from_shorthand(0.5),
             TypeError,
             "expected a shorthand to be a string, got float",
         ),
         (
-            lambda: sf.to_shorthand("DENSE"),
+            lambda: sf.config.to_shorthand("DENSE"),
             TypeError,
             "expected a Shorthand or a pattern, got str",
         ),
         (
-            lambda: sf.to_shorthand(ELEMENTS),
+            lambda: sf.config.to_shorthand(ELEMENTS),
             ValueError,
             "expected a Shorthand or an nm pattern: unstructured() does not say how "
             "much is kept",
         ),
         (
-            lambda: sf.to_shorthand(Shorthand(sf.patterns.kernel(), 0.5, False)),
+            lambda: sf.config.to_shorthand(Shorthand(sf.patterns.kernel(), 0.5, False)),
             ValueError,
             "no shorthand for kernel(reduce='mean'): expected unstructured() or nm(n, "
             "m, axis)",
         ),
         (
-            lambda: sf.to_shorthand(NM(0, 4)),
+            lambda: sf.config.to_shorthand(NM(0, 4)),
             ValueError,
             "no shorthand for nm(0, 4, axis=-1): a run keeps one element or more",
         ),
         (
-            lambda: sf.to_shorthand(Shorthand(NM(2, 4), 0.75, False)),
+            lambda: sf.config.to_shorthand(Shorthand(NM(2, 4), 0.75, False)),
             ValueError,
             "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.75",
         ),
         (
-            lambda: sf.to_shorthand(Shorthand(NM(2, 4), "bernoulli", False)),
+            lambda: sf.config.to_shorthand(Shorthand(NM(2, 4), "bernoulli", False)),
             TypeError,
             "expected sparsity to be a float in [0, 1], got 'bernoulli'",
         ),
         (
-            lambda: sf.to_shorthand(Shorthand(ELEMENTS, torch.tensor(0.5), False)),
+            lambda: sf.config.to_shorthand(
+                Shorthand(ELEMENTS, torch.tensor(0.5), False)
+            ),
             TypeError,
             "expected the sparsity of a Shorthand to be a float, got Tensor",
         ),
@@ -216,4 +227,4 @@ def test_errors(call, error, text):
 
 def test_a_float_of_numpy_is_a_float():
     spec = sf.shorthand.Shorthand(sf.patterns.unstructured(), np.float64(0.25), False)
-    assert sf.to_shorthand(spec) == "TOPK{0.75}(U)"
+    assert sf.config.to_shorthand(spec) == "TOPK{0.75}(U)"

@@ -277,7 +277,7 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
         if step == 1:
             dense = state_of(masked=False)
             found = [C.grasp(loss, batch)(dense, (), 0)["b"] for batch in batches]
-            best = sf.topk_mask(
+            best = sf.masks.topk_mask(
                 (found[0] + found[1]) / 2, 2, pattern=sf.patterns.row_balanced()
             )
             assert torch.equal(state.masks["b"], best)

@@ -146,10 +146,10 @@ def counted(kind: str, shape: tuple[int, ...], places: dict[str, Any]) -> Cases:
     n = math.prod(shape)
     scores = values({"w": shape}, kind)
     for k in (0, 1, n // 3, n - 1, n):
-        alone = cache(lambda k=k: sf.topk_mask(scores["w"], k))
+        alone = cache(lambda k=k: sf.masks.topk_mask(scores["w"], k))
 
         def same(lay: Any, k: int = k, alone: Any = alone) -> None:
-            mask = sf.topk_mask(lay(scores)["w"], k)
+            mask = sf.masks.topk_mask(lay(scores)["w"], k)
             assert torch.equal(here(mask), part_of(alone(), mask))
 
         for layout, lay in places.items():

@@ -268,7 +268,7 @@ def check_simulation() -> None:
         found = simulated.measured(kind, net, 2, joint=True)
         assert torch.equal(
             full(sharded_like(mask.reshape(here(x).shape), x)),
-            sf.topk_mask(weights.abs(), k),
+            sf.masks.topk_mask(weights.abs(), k),
         )
         assert (found.collectives, found.kib) == (
             seen["collectives"],

@@ -308,7 +308,7 @@ def test_named_activations_in_a_functional_model():
     acts = {
         "hidden": activation_sparsifier(torch.add, over_batch, lambda mean: mean > 0.2),
         "last": activation_sparsifier(
-            torch.add, over_batch, lambda mean: sf.topk_mask(mean, 3)
+            torch.add, over_batch, lambda mean: sf.masks.topk_mask(mean, 3)
         ),
     }
 

@@ -11,13 +11,13 @@ import sparsefn as sf
 
 MAKE = torch.Generator().manual_seed(3)
 X, S, DY = (torch.randn(4, 8, generator=MAKE) for _ in range(3))
-MASK = sf.topk_mask(S, 12)
+MASK = sf.masks.topk_mask(S, 12)
 ALL = list(itertools.product(("ste", "supermask", "joint"), (False, True)))
 
 
 def pulled(mode, gated, x=X, s=S, dy=DY):
     y, pull = torch.func.vjp(
-        lambda x, s: sf.sparsify(x, s, 12, mode=mode, mask_gradient=gated), x, s
+        lambda x, s: sf.masks.sparsify(x, s, 12, mode=mode, mask_gradient=gated), x, s
     )
     return y, *pull(dy)
 
@@ -36,7 +36,7 @@ def test_the_table_of_gradients(mode, gated):
 def test_autograd_agrees_with_func(mode, gated):
     x, s = X.clone().requires_grad_(), S.clone().requires_grad_()
     got = torch.autograd.grad(
-        sf.sparsify(x, s, 12, mode=mode, mask_gradient=gated),
+        sf.masks.sparsify(x, s, 12, mode=mode, mask_gradient=gated),
         (x, s),
         DY,
         materialize_grads=True,
@@ -53,7 +53,9 @@ def test_vmap_equals_the_loop(mode, gated):
 
     def slopes(s, count):
         def loss(x, s):
-            return (sf.sparsify(x, s, count, mode=mode, mask_gradient=gated) * DY).sum()
+            return (
+                sf.masks.sparsify(x, s, count, mode=mode, mask_gradient=gated) * DY
+            ).sum()
 
         return torch.func.grad(loss, argnums=(0, 1))(X, s)
 
@@ -68,9 +70,9 @@ def test_vmap_equals_the_loop(mode, gated):
 def test_a_compiled_gradient_is_the_eager_one(mode):
     # A custom autograd Function would be ignored here, without an error.
     def slopes(x, s):
-        return torch.func.grad(lambda s: (sf.sparsify(x, s, 12, mode=mode) * DY).sum())(
-            s
-        )
+        return torch.func.grad(
+            lambda s: (sf.masks.sparsify(x, s, 12, mode=mode) * DY).sum()
+        )(s)
 
     assert torch.equal(
         torch.compile(slopes, backend="eager", fullgraph=True)(X, S), DY * X
@@ -79,7 +81,7 @@ def test_a_compiled_gradient_is_the_eager_one(mode):
 
 def test_forward_mode_agrees_with_reverse_mode():
     _, tangent = torch.func.jvp(
-        lambda s: sf.sparsify(X, s, 12, mode="supermask"), (S,), (DY,)
+        lambda s: sf.masks.sparsify(X, s, 12, mode="supermask"), (S,), (DY,)
     )
     assert torch.equal(tangent, DY * X)
 
@@ -89,16 +91,19 @@ def test_an_activation_inside_a_loss():
     # "joint".
     def loss(x, mode):
         return (
-            sf.sparsify(x, x.abs(), None, pattern=sf.patterns.nm(2, 4), mode=mode) * DY
+            sf.masks.sparsify(x, x.abs(), None, pattern=sf.patterns.nm(2, 4), mode=mode)
+            * DY
         ).sum()
 
-    mask = sf.topk_mask(X.abs(), None, pattern=sf.patterns.nm(2, 4))
+    mask = sf.masks.topk_mask(X.abs(), None, pattern=sf.patterns.nm(2, 4))
     assert torch.equal(torch.func.grad(loss)(X, "ste"), DY * mask)
     torch.testing.assert_close(
         torch.func.grad(loss)(X, "joint"), DY * mask + DY * X.abs()
     )
-    rows = torch.vmap(lambda row: sf.sparsify(row, row, 3))(X)
-    assert torch.equal(rows, sf.sparsify(X, X, 3, pattern=sf.patterns.row_balanced()))
+    rows = torch.vmap(lambda row: sf.masks.sparsify(row, row, 3))(X)
+    assert torch.equal(
+        rows, sf.masks.sparsify(X, X, 3, pattern=sf.patterns.row_balanced())
+    )
 
 
 @pytest.mark.parametrize("mode", ["ste", "supermask", "joint"])
@@ -108,12 +113,12 @@ def test_what_is_not_finite_stays_where_it_is(mode):
         torch.tensor([nan, inf, -0.0, 2.0, -3.0]),
         torch.tensor([0.0, 0.1, 0.2, inf, -inf]),
     )
-    y = sf.sparsify(x, s, 2, mode=mode)
+    y = sf.masks.sparsify(x, s, 2, mode=mode)
     assert y.tolist() == [0.0, 0.0, 0.0, 2.0, 0.0]
     assert not torch.signbit(y[[0, 1, 4]]).any()
-    ds = torch.func.grad(lambda s: sf.sparsify(x, s, 2, mode=mode).sum())(s)
+    ds = torch.func.grad(lambda s: sf.masks.sparsify(x, s, 2, mode=mode).sum())(s)
     assert torch.isfinite(ds).all()
-    kept = sf.sparsify(x, torch.tensor([5.0, 4.0, 3.0, 0.0, 0.0]), 3, mode=mode)
+    kept = sf.masks.sparsify(x, torch.tensor([5.0, 4.0, 3.0, 0.0, 0.0]), 3, mode=mode)
     assert kept[0].isnan() and kept[1] == inf and torch.signbit(kept[2])
 
 
@@ -125,9 +130,11 @@ def test_the_result_has_the_dtype_of_x_and_each_gradient_its_own(dtype):
 
 
 def test_a_drawn_mask_goes_through_a_gate():
-    mask = sf.bernoulli_mask(torch.sigmoid(S), sf.random.key(0))
+    mask = sf.masks.bernoulli_mask(torch.sigmoid(S), sf.random.key(0))
     ds = torch.func.grad(
-        lambda s: (sf.gate(X, torch.sigmoid(s), mask, mode="supermask") * DY).sum()
+        lambda s: (
+            sf.masks.gate(X, torch.sigmoid(s), mask, mode="supermask") * DY
+        ).sum()
     )(S)
     torch.testing.assert_close(ds, DY * X * torch.sigmoid(S) * (1 - torch.sigmoid(S)))
 
@@ -136,27 +143,27 @@ def test_a_drawn_mask_goes_through_a_gate():
     ("call", "error", "text"),
     [
         (
-            lambda: sf.sparsify(X, S, 12, mode="STE"),
+            lambda: sf.masks.sparsify(X, S, 12, mode="STE"),
             ValueError,
             "expected mode to be 'supermask', 'joint' or 'ste', got 'STE'",
         ),
         (
-            lambda: sf.sparsify(X, S[0], 2),
+            lambda: sf.masks.sparsify(X, S[0], 2),
             ValueError,
             "expected scores of shape (4, 8), got (8,)",
         ),
         (
-            lambda: sf.gate(X, S, MASK[0]),
+            lambda: sf.masks.gate(X, S, MASK[0]),
             ValueError,
             "expected mask of shape (4, 8), got (8,)",
         ),
         (
-            lambda: sf.gate(X, S, MASK.float()),
+            lambda: sf.masks.gate(X, S, MASK.float()),
             TypeError,
             "expected a bool mask, got torch.float32",
         ),
         (
-            lambda: sf.sparsify(X, S, 33),
+            lambda: sf.masks.sparsify(X, S, 33),
             ValueError,
             "expected 0 <= n_keep <= 32, got 33",
         ),

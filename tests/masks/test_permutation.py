@@ -20,7 +20,7 @@ def draw(*shape, seed=0):
 def kept(weight, n, m, axis=1):
     size = weight.abs()
     return (
-        size[sf.topk_mask(size, None, pattern=sf.patterns.nm(n, m, axis))]
+        size[sf.masks.topk_mask(size, None, pattern=sf.patterns.nm(n, m, axis))]
         .double()
         .sum()
         .item()

@@ -19,7 +19,7 @@ def test_values_and_gradients(leading, biased):
     x, fwd, bwd, bias, dy = draws((*leading, 4), (3, 4), (3, 4), (3,), (*leading, 3))
     bias = bias if biased else None
     args = (x, fwd, bwd, bias) if biased else (x, fwd, bwd)
-    y, pull = vjp(sf.linear_pair, *args)
+    y, pull = vjp(sf.masks.linear_pair, *args)
     assert torch.equal(y, linear(x, fwd, bias))
     dx, dw, none, *rest = pull(dy)
     torch.testing.assert_close(dx, dy @ bwd)
@@ -31,16 +31,16 @@ def test_values_and_gradients(leading, biased):
 
 def test_with_one_weight_twice_it_is_a_linear_layer():
     x, w, bias = draws((5, 4), (3, 4), (3,))
-    ours = grad(lambda x, w, b: sf.linear_pair(x, w, w, b).square().sum(), (0, 1, 2))(
-        x, w, bias
-    )
+    ours = grad(
+        lambda x, w, b: sf.masks.linear_pair(x, w, w, b).square().sum(), (0, 1, 2)
+    )(x, w, bias)
     theirs = grad(lambda x, w, b: linear(x, w, b).square().sum(), (0, 1, 2))(x, w, bias)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
 
 
 def loss(x, fwd, bwd, bias):
-    return sf.linear_pair(x, fwd, bwd, bias).square().sum()
+    return sf.masks.linear_pair(x, fwd, bwd, bias).square().sum()
 
 
 def test_under_vmap_autograd_and_compiled_code():
@@ -71,21 +71,23 @@ def test_a_training_step_with_both_products_sparse():
 
     def through(w):
         masks = {
-            name: sf.topk_mask(w.abs(), None, pattern=pattern)
+            name: sf.masks.topk_mask(w.abs(), None, pattern=pattern)
             for name, pattern in along.items()
         }
         kept = {
             name: torch.where(mask, w, 0.0).detach() for name, mask in masks.items()
         }
         return (
-            sf.linear_pair(x, sf.straight_through(kept["inputs"], w), kept["outputs"])
+            sf.masks.linear_pair(
+                x, sf.masks.straight_through(kept["inputs"], w), kept["outputs"]
+            )
             .square()
             .sum()
         )
 
     slope = grad(through)(weight)
     kept = torch.where(
-        sf.topk_mask(weight.abs(), None, pattern=along["inputs"]), weight, 0.0
+        sf.masks.topk_mask(weight.abs(), None, pattern=along["inputs"]), weight, 0.0
     )
     torch.testing.assert_close(slope, 2 * linear(x, kept).T @ x)
 
@@ -97,4 +99,4 @@ def test_weights_of_two_shapes_are_an_error():
         match=r"linear_pair: expected two weights of one shape .* got \(3, 4\) and "
         r"\(4, 3\)",
     ):
-        sf.linear_pair(x, fwd, bwd)
+        sf.masks.linear_pair(x, fwd, bwd)

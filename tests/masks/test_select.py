@@ -81,10 +81,11 @@ def test_topk_is_the_oracle_for_every_count(n, kind, dtype):
     best = order(x.tolist(), range(n))
     for k in range(n + 1):
         want = as_mask(best[:k], n)
-        assert torch.equal(sf.topk_mask(x, k), want)
-        assert torch.equal(sf.topk_mask(x, torch.tensor(k)), want)
+        assert torch.equal(sf.masks.topk_mask(x, k), want)
+        assert torch.equal(sf.masks.topk_mask(x, torch.tensor(k)), want)
         assert torch.equal(
-            torch.func.vmap(lambda c: sf.topk_mask(x, c))(torch.tensor([k]))[0], want
+            torch.func.vmap(lambda c: sf.masks.topk_mask(x, c))(torch.tensor([k]))[0],
+            want,
         )
 
 
@@ -100,20 +101,22 @@ def test_drop_and_grow_are_the_oracle_for_every_count(n, kind):
     for k in range(len(kept) + 1):
         best = order(x.tolist(), kept)
         assert torch.equal(
-            sf.drop_lowest(x, mask, k), as_mask(best[: len(kept) - k], n)
+            sf.masks.drop_lowest(x, mask, k), as_mask(best[: len(kept) - k], n)
         )
         assert torch.equal(
-            sf.drop_lowest(x, mask, torch.tensor(k)), as_mask(best[: len(kept) - k], n)
+            sf.masks.drop_lowest(x, mask, torch.tensor(k)),
+            as_mask(best[: len(kept) - k], n),
         )
     for k in range(len(gone) + 1):
         assert torch.equal(
-            sf.grow_highest(x, mask, k), mask | as_mask(order(x.tolist(), gone)[:k], n)
+            sf.masks.grow_highest(x, mask, k),
+            mask | as_mask(order(x.tolist(), gone)[:k], n),
         )
     for k in range(len(free) + 1):
         want = mask | as_mask(order(x.tolist(), free)[:k], n)
-        assert torch.equal(sf.grow_highest(x, mask, k, exclude=exclude), want)
+        assert torch.equal(sf.masks.grow_highest(x, mask, k, exclude=exclude), want)
         assert torch.equal(
-            sf.grow_highest(x, mask, torch.tensor(k), exclude=exclude), want
+            sf.masks.grow_highest(x, mask, torch.tensor(k), exclude=exclude), want
         )
 
 
@@ -121,10 +124,10 @@ def test_drop_and_grow_are_the_oracle_for_every_count(n, kind):
 def test_empty_and_tiny_tensors(shape):
     x = torch.ones(shape)
     for k in range(x.numel() + 1):
-        mask = sf.topk_mask(x, k)
+        mask = sf.masks.topk_mask(x, k)
         assert mask.shape == x.shape and int(mask.sum()) == k
-        assert torch.equal(sf.drop_lowest(x, mask, k), torch.zeros_like(mask))
-        assert int(sf.grow_highest(x, torch.zeros_like(mask), k).sum()) == k
+        assert torch.equal(sf.masks.drop_lowest(x, mask, k), torch.zeros_like(mask))
+        assert int(sf.masks.grow_highest(x, torch.zeros_like(mask), k).sum()) == k
 
 
 @pytest.mark.parametrize(
@@ -138,30 +141,30 @@ def test_global_topk_is_one_competition_in_leaf_order(kind, dtypes):
     }
     flat = [*tree["a"].double().tolist(), *tree["b"][0].double().flatten().tolist()]
     for k in range(17):
-        masks = sf.topk_masks(tree, k)
+        masks = sf.masks.topk_masks(tree, k)
         got = torch.cat([masks["a"], masks["b"][0].flatten(), masks["b"][1]])
         assert torch.equal(got, as_mask(order(flat, range(16))[:k], 16))
-        again = sf.topk_masks(tree, torch.tensor(k))
+        again = sf.masks.topk_masks(tree, torch.tensor(k))
         assert torch.equal(again["a"], masks["a"]) and torch.equal(
             again["b"][0], masks["b"][0]
         )
 
 
 def test_global_topk_of_an_empty_tree():
-    assert sf.topk_masks({}, 0) == {}
+    assert sf.masks.topk_masks({}, 0) == {}
 
 
 def test_counts_of_each_group():
     scores = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-    mask = sf.topk_mask(
+    mask = sf.masks.topk_mask(
         scores, torch.tensor([1, 3]), pattern=sf.patterns.row_balanced()
     )
     assert mask.tolist() == [[True, False, False, False], [False, True, True, True]]
-    fewer = sf.drop_lowest(
+    fewer = sf.masks.drop_lowest(
         scores, mask, torch.tensor([0, 2]), pattern=sf.patterns.row_balanced()
     )
     assert fewer.sum(1).tolist() == [1, 1]
-    more = sf.grow_highest(
+    more = sf.masks.grow_highest(
         scores, fewer, torch.tensor([3, 0]), pattern=sf.patterns.row_balanced()
     )
     assert more.sum(1).tolist() == [4, 1]
@@ -171,21 +174,25 @@ def test_tensor_counts_are_clamped():
     x, mask = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([True, False, False])
     barred = torch.tensor([False, True, False])
     for big in (4, 10**9):
-        assert sf.topk_mask(x, torch.tensor(big)).all()
-        assert not sf.drop_lowest(x, mask, torch.tensor(big)).any()
-        assert sf.grow_highest(x, mask, torch.tensor(big)).all()
-        assert sf.grow_highest(x, mask, torch.tensor(big), exclude=barred).tolist() == [
+        assert sf.masks.topk_mask(x, torch.tensor(big)).all()
+        assert not sf.masks.drop_lowest(x, mask, torch.tensor(big)).any()
+        assert sf.masks.grow_highest(x, mask, torch.tensor(big)).all()
+        assert sf.masks.grow_highest(
+            x, mask, torch.tensor(big), exclude=barred
+        ).tolist() == [
             True,
             False,
             True,
         ]
-        hidden = torch.func.vmap(lambda k: sf.grow_highest(x, mask, k, exclude=barred))(
-            torch.tensor([big])
-        )
+        hidden = torch.func.vmap(
+            lambda k: sf.masks.grow_highest(x, mask, k, exclude=barred)
+        )(torch.tensor([big]))
         assert hidden.tolist() == [[True, False, True]]
-    assert not sf.topk_mask(x, torch.tensor(-2)).any()
+    assert not sf.masks.topk_mask(x, torch.tensor(-2)).any()
     assert torch.equal(
-        torch.func.vmap(lambda k: sf.topk_mask(x, k))(torch.tensor([-2, 9])).sum(1),
+        torch.func.vmap(lambda k: sf.masks.topk_mask(x, k))(torch.tensor([-2, 9])).sum(
+            1
+        ),
         torch.tensor([0, 3]),
     )
 
@@ -208,19 +215,19 @@ def test_units_are_dropped_and_grown_whole(pattern):
     units = int(ids.max()) + 1
     value = rows_of(pattern, scores)[0].tolist()
     for k in range(units + 1):
-        mask = sf.topk_mask(scores, k, pattern=pattern)
+        mask = sf.masks.topk_mask(scores, k, pattern=pattern)
         won = order(value, range(units))[:k]
         assert torch.equal(mask, torch.isin(ids, torch.tensor(won, dtype=ids.dtype)))
         for j in range(k + 1):
-            dropped = sf.drop_lowest(scores, mask, j, pattern=pattern)
+            dropped = sf.masks.drop_lowest(scores, mask, j, pattern=pattern)
             assert torch.equal(
                 dropped, torch.isin(ids, torch.tensor(won[: k - j], dtype=ids.dtype))
             )
     # A unit with one kept element is active; dropping clears it, growing passes it by.
     one = torch.zeros(5, 6, dtype=torch.bool)
     one[0, 0] = True
-    assert not sf.drop_lowest(scores, one, 1, pattern=pattern).any()
-    grown = sf.grow_highest(scores, one, units - 1, pattern=pattern)
+    assert not sf.masks.drop_lowest(scores, one, 1, pattern=pattern).any()
+    grown = sf.masks.grow_highest(scores, one, units - 1, pattern=pattern)
     assert torch.equal(grown, one | (ids != ids[0, 0]))
 
 
@@ -228,27 +235,33 @@ def test_nm_fixes_its_count():
     scores = torch.tensor([[0.0, 3.0, 2.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
     pattern = sf.patterns.nm(2, 4)
     want = [[False, True, True, False], [True, True, False, False]]
-    assert sf.topk_mask(scores, None, pattern=pattern).tolist() == want
-    assert sf.topk_mask(scores, 2, pattern=pattern).tolist() == want
-    columns = sf.topk_mask(scores, None, pattern=sf.patterns.nm(1, 2, axis=0))
+    assert sf.masks.topk_mask(scores, None, pattern=pattern).tolist() == want
+    assert sf.masks.topk_mask(scores, 2, pattern=pattern).tolist() == want
+    columns = sf.masks.topk_mask(scores, None, pattern=sf.patterns.nm(1, 2, axis=0))
     assert columns.tolist() == [[False, True, True, True], [True, False, False, False]]
     for n, m in itertools.product(range(3), [2]):
         assert (
-            int(sf.topk_mask(scores, None, pattern=sf.patterns.nm(n, m)).sum()) == n * 4
+            int(sf.masks.topk_mask(scores, None, pattern=sf.patterns.nm(n, m)).sum())
+            == n * 4
         )
 
 
 def test_threshold_mask():
     x = torch.tensor([1.0, math.nan, 3.0, 2.0])
-    assert sf.threshold_mask(x, 1.5).tolist() == [False, False, True, True]
-    assert sf.threshold_mask(x, torch.tensor(9.0)).tolist() == [False] * 4
-    assert sf.threshold_mask(x, 9.0, min_keep=2).tolist() == [False, False, True, True]
-    assert sf.threshold_mask(x, 9.0, min_keep=4).all()
+    assert sf.masks.threshold_mask(x, 1.5).tolist() == [False, False, True, True]
+    assert sf.masks.threshold_mask(x, torch.tensor(9.0)).tolist() == [False] * 4
+    assert sf.masks.threshold_mask(x, 9.0, min_keep=2).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert sf.masks.threshold_mask(x, 9.0, min_keep=4).all()
 
 
 def test_bernoulli_mask_takes_probabilities():
     probs = torch.tensor([0.0, 1.0, 0.3]).expand(4096, 3)
-    mask = sf.bernoulli_mask(probs, sf.random.key(3))
+    mask = sf.masks.bernoulli_mask(probs, sf.random.key(3))
     assert not mask[:, 0].any() and mask[:, 1].all()
     assert abs(mask[:, 2].double().mean() - 0.3) < 0.03
 
@@ -257,10 +270,14 @@ def test_straight_through_under_transforms():
     x = torch.tensor([0.2, 0.9, 0.5])
 
     def loss(s):
-        return (sf.straight_through(s > 0.4, s) * torch.tensor([1.0, 2.0, 3.0])).sum()
+        return (
+            sf.masks.straight_through(s > 0.4, s) * torch.tensor([1.0, 2.0, 3.0])
+        ).sum()
 
     want = torch.tensor([1.0, 2.0, 3.0])
-    assert torch.equal(sf.straight_through(x > 0.4, x), torch.tensor([0.0, 1.0, 1.0]))
+    assert torch.equal(
+        sf.masks.straight_through(x > 0.4, x), torch.tensor([0.0, 1.0, 1.0])
+    )
     assert torch.equal(torch.func.grad(loss)(x), want)
     assert torch.equal(
         torch.func.vmap(torch.func.grad(loss))(x.expand(2, 3)), want.expand(2, 3)
@@ -276,15 +293,15 @@ def test_selection_has_the_same_bits_under_every_transform():
     scores = make("nan", 48, torch.float32).reshape(3, 16)
     counts = torch.tensor([0, 5, 16])
     want = torch.stack(
-        [sf.topk_mask(s, int(k)) for s, k in zip(scores, counts, strict=True)]
+        [sf.masks.topk_mask(s, int(k)) for s, k in zip(scores, counts, strict=True)]
     )
-    assert torch.equal(torch.func.vmap(sf.topk_mask)(scores, counts), want)
+    assert torch.equal(torch.func.vmap(sf.masks.topk_mask)(scores, counts), want)
     compiled = torch.compile(
-        torch.func.vmap(sf.topk_mask), fullgraph=True, backend="aot_eager"
+        torch.func.vmap(sf.masks.topk_mask), fullgraph=True, backend="aot_eager"
     )
     assert torch.equal(compiled(scores, counts), want)
     nested = torch.func.vmap(
-        torch.func.vmap(sf.topk_mask, in_dims=(None, 0)), in_dims=(0, None)
+        torch.func.vmap(sf.masks.topk_mask, in_dims=(None, 0)), in_dims=(0, None)
     )(scores, counts)
     assert torch.equal(nested.diagonal(dim1=0, dim2=1).T, want)
 
@@ -292,7 +309,7 @@ def test_selection_has_the_same_bits_under_every_transform():
 def test_int_counts_where_vmap_hides_the_masks():
     scores = make("ties", 24, torch.float32).reshape(3, 8)
     masks = make("continuous", 24, torch.float32).reshape(3, 8) > 0
-    for call in (sf.drop_lowest, sf.grow_highest):
+    for call in (sf.masks.drop_lowest, sf.masks.grow_highest):
         want = torch.stack(
             [call(x, mask, 1) for x, mask in zip(scores, masks, strict=True)]
         )
@@ -302,7 +319,9 @@ def test_int_counts_where_vmap_hides_the_masks():
         )
 
 
-@pytest.mark.parametrize("call", [sf.topk_mask, lambda x, k: sf.topk_masks([x], k)])
+@pytest.mark.parametrize(
+    "call", [sf.masks.topk_mask, lambda x, k: sf.masks.topk_masks([x], k)]
+)
 @pytest.mark.parametrize("k", [-1, 4])
 def test_int_counts_out_of_range(call, k):
     with pytest.raises(ValueError, match=f"expected 0 <= n_keep <= 3, got {k}"):
@@ -312,44 +331,44 @@ def test_int_counts_out_of_range(call, k):
 def test_counts_are_checked():
     x, mask = torch.ones(3), torch.tensor([True, True, False])
     with pytest.raises(ValueError, match="expected 0 <= n_drop <= 2, got 3"):
-        sf.drop_lowest(x, mask, 3)
+        sf.masks.drop_lowest(x, mask, 3)
     with pytest.raises(ValueError, match="expected 0 <= n_grow <= 1, got 2"):
-        sf.grow_highest(x, mask, 2)
+        sf.masks.grow_highest(x, mask, 2)
     with pytest.raises(ValueError, match="expected 0 <= n_grow <= 0, got 1"):
-        sf.grow_highest(x, mask, 1, exclude=~mask)
+        sf.masks.grow_highest(x, mask, 1, exclude=~mask)
     for bad in (True, 1.0, "1", None):
         with pytest.raises(
             TypeError, match="expected n_keep to be an int or an integer tensor, got"
         ):
-            sf.topk_mask(x, bad)
+            sf.masks.topk_mask(x, bad)
     with pytest.raises(
         TypeError, match="expected n_keep of an integer dtype, got torch.float32"
     ):
-        sf.topk_mask(x, torch.tensor(1.0))
+        sf.masks.topk_mask(x, torch.tensor(1.0))
     with pytest.raises(
         ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"
     ):
-        sf.topk_mask(x, torch.tensor([1, 2]))
+        sf.masks.topk_mask(x, torch.tensor([1, 2]))
     with pytest.raises(
         ValueError, match=r"nm\(1, 3, axis=-1\) fixes n_keep at 1, got 2"
     ):
-        sf.topk_mask(x, 2, pattern=sf.patterns.nm(1, 3))
+        sf.masks.topk_mask(x, 2, pattern=sf.patterns.nm(1, 3))
     with pytest.raises(
         TypeError, match="expected n_keep of an integer dtype, got torch.float32"
     ):
-        sf.topk_mask(x, torch.tensor(1.0), pattern=sf.patterns.nm(1, 3))
+        sf.masks.topk_mask(x, torch.tensor(1.0), pattern=sf.patterns.nm(1, 3))
     with pytest.raises(
         ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"
     ):
-        sf.topk_mask(x, torch.tensor([1, 1]), pattern=sf.patterns.nm(1, 3))
+        sf.masks.topk_mask(x, torch.tensor([1, 1]), pattern=sf.patterns.nm(1, 3))
     with pytest.raises(
         TypeError, match="expected floating-point scores, got torch.int64"
     ):
-        sf.topk_mask(torch.ones(3, dtype=torch.int64), 1)
+        sf.masks.topk_mask(torch.ones(3, dtype=torch.int64), 1)
     with pytest.raises(
         ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"
     ):
-        sf.drop_lowest(x, mask[:2], 1)
+        sf.masks.drop_lowest(x, mask[:2], 1)
 
 
 @pytest.mark.deep(but=["ties-*"])
@@ -369,9 +388,9 @@ def test_groups_along_any_axis(kind, axis, m):
         [as_mask(order(row, range(m))[: m // 2], m) for row in rows.tolist()]
     )
     want = from_rows(units_of(pattern, tuple(x.shape)), want)
-    assert torch.equal(sf.topk_mask(x, None, pattern=pattern), want)
+    assert torch.equal(sf.masks.topk_mask(x, None, pattern=pattern), want)
     tensor = sf.patterns.nm(torch.tensor(m // 2), m, axis=axis)
-    assert torch.equal(sf.topk_mask(x, None, pattern=tensor), want)
+    assert torch.equal(sf.masks.topk_mask(x, None, pattern=tensor), want)
     state = sf.gmp(None, pattern=pattern, pruned="keep").init({"w": x})
     magnitude = torch.stack(
         [as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()]
@@ -387,19 +406,22 @@ def test_groups_along_any_axis(kind, axis, m):
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
 def test_one_count_a_group_of_an_empty_tensor(pattern, shape):
     for count in (torch.tensor([1, 1]), torch.tensor(1), 0):
-        assert sf.topk_mask(torch.zeros(shape), count, pattern=pattern).shape == shape
+        assert (
+            sf.masks.topk_mask(torch.zeros(shape), count, pattern=pattern).shape
+            == shape
+        )
 
 
 def test_what_a_pattern_fixes_is_taken_where_the_count_is_a_tensor():
     x = torch.randn(4, 8)
     for pattern in (sf.patterns.nm(2, 4), sf.patterns.nearly_diagonal(3)):
-        want = sf.topk_mask(x, None, pattern=pattern)
+        want = sf.masks.topk_mask(x, None, pattern=pattern)
         for count in (2, 0, 99):
             assert torch.equal(
-                sf.topk_mask(x, torch.tensor(count), pattern=pattern), want
+                sf.masks.topk_mask(x, torch.tensor(count), pattern=pattern), want
             )
     counts = torch.tensor([1, 2])
-    many = torch.vmap(lambda n: sf.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(
+    many = torch.vmap(lambda n: sf.masks.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(
         counts
     )
     assert torch.equal(many[0], many[1])
@@ -409,11 +431,11 @@ def test_selection_on_meta_knows_shapes_of_any_size():
     for shape in ((2**30,), (2**20, 2**22)):
         x = torch.empty(shape, device="meta")
         masks = [
-            sf.topk_mask(x, 5),
-            sf.topk_mask(x, torch.tensor(5)),
-            sf.topk_masks({"a": x, "b": x}, 5)["b"],
+            sf.masks.topk_mask(x, 5),
+            sf.masks.topk_mask(x, torch.tensor(5)),
+            sf.masks.topk_masks({"a": x, "b": x}, 5)["b"],
         ]
-        masks += [sf.drop_lowest(x, x > 0, 5), sf.grow_highest(x, x > 0, 5)]
+        masks += [sf.masks.drop_lowest(x, x > 0, 5), sf.masks.grow_highest(x, x > 0, 5)]
         if len(shape) == 2:
             patterns = (
                 (sf.patterns.nm(2, 4), None),
@@ -421,7 +443,8 @@ def test_selection_on_meta_knows_shapes_of_any_size():
                 (sf.patterns.channel(0), 3),
             )
             masks += [
-                sf.topk_mask(x, count, pattern=pattern) for pattern, count in patterns
+                sf.masks.topk_mask(x, count, pattern=pattern)
+                for pattern, count in patterns
             ]
         wanted = {(torch.Size(shape), torch.bool, "meta")}
         full = {

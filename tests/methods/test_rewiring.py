@@ -209,7 +209,7 @@ def test_cht_takes_the_best_in_place_of_draws():
     left = mask.clone()
     left[2, 2] = False  # the smallest weight
     scores = sf.scores.topology("CH3")(sf.State(weights, {"w": left}), (), 0)["w"]
-    assert torch.equal(found, sf.grow_highest(scores, left, 1))
+    assert torch.equal(found, sf.masks.grow_highest(scores, left, 1))
 
 
 @pytest.mark.parametrize(

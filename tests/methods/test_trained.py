@@ -237,7 +237,7 @@ def test_woodfisher_with_a_diagonal_fisher_matrix_is_obd():
     torch.testing.assert_close(new, plain)
     assert torch.equal(plain, torch.where(mask, weight, 0.0))
     costs = weight.flatten().square() * entries.square() / 12
-    assert torch.equal(mask.flatten(), sf.topk_mask(costs, 3))
+    assert torch.equal(mask.flatten(), sf.masks.topk_mask(costs, 3))
 
 
 def test_obd_prunes_over_all_leaves_by_the_mean_of_squares_not_the_square_of_the_mean():

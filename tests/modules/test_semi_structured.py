@@ -115,7 +115,7 @@ def test_what_cannot_be_replaced_stays_dense(converted):
 def one(out_features=16, in_features=16, dtype=torch.float16, mask=None):
     layer = nn.Linear(in_features, out_features, dtype=dtype)
     mask = (
-        sf.topk_mask(
+        sf.masks.topk_mask(
             torch.rand(out_features, in_features), None, pattern=sf.patterns.nm(2, 4)
         )
         if mask is None
@@ -148,7 +148,7 @@ BAD = [
     ),
     (
         one(
-            mask=sf.topk_mask(
+            mask=sf.masks.topk_mask(
                 torch.arange(256.0).reshape(16, 16), None, pattern=ALONG_ROWS
             )
         ),

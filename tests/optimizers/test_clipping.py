@@ -45,7 +45,7 @@ def clipped_by_torch(grads, max_norm, norm_of):
 def test_the_factor_is_torchs(max_norm, scale, masked):
     grads = optree.tree_map(lambda g: g * scale, GRADS)
     masks = MASKS if masked else None
-    got = sf.clip_norm(grads, max_norm, masks)
+    got = sf.optimizers.clip_norm(grads, max_norm, masks)
     want = clipped_by_torch(
         grads, max_norm, sf.apply_masks(grads, MASKS) if masked else grads
     )
@@ -56,15 +56,15 @@ def test_the_factor_is_torchs(max_norm, scale, masked):
 def test_pruned_entries_do_not_count_and_are_scaled_alike():
     grads = {"w": torch.tensor([3.0, 1e6, -2e6, 4.0])}
     masks = {"w": torch.tensor([True, False, False, True])}
-    got = sf.clip_norm(grads, 1.0, masks)["w"]
+    got = sf.optimizers.clip_norm(grads, 1.0, masks)["w"]
     torch.testing.assert_close(got, grads["w"] / 5, rtol=1e-6, atol=0)
     grads["w"][1] = math.nan
-    assert sf.clip_norm(grads, 1.0, masks)["w"][[0, 3]].isfinite().all()
+    assert sf.optimizers.clip_norm(grads, 1.0, masks)["w"][[0, 3]].isfinite().all()
     # A leaf that is not sparsified counts whole.
     torch.testing.assert_close(
-        sf.clip_norm({"b": torch.tensor([3.0, 4.0])}, 1.0, {"b": torch.tensor(True)})[
-            "b"
-        ],
+        sf.optimizers.clip_norm(
+            {"b": torch.tensor([3.0, 4.0])}, 1.0, {"b": torch.tensor(True)}
+        )["b"],
         torch.tensor([0.6, 0.8]),
     )
 
@@ -74,7 +74,7 @@ def test_growth_is_the_same_with_and_without_clipping():
     params = {"w": torch.arange(64.0).reshape(8, 8)}
     state = algorithm.init(params)
     grads = {"w": torch.linspace(-9, 9, 64).reshape(8, 8)}
-    clipped = sf.clip_norm(grads, 0.5, state.masks)
+    clipped = sf.optimizers.clip_norm(grads, 0.5, state.masks)
     assert tree_equal(
         algorithm.update(state, clipped, 0).masks,
         algorithm.update(state, grads, 0).masks,
@@ -82,13 +82,13 @@ def test_growth_is_the_same_with_and_without_clipping():
 
 
 def test_short_gradients_keep_their_bits_and_are_copies():
-    got = sf.clip_norm(GRADS, 1e6)
+    got = sf.optimizers.clip_norm(GRADS, 1e6)
     assert tree_equal(got, GRADS)
     memory = {leaf.data_ptr() for leaf in optree.tree_leaves(GRADS) if leaf.numel()}
     assert memory.isdisjoint(
         leaf.data_ptr() for leaf in optree.tree_leaves(got) if leaf.numel()
     )
-    assert sf.clip_norm({}, 1.0) == {}
+    assert sf.optimizers.clip_norm({}, 1.0) == {}
 
 
 @pytest.mark.deep
@@ -101,44 +101,49 @@ def test_vmap_compile_threads_and_layout_give_the_bits_of_eager(dtype):
         optree.tree_map(lambda g, i=i: (g * (i + 1.1)).to(dtype), GRADS)
         for i in range(3)
     ]
-    loop = [sf.clip_norm(member, 0.7, MASKS) for member in members]
+    loop = [sf.optimizers.clip_norm(member, 0.7, MASKS) for member in members]
     assert all(leaf.dtype == dtype for leaf in optree.tree_leaves(loop))
     want = optree.tree_map(lambda *leaves: torch.stack(leaves), *loop)
     stacked = optree.tree_map(lambda *leaves: torch.stack(leaves), *members)
     assert tree_equal(
-        torch.vmap(lambda grads: sf.clip_norm(grads, 0.7, MASKS))(stacked), want
+        torch.vmap(lambda grads: sf.optimizers.clip_norm(grads, 0.7, MASKS))(stacked),
+        want,
     )
-    compiled = torch.compile(sf.clip_norm, fullgraph=True, backend="eager")
+    compiled = torch.compile(sf.optimizers.clip_norm, fullgraph=True, backend="eager")
     assert tree_equal(compiled(members[0], 0.7, MASKS), loop[0])
     turned = {**members[0], "w": members[0]["w"].T.contiguous().T}
-    assert tree_equal(sf.clip_norm(turned, 0.7, MASKS), loop[0])
+    assert tree_equal(sf.optimizers.clip_norm(turned, 0.7, MASKS), loop[0])
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert tree_equal(sf.clip_norm(members[0], 0.7, MASKS), loop[0])
+        assert tree_equal(sf.optimizers.clip_norm(members[0], 0.7, MASKS), loop[0])
     finally:
         torch.set_num_threads(before)
 
 
 def test_a_tensor_for_max_norm_may_be_batched():
     limits = torch.tensor([0.1, 1.0, 1e3])
-    loop = [sf.clip_norm(GRADS, limit.item()) for limit in limits]
+    loop = [sf.optimizers.clip_norm(GRADS, limit.item()) for limit in limits]
     want = optree.tree_map(lambda *leaves: torch.stack(leaves), *loop)
     assert tree_equal(
-        torch.vmap(lambda limit: sf.clip_norm(GRADS, limit))(limits), want
+        torch.vmap(lambda limit: sf.optimizers.clip_norm(GRADS, limit))(limits), want
     )
 
 
 def test_norms_that_are_not_finite():
-    assert sf.clip_norm({"w": torch.tensor([math.nan, 1.0])}, 1.0)["w"].isnan().all()
-    got = sf.clip_norm({"w": torch.tensor([math.inf, 1.0])}, 1.0)["w"]
+    assert (
+        sf.optimizers.clip_norm({"w": torch.tensor([math.nan, 1.0])}, 1.0)["w"]
+        .isnan()
+        .all()
+    )
+    got = sf.optimizers.clip_norm({"w": torch.tensor([math.inf, 1.0])}, 1.0)["w"]
     assert got[0].isnan() and got[1] == 0
 
 
 def test_the_norm_is_a_constant_in_derivatives():
-    slope = torch.func.grad(lambda g: sf.clip_norm({"w": g}, 1.0)["w"].sum())(
-        torch.tensor([30.0, 40.0])
-    )
+    slope = torch.func.grad(
+        lambda g: sf.optimizers.clip_norm({"w": g}, 1.0)["w"].sum()
+    )(torch.tensor([30.0, 40.0]))
     torch.testing.assert_close(slope, torch.tensor([0.02, 0.02]))
 
 
@@ -146,37 +151,39 @@ def test_the_norm_is_a_constant_in_derivatives():
     ("call", "error", "text"),
     [
         (
-            lambda: sf.clip_norm(GRADS, 0.0),
+            lambda: sf.optimizers.clip_norm(GRADS, 0.0),
             ValueError,
             "expected max_norm > 0, got 0.0",
         ),
         (
-            lambda: sf.clip_norm(GRADS, math.inf),
+            lambda: sf.optimizers.clip_norm(GRADS, math.inf),
             ValueError,
             "expected max_norm to be finite, got inf",
         ),
         (
-            lambda: sf.clip_norm(GRADS, "1"),
+            lambda: sf.optimizers.clip_norm(GRADS, "1"),
             TypeError,
             "expected max_norm to be a number or a 0-d float tensor, got str",
         ),
         (
-            lambda: sf.clip_norm({"a": {"w": torch.ones(2).long()}}, 1.0),
+            lambda: sf.optimizers.clip_norm({"a": {"w": torch.ones(2).long()}}, 1.0),
             TypeError,
             "expected floating-point grads, got torch.int64 at 'a.w'",
         ),
         (
-            lambda: sf.clip_norm({"w": 3.0}, 1.0),
+            lambda: sf.optimizers.clip_norm({"w": 3.0}, 1.0),
             TypeError,
             "expected floating-point grads, got float at 'w'",
         ),
         (
-            lambda: sf.clip_norm(GRADS, 1.0, {**MASKS, "b": torch.tensor([True])}),
+            lambda: sf.optimizers.clip_norm(
+                GRADS, 1.0, {**MASKS, "b": torch.tensor([True])}
+            ),
             ValueError,
             "expected a mask of shape (7,) or () at 'b', got (1,)",
         ),
         (
-            lambda: sf.clip_norm(GRADS, 1.0, {"b": MASKS["b"]}),
+            lambda: sf.optimizers.clip_norm(GRADS, 1.0, {"b": MASKS["b"]}),
             ValueError,
             "expected masks with the structure of params, but there is no leaf at 'n'",
         ),

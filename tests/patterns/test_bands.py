@@ -23,30 +23,30 @@ def test_a_band_is_what_lies_near_the_diagonal(nearliness, shape):
     scores = torch.full(shape, float("nan"))
     n = int(want.sum())
     for mask in (
-        sf.topk_mask(scores, None, pattern=pattern),
-        sf.topk_mask(-scores, n, pattern=pattern),
+        sf.masks.topk_mask(scores, None, pattern=pattern),
+        sf.masks.topk_mask(-scores, n, pattern=pattern),
     ):
         assert torch.equal(mask, want)
     with pytest.raises(
         ValueError,
         match=rf"nearly_diagonal\({nearliness}\) fixes n_keep at {n}, got {n + 1}",
     ):
-        sf.topk_mask(scores, n + 1, pattern=pattern)
-    assert sf.grow_highest(scores, torch.zeros_like(want), n, pattern=pattern).equal(
-        want
-    )
+        sf.masks.topk_mask(scores, n + 1, pattern=pattern)
+    assert sf.masks.grow_highest(
+        scores, torch.zeros_like(want), n, pattern=pattern
+    ).equal(want)
     with pytest.raises(ValueError, match=rf"expected 0 <= n_grow <= {n}, got {n + 1}"):
-        sf.grow_highest(scores, torch.zeros_like(want), n + 1, pattern=pattern)
-    assert sf.drop_lowest(
+        sf.masks.grow_highest(scores, torch.zeros_like(want), n + 1, pattern=pattern)
+    assert sf.masks.drop_lowest(
         scores, torch.ones_like(want), want.numel() - n, pattern=pattern
     ).equal(want)
 
 
 def test_a_band_loses_its_worst_and_grows_it_back():
     scores = torch.arange(16.0).reshape(4, 4)
-    band = sf.topk_mask(scores, None, pattern=P.nearly_diagonal(1))
-    less = sf.drop_lowest(scores, band, 2, pattern=P.nearly_diagonal(1))
+    band = sf.masks.topk_mask(scores, None, pattern=P.nearly_diagonal(1))
+    less = sf.masks.drop_lowest(scores, band, 2, pattern=P.nearly_diagonal(1))
     assert less.diagonal().tolist() == [False, False, True, True]
     assert less.sum() == 2
-    more = sf.grow_highest(scores, less, 1, pattern=P.nearly_diagonal(1))
+    more = sf.masks.grow_highest(scores, less, 1, pattern=P.nearly_diagonal(1))
     assert more.diagonal().tolist() == [False, True, True, True]

@@ -75,7 +75,9 @@ def test_patterns_are_values():
             r"0-d int64 tensor, got torch.int64 of shape \(1,\)",
         ),
         (
-            lambda: sf.topk_mask(torch.ones(4), 1, pattern=P.nm(torch.tensor(1), 4)),
+            lambda: sf.masks.topk_mask(
+                torch.ones(4), 1, pattern=P.nm(torch.tensor(1), 4)
+            ),
             ValueError,
             "fixes n_keep at 1, got",
         ),
@@ -177,7 +179,9 @@ def test_bad_arguments(make, error, text):
 )
 def test_tensors_that_do_not_fit(pattern, shape, text):
     with pytest.raises(ValueError, match=text):
-        sf.topk_mask(torch.ones(shape), None if pattern.fixed else 0, pattern=pattern)
+        sf.masks.topk_mask(
+            torch.ones(shape), None if pattern.fixed else 0, pattern=pattern
+        )
     with pytest.raises(ValueError, match=text + ".* at 'body.w'"):
         sf.static(0.5, pattern=pattern, where="*").init(
             {"body": {"w": torch.ones(shape)}}
@@ -231,8 +235,8 @@ def test_a_pruned_block_loses_its_worst_elements(shape, box, zeros, kind):
     blocks = inside(scores, box, zeros)
     whole = P.block(box, reduce="sum")
     for n_keep in range(len(blocks) + 1):
-        mask = sf.topk_mask(scores, n_keep, pattern=pattern)
-        kept = sf.topk_mask(scores, n_keep, pattern=whole)
+        mask = sf.masks.topk_mask(scores, n_keep, pattern=pattern)
+        kept = sf.masks.topk_mask(scores, n_keep, pattern=whole)
         want = torch.ones(shape, dtype=torch.bool)
         for cells, lost in blocks:
             if not kept[cells[0]]:
@@ -240,7 +244,7 @@ def test_a_pruned_block_loses_its_worst_elements(shape, box, zeros, kind):
                     want[cell] = False
         assert torch.equal(mask, want), n_keep
         assert torch.equal(
-            sf.topk_mask(scores, torch.tensor(n_keep), pattern=pattern), want
+            sf.masks.topk_mask(scores, torch.tensor(n_keep), pattern=pattern), want
         )
 
 
@@ -249,23 +253,25 @@ def test_pruned_blocks_stay_pruned_and_grow_back_whole():
         [[4.0, 1.0, 2.0, 3.0], [9.0, 8.0, 7.0, 6.0], [1.0, 5.0, 5.0, 1.0]]
     )
     pattern = P.block((1, 4), zeros=2)
-    mask = sf.topk_mask(scores, 2, pattern=pattern)
+    mask = sf.masks.topk_mask(scores, 2, pattern=pattern)
     assert mask.int().tolist() == [[1, 0, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     # Only whole blocks are there to be dropped, and what is left of a pruned one is not
     # touched.
-    less = sf.drop_lowest(-scores, mask, 1, pattern=pattern)
+    less = sf.masks.drop_lowest(-scores, mask, 1, pattern=pattern)
     assert less.int().tolist() == [[1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]]
     with pytest.raises(ValueError, match="expected 0 <= n_drop <= 1, got 2"):
-        sf.drop_lowest(scores, less, 2, pattern=pattern)
-    more = sf.grow_highest(scores, less, 1, pattern=pattern)
+        sf.masks.drop_lowest(scores, less, 2, pattern=pattern)
+    more = sf.masks.grow_highest(scores, less, 1, pattern=pattern)
     assert more.int().tolist() == [[1, 0, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     with pytest.raises(ValueError, match="expected 0 <= n_grow <= 1, got 2"):
-        sf.grow_highest(scores, more, 2, pattern=pattern)
+        sf.masks.grow_highest(scores, more, 2, pattern=pattern)
 
 
 def test_channels_compete_inside_their_groups():
     w = torch.tensor([[1.0], [2.0], [9.0], [8.0], [0.5], [0.1]])
-    assert sf.topk_mask(w, 1, pattern=P.channel(0, groups=3)).flatten().tolist() == [
+    assert sf.masks.topk_mask(
+        w, 1, pattern=P.channel(0, groups=3)
+    ).flatten().tolist() == [
         False,
         True,
         True,
@@ -273,7 +279,7 @@ def test_channels_compete_inside_their_groups():
         True,
         False,
     ]
-    assert sf.topk_mask(
+    assert sf.masks.topk_mask(
         w.T, torch.tensor([2, 1]), pattern=P.channel(1, groups=2)
     ).tolist() == [[False, True, True, True, False, False]]
     state = sf.one_shot(0.5, pattern=P.channel(0, groups=2)).init({"w": w})
@@ -302,9 +308,9 @@ def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
     )
 
     def masks(x):
-        mask = sf.topk_mask(x, count, pattern=pattern)
-        less = sf.drop_lowest(x, mask, 1, pattern=pattern)
-        return mask, less, sf.grow_highest(-x, less, 1, pattern=pattern)
+        mask = sf.masks.topk_mask(x, count, pattern=pattern)
+        less = sf.masks.drop_lowest(x, mask, 1, pattern=pattern)
+        return mask, less, sf.masks.grow_highest(-x, less, 1, pattern=pattern)
 
     want = [torch.stack(group) for group in zip(*map(masks, scores), strict=True)]
     for got in (
@@ -318,15 +324,15 @@ def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
 
 def test_a_block_larger_than_the_tensor_is_a_partial_one():
     scores = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
-    assert sf.topk_mask(scores, 1, pattern=P.block((1, 16))).tolist() == [
+    assert sf.masks.topk_mask(scores, 1, pattern=P.block((1, 16))).tolist() == [
         [False] * 3,
         [True] * 3,
     ]
     assert (
-        sf.topk_mask(scores, 1, pattern=P.block((8, 2))).tolist()
+        sf.masks.topk_mask(scores, 1, pattern=P.block((8, 2))).tolist()
         == [[True, True, False]] * 2
     )
-    spared = sf.topk_mask(scores, 0, pattern=P.block((1, 16), zeros=2))
+    spared = sf.masks.topk_mask(scores, 0, pattern=P.block((1, 16), zeros=2))
     assert spared.tolist() == [[False, False, True], [True, False, False]]
     state = sf.static(0.5, pattern=P.block((1, 16)), init="magnitude").init(
         {"w": scores}
@@ -355,20 +361,24 @@ def test_leaves_of_no_element_have_masks_of_none(pattern, shape):
 
 def test_rows_of_outputs_may_lie_along_another_axis():
     scores = torch.randn(4, 6)
-    turned = sf.topk_mask(
+    turned = sf.masks.topk_mask(
         scores.T.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=1)
     )
     assert torch.equal(
-        turned.T, sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced())
+        turned.T, sf.masks.topk_mask(scores, 2, pattern=sf.patterns.row_balanced())
     )
     experts = torch.stack([scores, -scores])
     each = torch.stack(
-        [sf.topk_mask(one, 2, pattern=sf.patterns.row_balanced()) for one in experts]
+        [
+            sf.masks.topk_mask(one, 2, pattern=sf.patterns.row_balanced())
+            for one in experts
+        ]
     )
     assert torch.equal(
-        sf.topk_mask(experts, 2, pattern=sf.patterns.row_balanced(axis=(0, 1))), each
+        sf.masks.topk_mask(experts, 2, pattern=sf.patterns.row_balanced(axis=(0, 1))),
+        each,
     )
-    turned = sf.topk_mask(
+    turned = sf.masks.topk_mask(
         experts.mT.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=[0, -1])
     )
     assert (
@@ -382,4 +392,4 @@ def test_rows_of_outputs_may_lie_along_another_axis():
     with pytest.raises(
         ValueError, match=r"row_balanced\(axis=2\): no axis 2 in shape \(4, 6\)"
     ):
-        sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced(axis=2))
+        sf.masks.topk_mask(scores, 2, pattern=sf.patterns.row_balanced(axis=2))

@@ -59,7 +59,7 @@ def test_check_names_nothing_where_there_is_nothing():
     with pytest.raises(
         ValueError, match=r"no path matches '\*\.up\.weight'; the nearest are none"
     ):
-        checked_sets(sf.tied([["*.up.weight", 0]]), [])
+        checked_sets(sf.patterns.tied([["*.up.weight", 0]]), [])
 
 
 def test_a_path_that_is_spelt_as_the_glob_is_that_leaf_alone():
@@ -67,7 +67,9 @@ def test_a_path_that_is_spelt_as_the_glob_is_that_leaf_alone():
     assert sets_of(("a[0].w", "b*"), paths) == (("a[0].w", "b*"),)
     assert sets_of(("?",), paths) == (("?",),)
     assert sets_of(("a[0].w",), paths[1:]) == (("a0.w",),)
-    assert checked_sets(sf.tied([[["a[0].w", 0]], [["b*", 0], ["?", 0]]]), paths) == [
+    assert checked_sets(
+        sf.patterns.tied([[["a[0].w", 0]], [["b*", 0], ["?", 0]]]), paths
+    ) == [
         ("a[0].w",),
         ("b*", "?"),
     ]

@@ -15,7 +15,7 @@ from sparsefn.tree import flatten
 # rows and in that of its columns.
 FIRST = [["conv0.weight", 0], ["norm.weight", 0], ["norm.bias", 0], ["conv1.weight", 1]]
 SECOND = [["conv1.weight", 0], ["conv1.bias", 0], ["fc.weight", 1, 4]]
-NET = sf.tied([FIRST, SECOND])
+NET = sf.patterns.tied([FIRST, SECOND])
 
 
 def params(seed=0):
@@ -55,7 +55,7 @@ def run(algorithm, steps=4, weights=None):
     return state
 
 
-SQUARE = sf.tied([FIRST, SECOND], reduce=lambda rows: rows.sum(-1).square())
+SQUARE = sf.patterns.tied([FIRST, SECOND], reduce=lambda rows: rows.sum(-1).square())
 ALGORITHMS = {
     "gmp": sf.gmp(0.5, pattern=NET),
     "gmp steps": sf.gmp(0.5, steps=4, pattern=NET),
@@ -198,7 +198,7 @@ def test_no_set_starves_in_one_competition():
 
 
 def test_sets_that_do_not_meet_may_keep_nothing():
-    apart = sf.tied([FIRST[:3], SECOND])
+    apart = sf.patterns.tied([FIRST[:3], SECOND])
     masks = run(sf.one_shot(1.0, pattern=apart), 1).masks
     assert not any(mask.any() for path, mask in masks.items() if path != "fc.bias")
 
@@ -228,7 +228,7 @@ def test_sets_that_begin_with_one_leaf_have_names_of_their_own():
         [["q", 0, numbers], ["o", 1, numbers]]
         for numbers in ([0, 0, 0, 1, 1, 1], [0, 1, 2] * 2)
     )
-    pattern = sf.tied([heads, widths, [["q", 1]]])
+    pattern = sf.patterns.tied([heads, widths, [["q", 1]]])
     weights = {"q": torch.randn(6, 4), "o": torch.randn(4, 6)}
     assert {
         name: units.rows for name, units in tied_sets(pattern, weights).items()
@@ -257,7 +257,7 @@ def test_sets_that_begin_with_one_leaf_have_names_of_their_own():
 
 def test_a_leaf_twice_in_one_set():
     # A residual stream: rows and columns of the kernels between are the same channels.
-    stream = sf.tied([["stem", 0], ["a.w", 0], ["a.w", 1], ["head", 1]])
+    stream = sf.patterns.tied([["stem", 0], ["a.w", 0], ["a.w", 1], ["head", 1]])
     weights = {
         "stem": torch.randn(6, 3),
         "a.w": torch.randn(6, 6),
@@ -334,7 +334,7 @@ def test_where_chooses_sets_whose_leaves_no_other_set_has():
     masks = run(only, 1).masks
     assert masks["norm.bias"].ndim == 0 and int(masks["conv1.bias"].sum()) == 3
     weights = {f"{i}.w": torch.randn(4, 4) for i in range(4)}
-    chain = sf.tied([[[f"{i}.w", 0], [f"{i + 1}.w", 1]] for i in range(3)])
+    chain = sf.patterns.tied([[[f"{i}.w", 0], [f"{i + 1}.w", 1]] for i in range(3)])
     with pytest.raises(
         ValueError,
         match="where: expected the tied set of '1.w' to be chosen, too: each of its "
@@ -364,7 +364,7 @@ def test_vmapped_and_compiled_masks_have_the_same_bits(name):
 
 
 NUMBERS = {"a": [2, 0, 0, -1, 1], "b": [0, 1, 2], "c": [1, 2, 2, 0, -1, -1, 0]}
-ANYHOW = sf.tied([["a", 0, NUMBERS["a"]], ["b", -1], ["c", 1, NUMBERS["c"]]])
+ANYHOW = sf.patterns.tied([["a", 0, NUMBERS["a"]], ["b", -1], ["c", 1, NUMBERS["c"]]])
 
 
 def anyhow(seed=0):
@@ -402,7 +402,7 @@ def test_units_by_numbers_pool_their_own_entries(reduce):
         for unit in range(3)
     ]
     best = torch.stack([fn(x.double().abs()) for x in entries]).argmax()
-    pattern = sf.tied(
+    pattern = sf.patterns.tied(
         [["a", 0, NUMBERS["a"]], ["b", -1], ["c", 1, NUMBERS["c"]]], reduce
     )
     algorithm = sf.one_shot(2 / 3, pattern=pattern)
@@ -450,11 +450,12 @@ def test_regular_numbers_are_blocks_and_parts_to_the_bit():
     regular = [["qkv", 1, 2, 3], ["o", 0, 2], ["b", 0]]
     numbers = [["qkv", 1, [0, 0, 1, 1] * 3], ["o", 0, [0, 0, 1, 1]], ["b", 0, [0, 1]]]
     first, second = (
-        tied_sets(sf.tied(members), weights)["qkv"] for members in (regular, numbers)
+        tied_sets(sf.patterns.tied(members), weights)["qkv"]
+        for members in (regular, numbers)
     )
     assert first.places == second.places and not second.classes
     states = [
-        sf.rigl(0.5, pattern=sf.tied(members, "l2")).init(weights)
+        sf.rigl(0.5, pattern=sf.patterns.tied(members, "l2")).init(weights)
         for members in (regular, numbers)
     ]
     assert sf.checkpoint.tree_equal(*[state.masks for state in states])
@@ -467,7 +468,7 @@ def test_exact_names_come_before_globs():
         "b*": torch.randn(2, 4),
         "bc": torch.randn(1, 1),
     }
-    algorithm = sf.one_shot(0.5, pattern=sf.tied([["a[0].w", 0], ["b*", 1]]))
+    algorithm = sf.one_shot(0.5, pattern=sf.patterns.tied([["a[0].w", 0], ["b*", 1]]))
     masks = algorithm.update(algorithm.init(weights), weights, 0).masks
     assert (
         torch.equal(masks["a[0].w"][:, 0], masks["b*"][0])
@@ -484,10 +485,14 @@ def test_units_that_other_sets_may_take_whole_are_refused():
         "its",
     ):
         sf.one_shot(
-            0.5, pattern=sf.tied([[["w", 0]], [["w", 0, [3, 2, 1, 0]], ["c", 0]]])
+            0.5,
+            pattern=sf.patterns.tied([[["w", 0]], [["w", 0, [3, 2, 1, 0]], ["c", 0]]]),
         ).init(weights)
     algorithm = sf.one_shot(
-        0.5, pattern=sf.tied([[["w", 0], ["b", 0]], [["w", 0, [3, 2, 1, 0]], ["c", 0]]])
+        0.5,
+        pattern=sf.patterns.tied(
+            [[["w", 0], ["b", 0]], [["w", 0, [3, 2, 1, 0]], ["c", 0]]]
+        ),
     )
     masks = algorithm.update(algorithm.init(weights), weights, 0).masks
     assert masks["b"].sum() == masks["c"].sum() == 2
@@ -500,17 +505,21 @@ def test_families_share_wildcards_each_for_itself():
         for i in range(2)
         for p in ("up", "down", "q", "o")
     }
-    pattern = sf.tied([[["*.up", 0], ["*.down", 1]], [["*.q", 0, 2], ["*.o", 1, 2]]])
+    pattern = sf.patterns.tied(
+        [[["*.up", 0], ["*.down", 1]], [["*.q", 0, 2], ["*.o", 1, 2]]]
+    )
     assert list(tied_sets(pattern, weights)) == ["0.up", "1.up", "0.q", "1.q"]
     algorithm = sf.one_shot(0.5, pattern=pattern)
     masks = algorithm.update(algorithm.init(weights), weights, 0).masks
     assert all(int(mask.sum()) == 8 for mask in masks.values())
     with pytest.raises(ValueError, match=r"tied: no path matches '\*\.k'"):
-        sf.one_shot(0.5, pattern=sf.tied([[["*.up", 0]], [["*.k", 0]]])).init(weights)
+        sf.one_shot(0.5, pattern=sf.patterns.tied([[["*.up", 0]], [["*.k", 0]]])).init(
+            weights
+        )
 
 
 def test_it_reads_pickles_and_is_written_as_the_call():
-    pattern = sf.tied([[["a", 0, [1, 0, -1]], ["b", 1]], (("b", 0),)], "l2")
+    pattern = sf.patterns.tied([[["a", 0, [1, 0, -1]], ["b", 1]], (("b", 0),)], "l2")
     assert (
         repr(pattern)
         == "tied([[['a', 0, [1, 0, -1]], ['b', 1]], [['b', 0]]], reduce='l2')"
@@ -520,8 +529,12 @@ def test_it_reads_pickles_and_is_written_as_the_call():
         (("a", 0, (1, 0, -1), 1), ("b", 1, 1, 1)),
         (("b", 0, 1, 1),),
     )
-    assert pattern == sf.tied([[["a", 0, [1, 0, -1]], ["b", 1]], [["b", 0]]], "l2")
-    assert pattern != sf.tied([[["a", 0, [1, 0, 0]], ["b", 1]], [["b", 0]]], "l2")
+    assert pattern == sf.patterns.tied(
+        [[["a", 0, [1, 0, -1]], ["b", 1]], [["b", 0]]], "l2"
+    )
+    assert pattern != sf.patterns.tied(
+        [[["a", 0, [1, 0, 0]], ["b", 1]], [["b", 0]]], "l2"
+    )
     made = pickle.loads(pickle.dumps(ALGORITHMS["gmp"]))
     assert sf.checkpoint.tree_equal(run(made).masks, run(ALGORITHMS["gmp"]).masks)
 
@@ -585,7 +598,7 @@ def test_reports_count_the_entries():
 )
 def test_members_of_another_form_are_refused(members, error, text):
     with pytest.raises(error, match=text):
-        sf.tied(members)
+        sf.patterns.tied(members)
 
 
 @pytest.mark.parametrize(
@@ -604,12 +617,12 @@ def test_members_of_another_form_are_refused(members, error, text):
 )
 def test_numbers_that_do_not_fit_are_refused(members, text):
     with pytest.raises(ValueError, match=text):
-        sf.one_shot(0.5, pattern=sf.tied(members)).init(anyhow())
+        sf.one_shot(0.5, pattern=sf.patterns.tied(members)).init(anyhow())
 
 
 def test_names_of_sets_do_not_depend_on_which_are_pruned():
     pattern, sizes = (
-        sf.tied([[["a", 0], ["b", 0]], [["a", 1], ["c", 0]]]),
+        sf.patterns.tied([[["a", 0], ["b", 0]], [["a", 1], ["c", 0]]]),
         {"a": (4, 3), "b": (4,), "c": (3,)},
     )
     weights = {path: torch.randn(size) for path, size in sizes.items()}

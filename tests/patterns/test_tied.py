@@ -9,7 +9,7 @@ import torch
 import sparsefn as sf
 from sparsefn.patterns.tied import joined, parted, tied_sets
 
-MLP = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
+MLP = sf.patterns.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
 N = 6  # units of each set
 
 
@@ -51,7 +51,7 @@ ALGORITHMS = {
     "taylor": sf.one_shot(0.5, sf.scores.sum(sf.scores.movement), pattern=MLP),
     "l2": sf.one_shot(
         0.5,
-        pattern=sf.tied(
+        pattern=sf.patterns.tied(
             [["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]], reduce="l2"
         ),
     ),
@@ -90,7 +90,10 @@ def test_the_score_of_a_unit_is_that_of_all_its_entries():
         "l2": lambda x: x.norm(dim=1),
     }.items():
         algorithm = sf.one_shot(
-            0.5, pattern=sf.tied([["*.up.weight", 0], ["*.down.weight", 1]], reduce)
+            0.5,
+            pattern=sf.patterns.tied(
+                [["*.up.weight", 0], ["*.down.weight", 1]], reduce
+            ),
         )
         state = shot(algorithm, weights)
         for i in range(2):
@@ -121,7 +124,7 @@ def test_ties_go_to_the_lowest_unit_and_nan_never_wins():
 
 def test_heads_are_blocks_and_a_fused_leaf_has_parts():
     width, readers = 2, 3
-    pattern = sf.tied(
+    pattern = sf.patterns.tied(
         [
             ["q", 0, width * readers],
             ["k", 0, width],
@@ -146,7 +149,7 @@ def test_heads_are_blocks_and_a_fused_leaf_has_parts():
 
 def test_rows_and_back():
     weights = {"a": torch.randn(4, 6, 2), "b": torch.randn(3)}
-    sets = tied_sets(sf.tied([["a", 1, 1, 2], ["b", 0]]), weights)
+    sets = tied_sets(sf.patterns.tied([["a", 1, 1, 2], ["b", 0]]), weights)
     (made,) = sets.values()
     rows = joined(made, weights)
     assert rows.shape == (3, 4 * 2 * 2 + 1) and torch.equal(rows[:, -1], weights["b"])
@@ -342,7 +345,7 @@ def test_vmapped_and_compiled_masks_have_the_same_bits():
 
 def test_each_leaf_may_be_a_set_of_its_own_as_channels_are():
     weights = {"a": torch.randn(8, 3), "b": torch.randn(4, 5)}
-    alone = sf.one_shot(0.5, pattern=sf.tied([["*", 0]], reduce="sum"))
+    alone = sf.one_shot(0.5, pattern=sf.patterns.tied([["*", 0]], reduce="sum"))
     assert sf.checkpoint.tree_equal(
         shot(alone, weights).masks,
         shot(sf.one_shot(0.5, pattern=sf.patterns.channel(0)), weights).masks,
@@ -353,7 +356,7 @@ def test_leaves_of_several_dtypes_and_without_entries():
     weights = params() | {"0.down.weight": params()["0.down.weight"].bfloat16()}
     assert int(units(shot(sf.one_shot(0.5, pattern=MLP), weights).masks).sum()) == 3
     assert units(shot(sf.one_shot(0.5, pattern=MLP), params(n=0)).masks).shape == (0,)
-    empty = sf.tied([["a", 0], ["b", 1]])
+    empty = sf.patterns.tied([["a", 0], ["b", 1]])
     assert (
         shot(
             sf.one_shot(0.5, pattern=empty),
@@ -367,7 +370,7 @@ def test_leaves_of_several_dtypes_and_without_entries():
 
 def test_it_reads_and_pickles_as_the_call():
     assert (
-        repr(sf.tied([["*.q", 0, 4], ["*.o", 1, 4]], "l2"))
+        repr(sf.patterns.tied([["*.q", 0, 4], ["*.o", 1, 4]], "l2"))
         == "tied([['*.q', 0, 4], ['*.o', 1, 4]], reduce='l2')"
     )
     members = (
@@ -420,7 +423,7 @@ def test_it_reads_and_pickles_as_the_call():
 )
 def test_members_of_another_form_are_refused(members, error, text):
     with pytest.raises(error, match=text):
-        sf.tied(members)
+        sf.patterns.tied(members)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +467,7 @@ def test_members_of_another_form_are_refused(members, error, text):
 )
 def test_sets_that_do_not_fit_are_refused(members, text):
     with pytest.raises(ValueError, match=text):
-        sf.one_shot(0.5, pattern=sf.tied(members)).init(params())
+        sf.one_shot(0.5, pattern=sf.patterns.tied(members)).init(params())
 
 
 def test_a_mask_of_one_tensor_has_no_tied_sets():
@@ -472,7 +475,7 @@ def test_a_mask_of_one_tensor_has_no_tied_sets():
         ValueError,
         match="its units lie in several leaves; give it to an algorithm, as pattern=",
     ):
-        sf.topk_mask(torch.ones(3, 3), 1, pattern=MLP)
+        sf.masks.topk_mask(torch.ones(3, 3), 1, pattern=MLP)
 
 
 @pytest.mark.parametrize(

@@ -23,21 +23,23 @@ def holds(mask, n=2, m=4):
 
 @pytest.mark.parametrize("shape", [(8, 12), (4, 8, 3, 3), (0, 4)])
 def test_masks_of_linear_layers_and_convolutions(shape):
-    mask = sf.topk_mask(draw(*shape).abs(), None, pattern=TILES)
+    mask = sf.masks.topk_mask(draw(*shape).abs(), None, pattern=TILES)
     assert mask.shape == shape and (not mask.numel() or holds(mask))
     if len(shape) == 4:
         for i in range(3):
-            alone = sf.topk_mask(draw(*shape).abs()[:, :, i, 2], None, pattern=TILES)
+            alone = sf.masks.topk_mask(
+                draw(*shape).abs()[:, :, i, 2], None, pattern=TILES
+            )
             assert torch.equal(mask[:, :, i, 2], alone)
 
 
 def test_axes():
     scores = draw(3, 4, 8)
-    mask = sf.topk_mask(
+    mask = sf.masks.topk_mask(
         scores, None, pattern=sf.patterns.transposable(2, 4, axes=(1, -1))
     )
     for one, whole in zip(scores, mask, strict=True):
-        assert torch.equal(sf.topk_mask(one, None, pattern=TILES), whole)
+        assert torch.equal(sf.masks.topk_mask(one, None, pattern=TILES), whole)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_the_transposed_weight_is_nm_too():
     weight = sf.effective(state)["w"]
     for axis in (0, 1):
         assert torch.equal(
-            sf.topk_mask(weight.abs(), None, pattern=sf.patterns.nm(2, 4, axis)),
+            sf.masks.topk_mask(weight.abs(), None, pattern=sf.patterns.nm(2, 4, axis)),
             state.masks["w"],
         )
     packed = sf.checkpoint.compress(state, sf.patterns.nm(2, 4, 0))
@@ -87,15 +89,15 @@ def test_the_transposed_weight_is_nm_too():
             "transposable: expected two different axes, got (0, 0)",
         ),
         (
-            lambda: sf.topk_mask(draw(4, 6), None, pattern=TILES),
+            lambda: sf.masks.topk_mask(draw(4, 6), None, pattern=TILES),
             "transposable(2, 4): expected axis 1 divisible by 4, got shape (4, 6)",
         ),
         (
-            lambda: sf.topk_mask(draw(4), None, pattern=TILES),
+            lambda: sf.masks.topk_mask(draw(4), None, pattern=TILES),
             "transposable(2, 4): no axis 1 in shape (4,)",
         ),
         (
-            lambda: sf.topk_mask(
+            lambda: sf.masks.topk_mask(
                 draw(4, 4), None, pattern=sf.patterns.transposable(2, 4, (1, -1))
             ),
             "transposable(2, 4, axes=(1, -1)): expected two different axes in shape "
@@ -106,14 +108,14 @@ def test_the_transposed_weight_is_nm_too():
             "drop_grow: expected a pattern whose units are kept or pruned",
         ),
         (
-            lambda: sf.drop_lowest(
+            lambda: sf.masks.drop_lowest(
                 draw(4, 4), torch.ones(4, 4, dtype=torch.bool), 1, pattern=TILES
             ),
             "drop_lowest: expected a pattern whose units are kept or pruned one by "
             "one, got transposable(2, 4)",
         ),
         (
-            lambda: sf.grow_highest(
+            lambda: sf.masks.grow_highest(
                 draw(4, 4), torch.zeros(4, 4, dtype=torch.bool), 1, pattern=TILES
             ),
             "grow_highest: expected a pattern whose units are kept or pruned one by "

@@ -270,7 +270,9 @@ def test_the_mends_are_right():
     ("act", "told"),
     [
         (
-            lambda: sf.static(0.5, pattern=sf.tied([["*", 0, 16]])).init(LEAVES),
+            lambda: sf.static(0.5, pattern=sf.patterns.tied([["*", 0, 16]])).init(
+                LEAVES
+            ),
             "tied: expected dimension 0 divisible into blocks of 16, got shape (8, 3, "
             "3, 3) at '0.weight'; expected dimension 0 divisible into blocks of 16, "
             "got shape (8, 8, 3, 3) at '2.weight'; expected dimension 0 divisible "

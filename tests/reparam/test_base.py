@@ -19,7 +19,7 @@ def frozen_at_start(project=None):
 
     def apply(latents, step, key):
         rows = {
-            p: (v, latents["first"][p], sf.topk_mask(v.abs(), v.numel() // 2))
+            p: (v, latents["first"][p], sf.masks.topk_mask(v.abs(), v.numel() // 2))
             for p, v in latents["latent"].items()
         }
         return {p: torch.where(m, v, w) for p, (v, w, m) in rows.items()}, {}

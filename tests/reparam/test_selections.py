@@ -132,7 +132,7 @@ def test_sharp_gates_are_the_mask_of_the_best():
     v = draw(20, 30)
     gates = soft_mask(v.abs(), 150, 1e8)
     torch.testing.assert_close(
-        gates, sf.topk_mask(v.abs(), 150).float(), rtol=0, atol=1e-6
+        gates, sf.masks.topk_mask(v.abs(), 150).float(), rtol=0, atol=1e-6
     )
     ends = [soft_mask(v.abs(), k, 10.0) for k in (0, 600)]
     torch.testing.assert_close(ends[0], torch.zeros(20, 30), rtol=0, atol=1e-6)
@@ -188,7 +188,8 @@ def test_soft_nm_has_its_mask_and_scale(axis):
     latents = map_.init({"w": v}, KEY)
     weights, masks = map_.apply(latents, 0, KEY)
     assert torch.equal(
-        masks["w"], sf.topk_mask(v.abs(), None, pattern=sf.patterns.nm(2, 4, axis))
+        masks["w"],
+        sf.masks.topk_mask(v.abs(), None, pattern=sf.patterns.nm(2, 4, axis)),
     )
     small = made(sf.reparam.soft_nm(2, 4, axis, rescale=False), v)[0]
     best = (v * small).sum() / (small * small).sum()

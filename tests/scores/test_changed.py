@@ -25,7 +25,7 @@ class TestSampled:
             values = sf.scores.sampled(MAGNITUDE)(
                 sf.State({"w": p}, {"w": p > 0}, key=key), (), 0
             )["w"]
-            return sf.topk_mask(values, 2)
+            return sf.masks.topk_mask(values, 2)
 
         found = torch.vmap(best)(sf.random.split(sf.random.key(0), draws))
         inclusion = found.double().mean(0)
@@ -47,16 +47,16 @@ class TestSampled:
     def test_a_power_sharpens(self):
         w = torch.rand(200, generator=torch.Generator().manual_seed(0)) + 0.1
         plain, sharp = (
-            sf.topk_mask(
+            sf.masks.topk_mask(
                 sf.scores.sampled(MAGNITUDE, power)(state_of(w=w), (), 0)["w"], 100
             )
             for power in (1.0, torch.tensor(500.0))
         )
-        by_size = sf.topk_mask(w, 100)
+        by_size = sf.masks.topk_mask(w, 100)
         assert int((sharp & by_size).sum()) > int((plain & by_size).sum()) >= 50
         scheduled = sf.scores.sampled(MAGNITUDE, lambda step: 500.0 + 9 * step)
         assert torch.equal(
-            sf.topk_mask(scheduled(state_of(w=w), (), 0)["w"], 100), sharp
+            sf.masks.topk_mask(scheduled(state_of(w=w), (), 0)["w"], 100), sharp
         )
 
     def test_zero_comes_last_but_for_what_is_no_share(self):

@@ -215,7 +215,7 @@ def test_other_bad_arguments():
         sf.scores.ria(stats_of(X), "0.5")
 
 
-EXPERTS = sf.tied([["router", 0], ["up", 0]])
+EXPERTS = sf.patterns.tied([["router", 0], ["up", 0]])
 PARAMS = {"router": torch.ones(4, 3), "up": torch.ones(4, 2, 3)}
 
 
@@ -247,7 +247,7 @@ def test_reap_is_the_mean_over_the_tokens_of_an_expert_and_0_without():
 
 
 def test_reap_of_experts_in_another_order_and_of_sets_that_stay_dense():
-    turned = sf.tied([["up", 0, [3, 0, 1, 2]], ["router", 0]])
+    turned = sf.patterns.tied([["up", 0, [3, 0, 1, 2]], ["router", 0]])
     state = sf.one_shot(0.5, pattern=turned).init(PARAMS)
     assert sf.scores.reap(seen(), turned)(state, None, 0)["up"].tolist() == [
         2.0,
@@ -291,10 +291,10 @@ def test_reap_of_experts_in_another_order_and_of_sets_that_stay_dense():
         ),
         (
             seen(),
-            sf.tied([["up", 0, 2]]),
+            sf.patterns.tied([["up", 0, 2]]),
             "the 4 experts along dimension 0 of 'up', got 2 units along dimension 0",
         ),
-        (seen(), sf.tied([["up", 2]]), "got 3 units along dimension 2"),
+        (seen(), sf.patterns.tied([["up", 2]]), "got 3 units along dimension 2"),
     ],
 )
 def test_reap_names_what_is_wrong(stats, pattern, text):
@@ -306,7 +306,7 @@ def test_reap_names_what_is_wrong(stats, pattern, text):
 def test_reap_of_other_patterns_and_statistics():
     with pytest.raises(
         ValueError,
-        match=r"reap: expected a pattern of tied sets, sf.tied, .*, got "
+        match=r"reap: expected a pattern of tied sets, sf.patterns.tied, .*, got "
         r"channel\(axis=0",
     ):
         sf.scores.reap(seen(), sf.patterns.channel(0))
@@ -383,7 +383,7 @@ def test_weights_of_experts_compete_inside_of_their_output(score, turned):
                 "weight"
             ]
             kept = mask[number].mT if turned else mask[number]
-            assert torch.equal(kept, sf.topk_mask(alone, count, pattern=one))
+            assert torch.equal(kept, sf.masks.topk_mask(alone, count, pattern=one))
 
 
 WRONG = [

@@ -128,7 +128,7 @@ class TestLamp:
             assert sum(int(m.sum()) for m in masks.values()) == keep
             for path, mask in masks.items():
                 assert mask.any() and torch.equal(
-                    mask, sf.topk_mask(params[path].abs(), int(mask.sum()))
+                    mask, sf.masks.topk_mask(params[path].abs(), int(mask.sum()))
                 )
 
     def test_looped_and_vmapped_are_the_same(self):

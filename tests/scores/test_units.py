@@ -14,7 +14,7 @@ from sparsefn.scores.units import scored_units
 
 # The kernel b has its columns in the first set and its rows in the second; c has more
 # entries for some units.
-NET = sf.tied(
+NET = sf.patterns.tied(
     [[["a", 0], ["b", 1]], [["b", 0], ["c", 1, [0, 1, 2, 2, 1, 0]], ["n", 0]]]
 )
 SPARSE = ["a", "b", "c", "n"]
@@ -68,7 +68,7 @@ def test_a_unit_has_all_of_its_entries():
 
 
 def test_sets_that_are_not_sparsified_score_0():
-    two = sf.tied([[["a", 0]], [["n", 0], ["free", 0]]])
+    two = sf.patterns.tied([[["a", 0]], [["n", 0], ["free", 0]]])
     state = sf.one_shot(0.5, pattern=two, where="a").init(params())
     for score in (
         sf.scores.by_unit(sf.scores.magnitude, two, squared),
@@ -145,7 +145,7 @@ def test_a_score_with_memory_inside():
     ids=["global", "by score", "iterative", "rigl", "ste"],
 )
 def test_algorithms_prune_by_values_as_by_a_pool_of_them(make):
-    pooled = sf.tied(
+    pooled = sf.patterns.tied(
         [[["a", 0], ["b", 1]], [["b", 0], ["c", 1, [0, 1, 2, 2, 1, 0]], ["n", 0]]],
         "sum",
     )
@@ -202,7 +202,7 @@ def test_errors():
         "score: expected the algorithm and its score to have one pattern, but the "
         "score has values of the units of t"
     )
-    for pattern in (sf.patterns.channel(0), sf.tied([["a", 0]])):
+    for pattern in (sf.patterns.channel(0), sf.patterns.tied([["a", 0]])):
         with pytest.raises(ValueError, match=re.escape(text)):
             sf.one_shot(0.5, score, pattern=pattern)
     for name in ("sampled", "ranked"):
@@ -216,7 +216,7 @@ def test_errors():
         match="by_unit: expected a score with a value for each entry, got by_unit",
     ):
         sf.scores.by_unit(score, NET, squared)
-    uneven = sf.tied([["a", 0, [0, 1, 1, 1]], ["n", 0, [0, 1, -1]]])
+    uneven = sf.patterns.tied([["a", 0, [0, 1, 1, 1]], ["n", 0, [0, 1, -1]]])
     text = (
         "distance: expected units that have as many entries in each leaf, but those "
         "of the tied set of 'a' have not"

@@ -19,7 +19,7 @@ SIZES = {
     "eos_token_id": 2,
     "use_cache": False,
 }
-PATTERN = sf.tied(
+PATTERN = sf.patterns.tied(
     [["*.gate.weight", 0], ["*.experts.gate_up_proj", 0], ["*.experts.down_proj", 0]]
 )
 IDS = {"input_ids": torch.arange(24).reshape(2, 12) % 17 + 3}
@@ -67,7 +67,7 @@ class Mixture(nn.Module):
         return self.experts(x, index, weights=weights / weights.sum(1, keepdim=True))
 
 
-BY_HAND = sf.tied(
+BY_HAND = sf.patterns.tied(
     [["router.weight", 0], ["router.bias", 0], ["experts.up", 0], ["experts.down", 0]]
 )
 

@@ -215,10 +215,10 @@ def test_pruned_by_reap_in_exact_counts_and_carried():
         (
             sf.patterns.channel(0),
             [0],
-            r"expected a pattern such as sf.tied\(.*, got channel\(axis=0",
+            r"expected a pattern such as sf.patterns.tied\(.*, got channel\(axis=0",
         ),
         (
-            sf.tied([["router.weight", 0], ["router.bias", 0]]),
+            sf.patterns.tied([["router.weight", 0], ["router.bias", 0]]),
             [0],
             "'router.weight' has no leaf of experts",
         ),
@@ -229,12 +229,14 @@ def test_pruned_by_reap_in_exact_counts_and_carried():
             "masked",
         ),
         (
-            sf.tied([["experts.up", 0], ["experts.down", 0]]),
+            sf.patterns.tied([["experts.up", 0], ["experts.down", 0]]),
             [0],
             "no product was seen with any of them",
         ),
         (
-            sf.tied([["router.weight", 0], ["router.bias", 0], ["experts.up", 0]]),
+            sf.patterns.tied(
+                [["router.weight", 0], ["router.bias", 0], ["experts.up", 0]]
+            ),
             [0],
             r"Mixture gives another output .*; 'experts.down' of shape \(4, 3, 5\) is "
             r"no member of the set, and stays",

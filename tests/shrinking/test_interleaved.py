@@ -99,7 +99,9 @@ def test_wanda_and_2_to_4_take_the_axis_of_the_inputs():
                     else sf.patterns.nm(2, 4)
                 )
                 count = own.shape[1] // 2 if name == "rows" else None
-                assert torch.equal(kept, sf.topk_mask(own, count, pattern=pattern))
+                assert torch.equal(
+                    kept, sf.masks.topk_mask(own, count, pattern=pattern)
+                )
     solved = sf.methods.sparsegpt(
         None, stats, pattern=sf.patterns.nm(2, 4), where=[UP, DOWN]
     )

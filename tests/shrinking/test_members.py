@@ -1,4 +1,4 @@
-"""Members of groups, as `sf.tied` takes them and as they are printed."""
+"""Members of groups, as `sf.patterns.tied` takes them and as they are printed."""
 
 import numpy as np
 import pytest

@@ -87,10 +87,10 @@ def test_a_mask_whose_pruned_columns_come_first_is_refitted(seed, columns, data)
 def test_white_inputs_are_plain_masking_to_the_bit(dtype):
     weight = torch.randn(6, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
     new, mask = obs(weight, 4 * torch.eye(300), keep=0.3, block=300)
-    assert torch.equal(mask, sf.topk_mask(weight.abs(), 540))
+    assert torch.equal(mask, sf.masks.topk_mask(weight.abs(), 540))
     assert torch.equal(new, torch.where(mask, weight, 0.0)) and new.dtype == dtype
     new, mask = obs(weight, 4 * torch.eye(300), pattern=nm(1, 3), block=3)
-    assert torch.equal(mask, sf.topk_mask(weight.abs(), None, pattern=nm(1, 3)))
+    assert torch.equal(mask, sf.masks.topk_mask(weight.abs(), None, pattern=nm(1, 3)))
 
 
 def test_the_worked_example():
@@ -146,7 +146,7 @@ def test_patterns_choose_when_their_first_column_is_reached(pattern, keep, block
         weight,
         hessian,
         span,
-        lambda scores: sf.topk_mask(scores, count, pattern=pattern),
+        lambda scores: sf.masks.topk_mask(scores, count, pattern=pattern),
     )
     new, kept = obs(weight, hessian, pattern=pattern, keep=keep, block=block)
     assert torch.equal(kept, mask)
@@ -351,7 +351,7 @@ def test_empty_weights():
             "row_balanced(), got [3]",
         ),
         (
-            {"pattern": sf.tied([["a", 0], ["b", 1]]), "keep": 1},
+            {"pattern": sf.patterns.tied([["a", 0], ["b", 1]]), "keep": 1},
             ValueError,
             "obs: expected a pattern of one weight, got tied(",
         ),

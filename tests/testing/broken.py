@@ -36,15 +36,17 @@ def by(choose):
 
 
 def one_more(scores, n):
-    return sf.topk_mask(scores, min(int(n) + 1, scores.numel()))
+    return sf.masks.topk_mask(scores, min(int(n) + 1, scores.numel()))
 
 
 def nan_wins(scores, n):
-    return sf.topk_mask(torch.nan_to_num(scores, nan=float("inf")), n)
+    return sf.masks.topk_mask(torch.nan_to_num(scores, nan=float("inf")), n)
 
 
 def last_of_ties(scores, n):
-    return sf.topk_mask(scores.reshape(-1).flip(0), n).flip(0).reshape(scores.shape)
+    return (
+        sf.masks.topk_mask(scores.reshape(-1).flip(0), n).flip(0).reshape(scores.shape)
+    )
 
 
 def halving(sparsity, key):
@@ -98,7 +100,7 @@ def draws(sparsity, key):
     def masks(params):
         def mask(path, x):
             return (
-                sf.topk_mask(
+                sf.masks.topk_mask(
                     torch.rand(x.shape), sf.budgets.n_kept(x.numel(), sparsity)
                 )
                 if x.ndim > 1
@@ -157,7 +159,7 @@ def fails_on_empty(sparsity, key):
 
     def largest(scores, n):
         scores.max()
-        return sf.topk_mask(scores, n)
+        return sf.masks.topk_mask(scores, n)
 
     return by(largest)(sparsity, key)
 
@@ -169,14 +171,14 @@ PLANTED = {
         by(one_more),
         MAGNITUDE._replace(choose=None),
         "counts_are_exact",
-        by(sf.topk_mask),
+        by(sf.masks.topk_mask),
     ),
-    "NaN wins": (by(nan_wins), MAGNITUDE, "the_best_are_kept", by(sf.topk_mask)),
+    "NaN wins": (by(nan_wins), MAGNITUDE, "the_best_are_kept", by(sf.masks.topk_mask)),
     "ties the other way": (
         by(last_of_ties),
         MAGNITUDE,
         "the_best_are_kept",
-        by(sf.topk_mask),
+        by(sf.masks.topk_mask),
     ),
     "writes to gradients": (writes, QUIET, "functions_are_pure", halving),
     "global generator": (

@@ -129,7 +129,7 @@ def test_a_layout_is_found_for_every_pattern(pattern):
     run = case(Source(bytes(range(250)) * 4), layout.form, EVERY, False)
     for path, leaf in sf.tree.flatten(run.params)[0].items():
         if sf.default_where(path, leaf) and leaf.numel():
-            sf.topk_mask(
+            sf.masks.topk_mask(
                 leaf.float(), None if pattern.fixed is not None else 0, pattern=pattern
             )
 

@@ -37,7 +37,7 @@ def noisy(sparsity, key):
         def mask(weight, draw, old):
             if not old.ndim:
                 return old
-            return sf.topk_mask(
+            return sf.masks.topk_mask(
                 weight.abs() * (1 + draw), sf.budgets.n_kept(weight.numel(), sparsity)
             )
 

@@ -79,7 +79,7 @@ def test_given_masks_are_refused():
 
 
 def test_a_tied_set_does_not_bring_one_in():
-    pattern = sf.tied([["1.weight", 1], [ORIGINAL, 0]])
+    pattern = sf.patterns.tied([["1.weight", 1], [ORIGINAL, 0]])
     with pytest.raises(ValueError, match=f"^where: {re.escape(REFUSED)}$"):
         sf.static(0.5, pattern=pattern, where="1.weight").init(PARAMS)
 

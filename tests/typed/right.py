@@ -109,8 +109,8 @@ sf.static(
     where=lambda path, leaf: leaf.ndim == 2,
 )
 sf.ste(0.5, pattern=sf.patterns.block((2, 2), "max"), init="magnitude")
-widths = sf.tied([["0.weight", 0], ["1.weight", 1]], reduce="l2")
-sets = sf.tied(
+widths = sf.patterns.tied([["0.weight", 0], ["1.weight", 1]], reduce="l2")
+sets = sf.patterns.tied(
     [[["0.weight", 0], ["1.weight", 1, [0, 1, -1]]], [["1.weight", 0, 2, 3]]]
 )
 assert_type(widths, sf.patterns.Pattern)
@@ -161,8 +161,10 @@ moved = state._replace(params=sf.apply_masks(state.params, state.masks))
 again = sf.with_params(moved, params)
 assert_type(again, sf.State)
 lean: sf.Algorithm = sf.donated(sf.rigl(0.9))
-averaged: Tree = sf.ema(again, torch.tensor(0.9), sf.ema(again, 0.9))
-clipped: Tree = sf.clip_norm(params, 1.0, masks=again.masks)
+averaged: Tree = sf.optimizers.ema(
+    again, torch.tensor(0.9), sf.optimizers.ema(again, 0.9)
+)
+clipped: Tree = sf.optimizers.clip_norm(params, 1.0, masks=again.masks)
 x = torch.ones(2, 4)
 out: Tensor = sf.modules.call(net, again, x)
 sf.modules.call(net, sf.effective(again), x)
@@ -189,8 +191,8 @@ sf.checkpoint.compress(
     pairs,
     [("0.*", sf.patterns.nm(2, 4, axis=1)), (sf.default_where, sf.patterns.nm(2, 4))],
 )
-assert_type(sf.topk_mask(x, 2, pattern=sf.patterns.nm(2, 4)), Tensor)
-assert_type(sf.gate(x, x, x > 0, mode="ste"), Tensor)
+assert_type(sf.masks.topk_mask(x, 2, pattern=sf.patterns.nm(2, 4)), Tensor)
+assert_type(sf.masks.gate(x, x, x > 0, mode="ste"), Tensor)
 assert_type(sf.random.split(sf.random.key(0), 2), Tensor)
 kept = sf.report.summary(again).total.kept
 assert_type(kept, int)
@@ -200,7 +202,9 @@ assert_type(sf.report.changed(again, again).total.grown, int)
 assert_type(sf.report.itop(sf.masks.explored(None, again)), float | Tensor)
 sf.report.plot([sf.report.scalars(again)], steps=[0]).savefig(io.BytesIO())
 sf.report.plot_masks(again).savefig(io.BytesIO())
-assert_type(sf.from_config({"algorithm": "static", "sparsity": 0.5}), sf.Algorithm)
+assert_type(
+    sf.config.from_config({"algorithm": "static", "sparsity": 0.5}), sf.Algorithm
+)
 sf.curvature.fisher(lambda params, batch: (params["0.weight"] * batch).sum(), (x,))
 
 

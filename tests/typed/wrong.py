@@ -62,8 +62,8 @@ sf.optimizers.parts([("params", sf.optimizers.sgd(0.1))])  # error: arg-type
 sf.with_optimizer(
     algorithm, sf.optimizers.sgd(0.1), skip_nonfinite="yes"
 )  # error: arg-type
-sf.clip_norm(params, "1.0")  # error: arg-type
-sf.ema(params, 0.9)  # error: arg-type
+sf.optimizers.clip_norm(params, "1.0")  # error: arg-type
+sf.optimizers.ema(params, 0.9)  # error: arg-type
 sf.chain([algorithm, algorithm])  # error: arg-type
 sf.partition({"*": algorithm})  # error: arg-type
 sf.phases([("start", algorithm)])  # error: list-item
@@ -84,12 +84,12 @@ sf.checkpoint.compress(state, [sf.patterns.nm(2, 4)])  # error: list-item
 sf.checkpoint.decompress(state)  # error: arg-type
 sf.patterns.block((2, 2), "median")  # error: arg-type
 sf.patterns.nm("2:4")  # error: arg-type, call-arg
-sf.tied([["*.up.weight", 0.5]])  # error: list-item
+sf.patterns.tied([["*.up.weight", 0.5]])  # error: list-item
 sf.shrink(layer, state, torch.ones(1), only=0)  # error: arg-type
 sf.schedules.linear("0.5", 0.1)  # error: arg-type
 sf.every("100")  # error: arg-type
 sf.at(3)  # error: arg-type
-sf.gate(params["w"], params["w"], params["w"], mode="hard")  # error: arg-type
+sf.masks.gate(params["w"], params["w"], params["w"], mode="hard")  # error: arg-type
 sf.scores.ema(sf.scores.gradient)  # error: call-arg
 sf.random.key("0")  # error: arg-type
 sf.attach(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from sparsefn.engine.checks.calls import check_keywords
-from sparsefn.engine.checks.factories import described
+from sparsefn.engine.checks.factories import described, shown
 
 _NAMES = ("__name__", "__qualname__", "__doc__")
 
@@ -17,7 +18,11 @@ Thing = TypeVar("Thing")
 
 
 def preset(
-    base: Callable[P, Thing], *, fixed: Mapping[str, Any] = {}, **defaults: Any
+    base: Callable[P, Thing],
+    *,
+    fixed: Mapping[str, Any] = {},
+    renamed: Mapping[str, Callable[[Any], dict[str, Any]]] = {},
+    **defaults: Any,
 ) -> Callable[[Callable[[], None]], Callable[P, Thing]]:
     """A function that is `base` with other defaults; what it decorates has a docstring
     alone.
@@ -35,6 +40,9 @@ def preset(
     >>> import inspect
     >>> print(inspect.signature(outline))
     (shape, *, color='red')
+
+    The keywords that are `renamed` are those of an older release: each gives the
+    keywords to write now, and a DeprecationWarning.
     """
 
     def decorate(text: Callable[[], None]) -> Callable[P, Thing]:
@@ -47,8 +55,9 @@ def preset(
         known = [parameter.name for parameter in shown]
 
         def make(*args: P.args, **given: P.kwargs) -> Thing:
-            check_keywords(text.__name__, given, known)
-            options: Any = {**defaults, **given, **fixed}
+            new = _translated(text.__name__, given, renamed)
+            check_keywords(text.__name__, new, known)
+            options: Any = {**defaults, **new, **fixed}
             return base(*args, **options)
 
         functools.update_wrapper(make, base)
@@ -58,3 +67,22 @@ def preset(
         return described(make)
 
     return decorate
+
+
+def _translated(
+    name: str,
+    given: Mapping[str, Any],
+    renamed: Mapping[str, Callable[[Any], dict[str, Any]]],
+) -> dict[str, Any]:
+    new = dict(given)
+    for old in given.keys() & renamed.keys():
+        own = renamed[old](new.pop(old))
+        if both := own.keys() & new.keys():
+            raise TypeError(f"{name}: expected {old} or {min(both)}, got both")
+        written = ", ".join(
+            f"{keyword}={shown(value)}" for keyword, value in own.items()
+        )
+        text = f"{name}({old}=) goes: write {written}" if own else f"leave {old} out"
+        warnings.warn(text, DeprecationWarning, stacklevel=4)
+        new |= own
+    return new

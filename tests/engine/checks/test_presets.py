@@ -65,6 +65,29 @@ def test_defaults_give_way_and_fixed_ones_do_not():
         outline()
 
 
+@pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (sf.set, {"by_sign": True}, {"drop": sf.scores.ranked(sf.scores.magnitude)}),
+        (sf.set, {"by_sign": False}, {}),
+        (sf.snfs, {"decay": 0.5}, {"grow": sf.scores.momentum(0.5)}),
+    ],
+)
+def test_keywords_of_the_last_release_warn_and_do_what_they_did(make, old, new):
+    words = "write (drop=ranked|grow=momentum)" if new else "leave by_sign out"
+    with pytest.warns(DeprecationWarning, match=words) as caught:
+        algorithm = make(0.5, **old)
+    assert caught[0].filename == __file__
+    params = {"w": torch.arange(24.0).reshape(4, 6).cos()}
+    states = [
+        one.update(one.init(params), params, 0) for one in (algorithm, make(0.5, **new))
+    ]
+    assert sf.checkpoint.tree_equal(*states)
+    if new:
+        with pytest.raises(TypeError, match=rf"{make.__name__}: expected .*, got both"):
+            make(0.5, **old, **new)
+
+
 def test_a_preset_is_shown_and_pickled_as_its_own_call():
     algorithm = sf.one_shot(0.5, sf.scores.saliency, pruned="keep")
     assert repr(algorithm) == "one_shot(0.5, saliency, pruned='keep')"

@@ -25,12 +25,12 @@ PARAMS = {
     "plan": lambda x: sf.report.plan(sf.gmp(0.5), {"z": x}),
 }
 SCORES = {
-    "topk": lambda x: sf.topk_mask(x, 5),
-    "channel": lambda x: sf.topk_mask(x, 2, pattern=sf.patterns.channel(0)),
-    "nm": lambda x: sf.topk_mask(x, None, pattern=sf.patterns.nm(2, 4)),
-    "drop": lambda x: sf.drop_lowest(x, X > 0, 5),
-    "grow": lambda x: sf.grow_highest(x, X < 0, 5),
-    "threshold": lambda x: sf.threshold_mask(x, 0.5),
+    "topk": lambda x: sf.masks.topk_mask(x, 5),
+    "channel": lambda x: sf.masks.topk_mask(x, 2, pattern=sf.patterns.channel(0)),
+    "nm": lambda x: sf.masks.topk_mask(x, None, pattern=sf.patterns.nm(2, 4)),
+    "drop": lambda x: sf.masks.drop_lowest(x, X > 0, 5),
+    "grow": lambda x: sf.masks.grow_highest(x, X < 0, 5),
+    "threshold": lambda x: sf.masks.threshold_mask(x, 0.5),
 }
 
 
@@ -59,7 +59,7 @@ def test_scores_of_a_tree_are_refused_by_path():
     with pytest.raises(
         TypeError, match="floating-point scores, got torch.float8_e5m2 at 'b'; float16"
     ):
-        sf.topk_masks({"a": X, "b": narrow}, 5)
+        sf.masks.topk_masks({"a": X, "b": narrow}, 5)
     algorithm = sf.one_shot(
         0.5, lambda state, grads, step: {"z": narrow}, when=sf.always()
     )

@@ -245,7 +245,9 @@ def test_what_is_no_score_is_refused():
     with pytest.raises(
         TypeError, match=r"expected floating-point scores, got torch\.int64"
     ):
-        sf.topk_mask(torch.ones(4, 4, dtype=torch.int64), 1, pattern=P.block((2, 2)))
+        sf.masks.topk_mask(
+            torch.ones(4, 4, dtype=torch.int64), 1, pattern=P.block((2, 2))
+        )
 
 
 def test_of_nothing_there_are_zeros():
@@ -376,7 +378,7 @@ def test_near_ties_end_alike_in_batches_and_in_every_layout(pattern, x):
         assert len(rows_of(pattern, x).unique()) > 1
 
     def masks(x):
-        return sf.topk_mask(x, rows_of(pattern, x).numel() // 2, pattern=pattern)
+        return sf.masks.topk_mask(x, rows_of(pattern, x).numel() // 2, pattern=pattern)
 
     want = masks(x)
     for layout in LAYOUTS.values():
@@ -397,7 +399,7 @@ def test_near_ties_end_alike_in_compiled_and_exported_code():
     def all_masks(*leaves):
         pairs = zip(some, leaves, strict=True)
         return [
-            sf.topk_mask(x, rows_of(p, x).numel() // 2, pattern=p)
+            sf.masks.topk_mask(x, rows_of(p, x).numel() // 2, pattern=p)
             for (p, _), x in pairs
         ]
 

@@ -288,7 +288,7 @@ def test_a_recorded_program_does_not_take_a_mask_for_a_constant():
             lambda x: seen.append(memory_of(x)) or x + 1.0, (torch.ones(3),)
         )
         with pytest.raises(RuntimeError):
-            torch.jit.trace(lambda x: sf.topk_mask(x, 2), (torch.ones(3),))
+            torch.jit.trace(lambda x: sf.masks.topk_mask(x, 2), (torch.ones(3),))
     assert seen and seen[0] is None
 
 
