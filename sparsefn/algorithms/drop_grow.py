@@ -6,21 +6,23 @@ Presets set, rigl, snfs.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.cycle import Cycle, run
-from sparsefn.algorithms.frame import Grown, Masked, zeros
-from sparsefn.algorithms.memory import Memory, Pruned
+from sparsefn.algorithms.frame import Decision, Grown, Masked, zeros
+from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
+from sparsefn.algorithms.units import Field, Flags, either_of
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Distribution, uniform
 from sparsefn.budgets.redistribute import (
     GrowCount,
     Redistribute,
     Share,
+    allocate,
     check_redistribute,
     mean_active,
 )
@@ -28,6 +30,8 @@ from sparsefn.engine.checks import (
     CountRule,
     check_call,
     described,
+    fraction_at,
+    of_groups,
     preset,
     rounded,
 )
@@ -35,7 +39,7 @@ from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
 from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
-from sparsefn.state import Algorithm, Level, Score, Trigger, Where
+from sparsefn.state import Algorithm, Level, Schedule, Score, Step, Trigger, Where
 from sparsefn.timing.schedules import cosine_decay
 from sparsefn.timing.timetable import UNTIMED, pace
 from sparsefn.timing.triggers import every
@@ -139,7 +143,7 @@ def drop_grow(
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    cycle = Cycle(
+    cycle = _Cycle(
         current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan
     )
     apart = plan is None
@@ -147,7 +151,7 @@ def drop_grow(
     return Masked(
         rule,
         memory,
-        partial(run, cycle),
+        partial(_cycle, cycle),
         level,
         init,
         where,
@@ -175,6 +179,9 @@ def _timetable(
         often = every(n, stop=stop)
         share = cosine_decay(0.3, stop)
     return often if when is None else when, share if fraction is None else fraction
+
+
+# ---- presets -------------------------------------------------------------------------
 
 
 def _by_sign(by_sign: bool) -> dict[str, Score]:
@@ -239,3 +246,132 @@ def snfs() -> None:
     decay is another score, `grow=sf.scores.momentum(0.5)`. The total is exact, a leaf's
     count is free after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
     """
+
+
+# ---- one cycle: drop, then grow ------------------------------------------------------
+
+
+class _Cycle(NamedTuple):
+    """What `drop_grow` was told: see there."""
+
+    current: bool
+    fraction: Schedule | Counted
+    rounding: CountRule
+    grow_count: GrowCount | None
+    exclude_dropped: bool
+    restart_dropped: bool
+    plan: Redistribute | None
+
+
+def _cycle(cycle: _Cycle, units: Field, scores: Read, step: Step) -> Decision:
+    """Drop the worst of the active units of each group, then grow the best of the
+    others, up to the target.
+    """
+    drop = scores("drop")
+    grow = scores("grow")
+    active = units.active
+    had = units.totals(active)
+    target = had if cycle.current else units.target(grow, units.free)
+    share = (
+        scores("share")
+        if cycle.plan is not None and cycle.plan.score is not None
+        else grow
+    )
+    lost = _lost(cycle, units, active, had, target, drop, share, step)
+    stay = units.best(drop, had - lost, among=active)
+    left = units.totals(stay) if units.joint or units.least else had - lost
+    if cycle.plan is not None:
+        target = _moved(
+            cycle.plan,
+            units,
+            share,
+            stay,
+            left,
+            had if cycle.exclude_dropped else left,
+            target,
+        )
+    taken = active if cycle.exclude_dropped else stay
+    more = _more(cycle, units, grow, taken, (target - left).clamp(min=0))
+    grew = units.best(grow, more, among=units.free, but=taken, held=stay)
+    new = units.masks_of(either_of(stay, grew), drop, units.masks)
+    return Decision(
+        new, units.masks_of(stay, drop, units.masks) if cycle.restart_dropped else None
+    )
+
+
+def _lost(
+    cycle: _Cycle,
+    units: Field,
+    active: Flags,
+    had: Tensor,
+    target: Tensor,
+    drop: Scores,
+    share: Scores,
+    step: Step,
+) -> Tensor:
+    # How many units of each group are dropped: a part of them, or as many as their
+    # scores say, and what is too much.
+    plan = cycle.plan
+    fraction = cycle.fraction
+    if isinstance(fraction, Counted):
+        lost = had - units.counts(units.counted(fraction, drop, active))
+    else:
+        rate = fraction_at(fraction, step)
+        own = (
+            {}
+            if plan is None or plan.rate is None
+            else plan.rate(rate, share.values, units.masks)
+        )
+        lost = of_groups(
+            cycle.rounding,
+            [own.get(path, rate) for path in units.grids],
+            had,
+            units.groups,
+        )
+    # Where regrowth moves between leaves, their own counts bind only if there are too
+    # many in all.
+    wanted = (
+        target if plan is None else torch.where(had.sum() > target.sum(), target, had)
+    )
+    lost = lost.clamp(min=0)
+    if cycle.exclude_dropped:
+        lost = torch.minimum(lost, (units.capacity - wanted).clamp(min=0))
+    return torch.minimum(torch.maximum(lost, had - wanted), had)
+
+
+def _more(
+    cycle: _Cycle, units: Field, grow: Scores, taken: Flags, more: Tensor
+) -> Tensor:
+    # How many units of each group grow: all that are wanted, or as many of them as a
+    # function says.
+    if cycle.grow_count is None:
+        return more
+    others = units.within([~rows for rows in taken])
+    rows = zip(
+        units.rows(grow, "grow_count"),
+        units.rows_of(others),
+        torch.split(more, units.groups),
+        strict=True,
+    )
+    return torch.cat([cycle.grow_count(*row) for row in rows])
+
+
+def _moved(
+    plan: Redistribute,
+    units: Field,
+    share: Scores,
+    stay: Flags,
+    left: Tensor,
+    barred: Tensor,
+    target: Tensor,
+) -> Tensor:
+    # The total regrowth is what all leaves lost; each leaf's part follows its share, up
+    # to its capacity.
+    parts = plan.shares(
+        {path: share.values[path] for path in units.leaves},
+        units.masks,
+        units.masks_of(stay),
+    )
+    caps = dict(zip(units.leaves, (units.capacity - barred).unbind(), strict=True))
+    regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
+    return left + units.counts([regrown[path] for path in units.leaves])

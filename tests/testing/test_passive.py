@@ -278,11 +278,11 @@ def test_counts_of_an_algorithm_of_ours_are_known(
     )
     states(passive(broken))
     monkeypatch.setattr(
-        "sparsefn.algorithms.cycle._lost",
+        "sparsefn.algorithms.drop_grow._lost",
         lambda cycle, units, active, had, *rest: had - 3,
     )
     monkeypatch.setattr(
-        "sparsefn.algorithms.cycle._more",
+        "sparsefn.algorithms.drop_grow._more",
         lambda cycle, units, grow, taken, more: more * 0,
     )
     with pytest.raises(
