@@ -182,10 +182,12 @@ def _meetings(size: int, number: int) -> np.ndarray:
 def _ways(m: int) -> np.ndarray:
     # Orders of the channels of two groups, first the one that they have.
     if m <= _WIDEST:
-        firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
-        return np.array(
-            [[*first, *(i for i in range(2 * m) if i not in first)] for first in firsts]
-        )
+        orders = []
+        for rest in itertools.combinations(range(1, 2 * m), m - 1):
+            first = [0, *rest]
+            second = [i for i in range(2 * m) if i not in first]
+            orders.append(first + second)
+        return np.array(orders)
     swaps = np.array([*itertools.product(range(m), range(m, 2 * m))])
     ways = np.tile(np.arange(2 * m), (len(swaps) + 1, 1))
     np.put_along_axis(ways[1:], swaps, swaps[:, ::-1], 1)
@@ -198,19 +200,14 @@ def _best_way(
     # For each pair of groups the first of the best ways.
     found = np.zeros(len(both), np.int64)
     some = max(1, (1 << 16) // max(whole.shape[1], 1))
+    parts = [(tuple(sorted(way[:m])), tuple(sorted(way[m:]))) for way in ways.tolist()]
+    distinct = {part for pair in parts for part in pair}
     for at in range(0, len(both), some):
         columns = _columns(whole, both[at : at + some])
-        parts = [
-            [tuple(sorted(half)) for half in (way[:m], way[m:])]
-            for way in ways.tolist()
-        ]
-        kept = {
-            part: _largest([columns[i] for i in part], n)
-            .sum(-1, dtype=torch.int64)
-            .cpu()
-            .numpy()
-            for part in {part for pair in parts for part in pair}
-        }
+        kept = {}
+        for part in distinct:
+            largest = _largest([columns[i] for i in part], n)
+            kept[part] = largest.sum(-1, dtype=torch.int64).cpu().numpy()
         found[at : at + some] = np.stack(
             [kept[one] + kept[other] for one, other in parts]
         ).argmax(0)

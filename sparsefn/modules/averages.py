@@ -201,7 +201,11 @@ def _prefix(names: list[str], paths: list[str]) -> str:
     if known.issuperset(paths):
         return ""
     ends = [name.removesuffix(first) for name in names if name.endswith(f".{first}")]
-    found = [prefix for prefix in ends if all(prefix + path in known for path in paths)]
+
+    def has_all(prefix: str) -> bool:
+        return all(prefix + path in known for path in paths)
+
+    found = [prefix for prefix in ends if has_all(prefix)]
     if len(found) == 1:
         return found[0]
     if found:

@@ -167,11 +167,11 @@ def limited_tables(module: nn.Module) -> list[str]:
     """
     tables = _limited(module)
     own = own_tensors(module, "parameters") if tables else {}
-    return [
-        name
-        for name, (_, tensor) in own.items()
-        if any(tensor is table for table in tables)
-    ]
+    return [name for name, (_, tensor) in own.items() if _is_among(tensor, tables)]
+
+
+def _is_among(tensor: Tensor, others: list[Tensor]) -> bool:
+    return any(tensor is other for other in others)
 
 
 def _limited(module: nn.Module) -> list[Tensor]:

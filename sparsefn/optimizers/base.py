@@ -185,7 +185,11 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
     >>> trees_of([(torch.tensor(1), torch.tensor(2))], 2, tuple)
     [(tensor(1),), (tensor(2),)]
     """
-    return [rebuild([row[i] for row in rows]) for i in range(n)]
+    trees = []
+    for i in range(n):
+        column = [row[i] for row in rows]
+        trees.append(rebuild(column))
+    return trees
 
 
 def in_blocks(
@@ -206,15 +210,16 @@ def in_blocks(
     [(tensor([2., 2.], dtype=torch.float64),)]
     """
     blocks: list[blockwise.Row] = []
-    made = [
-        add(blocks, *row) if all(x.dtype in _IN_BLOCKS for x in row) else None
-        for row in rows
-    ]
+    made = [add(blocks, *row) if _goes_in_blocks(row) else None for row in rows]
     if blocks:
         blockwise.run_blocks(kernel, blocks)
     left = [row for row, done in zip(rows, made, strict=True) if done is None]
     rest = iter(others(left) if left else ())
     return [next(rest) if done is None else tuple(done) for done in made]
+
+
+def _goes_in_blocks(row: Row) -> bool:
+    return all(x.dtype in _IN_BLOCKS for x in row)
 
 
 def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree]:

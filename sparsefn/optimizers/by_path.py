@@ -105,8 +105,10 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
                 f"{_listed(known)} of the trained tree, got optimizers for "
                 f"{_listed(names)}"
             )
-        rows = list(zip(owners, flatten(tree)[0].items(), strict=True))
-        return [dict(row for owner, row in rows if owner == name) for name in names]
+        leaves: dict[str, Leaves] = {name: {} for name in names}
+        for owner, (path, leaf) in zip(owners, flatten(tree)[0].items(), strict=True):
+            leaves[owner][path] = leaf
+        return list(leaves.values())
 
     return _split(split, optimizers)
 

@@ -62,11 +62,10 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
 
 def paths_of(grids: Grids) -> list[str]:
     """The paths of the leaves, those of tied sets as often as they are a member."""
-    return [
-        at
-        for path, units in grids.items()
-        for at in ([place.path for place in units.places] or [path])
-    ]
+    paths = []
+    for path, units in grids.items():
+        paths += [place.path for place in units.places] or [path]
+    return paths
 
 
 def with_alignment(units: Units, leaf: Tensor) -> Units:

@@ -20,11 +20,11 @@ def sets_of(
     (('0.a', '0.b'),)
     """
     by_stem = [_matched(glob, paths) for glob in globs]
-    return tuple(
-        tuple(found[stem] for found in by_stem)
-        for stem in by_stem[0]
-        if all(stem in found for found in by_stem)
-    )
+    sets = []
+    for stem in by_stem[0]:
+        if all(stem in found for found in by_stem):
+            sets.append(tuple([found[stem] for found in by_stem]))
+    return tuple(sets)
 
 
 def checked_sets(pattern: Pattern, paths: Sequence[str]) -> list[tuple[str, ...]]:
@@ -38,11 +38,11 @@ def checked_sets(pattern: Pattern, paths: Sequence[str]) -> list[tuple[str, ...]
     '1.bias'
     """
     known = tuple(paths)
-    return [
-        found
-        for family in pattern.members
-        for found in _checked(tuple([glob for glob, *_ in family]), known)
-    ]
+    sets: list[tuple[str, ...]] = []
+    for family in pattern.members:
+        globs = tuple([glob for glob, *_ in family])
+        sets += _checked(globs, known)
+    return sets
 
 
 @at_compile_time

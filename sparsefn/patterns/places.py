@@ -193,10 +193,9 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
     for one in sets:
         for place in one.places:
             along.setdefault(place.path, {}).setdefault(place.dim, []).append(place)
-    met = {
-        path: {dim: _met(places) for dim, places in dims.items()}
-        for path, dims in along.items()
-    }
+    met = {}
+    for path, dims in along.items():
+        met[path] = {dim: _met(places) for dim, places in dims.items()}
     for name, places, *_ in sets:
         if not any(_stays(place, met[place.path]) for place in places):
             leaves = ", ".join(dict.fromkeys(repr(place.path) for place in places))
@@ -213,15 +212,12 @@ def _met(places: Sequence[Place]) -> list[list[Place]]:
         return [[*places]]
     rows = np.unique(np.stack([place.unit_numbers() for place in places], 1), axis=0)
     kinds, counts = np.unique(rows >= 0, axis=0, return_counts=True)
-    here = [
-        [place for place, flag in zip(places, kind, strict=True) if flag]
-        for kind in kinds.tolist()
-    ]
-    return [
-        some
-        for some, n in zip(here, counts, strict=True)
-        if n == math.prod(place.units for place in some)
-    ]
+    met = []
+    for kind, n in zip(kinds.tolist(), counts, strict=True):
+        here = [place for place, flag in zip(places, kind, strict=True) if flag]
+        if n == math.prod(place.units for place in here):
+            met.append(here)
+    return met
 
 
 def _stays(place: Place, met: Mapping[int, list[list[Place]]]) -> bool:

@@ -270,17 +270,15 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
     """
     if pattern.sets is None:
         return {}
-    shapes = tuple(
-        [
-            (path, tuple([known(size) for size in leaf.shape]))
-            for path, leaf in leaves.items()
-        ]
-    )
+    shapes = []
+    for path, leaf in leaves.items():
+        shape = tuple([known(size) for size in leaf.shape])
+        shapes.append((path, shape))
     of_rows = dataclasses.replace(
         pattern, unit=lambda shape: (1, max(shape[1], 1)), members=(), sets=None
     )
     made = {}
-    for name, places, classes, order in pattern.sets(shapes):
+    for name, places, classes, order in pattern.sets(tuple(shapes)):
         parts = tuple([_as_rows(of_rows, some) for some in classes])
         made[name] = _as_rows(of_rows, places)._replace(classes=parts, order=order)
         for place in places:

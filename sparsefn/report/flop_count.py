@@ -178,22 +178,24 @@ def _count(
         call_with_buffers(
             module, weights, moved(dict(buffers)), *moved(args), **moved(kwargs)
         )
-    counts = [
-        {path: sum(ops.values()) for path, ops in mode.get_flop_counts().items()}
-        for mode in (dense, sparse)
-    ]
+    dense_counts = _by_module(dense)
+    sparse_counts = _by_module(sparse)
     # The counter names a module by the class of the root and its path.
     names = {
         path: f"{type(module).__name__}.{path}"
         for path, _ in module.named_modules(remove_duplicate=False)
     }
     rows = [
-        Cost(path, *(count[name] for count in counts))
+        Cost(path, dense_counts[name], sparse_counts[name])
         for path, name in names.items()
-        if name in counts[0]
+        if name in dense_counts
     ]
     total = Cost("total", dense.get_total_flops(), sparse.get_total_flops())
     return Flops(tuple(rows), total, tuple(path for path in masks if path not in used))
+
+
+def _by_module(mode: FlopCounterMode) -> dict[str, int]:
+    return {name: sum(ops.values()) for name, ops in mode.get_flop_counts().items()}
 
 
 @contextmanager

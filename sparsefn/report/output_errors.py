@@ -101,10 +101,10 @@ def output_errors(
     squares = {path: _squares(path, old, new, stats) for path in stats}
     layers = {path: _error([squares[path]]) for path in stats}
     seen = {path: old[path] for path in stats}
-    together = {
-        glob: _error([squares[path] for path in matching("blocks", glob, seen)])
-        for glob in blocks
-    }
+    together = {}
+    for glob in blocks:
+        block = matching("blocks", glob, seen)
+        together[glob] = _error([squares[path] for path in block])
     return OutputErrors(layers, together)
 
 

@@ -97,15 +97,12 @@ def _settled(made: Analysis) -> Analysis:
         end = made.book.atoms.resolve(label)
         ends[id(label)] = known.setdefault((end.shape, end.tobytes()), end)
 
+    def resolved(value: Value) -> Value:
+        labels = tuple(ends.get(id(label)) for label in value.labels)
+        return value._replace(labels=labels)
+
     def settle(tree: Any) -> Any:
-        some = values_in(tree)
-        return replaced(
-            tree,
-            [
-                x._replace(labels=tuple(ends.get(id(label)) for label in x.labels))
-                for x in some
-            ],
-        )
+        return replaced(tree, [resolved(value) for value in values_in(tree)])
 
     values = {node: settle(tree) for node, tree in made.values.items()}
     return made._replace(values=values, leaves=settle(made.leaves))

@@ -129,10 +129,10 @@ class Groups:
                 f"{len(self)}"
             )
         parameters = _parameters(self.analysis)
-        sets = [
-            [m.tied() for m in self._group(i).members if m.leaf in parameters]
-            for i in chosen
-        ]
+        sets = []
+        for i in chosen:
+            members = self._group(i).members
+            sets.append([m.tied() for m in members if m.leaf in parameters])
         return tied(sets, reduce)
 
     def _group(self, i: int) -> Group:

@@ -76,11 +76,9 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     made = []
     for (_, key, place, _), members in alike.items():
         values = tuple(value for _, value in members.values())
-        seen = [
-            column
-            for sizes in (own, below)
-            for column in _columns([sizes[path][1] for path in members], values)
-        ]
+        seen = []
+        for sizes in (own, below):
+            seen += _columns([sizes[path][1] for path in members], values)
         options = list(
             dict.fromkeys([*(option for option in seen if option != values), values])
         )
@@ -115,14 +113,12 @@ def node_sizes(cut: Cut) -> NodeSizes:
     """The sizes of all dimensions that the nodes of a program give, before and
     after.
     """
-    return {
-        node: [
-            pair
-            for value in values_in(tree)
-            for pair in zip(value.shape, cut.size(value), strict=True)
-        ]
-        for node, tree in cut.analysis.values.items()
-    }
+    sizes: NodeSizes = {}
+    for node, tree in cut.analysis.values.items():
+        sizes[node] = []
+        for value in values_in(tree):
+            sizes[node] += zip(value.shape, cut.size(value), strict=True)
+    return sizes
 
 
 def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
@@ -142,16 +138,14 @@ def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
 
 def _columns(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # What becomes of the sizes that are these values, in the same place of each module.
-    columns = [
-        [some[at] for some in sizes]
-        for at in sizes[0]
-        if all(at in some for some in sizes)
-    ]
-    return [
-        tuple(new for _, new in column)
-        for column in columns
-        if tuple(old for old, _ in column) == values
-    ]
+    columns = []
+    for at in sizes[0]:
+        if not all(at in some for some in sizes):
+            continue
+        pairs = [some[at] for some in sizes]
+        if tuple(old for old, _ in pairs) == values:
+            columns.append(tuple(new for _, new in pairs))
+    return columns
 
 
 def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -84,9 +84,10 @@ def priced(
 
     def cost(kept: Sequence[int]) -> int:
         kept = [row[n] for row, n in zip(most, kept, strict=True)]
-        return terms.value(
-            [fixed + sum(piece.count(kept) for piece in some) for fixed, some in pieces]
-        )
+        lengths = []
+        for fixed, some in pieces:
+            lengths.append(fixed + sum(piece.count(kept) for piece in some))
+        return terms.value(lengths)
 
     def scores() -> dict[str, Scores]:
         known = {name: x for name, (_, x) in parameters(of.analysis).items()}
@@ -216,16 +217,17 @@ class Weights(NamedTuple):
         place = {name: i for i, name in enumerate(sizes)}
         numbers = list(sizes.values())
         widths = [bits or 8 * x.dtype.itemsize for x in self.leaves.values()]
-        work = [
-            (full, [place[name] for name in names]) for full, names in self.products
-        ]
+        work = []
+        for full, names in self.products:
+            work.append((full, [place[name] for name in names]))
 
         def cost(kept: Sequence[int]) -> int:
             if unit == "flops":
-                return sum(
-                    min([full, *(full * kept[i] // max(numbers[i], 1) for i in at)])
-                    for full, at in work
-                )
+                flops = 0
+                for full, at in work:
+                    thinned = [full * kept[i] // max(numbers[i], 1) for i in at]
+                    flops += min([full, *thinned])
+                return flops
             if unit == "params":
                 return sum(kept)
             return -(
@@ -268,8 +270,8 @@ def weights(model: nn.Module, example: Example) -> Weights:
         n: first[id(x)]
         for n, x in analysis.graph.named_parameters(remove_duplicate=False)
     }
-    found = [
-        (p.flops, tuple(names[leaf] for leaf in p.leaves if leaf in names))
-        for p in products(analysis)
-    ]
+    found = []
+    for p in products(analysis):
+        factors = tuple(names[leaf] for leaf in p.leaves if leaf in names)
+        found.append((p.flops, factors))
     return Weights(leaves, tuple(found))

@@ -107,12 +107,8 @@ def _leaves(
     # names.
     old = cut.analysis.graph
     saved = set(cut.analysis.graph.state_dict())
-    names = {
-        id(leaves[name]): name
-        for name in map(
-            str, (node.target for node in old.graph.find_nodes(op="get_attr"))
-        )
-    }
+    targets = [str(node.target) for node in old.graph.find_nodes(op="get_attr")]
+    names = {id(leaves[name]): name for name in targets}
     made = dict[int, Tensor]()
     owners = {"": nn.Module()}
     for name, x in leaves.items():

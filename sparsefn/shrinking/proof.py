@@ -345,13 +345,14 @@ def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
     for place, outputs in wanted.items():
         if place not in got:
             continue
-        shapes = [
-            [getattr(x, "shape", None) for x in made.values()]
-            for made in (outputs, got[place])
-        ]
-        if shapes[0] == shapes[1] and _difference(outputs, got[place]):
+        alike = _shapes(outputs) == _shapes(got[place])
+        if alike and _difference(outputs, got[place]):
             return f", first in {_module(place[0])}"
     return f", in {_module(within)}" if within is not None else ""
+
+
+def _shapes(outputs: Mapping[str, Any]) -> list[torch.Size | None]:
+    return [getattr(x, "shape", None) for x in outputs.values()]
 
 
 def _module(path: str) -> str:

@@ -125,15 +125,11 @@ def with_configs(
     """
     configs = dict(set_configs(small, model, sizes, works))
     said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
-    give_back(
-        small,
-        [
-            guess
-            for guess in unknown
-            if not all(path.startswith(said) for path in guess.modules)
-        ],
-        works,
-    )
+
+    def is_said(guess: Guess) -> bool:
+        return all(path.startswith(said) for path in guess.modules)
+
+    give_back(small, [guess for guess in unknown if not is_said(guess)], works)
     return tuple(why for why in configs.values() if why)
 
 

@@ -116,20 +116,22 @@ def constants_of(
     other = _shapes(ins, _length)
     for lengths in ([whole, other], [whole]):
         try:
-            made = [
+            draws = [
                 _draw(ins, sign, shapes) for shapes in lengths for sign in (1.0, -1.0)
             ]
-            made = [
-                [
-                    x if v.real is None else v.real.to(x.dtype)
-                    for x, v in zip(xs, ins, strict=True)
-                ]
-                for xs in made
-            ]
+            made = [_with_real(ins, draw) for draw in draws]
             return by_running(step, ins, outs, places, made)
         except _FAILS:
             pass
     return {}
+
+
+def _with_real(ins: list[Value], draw: list[Tensor]) -> list[Tensor]:
+    # What is known of the inputs in place of drawn numbers.
+    return [
+        x if value.real is None else value.real.to(x.dtype)
+        for x, value in zip(draw, ins, strict=True)
+    ]
 
 
 def _length(n: int) -> int:
@@ -139,26 +141,28 @@ def _length(n: int) -> int:
 def _shapes(ins: list[Value], length: Callable[[int], int]) -> list[tuple[int, ...]]:
     # With other lengths of the dimensions that have no label, such as tokens and the
     # sides of images.
-    return [
-        tuple(
+    def shape_of(value: Value) -> tuple[int, ...]:
+        return tuple(
             length(n) if label is None else n
-            for n, label in zip(v.shape, v.labels, strict=True)
+            for n, label in zip(value.shape, value.labels, strict=True)
         )
-        for v in ins
-    ]
+
+    return [shape_of(value) for value in ins]
 
 
 def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
     return [(k, d) for k, d in ties if ins[k].zero(d).any()]
 
 
+def _with_zeros(value: Value) -> tuple[bool, ...]:
+    # Of each dimension whether any slice is 0, should it go.
+    return tuple(bool(value.zero(d).any()) for d in range(len(value.shape)))
+
+
 def _passes(
     step: Step, ins: list[Value], outs: list[Value], open_: set[Place]
 ) -> list[Pass]:
-    zero = tuple(
-        tuple(bool(value.zero(d).any()) for d in range(len(value.shape)))
-        for value in ins
-    )
+    zero = tuple(_with_zeros(value) for value in ins)
     key = (
         "tried",
         step.target,

@@ -40,8 +40,12 @@ class Layout(NamedTuple):
     @property
     def ungrouped(self) -> bool:
         """Whether all units of a leaf compete with each other."""
-        shape = min(size for size in shapes(self.form) if all(n > 1 for n in size))
+        shape = min(shape for shape in shapes(self.form) if _all_above_one(shape))
         return len(unit_groups(self, shape)) == 1
+
+
+def _all_above_one(shape: Box) -> bool:
+    return all(size > 1 for size in shape)
 
 
 ELEMENTS = Layout(unstructured())
@@ -113,11 +117,11 @@ def _boxes(shape: Box, box: Box) -> list[list[int]]:
             for size, step in zip(shape, box, strict=True)
         )
     )
-    slices = (
-        [slice(i, i + step) for i, step in zip(start, box, strict=True)]
-        for start in starts
-    )
-    return [places[tuple(inside)].reshape(-1).tolist() for inside in slices]
+    boxes = []
+    for start in starts:
+        inside = tuple(slice(i, i + step) for i, step in zip(start, box, strict=True))
+        boxes.append(places[inside].reshape(-1).tolist())
+    return boxes
 
 
 def grid(layout: Layout, shape: Box) -> Box:
@@ -149,10 +153,10 @@ def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
     units = _boxes(shape, _positive(layout.unit(shape)))
     cells = grid(layout, shape)
     free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
-    return [
-        [units[i] for i in group if free[i]]
-        for group in _boxes(cells, layout.group(cells))
-    ]
+    groups = []
+    for group in _boxes(cells, layout.group(cells)):
+        groups.append([units[i] for i in group if free[i]])
+    return groups
 
 
 def is_active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
@@ -170,11 +174,10 @@ def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Un
     """The units that compete with each other: a group of a leaf, or everything in one
     when `joint`.
     """
-    found = [
-        [(path, unit) for unit in group]
-        for path, shape in shapes.items()
-        for group in unit_groups(layout, shape)
-    ]
+    found = []
+    for path, shape in shapes.items():
+        for group in unit_groups(layout, shape):
+            found.append([(path, unit) for unit in group])
     return [[unit for group in found for unit in group]] if joint else found
 
 

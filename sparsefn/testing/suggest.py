@@ -218,11 +218,7 @@ def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str
             for step in range(_LOOKED_AT)
         ]
         fires = [not tree_equal(masks, state.masks) for masks in new]
-        fits = [
-            when
-            for when in _TRIGGERS
-            if [bool(when(step)) for step in range(_LOOKED_AT)] == fires
-        ]
+        fits = [when for when in _TRIGGERS if _fires(when) == fires]
         if fits:
             found["when"] = fits[0]
             missed = any(
@@ -235,6 +231,10 @@ def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str
         name for name in found if getattr(row.meta, name) is Meta._field_defaults[name]
     }
     return {name: x for name, x in found.items() if name in left_open | wrong}, promises
+
+
+def _fires(when: Trigger) -> list[bool]:
+    return [bool(when(step)) for step in range(_LOOKED_AT)]
 
 
 def _by_call(algorithm: Algorithm) -> list[tuple[Declared, str]]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from sparsefn.testing.coverage import of_cases
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped, updates
-from sparsefn.testing.laws import Check, Law
+from sparsefn.testing.laws import Check, Declared, Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
 from sparsefn.testing.written import code_of
@@ -155,9 +155,9 @@ def outcome_of(
         )
     # Others failed on the way to a smaller example; one that draws from a global
     # generator may not fail on it again.
-    last = [
-        pair for pair in found.values() if any(pair[1] is one for one in raised)
-    ] or [*found.values()]
+    raised_ids = {id(error) for error in raised}
+    last = [(case, one) for case, one in found.values() if id(one) in raised_ids]
+    last = last or [*found.values()]
     told = [_told(row, check, case, one, shrink) for case, one in last] or [
         _Told(_named(raised[0]), None, raised[0])
     ]
@@ -205,12 +205,12 @@ def what_to_declare(check: Check, meta: Meta) -> str:
     ... )
     'Meta(exact_count=False)'
     """
+
+    def is_new(flags: Declared) -> bool:
+        return any(getattr(meta, name) != value for name, value in flags.items())
+
     single = [flags for flags in check.declare(meta) if len(flags) == 1]
-    wanted = [
-        flags
-        for flags in single
-        if any(getattr(meta, name) != value for name, value in flags.items())
-    ]
+    wanted = [flags for flags in single if is_new(flags)]
     codes = [
         (name, code_of(value)) for flags in wanted for name, value in flags.items()
     ]

@@ -252,12 +252,9 @@ def _last_value(values: Any) -> tuple[int | None, Any]:
 
 def _apart(value: float, other: float) -> str:
     # As few digits as tell the two apart.
-    text = next(
-        (
-            t
-            for t in ((f"{value:.{n}g}", f"{other:.{n}g}") for n in (3, 6, 12))
-            if t[0] != t[1]
-        ),
-        None,
-    )
-    return f"{value!r}, not {other!r}" if text is None else f"{text[0]}, not {text[1]}"
+    for digits in (3, 6, 12):
+        short = f"{value:.{digits}g}"
+        other_short = f"{other:.{digits}g}"
+        if short != other_short:
+            return f"{short}, not {other_short}"
+    return f"{value!r}, not {other!r}"

@@ -100,16 +100,17 @@ def _dense_name(path: str) -> str:
     # The first part of a path for which the leaf stays dense; empty if there is none.
     path = path.lower()
     last = path.rpartition(".")[2]
-    words, last_words = (
-        [word.rstrip("0123456789") for word in re.split("[._]", text)]
-        for text in (path, last)
-    )
     parts = [part for part in _ANYWHERE if part in path]
-    parts += [word for word in words if word in _WORDS]
-    parts += [word for word in last_words if word in _LAST_WORDS]
+    parts += [word for word in _words_of(path) if word in _WORDS]
+    parts += [word for word in _words_of(last) if word in _LAST_WORDS]
     if path.split(".")[-2:] == ["shared", "weight"]:
         parts.append("shared.weight")
     return parts[0] if parts else ""
+
+
+def _words_of(path: str) -> list[str]:
+    # Without the numbers at their ends.
+    return [word.rstrip("0123456789") for word in re.split("[._]", path)]
 
 
 def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
@@ -190,11 +191,11 @@ def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Te
         return {path: leaf for path, leaf in leaves.items() if where(path, leaf)}
     globs = as_globs(where)
     check_globs(what, globs, list(leaves))
-    return {
-        path: leaf
-        for path, leaf in leaves.items()
-        if any(glob_match(path, glob) for glob in globs)
-    }
+    return {path: leaf for path, leaf in leaves.items() if _fits_any(path, globs)}
+
+
+def _fits_any(path: str, globs: Sequence[str]) -> bool:
+    return any(glob_match(path, glob) for glob in globs)
 
 
 def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[Leaves]:

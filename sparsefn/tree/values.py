@@ -65,11 +65,10 @@ def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
         ...
     ValueError: where: no path matches '*.wieght'; the paths are '0.weight', '0.bias'
     """
-    lost = [
-        repr(glob)
-        for glob in globs
-        if not any(glob_match(name, glob) for name in names)
-    ]
+    lost = []
+    for glob in globs:
+        if not any(glob_match(name, glob) for name in names):
+            lost.append(repr(glob))
     if lost:
         known = ", ".join(map(repr, names))
         raise ValueError(
