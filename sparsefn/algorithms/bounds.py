@@ -34,10 +34,10 @@ def within_bounds(
     bounds = distribution.bounds(
         {path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu")
     )
-    limits = [
-        tuple([max(bound, min(least, sizes[path])) for bound in pair])
-        for path, pair in bounds.items()
-    ]
+    limits: list[tuple[int, int]] = []
+    for path, (low, high) in bounds.items():
+        lowest = min(least, sizes[path])
+        limits.append((max(low, lowest), max(high, lowest)))
     if any(most < n for (_, most), n in zip(limits, sizes.values(), strict=True)):
         # Only the best of a leaf compete, as many as it keeps at most.
         left = [

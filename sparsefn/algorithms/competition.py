@@ -84,15 +84,15 @@ class Competition(NamedTuple):
         hit = select_leaves(
             {path: leaf for path, leaf in leaves.items() if path in known}, where
         )
-        taken = [any(path in hit for path in paths) for paths in asked]
-        chosen = {
-            path
-            for paths, some in zip(sets, taken, strict=True)
-            if some
-            for path in paths
-        }
-        for paths, some in zip(sets, taken, strict=True):
-            if not some and all(path in chosen for path in paths):
+        chosen: set[str] = set()
+        left: list[tuple[str, ...]] = []
+        for paths, asked_about in zip(sets, asked, strict=True):
+            if any(path in hit for path in asked_about):
+                chosen.update(paths)
+            else:
+                left.append(paths)
+        for paths in left:
+            if all(path in chosen for path in paths):
                 raise ValueError(
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
                     "each of its leaves is in another one that is"

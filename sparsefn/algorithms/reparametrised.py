@@ -181,10 +181,11 @@ def reparametrised(
             )
             return moves[path] if fits else everywhere(latent)
 
-        latents = {
-            name: {path: where_moves(path, leaf) for path, leaf in tree.items()}
-            for name, tree in trained(state).items()
-        }
+        latents: dict[str, Tree] = {}
+        for name, tree in trained(state).items():
+            latents[name] = {
+                path: where_moves(path, leaf) for path, leaf in tree.items()
+            }
         return view_of(state, latents, moves)
 
     def at_rest(state: State) -> State:

@@ -379,10 +379,9 @@ class Field(NamedTuple):
     def part(self, at: Sequence[int]) -> Field:
         """The field of the grids at some places."""
         grids = dict([[*self.grids.items()][i] for i in at])
-        leaves, masks = (
-            {path: tree[path] for path in layout.paths_of(grids) if path in tree}
-            for tree in (self.leaves, self.masks)
-        )
+        paths = layout.paths_of(grids)
+        leaves = {path: self.leaves[path] for path in paths if path in self.leaves}
+        masks = {path: self.masks[path] for path in paths if path in self.masks}
         known = None if self.known is None else [self.known[i] for i in at]
         return self._replace(
             grids=grids,

@@ -192,13 +192,12 @@ def _check_arguments(
     own: Mapping[str, str],
     strict: bool,
 ) -> None:
-    parts = [
-        [text for text in found.values() if text in _ALGORITHMS]
-        for found in (their, own)
-    ]
+    def algorithms_in(arguments: Mapping[str, str]) -> list[str]:
+        return [text for text in arguments.values() if text in _ALGORITHMS]
+
     other = [path for path in {**own, **their} if own.get(path) != their.get(path)]
     text = f"load_state_dict: expected a state of {mine}, got one of {theirs}"
-    if parts[0] != parts[1]:
+    if algorithms_in(their) != algorithms_in(own):
         raise ValueError(text)
     if strict and other:
         here, there = (found.get(other[0], "nothing") for found in (own, their))

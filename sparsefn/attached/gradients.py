@@ -145,10 +145,8 @@ def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
 
     >>> warn_of_zeros({"w": torch.ones(2)}, 3)
     """
-    if not any(
-        bool(count)
-        for count in whole([grad.count_nonzero() for grad in dense.values()])
-    ):
+    counts = whole([grad.count_nonzero() for grad in dense.values()])
+    if not any(bool(count) for count in counts):
         warnings.warn(
             f"after_step: every gradient was zero at step {step}, where masks "
             "changed: call before_step before zero_grad(set_to_none=False)",

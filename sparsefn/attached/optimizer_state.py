@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsefn.attached.records import Record, inner_optimizers
+from sparsefn.attached.records import Record, groups_with, inner_optimizers
 from sparsefn.compose.foreign import BASES, holds_numbers, layout
 from sparsefn.engine.processes import here
 
@@ -215,12 +215,7 @@ def first_value(optimizer: Optimizer, parameter: Tensor, path: str) -> float:
         if name == path and _is_a(optimizer, kind):
             if isinstance(first, float):
                 return first
-            own = next(
-                g
-                for g in optimizer.param_groups
-                if any(p is parameter for p in g["params"])
-            )
-            return float(own[first])
+            return float(next(groups_with(optimizer, parameter))[first])
     return 0.0
 
 
@@ -404,8 +399,9 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
                 "masks do not reach those: give it the weights themselves"
             )
         lists = [group["params"] for group in one.param_groups]
+        shared = {id(params) for params in lists}
         groups = [record.beside.group for record in extra if record.beside]
-        if any(all(group["params"] is not held for held in lists) for group in groups):
+        if any(id(group["params"]) not in shared for group in groups):
             raise ValueError(
                 f"attach: {kind} would not move new parameters, such as "
                 f"{extra[0].name!r}, in the groups of their weights, as the optimizer "

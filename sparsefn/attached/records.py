@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,11 +67,7 @@ class Record:
     @property
     def group(self) -> dict[str, Any]:
         """The optimizer's parameter group that it is in."""
-        return next(
-            g
-            for g in self.optimizer.param_groups
-            if any(p is self.parameter for p in g["params"])
-        )
+        return next(groups_with(self.optimizer, self.parameter))
 
     def give(self, grad: Tensor | None) -> None:
         """Make it the gradient that the optimizer sees."""
@@ -96,6 +92,18 @@ class Record:
     def note(self) -> None:
         """Take the parameter as it is for known."""
         self.seen = (self.parameter._version, address(self.parameter))
+
+
+def groups_with(optimizer: Optimizer, parameter: Tensor) -> Iterator[dict[str, Any]]:
+    """The parameter groups of an optimizer that have a parameter.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> [group["lr"] for group in groups_with(torch.optim.SGD([weight], 0.1), weight)]
+    [0.1]
+    """
+    for group in optimizer.param_groups:
+        if any(p is parameter for p in group["params"]):
+            yield group
 
 
 def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
@@ -192,11 +200,14 @@ def check_unowned(
         for path, leaf in flatten(algorithm.view.get(state))[0].items()
         if id(leaf) not in own
     ]
+
+    def has_latents(name: str) -> bool:
+        return any(_belongs(path, name) for path in latents)
+
     needed = [
         repr(name)
         for name in unowned
-        if is_sparse(state.masks[name], params[name])
-        or any(_belongs(path, name) for path in latents)
+        if is_sparse(state.masks[name], params[name]) or has_latents(name)
     ]
     if needed:
         raise ValueError(
@@ -301,11 +312,7 @@ def take_out(extra: Iterable[Record]) -> None:
     """
     for record in extra:
         record.optimizer.state.pop(record.parameter, None)
-        for group in [
-            g
-            for g in record.optimizer.param_groups
-            if any(p is record.parameter for p in g["params"])
-        ]:
+        for group in list(groups_with(record.optimizer, record.parameter)):
             group["params"][:] = [
                 p for p in group["params"] if p is not record.parameter
             ]  # LBFGS holds this list

@@ -177,15 +177,15 @@ def left_dense(algorithm: Algorithm, model: nn.Module, new: Collection[Tensor]) 
     ('', "before_step: 'weight' trains since attach, an")
     """
     named = {name: p for name, (_, p) in own_tensors(model, "parameters").items()}
+    added = {id(p) for p in new}
     for argument, where in arguments_of(algorithm):
         chosen = matching("where", where, named) if argument == "where" else {}
-        for name in (
-            name for name, p in chosen.items() if any(p is one for one in new)
-        ):
-            return (
-                f"before_step: {name!r} trains since attach, and stays dense: add or "
-                f"unfreeze it before, or {_AGAIN}"
-            )
+        for name, p in chosen.items():
+            if id(p) in added:
+                return (
+                    f"before_step: {name!r} trains since attach, and stays dense: add "
+                    f"or unfreeze it before, or {_AGAIN}"
+                )
     return ""
 
 

@@ -208,12 +208,15 @@ def by_path(table: Mapping[str, float]) -> Distribution:
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         check_globs("by_path", list(table), list(shapes))
-        own = {
-            p: next((s for g, s in table.items() if glob_match(p, g)), sparsity)
-            for p in shapes
-        }
+
+        def own_sparsity(path: str) -> Real:
+            return next(
+                (s for glob, s in table.items() if glob_match(path, glob)), sparsity
+            )
+
         return {
-            path: n_kept(math.prod(shape), own[path]) for path, shape in shapes.items()
+            path: n_kept(math.prod(shape), own_sparsity(path))
+            for path, shape in shapes.items()
         }
 
     return counts

@@ -54,7 +54,8 @@ class Global(Made, _Bounds):
         (a, b) = _ratio(known(self.floor))
         (c, d) = _ratio(known(self.ceiling))
         limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
-        least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
+        least = sum(low for low, _ in limits.values())
+        most = sum(high for _, high in limits.values())
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(
                 f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between "

@@ -199,11 +199,13 @@ def block_weights(
     >>> block_weights(torch.nn.Linear(2, 1, bias=False), {"weight": "7.weight"}, state)
     {'weight': tensor([[1., 1.]])}
     """
-    params, masks = (flatten(tree)[0] for tree in (state.params, state.masks))
-    own = [
-        {local: tree[name] for local, name in names.items()} for tree in (params, masks)
-    ]
-    return weights_of_call(part, State(own[0], own[1]))
+    params = flatten(state.params)[0]
+    masks = flatten(state.masks)[0]
+    own = State(
+        {local: params[name] for local, name in names.items()},
+        {local: masks[name] for local, name in names.items()},
+    )
+    return weights_of_call(part, own)
 
 
 def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> State:
@@ -261,11 +263,10 @@ def added_stats(stats: Stats, new: Stats) -> Stats:
             sums[id(x), id(y)] = x + y
         return sums[id(x), id(y)]
 
-    both = {
-        path: {name: total(x, new[path][name]) for name, x in of.items()}
-        for path, of in stats.items()
-        if path in new
-    }
+    both: Stats = {}
+    for path, of in stats.items():
+        if path in new:
+            both[path] = {name: total(x, new[path][name]) for name, x in of.items()}
     return stats | new | both
 
 

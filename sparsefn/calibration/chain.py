@@ -5,7 +5,7 @@ with the results of the model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,11 +48,11 @@ def names_in(
         id(tensor): name
         for name, (_, tensor) in own_tensors(module, "parameters").items()
     }
-    own = {path: own_tensors(part, "parameters") for path, part in parts.items()}
-    return {
-        path: {name: names[id(tensor)] for name, (_, tensor) in of.items()}
-        for path, of in own.items()
-    }
+    found: dict[str, dict[str, str]] = {}
+    for path, part in parts.items():
+        own = own_tensors(part, "parameters")
+        found[path] = {name: names[id(tensor)] for name, (_, tensor) in own.items()}
+    return found
 
 
 def chain_of(
@@ -79,7 +79,11 @@ def chain_of(
     places = {
         name: place for name, (place, _) in own_tensors(module, "parameters").items()
     }
-    above = [_lists_above(module, [places[path] for path in paths]) for paths in chosen]
+
+    def lists_above(paths: Sequence[str]) -> list[str]:
+        return _lists_above(module, [places[path] for path in paths])
+
+    above = [lists_above(paths) for paths in chosen]
     for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
         at = [paths[min(level, len(paths) - 1)] for paths in above]
         try:
@@ -99,7 +103,7 @@ def _chain(
 ) -> Chain:
     if "" in at:
         raise BrokenChainError("a block has weights all over the model")
-    at = [min((other for other in at if _inside(path, other)), key=len) for path in at]
+    at = [_outermost(path, at) for path in at]
     weights = weights_of_call(module, state)
     together = list(dict.fromkeys(path for paths in chosen for path in paths))
     parts = _parts(module, at)
@@ -168,16 +172,16 @@ def _parts(module: nn.Module, at: Sequence[str]) -> dict[str, nn.Module]:
     parts = {path: module.get_submodule(path) for path in at}
     for above in dict.fromkeys(path.rpartition(".")[0] for path in at):
         if isinstance(holder := module.get_submodule(above), _LISTS):
-            others = {
-                f"{above}.{name}".lstrip("."): part
-                for name, part in holder.named_children()
-            }
-            parts |= {
-                p: part
-                for p, part in others.items()
-                if not any(_inside(one, p) or _inside(p, one) for one in at)
-            }
+            for name, part in holder.named_children():
+                path = f"{above}.{name}".lstrip(".")
+                if not any(_inside(one, path) or _inside(path, one) for one in at):
+                    parts[path] = part
     return {path: part for path, part in parts.items() if part is not module}
+
+
+def _outermost(path: str, parts: Iterable[str]) -> str:
+    # Of the parts that a path is in, the one that the others are in.
+    return min((part for part in parts if _inside(path, part)), key=len)
 
 
 def _inside(path: str, other: str) -> bool:
@@ -256,10 +260,13 @@ def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
         for number, (path, of) in enumerate(stats.items())
         if of["count"].any()
     }
-    first = [
-        min((path for path in paths if path in used), key=used.__getitem__, default="")
-        for paths in chosen
-    ]
+
+    def first_used(paths: Sequence[str]) -> str:
+        return min(
+            (path for path in paths if path in used), key=used.__getitem__, default=""
+        )
+
+    first = [first_used(paths) for paths in chosen]
     for before, after in itertools.pairwise(filter(None, first)):
         if used[after] < used[before]:
             raise ValueError(

@@ -172,10 +172,10 @@ def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
     ]
     # One that is there twice is read once: attention asks whether its keys are its
     # queries.
-    read = {
-        id(x): x.read()
-        for x in {id(x): x for x in leaves if isinstance(x, KeptTensor)}.values()
-    }
+    read: dict[int, Tensor] = {}
+    for x in leaves:
+        if isinstance(x, KeptTensor) and id(x) not in read:
+            read[id(x)] = x.read()
     copies: dict[int, Any] = {}
     return optree.tree_unflatten(
         stowed.tree,

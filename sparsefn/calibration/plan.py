@@ -112,10 +112,9 @@ def planned(
             "stream: expected a model with a list of layers, but the "
             f"{type(model).__name__} has none"
         )
-    members = {
-        path: [f"{path}.{name}" for name, _ in layers.named_children()]
-        for path, layers in lists.items()
-    }
+    members: dict[str, list[str]] = {}
+    for path, layers in lists.items():
+        members[path] = [f"{path}.{name}" for name, _ in layers.named_children()]
     every = [path for paths in members.values() for path in paths]
     places = list[tuple[int, Where]]()
     _by_part(leaves, every)  # which raises where layers share leaves
@@ -130,8 +129,8 @@ def planned(
             for name, param in matching("blocks", block, named).items()
             if param.ndim > 1
         ]
-        own = {next((path for path in every if _inside(n, path)), None) for n in chosen}
-        if len(own) != 1 or None in own:
+        own = {_part_of(name, every) for name in chosen}
+        if len(own) != 1 or OUTSIDE in own:
             raise ValueError(
                 "stream: expected each block to be in one layer of a list "
                 f"({some(members)}), but the matrices of {block!r} are {some(chosen)}"
@@ -139,12 +138,10 @@ def planned(
         found.setdefault(str(*own), []).append((block, chosen))
         places.append((every.index(str(*own)), block))
     check_places(places)
-    order = [
-        path
-        for paths in members.values()
-        if any(p in found for p in paths)
-        for path in paths
-    ]
+    order: list[str] = []
+    for paths in members.values():
+        if any(path in found for path in paths):
+            order += paths
     return Plan(folder, stored, model, order, found, _by_part(leaves, order))
 
 
@@ -184,10 +181,7 @@ def _lists_of_layers(model: nn.Module) -> dict[str, nn.Module]:
 def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Leaf]]:
     found: dict[str, list[Leaf]] = {path: [] for path in [OUTSIDE, *order]}
     for leaf in leaves:
-        own = {
-            next((path for path in order if _inside(name, path)), OUTSIDE)
-            for name in leaf.names
-        }
+        own = {_part_of(name, order) for name in leaf.names}
         if len(own) > 1:
             raise ValueError(
                 "stream: expected the leaves of a layer to be its own, but "
@@ -196,6 +190,10 @@ def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Lea
             )
         found[own.pop()].append(leaf)
     return found
+
+
+def _part_of(name: str, parts: Iterable[str]) -> str:
+    return next((path for path in parts if _inside(name, path)), OUTSIDE)
 
 
 def _inside(path: str, other: str) -> bool:

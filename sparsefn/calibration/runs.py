@@ -32,6 +32,7 @@ from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
 from sparsefn.calibration.stored import on_disk
 from sparsefn.modules.calls import Call, quiet_call
+from sparsefn.state import Where
 from sparsefn.tree import Tree
 
 
@@ -201,11 +202,12 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
             for i, name in enumerate(used[path.rpartition(".")[0]])
             if name in names[path]
         }
-        places = [
-            (min((first[name] for name in chosen if name in first), default=-1), block)
-            for block, chosen in blocks
-        ]
-        check_places([place for place in places if place[0] >= 0])
+        places: list[tuple[int, Where]] = []
+        for block, chosen in blocks:
+            turns = [first[name] for name in chosen if name in first]
+            if turns:
+                places.append((min(turns), block))
+        check_places(places)
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
 
 

@@ -4,11 +4,11 @@ rows of each weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from sparsefn.calibration.carried import added_stats
 from sparsefn.calibration.folders import some
@@ -92,10 +92,9 @@ def _total(stats: Stats) -> Stats:
     agree(everyone())
     own = list({id(x): x for of in stats.values() for x in of.values()}.values())
     index = {id(x): i for i, x in enumerate(own)}
-    named = {
-        path: {name: index[id(x)] for name, x in of.items()}
-        for path, of in stats.items()
-    }
+    named: dict[str, dict[str, int]] = {}
+    for path, of in stats.items():
+        named[path] = {name: index[id(x)] for name, x in of.items()}
     told: list[Any] = [None] * place()[1]
     distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
     for number, (theirs, _) in enumerate(told):
@@ -115,8 +114,13 @@ def _total(stats: Stats) -> Stats:
             ]
         for x in sent:
             distributed.broadcast(x, number)
-        total = added_stats(
-            total,
-            {p: {name: sent[i] for name, i in of.items()} for p, of in theirs.items()},
-        )
+        total = added_stats(total, _stats_of(theirs, sent))
     return total
+
+
+def _stats_of(places: Mapping[str, Mapping[str, int]], sums: Sequence[Tensor]) -> Stats:
+    # The sums of each leaf, out of a list of them and their places in it.
+    stats: Stats = {}
+    for path, of in places.items():
+        stats[path] = {name: sums[i] for name, i in of.items()}
+    return stats

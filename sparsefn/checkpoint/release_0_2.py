@@ -50,12 +50,12 @@ def _states(template: Tree) -> dict[str, State]:
     paths, nodes, _ = optree.tree_flatten_with_path(
         template, is_leaf=is_state, none_is_leaf=False
     )
-    pairs = zip(paths, nodes, strict=True)
-    return {
-        "".join(f"{part}." for part in path): node
-        for path, node in pairs
-        if is_state(node)
-    }
+    states: dict[str, State] = {}
+    for path, node in zip(paths, nodes, strict=True):
+        if is_state(node):
+            beginning = "".join(f"{part}." for part in path)
+            states[beginning] = node
+    return states
 
 
 def _fields(prefix: str) -> tuple[str, str, str, str, str]:

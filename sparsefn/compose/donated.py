@@ -54,10 +54,8 @@ def donated(algorithm: Algorithm) -> Algorithm:
     pure = update_of(algorithm).inner
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        old, given = (
-            [x for x in leaves_of(tree) if isinstance(x, Tensor)]
-            for tree in (state, grads)
-        )
+        old = _tensors_of(state)
+        given = _tensors_of(grads)
         if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)
         spare = unshared_memory(old, given)
@@ -81,3 +79,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
         algorithm.view,
         settled=algorithm.settled,
     )
+
+
+def _tensors_of(tree: Tree) -> list[Tensor]:
+    return [x for x in leaves_of(tree) if isinstance(x, Tensor)]

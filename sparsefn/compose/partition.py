@@ -66,9 +66,8 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         ]
 
     def join(states: Sequence[State], like: Tree) -> State:
-        params, masks = (
-            from_shares([state[i] for state in states], like) for i in (0, 1)
-        )
+        params = from_shares([state.params for state in states], like)
+        masks = from_shares([state.masks for state in states], like)
         own = any(has_own_support(state) for state in states)
         support = (
             from_shares([support_of(state) for state in states], like) if own else ()

@@ -65,14 +65,12 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
             lambda *ms: next((i for i, m in enumerate(ms) if m.ndim), 0),
             *(p.masks for p in parts),
         )
-        masks, first = (
-            optree.tree_map(
-                lambda i, *leaves: leaves[i],
-                owner,
-                *(getattr(part, name) for part in parts),
-            )
-            for name in ("masks", "params")
-        )
+
+        def from_owners(trees: Sequence[Tree]) -> Tree:
+            return optree.tree_map(lambda i, *leaves: leaves[i], owner, *trees)
+
+        masks = from_owners([part.masks for part in parts])
+        first = from_owners([part.params for part in parts])
         return join(parts, first, masks, [with_own_paths(part) for part in parts])
 
     def update(state: State, grads: Tree, step: Step) -> State:

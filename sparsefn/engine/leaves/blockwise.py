@@ -141,6 +141,10 @@ def _fresh(like: Array, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, 
     return (made if made.dtype == dtype else made.view(dtype)).reshape(shape), memory
 
 
+def _block(row: Row, start: int) -> Row:
+    return tuple(x[start : start + BLOCK] for x in row)
+
+
 def run_blocks(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread
     where that is worth it.
@@ -162,9 +166,7 @@ def run_blocks(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -
     """
     listed = list(rows)
     blocks = [
-        tuple(x[at : at + BLOCK] for x in row)
-        for row in listed
-        for at in range(0, row[0].size, BLOCK)
+        _block(row, start) for row in listed for start in range(0, row[0].size, BLOCK)
     ]
     if not blocks:  # nor anything to trace
         return

@@ -39,6 +39,10 @@ _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 _bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
 
 
+def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [here(x) for x in tensors]
+
+
 def each_local(fn: OnLists) -> OnLists:
     """Let an elementwise function of lists of tensors see the local tensors of
     DTensors; results are laid out alike.
@@ -51,7 +55,7 @@ def each_local(fn: OnLists) -> OnLists:
     def run_blocks(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
         if not any_sharded(lists[-1]):
             return fn(*lists, **options)
-        parts = [[here(x) for x in tensors] for tensors in lists]
+        parts = [_local(tensors) for tensors in lists]
         rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
         return [x if new is old else sharded_like(new, x) for new, old, x in rows]
 
@@ -189,12 +193,15 @@ def _chosen(
     if rows:
         run_blocks(kernel, rows)
     if left:
-        made = lists.each(
-            formula, *([tensors[i] for i in left] for tensors in (masks, *trees))
-        )
+        columns = (_at(left, tensors) for tensors in (masks, *trees))
+        made = lists.each(formula, *columns)
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
+
+
+def _at(places: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensors[i] for i in places]
 
 
 def _masked(mask: Any, leaf: Any) -> Any:

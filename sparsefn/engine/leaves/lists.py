@@ -169,14 +169,12 @@ def laid(
     float64 is laid, too: its square root is no operation of lists.
     """
     results: dict[int, Made] = {}
-    lists = [
-        formula and alike(row) and all(x.dtype != torch.float64 for x in row)
-        for row in rows
-    ]
-    kinds = [
-        (listed, *((x.device, x.dtype) for x in row))
-        for listed, row in zip(lists, rows, strict=True)
-    ]
+    lists: list[bool] = []
+    kinds: list[tuple[object, ...]] = []
+    for row in rows:
+        listed = formula and alike(row) and all(x.dtype != torch.float64 for x in row)
+        lists.append(listed)
+        kinds.append((listed, *((x.device, x.dtype) for x in row)))
     for pack in packs(kinds, [row[0].numel() for row in rows]):
         if len(pack) == 1:
             results[pack[0]] = fn(*rows[pack[0]])

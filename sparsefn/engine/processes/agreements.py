@@ -221,15 +221,16 @@ def _digest(text: bytes) -> Array:
 
 def _difference(texts: Sequence[bytes]) -> str:
     # The first thing that two processes do not see alike, in words.
-    told = {
-        rank: {(what, path): words for what, path, words in rows}
-        for rank, rows in map(json.loads, texts)
-    }
+    told: dict[int, Seen] = {}
+    for rank, rows in map(json.loads, texts):
+        told[rank] = {(what, path): words for what, path, words in rows}
+
+    def is_alike(key: tuple[str, str]) -> bool:
+        return len({seen.get(key) for seen in told.values()}) == 1
+
     first = min(told)
     keys = dict.fromkeys(key for rank in sorted(told) for key in told[rank])
-    key = next(
-        key for key in keys if len({seen.get(key) for seen in told.values()}) > 1
-    )
+    key = next(key for key in keys if not is_alike(key))
     other = next(
         rank for rank in sorted(told) if told[rank].get(key) != told[first].get(key)
     )

@@ -82,28 +82,23 @@ def _boxes(
         layout = Layout(shape, cuts, sizes, (), ())
         return {at: layout.box(at) for at in ranks}
 
+    def in_cells(box: Box) -> Box:
+        pairs = zip(box, cell, strict=True)
+        return tuple((-(-a // c), -(-b // c)) for (a, b), c in pairs)
+
+    def in_elements(box: Box) -> Box:
+        rows = zip(box, cell, shape, strict=True)
+        return tuple((min(a * c, n), min(b * c, n)) for (a, b), c, n in rows)
+
     def scaled(boxes: Boxes) -> Boxes:
-        return {
-            at: tuple(
-                (min(a * c, n), min(b * c, n))
-                for (a, b), c, n in zip(box, cell, shape, strict=True)
-            )
-            for at, box in boxes.items()
-        }
+        return {at: in_elements(box) for at, box in boxes.items()}
 
     def busy(boxes: Boxes) -> tuple[int, int]:
         counts = [_numel(box) for box in boxes.values()]
         return sum(n > 0 for n in counts), -max(counts)
 
     old = cut(shape, cuts)
-    new = scaled(
-        {
-            at: tuple(
-                (-(-a // c), -(-b // c)) for (a, b), c in zip(box, cell, strict=True)
-            )
-            for at, box in old.items()
-        }
-    )
+    new = scaled({at: in_cells(box) for at, box in old.items()})
     if busy(new)[0] < busy(old)[0]:
         grid = tuple(-(-n // c) for n, c in zip(shape, cell, strict=True))
         groups = [group for group, _ in cuts]
@@ -273,11 +268,16 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
                 awaited.setdefault(piece[0][i], []).append((route, piece))
         route.gone = gone
         count = route.sizes[i]
-    expected = {
-        rank: [math.prod(route.shape(route.box(piece))) for route, piece in pieces]
-        for rank, pieces in awaited.items()
-    }
-    given = [sum(part.numel() for part in sent.get(rank, [])) for rank in range(count)]
+    expected: dict[int, list[int]] = {}
+    for rank, pieces in awaited.items():
+        expected[rank] = [
+            math.prod(route.shape(route.box(piece))) for route, piece in pieces
+        ]
+
+    def given_to(rank: int) -> int:
+        return sum(part.numel() for part in sent.get(rank, []))
+
+    given = [given_to(rank) for rank in range(count)]
     taken = [sum(expected.get(rank, [])) for rank in range(count)]
     device = routes[0].device
     empty = torch.empty(0, dtype=torch.uint8, device=device)

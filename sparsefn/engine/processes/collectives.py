@@ -150,11 +150,9 @@ def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
         return []
     # The values of all exchanges are one message, which begins with their sizes. Its
     # own size goes with the sums.
+    lengths = np.array([x.size for x in parts], np.int64)
     message = np.concatenate(
-        [
-            part.reshape(-1).view(np.uint8)
-            for part in (np.array([x.size for x in parts], np.int64), *parts)
-        ]
+        [part.reshape(-1).view(np.uint8) for part in (lengths, *parts)]
     )
     sizes = np.zeros(line.size if parts else 0, np.int64)
     if parts:

@@ -295,9 +295,10 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
 def _by_operator(
     entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool
 ) -> list[Tensor]:
-    scores, allow, deny, absolute = (
-        list(column) for column in zip(*(entry[:4] for entry in entries), strict=True)
-    )
+    scores = [entry.scores for entry in entries]
+    allow = [entry.allow for entry in entries]
+    deny = [entry.deny for entry in entries]
+    absolute = [entry.absolute for entry in entries]
     return _operator(scores, allow, deny, absolute, counts, spans, joint)  # type: ignore[no-any-return]
 
 
@@ -359,28 +360,28 @@ def _(
             for x, dim in zip(tensors, dims, strict=True)
         ]
 
+    def of_member(i: int, column: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [None if x is None else x[i] for x in column]
+
+    def with_member_rows(column: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [None if x is None else x.flatten(0, 1) for x in column]
+
     columns = [
         all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)
     ]
     every = batched(counts, in_dims[4])
     own_counts = in_dims[4] is not None
     if joint:
-        one = (
-            [[None if x is None else x[i] for x in column] for column in columns]
-            for i in range(members)
-        )
-        won = [
-            _operator(*member, absolute, n, spans, True)
-            for member, n in zip(one, every, strict=True)
-        ]
+        won = []
+        for i, n in zip(range(members), every, strict=True):
+            member = [of_member(i, column) for column in columns]
+            won.append(_operator(*member, absolute, n, spans, True))
         return [torch.stack(masks) for masks in zip(*won, strict=True)], [0] * len(
             scores
         )
     # The rows of all members are rows of one call.
     shapes = [x.shape for x in columns[0] if x is not None]
-    rows = [
-        [None if x is None else x.flatten(0, 1) for x in column] for column in columns
-    ]
+    rows = [with_member_rows(column) for column in columns]
     parts = []
     for part, shape in zip(torch.split(every, list(spans), -1), shapes, strict=True):
         shared = not own_counts and part.shape[1] == 1

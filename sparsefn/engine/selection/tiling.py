@@ -40,7 +40,7 @@ def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
 @cache
 def _listed(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     rows = list(itertools.combinations(range(m), n))
-    flags = np.array([[j in row for j in range(m)] for row in rows])
+    flags = np.array([np.isin(np.arange(m), row) for row in rows])
     chosen = np.array(list(itertools.product(range(len(rows)), repeat=m)))
     return tuple(map(tuple, chosen[(flags[chosen].sum(1) == n).all(1)].tolist()))
 
