@@ -33,7 +33,7 @@ MODULES = (
     sf.budgets,
     sf.counts,
 )
-MODULES = (*MODULES, sf.curvature, sf, sf.redistribute, sf.scores, sf.optimizers)
+MODULES = (*MODULES, sf.curvature, sf, sf.redistribute, sf.optimizers, sf.scores)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items()}
 METHOD_NAMES = (
     NAMES

@@ -13,7 +13,7 @@ from sparsefn.engine.checks import Level as Level
 from sparsefn.engine.checks import Made, check_call
 from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
-from sparsefn.engine.leaves import leafwise, offer, saves
+from sparsefn.engine.leaves import leafwise
 from sparsefn.engine.surroundings import replaceable
 from sparsefn.tree import (
     Leaves,
@@ -331,16 +331,6 @@ class Update(NamedTuple):
     overwrites: bool = False
     around: Callable[[State, Tree, Step], State] | None = None
     masked: Any = None
-
-    def overwriting(self, state: State, grads: Tree, step: Step) -> State:
-        """The new state, from one that the caller has made for it and whose weights
-        nobody else needs.
-        """
-        if self.overwrites and saves():
-            offer(
-                leaves_of(state.params), leaves_of((grads, state._replace(params=())))
-            )
-        return self.inner(state, grads, step)
 
 
 class _Pair(NamedTuple):

@@ -28,7 +28,7 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
-from sparsefn.engine.leaves import sparse_among, zeroed
+from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
 from sparsefn.engine.processes import any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed
 from sparsefn.scores.units import scored_units
@@ -101,6 +101,13 @@ def _with_own_code(checked: Stepping) -> Stepping:
     assert isinstance(checked, FunctionType)
     code = checked.__code__.replace(co_name="update", co_qualname="update")
     return FunctionType(code, globals(), closure=checked.__closure__)
+
+
+def overwriting(update: Update, state: State, grads: Tree, step: Step) -> State:
+    """The new state, from one made for the update, whose weights nobody else needs."""
+    if update.overwrites and saves():
+        offer(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
+    return update.inner(state, grads, step)
 
 
 def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:

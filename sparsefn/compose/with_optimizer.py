@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefn.algorithms.frame import framed
+from sparsefn.algorithms.frame import framed, overwriting
 from sparsefn.compose import foreign
 from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
@@ -130,7 +130,7 @@ def with_optimizer(
 
     def advance(state: State, grads: Tree, step: Step) -> State:
         stepped = inside.stepped(state, grads, step, skip is not None and skip(step))
-        state = masks.overwriting(stepped.state, grads, step)._replace(
+        state = overwriting(masks, stepped.state, grads, step)._replace(
             opt=stepped.state.opt
         )
         tidied = inside.tidied(state, stepped, grads)
