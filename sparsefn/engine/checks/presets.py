@@ -47,12 +47,12 @@ def preset(
 
     def decorate(text: Callable[[], None]) -> Callable[P, Thing]:
         whole = inspect.signature(base)
-        shown = [
+        parameters = [
             parameter.replace(default=defaults.get(name, parameter.default))
             for name, parameter in whole.parameters.items()
             if name not in fixed
         ]
-        known = [parameter.name for parameter in shown]
+        known = [parameter.name for parameter in parameters]
 
         def make(*args: P.args, **given: P.kwargs) -> Thing:
             new = _translated(text.__name__, given, renamed)
@@ -63,7 +63,7 @@ def preset(
         functools.update_wrapper(make, base)
         made: Any = functools.update_wrapper(make, text, ("__module__", *_NAMES))
         made.__wrapped__ = base
-        made.__signature__ = whole.replace(parameters=shown)
+        made.__signature__ = whole.replace(parameters=parameters)
         return described(make)
 
     return decorate
