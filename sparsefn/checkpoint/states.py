@@ -89,18 +89,17 @@ def as_dense(what: str, path: str, leaf: object) -> Tensor:
         raise TypeError(
             f"expected {what} to hold tensors, got {type(leaf).__name__} at {path!r}"
         )
-    if leaf.is_nested or leaf.is_quantized or leaf.layout != torch.strided:
-        kind = (
-            "a nested"
-            if leaf.is_nested
-            else "a quantised"
-            if leaf.is_quantized
-            else f"a {leaf.layout}"
-        )
-        raise TypeError(
-            f"expected {what} to hold dense tensors, got {kind} one at {path!r}"
-        )
-    return leaf.detach()
+    if leaf.is_nested:
+        kind = "nested"
+    elif leaf.is_quantized:
+        kind = "quantised"
+    elif leaf.layout != torch.strided:
+        kind = str(leaf.layout)
+    else:
+        return leaf.detach()
+    raise TypeError(
+        f"expected {what} to hold dense tensors, got a {kind} one at {path!r}"
+    )
 
 
 def check_values(what: str, path: str, tensor: Tensor) -> Tensor:

@@ -312,7 +312,9 @@ def live_entries(
     is_set = reset_grown and _is_moved(weight, stepped)
     if not (mask_moments or changed or is_set):
         return None
-    others = [before] * changed + [weight, stepped] * is_set
+    others = [before] if changed else []
+    if is_set:
+        others += [weight, stepped]
     return _live(mask_moments, changed, is_set, support, *others)
 
 

@@ -20,10 +20,8 @@ def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
     shapes = masks if params is None else params
     check_masks(masks, shapes)
     rows = zip(flatten(masks)[0].values(), leaves_like(shapes, masks), strict=True)
-    return [
-        (mask, 1 if mask.ndim else 0 if params is None else leaf.numel())
-        for mask, leaf in rows
-    ]
+    of_dense = 0 if params is None else 1
+    return [(mask, 1 if mask.ndim else of_dense * leaf.numel()) for mask, leaf in rows]
 
 
 def _sum(counts: Sequence[Tensor]) -> int | Tensor:
@@ -128,9 +126,13 @@ def intersect(a: Tree, b: Tree) -> Tree:
     Raises ValueError for another structure or shape, naming the path, TypeError for a
     mask not bool.
     """
-    return _pairwise(
-        lambda path, x, y: y if x.ndim == 0 else x if y.ndim == 0 else x & y, a, b
-    )
+    return _pairwise(_both, a, b)
+
+
+def _both(path: str, x: Tensor, y: Tensor) -> Tensor:
+    if x.ndim == 0:
+        return y
+    return x if y.ndim == 0 else x & y
 
 
 def union(a: Tree, b: Tree) -> Tree:
@@ -143,9 +145,13 @@ def union(a: Tree, b: Tree) -> Tree:
 
     Raises as `intersect` does.
     """
-    return _pairwise(
-        lambda path, x, y: x if x.ndim == 0 else y if y.ndim == 0 else x | y, a, b
-    )
+    return _pairwise(_either, a, b)
+
+
+def _either(path: str, x: Tensor, y: Tensor) -> Tensor:
+    if x.ndim == 0:
+        return x
+    return y if y.ndim == 0 else x | y
 
 
 def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:

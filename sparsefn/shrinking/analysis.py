@@ -121,13 +121,9 @@ def _leaf(
         mask = None if made.book.masks is None else made.book.masks.get(name)
         # a 0-d mask is that of a dense leaf
         mask = None if mask is None or not mask.ndim else mask
-        real = (
-            None
-            if leaf.is_meta
-            else leaf.detach()
-            if mask is None
-            else leaf.detach() * mask
-        )
+        real = None if leaf.is_meta else leaf.detach()
+        if real is not None and mask is not None:
+            real = real * mask
         # What nothing reads stays whole.
         labels = tuple(
             made.book.atoms.new(n) if n > 1 and reads[id(leaf)] else None

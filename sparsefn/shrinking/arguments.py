@@ -84,13 +84,9 @@ def squeeze(change: Resizing) -> None:
     """
     x = change.values["self"]
     asked = change.values.get("dim")
-    dims = (
-        range(len(x.shape))
-        if asked is None
-        else [asked]
-        if isinstance(asked, int)
-        else asked
-    )
+    if asked is None:
+        asked = range(len(x.shape))
+    dims = [asked] if isinstance(asked, int) else asked
     dims = [d % max(len(x.shape), 1) for d in dims]
     after = change.cut.size(x)
     if any(after[d] == 1 != x.shape[d] for d in dims):

@@ -102,11 +102,11 @@ def _fit(
             and len(before) == len(after)
         )
         for a, b in zip(before, after, strict=True) if many else [(before, after)]:  # type: ignore[arg-type]
-            became[type(a), a].update([b] * (type(a) is type(b)))
+            if type(a) is type(b):
+                became[type(a), a].update([b])
     for fact, value in old.items():
-        became[fact[1], value].update(
-            [new[fact]] * (type(new.get(fact)) is type(value))
-        )
+        if type(new.get(fact)) is type(value):
+            became[fact[1], value].update([new[fact]])
     numbers = []
     for held, key, name in places:
         value = held[key]

@@ -98,7 +98,9 @@ def elementwise(
             if varies[i]
             else x.expand(draws, size)
         )
-        given[i] = made if not flat else made.reshape(-1) if i else made.reshape(1, -1)
+        if flat:
+            made = made.reshape(-1) if i else made.reshape(1, -1)
+        given[i] = made
     try:
         out = run_op(step.target, in_double(step.arguments), given)[0]
     except (RuntimeError, TypeError, IndexError, NotImplementedError):

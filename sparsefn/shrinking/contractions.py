@@ -73,7 +73,11 @@ def matmul(step: Step) -> Value:
         lead[0] + ["i", "k"][-len(x.shape) :],
         lead[1] + ["k", "j"][: len(y.shape)],
     ]
-    out = max(lead, key=len) + ["i"] * (len(x.shape) > 1) + ["j"] * (len(y.shape) > 1)
+    out = max(lead, key=len)
+    if len(x.shape) > 1:
+        out = [*out, "i"]
+    if len(y.shape) > 1:
+        out = [*out, "j"]
     scaled = [step.arguments.get(name, 1) for name in ("beta", "alpha")]
     made = contract(
         step, ["".join(word) for word in words], [x, y], "".join(out), added

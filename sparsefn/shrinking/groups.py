@@ -95,7 +95,8 @@ class Groups:
             f"{i}: {head} and {self._flops(i)} FLOPs:{rest}"
             for i, (head, _, rest) in enumerate(heads)
         ]
-        lines += ["stays:"] * bool(names)
+        if names:
+            lines.append("stays:")
         for why, some in names.items():
             more = f" and {len(some) - 4} more" if len(some) > 4 else ""
             lines.append(f"  {', '.join(some[:4])}{more}: {why}")

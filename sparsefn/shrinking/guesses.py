@@ -194,7 +194,10 @@ def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
     where nothing proves it.
     """
     changed = [(guess, guess.choice) for guess in unknown if guess.choice != guess.old]
-    for some in [changed] * (len(changed) > 1) + [[one] for one in changed]:
+    tries = [[one] for one in changed]
+    if len(changed) > 1:
+        tries = [changed, *tries]
+    for some in tries:
         for guess, _ in some:
             guess.take(guess.old)
         if not works(small):

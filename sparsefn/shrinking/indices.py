@@ -188,13 +188,9 @@ def _bounds(new: Places, step: int) -> tuple[int, int, int]:
 def _step(new: Places) -> int | None:
     # The distance of places in a row, if it is one.
     steps = np.unique(np.diff(new))
-    return (
-        1
-        if not len(steps)
-        else int(steps[0])
-        if len(steps) == 1 and steps[0] > 0
-        else None
-    )
+    if not len(steps):
+        return 1
+    return int(steps[0]) if len(steps) == 1 and steps[0] > 0 else None
 
 
 def _device(change: Resizing) -> torch.device:

@@ -29,9 +29,9 @@ class Member(NamedTuple):
         if parts and np.array_equal(
             units, np.tile(np.repeat(np.arange(count), block), parts)
         ):
-            return [self.leaf, self.dim, block, parts][
-                : 4 if parts > 1 else 3 if block > 1 else 2
-            ]
+            if parts > 1:
+                return [self.leaf, self.dim, block, parts]
+            return [self.leaf, self.dim, block] if block > 1 else [self.leaf, self.dim]
         return [self.leaf, self.dim, units.tolist()]
 
     def __str__(self) -> str:
@@ -41,6 +41,5 @@ class Member(NamedTuple):
             return here
         if isinstance(rest[0], list):
             return f"{here} ({int((self.units >= 0).sum())} of {len(self.units)})"
-        return (
-            f"{here} (blocks of {rest[0]}{f' in {rest[1]} parts' if rest[1:] else ''})"
-        )
+        parts = f" in {rest[1]} parts" if rest[1:] else ""
+        return f"{here} (blocks of {rest[0]}{parts})"

@@ -135,7 +135,9 @@ def _with_real(ins: list[Value], draw: list[Tensor]) -> list[Tensor]:
 
 
 def _length(n: int) -> int:
-    return n if n == 1 else _SHORT if n > _SHORT else n + 1
+    if n == 1:
+        return n
+    return _SHORT if n > _SHORT else n + 1
 
 
 def _shapes(ins: list[Value], length: Callable[[int], int]) -> list[tuple[int, ...]]:

@@ -70,16 +70,11 @@ def values_in(tree: Any) -> list[Value]:
     """
     if isinstance(tree, Value):
         return [tree]
-    if isinstance(tree, Tensor | str):
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, Tensor | str) or not isinstance(tree, Sequence):
         return []
-    parts = (
-        tree.values()
-        if isinstance(tree, Mapping)
-        else tree
-        if isinstance(tree, Sequence)
-        else ()
-    )
-    return [value for part in parts for value in values_in(part)]
+    return [value for part in tree for value in values_in(part)]
 
 
 def replaced(tree: Any, made: Sequence[Any]) -> Any:

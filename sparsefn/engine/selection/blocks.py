@@ -186,9 +186,11 @@ def sample(work: Work, step: int | None = None) -> Array:
     ... )
     array([  1., -inf], dtype=float32)
     """
-    wanted = (
-        1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
-    )
+    wanted = 1 << 16
+    if work.size < 1 << 20:
+        wanted = 1 << 13
+    elif work.size < 1 << 23:
+        wanted = 1 << 14
     # odd, as rows of a matrix mostly have even lengths
     step = step or work.size // wanted | 1
     drawn = []

@@ -246,13 +246,11 @@ def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
     while total > FEW:
         # Of a small competition the sample and what it leaves are sent; of a large one
         # neither is much.
-        wanted = (
-            _SAMPLED
-            if total < 1 << 20
-            else 4 * _SAMPLED
-            if total < 1 << 23
-            else 8 * _SAMPLED
-        )
+        wanted = 8 * _SAMPLED
+        if total < 1 << 20:
+            wanted = _SAMPLED
+        elif total < 1 << 23:
+            wanted = 4 * _SAMPLED
         sample = yield Gather(blocks.sample(work, total // wanted | 1))
         left = yield from narrowed(work, sample, k / total, k, wanted)
         if isinstance(left, Threshold):

@@ -120,13 +120,9 @@ def _dtype(x: Tensor, name: str) -> torch.dtype:
 def _join(name: str, order: float) -> str:
     if name in ("max", "min"):
         return name
-    return (
-        "add"
-        if name != "norm" or math.isfinite(order)
-        else "max"
-        if order > 0
-        else "min"
-    )
+    if name == "norm" and not math.isfinite(order):
+        return "max" if order > 0 else "min"
+    return "add"
 
 
 def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
