@@ -124,7 +124,7 @@ def test_rows_of_scores_hold_against_a_sort() -> None:
 def test_a_tie_that_goes_to_the_last_is_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(sf, name)
+    real = getattr(sf.masks, name)
 
     def turned(scores, *args, exclude=None, **options):  # type: ignore[no-untyped-def]
         *masks, n = args
@@ -133,7 +133,7 @@ def test_a_tie_that_goes_to_the_last_is_seen(
             scores.flip(-1), *(mask.flip(-1) for mask in masks), n, **options
         ).flip(-1)
 
-    monkeypatch.setattr(sf, name, turned)
+    monkeypatch.setattr(sf.masks, name, turned)
     with pytest.raises(AssertionError, match=f"{name} of "):
         fuzzers.rows_of_scores(5, Counter())
 

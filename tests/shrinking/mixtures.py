@@ -5,6 +5,7 @@ import transformers as hf
 from torch import nn
 
 import sparsefn as sf
+from sparsefn.patterns.tied import tied_sets
 
 SIZES = {
     "vocab_size": 20,
@@ -102,7 +103,7 @@ def without(model, pattern, gone):
     """The state of a model in which these experts of each set are masked."""
     params = sf.modules.params_of(model)
     masks = {path: torch.ones_like(x, dtype=torch.bool) for path, x in params.items()}
-    for units in sf.patterns.tied.tied_sets(pattern, params).values():
+    for units in tied_sets(pattern, params).values():
         for place in units.places:
             masks[place.path][gone] = False
     return sf.State(params, masks)

@@ -277,12 +277,15 @@ def test_counts_of_an_algorithm_of_ours_are_known(
         sf.with_terms(RIGL, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1)
     )
     states(passive(broken))
+    module = importlib.import_module("sparsefn.algorithms.drop_grow")
     monkeypatch.setattr(
-        "sparsefn.algorithms.drop_grow._lost",
+        module,
+        "_lost",
         lambda cycle, units, active, had, *rest: had - 3,
     )
     monkeypatch.setattr(
-        "sparsefn.algorithms.drop_grow._more",
+        module,
+        "_more",
         lambda cycle, units, grow, taken, more: more * 0,
     )
     with pytest.raises(

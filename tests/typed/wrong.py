@@ -59,9 +59,8 @@ sf.optimizers.sgd(0.1, momentum=None)  # error: arg-type
 sf.optimizers.by_path({"*": sf.optimizers.sgd(0.1)})  # error: arg-type
 sf.optimizers.by_path([("*", algorithm)])  # error: list-item
 sf.optimizers.parts([("params", sf.optimizers.sgd(0.1))])  # error: arg-type
-sf.with_optimizer(
-    algorithm, sf.optimizers.sgd(0.1), skip_nonfinite="yes"
-)  # error: arg-type
+sgd = sf.optimizers.sgd(0.1)
+sf.with_optimizer(algorithm, sgd, skip_nonfinite="yes")  # error: arg-type
 sf.optimizers.clip_norm(params, "1.0")  # error: arg-type
 sf.optimizers.ema(params, 0.9)  # error: arg-type
 sf.chain([algorithm, algorithm])  # error: arg-type
@@ -92,9 +91,8 @@ sf.at(3)  # error: arg-type
 sf.masks.gate(params["w"], params["w"], params["w"], mode="hard")  # error: arg-type
 sf.scores.ema(sf.scores.gradient)  # error: call-arg
 sf.random.key("0")  # error: arg-type
-sf.attach(
-    layer, sf.rigl(0.5, steps=1), torch.optim.AdamW(layer.parameters())
-)  # error: arg-type
+adamw = torch.optim.AdamW(layer.parameters())
+sf.attach(layer, sf.rigl(0.5, steps=1), adamw)  # error: arg-type
 sf.attach(sf.rigl(0.5, steps=1), layer, sf.optimizers.sgd(0.1))  # error: arg-type
 sf.attach(
     sf.rigl(0.5, steps=1), layer, torch.optim.AdamW(layer.parameters())
