@@ -111,8 +111,8 @@ def mask_average(
 
     Returns:
         A module or dict like `average`, and the `Dropped`: for each masked leaf how
-            many weights were not zero where
-        the mask prunes, and their norm divided by the norm of the leaf.
+        many weights were not zero where the mask prunes, and their norm divided by the
+        norm of the leaf.
 
     Raises:
         TypeError: `average` is neither a module nor a dict of tensors, or `masks` is no
