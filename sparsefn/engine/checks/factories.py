@@ -100,7 +100,8 @@ class Made:
         def _replace(self, **changes: Any) -> Any:
             ways = [way for way, of in self.ways_of.items() if changes.keys() & {*of}]
             new = super()._replace(**dict.fromkeys(ways) | changes)
-            vars(new)["made_of"] = self
+            # of a copy of a copy the original alone is held
+            vars(new)["made_of"] = self.made_of if self.made_by is None else self
             return new
 
 
