@@ -125,7 +125,7 @@ def test_every_page_leads_to_the_glossary() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(TEXTS[PAGES[0]].splitlines()) <= 130
+    assert len(TEXTS[PAGES[0]].splitlines()) <= 120
 
 
 def test_the_readme_shows_the_two_commands() -> None:
