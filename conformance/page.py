@@ -21,7 +21,7 @@ What {count} systems for pruning keep of the laws that can be put without an API
 common. `make conformance` runs them
 and writes this page; {where} says how. Terms are in the [glossary](glossary.md).
 
-Each system prunes two linear layers by magnitude, through an adapter of less than 70 \
+Each system prunes two linear layers by magnitude, through an adapter of less than 60 \
 lines, on a CPU, in the versions
 of the second table. A law is put as follows:
 

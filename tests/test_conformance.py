@@ -44,7 +44,7 @@ def test_adapters_are_thin() -> None:
     ]
     assert {file.stem for file in files} == set(systems()) == set(results()["systems"])
     assert [
-        file.name for file in files if len(file.read_text().splitlines()) >= 70
+        file.name for file in files if len(file.read_text().splitlines()) >= 60
     ] == []
 
 

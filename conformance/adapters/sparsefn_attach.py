@@ -1,6 +1,4 @@
-"""sparsefn: `attach` for modules and, where functions of tensors have the law too,
-`init` and `update` beside it.
-"""
+"""sparsefn: `attach` for modules; `init` and `update` for functions of tensors."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +13,10 @@ import sparsefn as sf
 Arrays = list[np.ndarray]
 
 
-def sparsify(
-    model: nn.Module, sparsity: float, optimizer: Any
-) -> tuple[nn.Module, Any]:
+def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> Any:
     algorithm = sf.gmp(sparsity, when=sf.never())
-    return model, sf.attach(
-        algorithm, model, optimizer or optimizer_of("sgd", model), hooks=True
-    )
+    optimizer = optimizer or optimizer_of("sgd", model)
+    return model, sf.attach(algorithm, model, optimizer, hooks=True)
 
 
 def masks(model: nn.Module, attached: Any) -> list[Tensor]:
@@ -29,9 +24,8 @@ def masks(model: nn.Module, attached: Any) -> list[Tensor]:
 
 
 def again(model: nn.Module, attached: Any, sparsity: float) -> Any:
-    grads = {
-        path: torch.zeros_like(leaf) for path, leaf in attached.state.params.items()
-    }
+    params = attached.state.params
+    grads = {path: torch.zeros_like(leaf) for path, leaf in params.items()}
     state = sf.gmp(sparsity).update(attached.state, grads, 0)
     attached.detach()
     return sf.attach(sf.from_masks(state.masks), model, optimizer_of("sgd", model))
@@ -59,8 +53,6 @@ ADAPTER: Any = SimpleNamespace(
     again=again,
     mask=lambda w, s: sf.gmp(s).init({"w": w}).masks["w"],
 )
-inputs, vmapped, compiled = (
-    tensors(ADAPTER)["inputs"],
-    both("vmapped"),
-    both("compiled"),
-)
+inputs = tensors(ADAPTER)["inputs"]
+vmapped = both("vmapped")
+compiled = both("compiled")

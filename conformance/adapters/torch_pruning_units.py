@@ -1,6 +1,4 @@
-"""Torch-Pruning: channels are removed; a mask here says which of the first layer's
-channels are left.
-"""
+"""Torch-Pruning removes channels; a mask here says which of the first layer stay."""
 
 from typing import Any
 
