@@ -16,7 +16,7 @@ from sparsefn.testing.strategies import large
 COMPILED = ("gmp erk", "adam rigl")
 
 
-@pytest.mark.deep(but=["gmp erk"])
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.name in COMPILED], ids=lambda row: row.name
 )

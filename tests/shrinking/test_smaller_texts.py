@@ -192,7 +192,7 @@ def test_states_of_other_models():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_examples_that_do_not_run(caplog):
+def test_examples_that_do_not_run():
     refused(
         "expected an example that the Sequential can be called with: it fails with "
         "RuntimeError: mat1",
@@ -236,7 +236,7 @@ def test_units_that_draw_numbers_are_refused_and_others_go():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_models_that_cannot_be_followed(caplog):
+def test_models_that_cannot_be_followed():
     net = lin(lambda net, x: net.b(net.a(x)) if x.sum() > 0 else net.b(net.a(-x)))
     refused("torch.export cannot follow the Of: ", net)
     refused(

@@ -192,6 +192,7 @@ LIES = {
 }
 
 
+@pytest.mark.deep(but=["*-continuous", "*-quantised"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("extent", LIES)
 @pytest.mark.parametrize(
