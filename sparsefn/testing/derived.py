@@ -15,11 +15,10 @@ from sparsefn.engine.checks import Call, shown
 from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Trigger, update_of
 from sparsefn.testing.harness import algorithm_of, check_made
-from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.meta import Meta, Row, same
 from sparsefn.testing.oracle import computed_layout
 from sparsefn.testing.strategies import large
 from sparsefn.testing.values import Case
-from sparsefn.testing.written import same
 from sparsefn.tree import Tree
 
 _SAID = ("when", "pattern", "distribution", "where", "pruned")

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsefn.algorithms import dense
 from sparsefn.algorithms.memory import Pruned
 from sparsefn.budgets.distributions import Distribution, Global, uniform
-from sparsefn.engine.checks import check_keywords
+from sparsefn.engine.checks import call_of, check_keywords, shown
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
@@ -44,6 +44,9 @@ class Exchange(NamedTuple):
     fraction: Schedule = constant(0.0)
     exclude: bool = False
     conserves: bool = True
+
+    def __repr__(self) -> str:
+        return _named(self)
 
 
 _WORDS: dict[str, tuple[object, ...]] = {
@@ -138,6 +141,9 @@ class Meta(NamedTuple):
     idle: bool = True
     baseline: Callable[[], Algorithm] | None = dense
 
+    def __repr__(self) -> str:
+        return _named(self)
+
     @property
     def layout(self) -> Layout:
         """The pattern as the oracle reads it."""
@@ -189,6 +195,35 @@ class Meta(NamedTuple):
 
 setattr(Meta, "__new__", staticmethod(_checked(Meta.__new__)))  # noqa: B010 (a named tuple has no such methods to write)
 setattr(Meta, "_replace", _checked(Meta._replace))  # noqa: B010
+
+
+def declared(promises: Meta | Exchange) -> dict[str, object]:
+    """The fields that differ from their defaults.
+
+    >>> declared(sf.testing.Meta(start="dense", when=sf.every(2)))
+    {'when': every(2), 'start': 'dense'}
+    """
+    defaults = type(promises)._field_defaults
+    return {
+        name: value
+        for name, value in zip(promises._fields, promises, strict=True)
+        if name not in defaults or not same(value, defaults[name])
+    }
+
+
+def _named(promises: Meta | Exchange) -> str:
+    fields = [f"{name}={shown(value)}" for name, value in declared(promises).items()]
+    return f"{type(promises).__name__}({', '.join(fields)})"
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two declarations say the same.
+
+    >>> same(sf.budgets.uniform(), sf.budgets.uniform())
+    True
+    """
+    a, b = (x.pattern if isinstance(x, Layout) else x for x in (a, b))
+    return repr(a) == repr(b) if call_of(a) is not None else a == b
 
 
 def _by_leaf(distribution: Distribution) -> bool:

@@ -15,7 +15,6 @@ from sparsefn.testing.coverage import ENOUGH
 from sparsefn.testing.meta import Meta
 from sparsefn.testing.suggest import Suggestion
 from sparsefn.testing.trial import Outcome
-from sparsefn.testing.written import meta_code
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Report:
             {
                 "name": self.name,
                 "ok": self.ok,
-                "meta": meta_code(self.meta),
+                "meta": repr(self.meta),
                 "seed": self.seed,
                 "max_examples": self.max_examples,
                 "versions": made,

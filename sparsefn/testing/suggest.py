@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from sparsefn.budgets.counts import Counted
 from sparsefn.checkpoint import tree_equal
+from sparsefn.engine.checks import shown
 from sparsefn.scores import magnitude, random, saliency
 from sparsefn.state import Algorithm, Trigger, with_params
 from sparsefn.testing.derived import learned, run_of, said_by
 from sparsefn.testing.harness import algorithm_of, sparse
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law
-from sparsefn.testing.meta import Exchange, Meta, Row
+from sparsefn.testing.meta import Exchange, Meta, Row, declared
 from sparsefn.testing.trial import Outcome, shortened
 from sparsefn.testing.values import Case
-from sparsefn.testing.written import declarations
 from sparsefn.timing.schedules import constant
 from sparsefn.timing.triggers import at, every, never
 from sparsefn.tree import Tree
@@ -49,12 +49,12 @@ _PROMISES: Sequence[tuple[Declared, str]] = [
 class Suggestion(NamedTuple):
     """A `Meta` that an algorithm keeps, found by trying.
 
-    >>> sf.testing.Suggestion(sf.testing.Meta(), "sf.testing.Meta()").broken
+    >>> sf.testing.Suggestion(sf.testing.Meta(), "Meta()").broken
     ()
 
-    `text` is `meta` as code, `held` are the checks that hold with it, and `broken` has
-    a line for each that fails whatever is declared: a bug, or something that `Meta`
-    cannot say.
+    `text` is `meta` with a reason beside each field, `held` are the checks that hold
+    with it, and `broken` has a line for each that fails whatever is declared: a bug, or
+    something that `Meta` cannot say.
     """
 
     meta: Meta
@@ -88,8 +88,8 @@ def suggested(
     ...         outcome_of,
     ...     ).text
     ... )
-    sf.testing.Meta(
-        when=sf.never(),  # of the first 12 steps masks change at these
+    Meta(
+        when=never(),  # of the first 12 steps masks change at these
         exact_count=False,  # gives up counts_are_exact: after init: [0] kept, expected
                             [3]
     )
@@ -156,7 +156,7 @@ def suggested(
         name for name in Meta._fields if getattr(meta, name) is getattr(row.meta, name)
     ]
     meta = meta._replace(**{name: getattr(given, name) for name in same})
-    return Suggestion(meta, _text(meta, given, why), held, tuple(dict.fromkeys(lines)))
+    return Suggestion(meta, _text(meta, why), held, tuple(dict.fromkeys(lines)))
 
 
 def _mended(
@@ -258,10 +258,9 @@ def _by_call(algorithm: Algorithm) -> list[tuple[Declared, str]]:
     ]
 
 
-def _text(meta: Meta, base: Meta, why: Mapping[str, str]) -> str:
-    head, codes = declarations(meta, base)
+def _text(meta: Meta, why: Mapping[str, str]) -> str:
     lines = [
-        f"    {name}={code},{f'  # {why[name]}' if name in why else ''}"
-        for name, code in codes.items()
+        f"    {name}={shown(value)},{f'  # {why[name]}' if name in why else ''}"
+        for name, value in declared(meta).items()
     ]
-    return "\n".join([f"{head}(", *lines, ")"]) if lines else f"{head}()"
+    return "\n".join(["Meta(", *lines, ")"]) if lines else "Meta()"

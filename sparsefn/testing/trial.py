@@ -7,12 +7,12 @@ from collections import Counter
 from functools import partial
 from typing import Literal, NamedTuple
 
+from sparsefn.engine.checks import shown
 from sparsefn.testing.coverage import of_cases
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped, updates
 from sparsefn.testing.laws import Check, Declared, Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
-from sparsefn.testing.written import code_of
 from sparsefn.tree import Tree
 
 _MOST = 200  # characters of a line
@@ -195,9 +195,7 @@ def _told(row: Row, check: Check, case: Case, error: Exception, shrink: bool) ->
 
 
 def what_to_declare(check: Check, meta: Meta) -> str:
-    """What of the declarations that a check takes is not made, as code.
-
-    It is "" where none has code.
+    """What of the declarations that a check takes is not made, or "".
 
     >>> from sparsefn.testing.laws import EXACT_COUNT
     >>> what_to_declare(
@@ -211,11 +209,10 @@ def what_to_declare(check: Check, meta: Meta) -> str:
 
     single = [flags for flags in check.declare(meta) if len(flags) == 1]
     wanted = [flags for flags in single if is_new(flags)]
-    codes = [
-        (name, code_of(value)) for flags in wanted for name, value in flags.items()
-    ]
     return " or ".join(
-        f"Meta({name}={code})" for name, code in codes if code is not None
+        f"Meta({name}={shown(value)})"
+        for flags in wanted
+        for name, value in flags.items()
     )
 
 

@@ -81,7 +81,7 @@ def test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare():
     )
     first, *_ = text.splitlines()
     asked = (
-        'Meta(start="dense") or Meta(exact_count="total") or Meta(exact_count=False)'
+        "Meta(start='dense') or Meta(exact_count='total') or Meta(exact_count=False)"
     )
     assert first.endswith(f"; if it is not meant to, declare {asked}")
     assert "\ncounts_are_exact on Case(sparsity=" in text

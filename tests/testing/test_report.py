@@ -133,7 +133,7 @@ def test_shares_of_drawn_cases_are_shown():
 def test_what_holds_says_so_and_a_suggestion_is_shown():
     report = sf.testing.check_laws(halving, laws=LAWS[:1], max_examples=4, suggest=True)
     text = str(report)
-    assert "\nWhat would hold:\nsf.testing.Meta()\n" in text
+    assert "\nWhat would hold:\nMeta()\n" in text
     assert json.loads(report.to_json())["suggestion"]["text"] in text
     fine = sf.testing.check_laws(static, meta=NEVER, laws=LAWS[:1], max_examples=4)
     assert str(fine).startswith("static: all 1 checks hold (seed 0, 4 examples, ")

@@ -75,14 +75,12 @@ def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
 
 
 @pytest.mark.deep
-def test_the_text_is_code_that_says_why(of_noisy):
-    assert eval(of_noisy.text, {"sf": sf, "torch": torch}) == of_noisy.meta
-    assert 'start="dense",  # after init all weights are kept' in of_noisy.text
+def test_the_text_says_why(of_noisy):
+    assert "start='dense',  # after init all weights are kept" in of_noisy.text
     assert (
-        "when=sf.every(2),  # of the first 12 steps masks change at these"
-        in of_noisy.text
+        "when=every(2),  # of the first 12 steps masks change at these" in of_noisy.text
     )
-    assert 'pruned="keep",  # else pruned_weights_are_zero fails: ' in of_noisy.text
+    assert "pruned='keep',  # else pruned_weights_are_zero fails: " in of_noisy.text
 
 
 def test_what_is_given_up_is_said():
@@ -110,7 +108,6 @@ def test_what_the_call_says_is_not_said_again():
     }
     found = suggestion(lambda s, key: sf.gmp(s, **made), laws=LAWS[:3])
     assert found.broken == () and "counts_are_exact" in found.held
-    assert eval(found.text, {"sf": sf}) == found.meta
     assert found.meta == sf.testing.Meta(
         start="magnitude", choose=sf.scores.saliency, monotone=True
     )
@@ -134,11 +131,8 @@ def test_an_exchange_is_read_from_the_call():
     assert {"the_worst_are_exchanged", "exchanges_conserve", "counts_are_exact"} <= set(
         found.held
     )
-    code = (
-        "drop=sf.scores.magnitude, grow=sf.scores.gradient, "
-        "fraction=sf.schedules.constant(0.3)"
-    )
-    assert f"choose=sf.testing.Exchange({code}),  # holds" in found.text
+    code = "drop=magnitude, grow=gradient, fraction=constant(0.3)"
+    assert f"choose=Exchange({code}),  # holds" in found.text
     drawn = suggestion(
         lambda s, key: sf.set(s, drop_fraction=0.5, key=key), laws=LAWS[:4]
     ).meta.choose
@@ -174,7 +168,7 @@ def test_a_wrong_start_is_mended_before_counts_are_given_up(given):
         True,
     ) and found.broken == ()
     assert {"counts_are_exact", "the_best_are_kept"} <= set(found.held)
-    assert 'start="magnitude",  # holds' in found.text
+    assert "start='magnitude',  # holds" in found.text
 
 
 def test_a_wrong_start_that_no_magnitude_mends_is_another_one():
@@ -212,7 +206,7 @@ def test_where_nothing_runs_nothing_is_promised():
         raise RuntimeError("not written yet")
 
     found = suggestion(fails, laws=LAWS[:1])
-    assert found.text == "sf.testing.Meta()"
+    assert found.text == "Meta()"
     assert found.broken == (
         "fails: make raises RuntimeError: not written yet; w of shape (2, 3), "
         "torch.float32",

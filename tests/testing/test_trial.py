@@ -134,7 +134,7 @@ def test_an_error_that_only_a_law_brings_about_breaks_it():
 def test_what_is_declared_is_not_asked_for():
     counts = EXACT_COUNT.checks[0]
     asked = (
-        'Meta(start="dense") or Meta(exact_count="total") or Meta(exact_count=False)'
+        "Meta(start='dense') or Meta(exact_count='total') or Meta(exact_count=False)"
     )
     assert what_to_declare(counts, sf.testing.Meta()) == asked
     dense = sf.testing.Meta(start="dense", exact_count="total")
