@@ -20,7 +20,7 @@ Shapes = Mapping[str, Box]
 
 
 class Layout(NamedTuple):
-    """A pattern written out anew: its units, its competing groups and its leaf shapes.
+    """A pattern as plain functions: its units, its competing groups, its leaf shapes.
 
     >>> sf.testing.Layout(
     ...     sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])
