@@ -57,9 +57,9 @@ def select_whole(
     t = at_rank(keys, inside, k, BITS)
     above = inside & (keys > t)
     equal = inside & (keys == t)
-    missing = k - tl.sum(above.to(tl.int32), 0)
+    # units that do not compete share the least key: none of these ties wins
+    missing = tl.where(t == least(BITS), 0, k - tl.sum(above.to(tl.int32), 0))
     won = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= missing))
-    won = won & (keys != least(BITS)) & (k > 0)
     tl.store(
         tl.load(span + OUT).to(tl.pointer_type(tl.int8)) + start + offs,
         won.to(tl.int8),
