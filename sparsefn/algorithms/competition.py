@@ -16,14 +16,9 @@ from sparsefn.engine.checks import as_fraction, check_call, shown, uncalled
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.processes import check_grid
 from sparsefn.engine.selection import Count
-from sparsefn.patterns.grids import Grids
-from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.matching import checked_sets
-from sparsefn.patterns.units import Units
-from sparsefn.state import Level, Schedule, Step, Where
-from sparsefn.tree import Leaves, Tree
-from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
-from sparsefn.tree.originals import check_weights
+from sparsefn.patterns.units import Grids, Pattern, Units
+from sparsefn.state import Level, Schedule, Step
+from sparsefn.tree import Leaves
 
 # What an algorithm was told about its counts: a sparsity at each step, a count by
 # scores, or nothing.
@@ -61,54 +56,15 @@ class Competition(NamedTuple):
         """Whether all leaves meet in one competition."""
         return isinstance(self.distribution, Global)
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether every element is a unit, so that its scores are only compared."""
-        return self.pattern.reduce is None and self.pattern.zeros is None
-
-    def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses, or all of each tied set that it chooses.
-
-        Globs are matched with all leaves of a set, and so is the default; another
-        function is asked about the first.
-        """
-        if not self.pattern.members:
-            return select_leaves(params, where)
-        leaves = float_leaves(params)
-        sets = checked_sets(self.pattern, list(leaves))
-        asked = [
-            paths[:1] if callable(where) and where is not default_where else paths
-            for paths in sets
-        ]
-        known = {path for paths in asked for path in paths}
-        hit = select_leaves(
-            {path: leaf for path, leaf in leaves.items() if path in known}, where
-        )
-        chosen: set[str] = set()
-        left: list[tuple[str, ...]] = []
-        for paths, asked_about in zip(sets, asked, strict=True):
-            if any(path in hit for path in asked_about):
-                chosen.update(paths)
-            else:
-                left.append(paths)
-        for paths in left:
-            if all(path in chosen for path in paths):
-                raise ValueError(
-                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
-                    "each of its leaves is in another one that is"
-                )
-        check_weights("where", chosen, leaves)
-        return {path: leaf for path, leaf in leaves.items() if path in chosen}
-
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:
         """Raise for leaves that cannot meet in one competition."""
-        if any(units.of_all.rows[0] > 1 for units in grids.values()):
+        if any(units.rows[0] > 1 for units in grids.whole.values()):
             raise ValueError(
                 "global_ needs a pattern with one competing group a leaf, got "
                 f"{self.pattern}"
             )
         check_grid(leaves)
-        if grids and self.pattern.fixed is not None:
+        if grids.whole and self.pattern.fixed is not None:
             raise ValueError(
                 "global_ needs a pattern that leaves the count open, got "
                 f"{self.pattern}"

@@ -1,12 +1,23 @@
-"""Where units of tied sets lie: blocks and parts, unit numbers, classes of units, and
-sets that meet.
+"""Which leaves form a tied set, by globs and exact names, and where their units lie:
+blocks and parts, unit numbers, classes of units, and sets that meet.
 """
+
+import fnmatch
 
 import numpy as np
 import pytest
 import torch
 
-from sparsefn.patterns.places import Place, TiedSet, check_units_meet, classed, place_of
+import sparsefn as sf
+from sparsefn.patterns.places import (
+    Place,
+    TiedSet,
+    _stem,
+    check_units_meet,
+    classed,
+    place_of,
+    sets_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +143,69 @@ def test_an_entry_where_a_unit_meets_itself():
         for each in (numbers, np.tile(np.arange(3), 3))
     ]
     check_units_meet([TiedSet("w", tuple(outer))])
+
+
+@pytest.mark.parametrize(
+    "glob",
+    [
+        *(
+            "*.w",
+            "a.?.w",
+            "a.[0-9].w",
+            "a.[!0-9].w",
+            "a.[]x].w",
+            "a.\\d.w",
+            "a[.w",
+            "*",
+            "a.(0).w",
+            "**w",
+            "",
+        ),
+        # What fnmatch reads otherwise than re: no set, an empty range, a caret.
+        *(
+            "a.[!].w",
+            "a.[].w",
+            "a.[[].w",
+            "a.[9-0].w",
+            "a.[0--].w",
+            "a.[^x].w",
+            "a.[x&&^].w",
+        ),
+    ],
+)
+def test_globs_match_as_everywhere(glob):
+    paths = [
+        "a.0.w",
+        "a.1.w",
+        "a.x.w",
+        "a.].w",
+        "a.\\d.w",
+        "a[.w",
+        "w",
+        "a.(0).w",
+        "a.\n.w",
+        "a.^.w",
+        "a.[!].w",
+        "",
+    ]
+    for path in paths:
+        assert (_stem(glob, path) is not None) == fnmatch.fnmatchcase(path, glob)
+
+
+def test_check_names_nothing_where_there_is_nothing():
+    with pytest.raises(
+        ValueError, match=r"no path matches '\*\.up\.weight'; the nearest are none"
+    ):
+        sf.patterns.tied([["*.up.weight", 0]]).paths_among([])
+
+
+def test_a_path_that_is_spelt_as_the_glob_is_that_leaf_alone():
+    paths = ("a[0].w", "a0.w", "b*", "bc", "?")
+    assert sets_of(("a[0].w", "b*"), paths) == (("a[0].w", "b*"),)
+    assert sets_of(("?",), paths) == (("?",),)
+    assert sets_of(("a[0].w",), paths[1:]) == (("a0.w",),)
+    two = sf.patterns.tied([[["a[0].w", 0]], [["b*", 0], ["?", 0]]])
+    assert two.paths_among(paths) == [
+        ("a[0].w",),
+        ("b*", "?"),
+    ]
