@@ -29,7 +29,7 @@ from sparsefn.engine.selection import Counts
 from sparsefn.engine.selection import apportion as apportion
 from sparsefn.engine.selection import spread as spread
 from sparsefn.engine.surroundings import concrete
-from sparsefn.tree import check_globs, glob_match
+from sparsefn.tree import check_globs, first_match, glob_match
 
 Distribution = Callable[[Shapes, Real], Counts]
 Density = Callable[[tuple[int, ...]], float]  # of a shape
@@ -83,9 +83,7 @@ def uniform(dense_first: bool | str = False) -> Distribution:
     A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134,
     sec. 3.
     """
-    if not (
-        dense_first is True or dense_first is False or isinstance(dense_first, str)
-    ):
+    if not isinstance(dense_first, bool | str):
         raise TypeError(
             "uniform: expected dense_first to be a bool or a glob, got "
             f"{type(dense_first).__name__}"
@@ -94,10 +92,11 @@ def uniform(dense_first: bool | str = False) -> Distribution:
         return per_leaf
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
-        first = [min(shapes, key=natural)] if dense_first is True and shapes else []
         if isinstance(dense_first, str):
             check_globs("uniform", [dense_first], list(shapes))
             first = [path for path in shapes if glob_match(path, dense_first)]
+        else:
+            first = sorted(shapes, key=natural)[:1]
         return per_leaf(shapes, sparsity) | {
             path: math.prod(shapes[path]) for path in first
         }
@@ -208,16 +207,12 @@ def by_path(table: Mapping[str, float]) -> Distribution:
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         check_globs("by_path", list(table), list(shapes))
-
-        def own_sparsity(path: str) -> Real:
-            return next(
-                (s for glob, s in table.items() if glob_match(path, glob)), sparsity
-            )
-
-        return {
-            path: n_kept(math.prod(shape), own_sparsity(path))
-            for path, shape in shapes.items()
-        }
+        kept = {}
+        for path, shape in shapes.items():
+            glob = first_match(path, table)
+            own = sparsity if glob is None else table[glob]
+            kept[path] = n_kept(math.prod(shape), own)
+        return kept
 
     return counts
 
@@ -260,7 +255,7 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         kept = {}
         for path, shape in shapes.items():
-            glob = next((glob for glob in more if glob_match(path, glob)), None)
+            glob = first_match(path, more)
             if glob is None:
                 raise ValueError(
                     f"owl: expected a glob for each leaf, got none for {path!r} in "
@@ -311,14 +306,15 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
                 f"at_least: expected {sum(floors.values())} units or more, got "
                 f"{sum(asked.values())}"
             )
-        above = {path: _positive(asked[path] - floors[path]) for path in shapes}
-        more = apportion(above, _positive(rest), above)
+        above = {path: positive(asked[path] - floors[path]) for path in shapes}
+        more = apportion(above, positive(rest), above)
         return {path: floors[path] + more[path] for path in shapes}
 
     return counts
 
 
-def _positive(count: int | Tensor) -> int | Tensor:
+def positive(count: int | Tensor) -> int | Tensor:
+    """A count, or 0 in place of one below it."""
     return count.clamp(min=0) if isinstance(count, Tensor) else max(count, 0)
 
 

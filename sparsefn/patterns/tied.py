@@ -332,23 +332,21 @@ class TiedPattern(Pattern):
         """
         leaves = float_leaves(params)
         sets = self.paths_among(list(leaves))
-        asked = [
-            paths[:1] if callable(where) and where is not default_where else paths
-            for paths in sets
-        ]
+        first_only = callable(where) and where is not default_where
+        asked = [paths[:1] for paths in sets] if first_only else sets
         known = {path for paths in asked for path in paths}
         hit = select_leaves(
             {path: leaf for path, leaf in leaves.items() if path in known}, where
         )
         chosen: set[str] = set()
         left: list[tuple[str, ...]] = []
-        for paths, asked_about in zip(sets, asked, strict=True):
-            if any(path in hit for path in asked_about):
-                chosen.update(paths)
-            else:
+        for paths, own in zip(sets, asked, strict=True):
+            if hit.keys().isdisjoint(own):
                 left.append(paths)
+            else:
+                chosen.update(paths)
         for paths in left:
-            if all(path in chosen for path in paths):
+            if chosen.issuperset(paths):
                 raise ValueError(
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
                     "each of its leaves is in another one that is"
