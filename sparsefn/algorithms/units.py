@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.bounds import with_least, within_bounds
-from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
+from sparsefn.algorithms.competition import (
+    Competition,
+    Goal,
+    count_of,
+    fixed_count,
+    with_least,
+    within_bounds,
+)
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Global, spread
