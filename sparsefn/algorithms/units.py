@@ -275,19 +275,18 @@ class Field(NamedTuple):
         sparsity keeps.
         """
         counts = self._of_whole(sparsity, {})
-        whole = self.grids.whole
-        sizes = [math.prod(units.rows) for units in whole.values()]
+        whole = self.grids.whole.values()
+        groups = [units.rows[0] for units in whole]
+        sizes = [math.prod(units.rows) for units in whole]
+        if self.joint:
+            counts = counts * len(sizes)
+            groups = [1] * len(sizes)
+            sizes = [sum(sizes)] * len(sizes)
         flags = []
         for i, (name, units) in enumerate(self.grids.here.items()):
             device = self.leaves[self.grids.at([i]).paths[0]].device
-            if self.joint:
-                total = as_tensor_on(counts[0], device)
-                size = sum(sizes)
-            else:
-                total = as_tensor_on(counts[i], device)
-                total = total.sum() if total.ndim else total * whole[name].rows[0]
-                size = sizes[i]
-            chance = total.double() / max(size, 1)
+            total = as_tensor_on(counts[i], device).expand(groups[i]).sum()
+            chance = total.double() / max(sizes[i], 1)
             row = flips(
                 brought(random.leaf_key(key, name), device),
                 chance.expand(units.rows),

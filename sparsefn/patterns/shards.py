@@ -30,7 +30,7 @@ from sparsefn.engine.processes import (
 from sparsefn.engine.selection import Count, winners
 from sparsefn.engine.sums import Box
 from sparsefn.engine.surroundings import Array, eagerly
-from sparsefn.patterns.units import Grids, Pattern, Units, units_of
+from sparsefn.patterns.units import Grids, Pattern, Read, Units, units_of
 from sparsefn.tree import Leaves
 
 
@@ -62,39 +62,40 @@ class ShardedUnits(Units):
         allowed = self.whole.allowed
         if allowed is None:
             return None
-        pairs = zip(_in_cells(self.alignment.box, self.unit), self.grid, strict=True)
+        start = _in_cells(self.alignment.box.start, self.unit)
+        pairs = zip(start, self.grid, strict=True)
         return allowed[tuple(slice(first, first + n) for first, n in pairs)]
+
+    @property
+    def cells(self) -> Extent:
+        """Where the units of the only group lie among all, or where groups do."""
+        whole = self.whole
+        cell = _cell(whole)
+        start = _in_cells(self.alignment.box.start, cell_of(whole))
+        return Extent(
+            _in_boxes(whole.grid, cell),
+            start,
+            _in_boxes(self.grid, cell),
+            self.alignment.box.groups,
+        )
 
     @property
     def extent(self) -> Extent | None:
         """Where the units lie in the grid of their one group; None of several."""
-        if self.whole.rows[0] > 1:
-            return None
-        box = self.alignment.box
-        return Extent(self.whole.grid, _in_cells(box, self.unit), self.grid, box.groups)
-
-    @property
-    def groups(self) -> Extent:
-        """Where the groups that are here lie among all."""
-        return Extent(
-            _counts(self.whole.grid, self.whole.group),
-            _in_cells(self.alignment.box, cell_of(self.whole)),
-            _counts(self.grid, self.group),
-            (),
-        )
+        return None if self.whole.rows[0] > 1 else self.cells
 
     @property
     def row_extent(self) -> Extent:
         """Where the units lie among those of the whole, in the order of the rows."""
-        if self.extent is not None:
-            return self.extent
-        groups = self.groups
+        cells = self.cells
+        if self.whole.rows[0] <= 1:
+            return cells
         n = self.rows[1]
-        return Extent((*groups.shape, n), (*groups.start, 0), (*groups.size, n), ())
+        return Extent((*cells.shape, n), (*cells.start, 0), (*cells.size, n), ())
 
     def group_places(self) -> Tensor:
         """Which of several groups are here, by index: int64 of shape (groups,)."""
-        return torch.from_numpy(self.groups.places(np.arange(self.rows[0])))
+        return torch.from_numpy(self.cells.places(np.arange(self.rows[0])))
 
     def own_counts(self, counts: Count) -> Count:
         """The counts of the groups that are here, of counts for all groups."""
@@ -115,24 +116,26 @@ def cell_of(units: Units) -> Box:
     ... )
     ((1, 4), (1, 8))
     """
-    if units.rows[0] <= 1:
-        return units.unit
-    return tuple(a * b for a, b in zip(units.unit, units.group, strict=True))
+    return tuple(a * b for a, b in zip(units.unit, _cell(units), strict=True))
+
+
+def _cell(units: Units) -> Box:
+    # The same box, in units.
+    return units.group if units.rows[0] > 1 else (1,) * len(units.grid)
 
 
 def units_at(units: Units, alignment: Alignment) -> ShardedUnits:
     """The units of the box of an alignment."""
-    several = units.rows[0] > 1
     size = alignment.box.size
     grid = tuple(-(-n // max(b, 1)) for n, b in zip(size, units.unit, strict=True))
-    group = units.group if several else grid
+    group = units.group if units.rows[0] > 1 else grid
     return ShardedUnits(
         units.pattern,
         size,
         units.unit,
         grid,
         group,
-        (math.prod(_counts(grid, group)) if several else 1, math.prod(group)),
+        (math.prod(_in_boxes(grid, group)), math.prod(group)),
         units.single,
         units.budgeted,
         units,
@@ -140,13 +143,13 @@ def units_at(units: Units, alignment: Alignment) -> ShardedUnits:
     )
 
 
-def _in_cells(box: Extent, cell: Box) -> Box:
-    # The start of a box, in cells.
-    return tuple(first // max(n, 1) for first, n in zip(box.start, cell, strict=True))
+def _in_cells(start: Box, cell: Box) -> Box:
+    return tuple(first // max(n, 1) for first, n in zip(start, cell, strict=True))
 
 
-def _counts(grid: Box, group: Box) -> Box:
-    return tuple(n // b if b else 1 for n, b in zip(grid, group, strict=True))
+def _in_boxes(sizes: Box, box: Box) -> Box:
+    # How many whole boxes lie along each dimension; a dimension may be empty.
+    return tuple(n // b if b else 1 for n, b in zip(sizes, box, strict=True))
 
 
 class ShardedGrids(Grids):
@@ -181,9 +184,7 @@ class ShardedGrids(Grids):
         shards = shards_of(self).items()
         return {path: units.alignment for path, units in shards if path in leaves}
 
-    def read(
-        self, leaves: Leaves, fn: Callable[[Units, Tensor], Tensor]
-    ) -> list[Tensor]:
+    def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units and the leaf of each grid."""
         return super().read(self.aligned(leaves), fn)
 

@@ -29,7 +29,7 @@ from sparsefn.patterns.places import (
     place_of,
     sets_of,
 )
-from sparsefn.patterns.units import Grids, Pattern, Units
+from sparsefn.patterns.units import Grids, Pattern, Read, Units
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree
 from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
@@ -151,6 +151,8 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
             "pattern="
         )
 
+    # worked out once; of a cache the compiler warns
+    found = functools.lru_cache(maxsize=16)(functools.partial(_sets_among, families))
     name = f"tied({shown(_as_lists(members))}, reduce={reduce!r})"
     return TiedPattern(
         name,
@@ -158,7 +160,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
         lambda grid: grid,
         reduction(reduce),
         members=families,
-        find=_sets_among(families),
+        find=at_compile_time(lambda shapes: found(shapes)),
     )
 
 
@@ -207,43 +209,39 @@ def _numbers(given: Sequence[object]) -> tuple[int, ...]:
     return numbers
 
 
-def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
-    # The tied sets among leaves of these shapes, which are worked out once.
-    @functools.lru_cache(maxsize=16)
-    def found(shapes: Shapes) -> tuple[TiedSet, ...]:
-        leaves = dict(shapes)
-        sets = dict[str, TiedSet]()
-        begun = Counter[str]()
-        faults: dict[str, None] = {}
-        for members in families:
-            globs = tuple(glob for glob, *_ in members)
-            for paths in sets_of(globs, tuple(leaves)):
-                places = []
-                try:
-                    for path, member in zip(paths, members, strict=True):
-                        places.append(place_of(path, leaves[path], *member[1:]))
-                    _check_as_many(places)
-                except ValueError as error:
-                    faults[str(error)] = None
-                    continue
-                names = (
-                    f"{paths[0]}:{i}" if i else paths[0]
-                    for i in itertools.count(begun[paths[0]])
-                )
-                name = next(name for name in names if name not in sets)
-                sets[name] = classed(name, places)
-            # whether or not others lack a leaf
-            begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))
-        if faults:  # of all sets at once
-            first, *others = faults
-            raise ValueError(
-                "; ".join([first, *(text.removeprefix("tied: ") for text in others)])
+def _sets_among(
+    families: tuple[tuple[Member, ...], ...], shapes: Shapes
+) -> tuple[TiedSet, ...]:
+    leaves = dict(shapes)
+    sets = dict[str, TiedSet]()
+    begun = Counter[str]()
+    faults: dict[str, None] = {}
+    for members in families:
+        globs = tuple(glob for glob, *_ in members)
+        for paths in sets_of(globs, tuple(leaves)):
+            places = []
+            try:
+                for path, member in zip(paths, members, strict=True):
+                    places.append(place_of(path, leaves[path], *member[1:]))
+                _check_as_many(places)
+            except ValueError as error:
+                faults[str(error)] = None
+                continue
+            names = (
+                f"{paths[0]}:{i}" if i else paths[0]
+                for i in itertools.count(begun[paths[0]])
             )
-        check_units_meet(tuple(sets.values()))
-        return tuple(sets.values())
-
-    # of a cache the compiler warns
-    return at_compile_time(lambda shapes: found(shapes))
+            name = next(name for name in names if name not in sets)
+            sets[name] = classed(name, places)
+        # whether or not others lack a leaf
+        begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))
+    if faults:  # of all sets at once
+        first, *others = faults
+        raise ValueError(
+            "; ".join([first, *(text.removeprefix("tied: ") for text in others)])
+        )
+    check_units_meet(tuple(sets.values()))
+    return tuple(sets.values())
 
 
 def _check_as_many(places: Sequence[Place]) -> None:
@@ -472,9 +470,7 @@ class TiedGrids(Grids):
         """The paths of the leaves, as often as they are a member of a set."""
         return [place.path for units in self.sets for place in units.places]
 
-    def read(
-        self, leaves: Leaves, fn: Callable[[Units, Tensor], Tensor]
-    ) -> list[Tensor]:
+    def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units of each set and of their entries."""
         return [units.read(leaves, fn) for units in self.sets]
 

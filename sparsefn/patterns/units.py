@@ -37,6 +37,7 @@ from sparsefn.tree.chosen import select_leaves
 
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
 Counts: TypeAlias = Sequence[Count] | Tensor
+Read: TypeAlias = Callable[["Units", Tensor], Tensor]
 Select: TypeAlias = Callable[[Sequence[Entry], Counts], list[Tensor]]
 
 
@@ -214,9 +215,7 @@ class Grids(NamedTuple):
             extents=[self.extents[i] for i in places],
         )
 
-    def read(
-        self, leaves: Leaves, fn: Callable[[Units, Tensor], Tensor]
-    ) -> list[Tensor]:
+    def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units and the leaf of each grid."""
         return [fn(units, leaves[path]) for path, units in self.here.items()]
 
