@@ -141,16 +141,14 @@ def within_bounds(
     sizes: Mapping[str, int],
     entries: list[Entry],
     count: Count,
-    held: list[Tensor | None],
+    held: list[Tensor] | None,
     least: int = 0,
 ) -> list[Tensor]:
     """Masks of the best units of one competition, within the bounds of each leaf.
 
     >>> from sparsefn.algorithms.competition import within_bounds
     >>> entries = [Entry(torch.tensor([[4.0, 3.0]])), Entry(torch.tensor([[2.0, 1.0]]))]
-    >>> within_bounds(
-    ...     sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, [None, None]
-    ... )
+    >>> within_bounds(sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, None)
     [tensor([[ True, False]]), tensor([[ True, False]])]
 
     `sizes` are the numbers of units of the leaves, `held` their units that are kept
@@ -159,27 +157,23 @@ def within_bounds(
     bounds = distribution.bounds(
         {path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu")
     )
-    limits: list[tuple[int, int]] = []
+    fewest = []
+    most = []
     for path, (low, high) in bounds.items():
         lowest = min(least, sizes[path])
-        limits.append((max(low, lowest), max(high, lowest)))
-    if any(most < n for (_, most), n in zip(limits, sizes.values(), strict=True)):
+        fewest.append(max(low, lowest))
+        most.append(max(high, lowest))
+    if any(high < n for high, n in zip(most, sizes.values(), strict=True)):
         # Only the best of a leaf compete, as many as it keeps at most.
-        left = [
-            most - n for (_, most), n in zip(limits, _had(held, entries), strict=True)
-        ]
-        within = winners(entries, left)
+        within = winners(entries, _beyond(held, entries, most))
         entries = [
-            x._replace(allow=most, deny=None)
-            for x, most in zip(entries, within, strict=True)
+            x._replace(allow=best, deny=None)
+            for x, best in zip(entries, within, strict=True)
         ]
-    if not any(least for least, _ in limits):
+    if not any(fewest):
         return winners(entries, [count], joint=True)
     # The best of a leaf, as many as it keeps at least, win before all others.
-    left = [
-        least - n for (least, _), n in zip(limits, _had(held, entries), strict=True)
-    ]
-    first = winners(entries, left)
+    first = winners(entries, _beyond(held, entries, fewest))
     alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
     pairs = zip(entries, alike, first, strict=True)
     again = [
@@ -211,9 +205,11 @@ def with_least(
     ]
 
 
-def _had(held: list[Tensor | None], entries: list[Entry]) -> list[Count]:
-    # How many units of each leaf are held.
-    if all(flags is None for flags in held):
-        return [0] * len(held)
-    flags = [x.reshape(1, -1) for x in held if x is not None]
-    return list(totals_of(entries, flags).unbind())
+def _beyond(
+    held: list[Tensor] | None, entries: list[Entry], bounds: list[int]
+) -> Sequence[Count]:
+    # How many units of each leaf are missing to a bound.
+    if held is None:
+        return bounds
+    had = totals_of(entries, [flags.reshape(1, -1) for flags in held])
+    return [bound - n for bound, n in zip(bounds, had.unbind(), strict=True)]

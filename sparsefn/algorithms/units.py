@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ from sparsefn.tree import Leaves
 # One tensor a grid, as selection reads its units: (groups, units of a group), or (rows,
 # units, columns).
 Flags = list[Tensor]
-Open = Sequence[Tensor | None]  # None: all units of the grid
+Open: TypeAlias = Flags | None  # None: all units
 
 
 class Field(NamedTuple):
@@ -77,10 +77,9 @@ class Field(NamedTuple):
 
     def within(self, flags: Flags) -> Flags:
         """The flags of some units, without the units that may not be kept."""
-        return [
-            rows if open_ is None else rows & open_
-            for rows, open_ in zip(flags, self.free, strict=True)
-        ]
+        if self.free is None:
+            return flags
+        return [rows & open_ for rows, open_ in zip(flags, self.free, strict=True)]
 
     def _scored(self, scores: Scores, signed: bool = False) -> list[Tensor]:
         leaves = scores.signed if signed else scores.values
@@ -109,8 +108,8 @@ class Field(NamedTuple):
     @property
     def capacity(self) -> Tensor:
         """How many units of each group may be kept."""
-        if any(open_ is not None for open_ in self.free):  # then none of them is None
-            return self.totals([open_ for open_ in self.free if open_ is not None])
+        if self.free is not None:
+            return self.totals(self.free)
         widths = [units.rows[1] for units in self.grids.whole.values()]
         return self.counts([sum(widths)] if self.joint else widths)
 
@@ -154,11 +153,11 @@ class Field(NamedTuple):
         # are restricted: int64, by path.
         if self.allowed is None or self.rule.pattern.fixed is not None:
             return {}
-        pairs = zip(self.grids.whole.items(), self.free, strict=True)
+        pairs = zip(self.grids.whole.items(), self.free or [], strict=True)
         room = {
             path: grouped(open_).sum(-1)
             for (path, units), open_ in pairs
-            if units.rows[0] > 1 and open_ is not None
+            if units.rows[0] > 1
         }
         return counts_of_all(self.grids, room)
 
@@ -214,15 +213,13 @@ class Field(NamedTuple):
 
     def rows_of(self, flags: Open) -> list[Tensor]:
         """Flags of each competition, (groups, units of a group)."""
-        pairs = zip(flags, self.grids.here.values(), strict=True)
-        device = next((leaf.device for leaf in self.leaves.values()), None)
-        rows = [
-            grouped(
-                torch.ones(u.rows, dtype=torch.bool, device=device) if x is None else x
-            )
-            for x, u in pairs
-        ]
-        return self._in_groups(rows)
+        if flags is None:
+            device = next((leaf.device for leaf in self.leaves.values()), None)
+            flags = [
+                torch.ones(units.rows, dtype=torch.bool, device=device)
+                for units in self.grids.here.values()
+            ]
+        return self._in_groups([grouped(rows) for rows in flags])
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
         return (
@@ -235,9 +232,9 @@ class Field(NamedTuple):
         self,
         scores: Scores,
         counts: Sequence[Count] | Tensor,
-        among: Open | None = None,
-        but: Open | None = None,
-        held: Open | None = None,
+        among: Open = None,
+        but: Open = None,
+        held: Open = None,
     ) -> Flags:
         """The best units of each group, as many as its count says, `among` some and not
         those of `but`.
@@ -247,7 +244,7 @@ class Field(NamedTuple):
         distribution = self.rule.distribution
         whole = self.grids.whole
         least = self.grids.least
-        none = [None] * len(whole)
+        none: list[Tensor | None] = [None] * len(whole)
         absolute = scores.absolute and self.elementwise
         rows = zip(
             self._scored(scores, absolute),
@@ -265,9 +262,7 @@ class Field(NamedTuple):
             counts = with_least(least, counts, [u.rows[1] for u in whole.values()])
         if isinstance(distribution, Global):
             sizes = {path: units.rows[1] for path, units in whole.items()}
-            return within_bounds(
-                distribution, sizes, entries, counts[0], list(held or none), least
-            )
+            return within_bounds(distribution, sizes, entries, counts[0], held, least)
         return self.grids.select(entries, counts)
 
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
@@ -330,14 +325,14 @@ class Field(NamedTuple):
     def part(self, at: Sequence[int]) -> Field:
         """The field of the grids at some places."""
         grids = self.grids.at(at)
-        leaves = {p: self.leaves[p] for p in grids.paths if p in self.leaves}
+        leaves = {p: self.leaves[p] for p in grids.paths}
         masks = {p: self.masks[p] for p in grids.paths if p in self.masks}
         known = None if self.known is None else [self.known[i] for i in at]
         return self._replace(
             grids=grids,
             leaves=leaves,
             masks=masks,
-            free=[self.free[i] for i in at],
+            free=None if self.free is None else [self.free[i] for i in at],
             known=known,
         )
 
@@ -360,7 +355,7 @@ def field(
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both_of(masks, allowed)
-    free: Open = [None] * len(grids.here)
+    free: Open = None
     if allowed is not None or rule.pattern.allowed is not None:
         some = full({}, leaves) if allowed is None else allowed
         free = grids.read(some, _open_rows)
