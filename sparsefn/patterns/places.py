@@ -99,11 +99,10 @@ def place_of(
     ValueError where it does not fit.
 
     >>> (
-    ...     place_of("w", (4,), 0, (0, 1, 0, 1), 1),
+    ...     place_of("w", (4,), 0, 1, 2).units,
     ...     place_of("w", (4,), 0, (1, 1, 0, -1), 1).units,
     ... )
-    (Place(path='w', shape=(4,), dim=0, units=2, block=1, parts=2, numbers=None,
-    taken=None), 2)
+    (2, 2)
     """
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"tied: no dimension {dim} in shape {shape} at {path!r}")
@@ -115,7 +114,8 @@ def place_of(
                 f"tied: expected a unit number for each of {size} indices along "
                 f"dimension {dim} of {path!r}, got {len(block)}"
             )
-        return _numbered(path, shape, dim, np.array(block, np.int64))
+        numbers = np.array(block, np.int64)
+        return Place(path, shape, dim, int(numbers.max()) + 1, numbers=numbers)
     run = block * parts
     if size % run:
         times = (
@@ -126,19 +126,6 @@ def place_of(
             f"{shape} at {path!r}"
         )
     return Place(path, shape, dim, size // run, block, parts)
-
-
-def _numbered(path: str, shape: Box, dim: int, numbers: Array) -> Place:
-    # The place of units with these numbers, as blocks and parts if they are of that
-    # form.
-    units = int(numbers.max()) + 1
-    run = int((np.diff(numbers, append=-2) != 0).argmax()) + 1
-    regular = Place(path, shape, dim, units, run, max(len(numbers) // (units * run), 1))
-    return (
-        regular
-        if np.array_equal(regular.unit_numbers(), numbers)
-        else Place(path, shape, dim, units, 1, 1, numbers)
-    )
 
 
 def classed(name: str, places: Sequence[Place]) -> TiedSet:

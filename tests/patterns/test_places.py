@@ -21,28 +21,24 @@ from sparsefn.patterns.places import (
 
 
 @pytest.mark.parametrize(
-    "numbers,form",
+    "block,parts,numbers",
     [
-        ((0, 1, 2), (1, 1)),
-        ((0, 0, 1, 1), (2, 1)),
-        ((0, 1, 0, 1, 0, 1), (1, 3)),
-        ((0, 0, 1, 1, 0, 0, 1, 1), (2, 2)),
-        ((0, 0, 0), (3, 1)),
-        ((1, 0), None),
-        ((0, 1, 1), None),
-        ((0, 0, 1), None),
-        ((-1, 0, 1), None),
-        ((0, 1, -1), None),
-        ((0, 1, 0), None),
-        ((0, 0, 1, 1, 0, 1), None),
+        (1, 1, (0, 1, 2)),
+        (2, 1, (0, 0, 1, 1)),
+        (1, 3, (0, 1, 0, 1, 0, 1)),
+        (2, 2, (0, 0, 1, 1, 0, 0, 1, 1)),
+        (3, 1, (0, 0, 0)),
     ],
 )
-def test_numbers_are_blocks_and_parts_where_they_can_be(numbers, form):
-    place = place_of("w", (2, len(numbers)), -1, numbers, 1)
-    assert place.dim == 1 and place.units == max(numbers) + 1
-    assert place.unit_numbers().tolist() == list(numbers)
-    assert (place.numbers is None) == (form is not None)
-    assert form is None or (place.block, place.parts) == form
+def test_blocks_and_parts_have_numbers(block, parts, numbers):
+    given, found = (
+        place_of("w", (2, len(numbers)), -1, *form)
+        for form in ((numbers, 1), (block, parts))
+    )
+    assert given.dim == found.dim == 1
+    assert given.units == found.units == max(numbers) + 1
+    assert found.unit_numbers().tolist() == given.unit_numbers().tolist()
+    assert found.unit_numbers().tolist() == list(numbers)
 
 
 def test_numbers_along_the_dimension():
