@@ -68,7 +68,7 @@ def start_masks(
     allowed: Leaves | None,
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
-    leaves = rule.pattern.select(params, where)
+    leaves = rule.pattern.leaves_in(params, where)
     # which refuses a budget that cannot be met
     units = field(rule, leaves, None, allowed, goal)
     level = None if isinstance(goal, Counted) else goal

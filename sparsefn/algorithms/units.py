@@ -30,7 +30,7 @@ from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
 from sparsefn.engine.draws import flips
 from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.selection import Count, Entry
+from sparsefn.engine.selection import Count, Entry, totals
 from sparsefn.patterns.shards import check_whole_rows, counts_of_all, on_shards
 from sparsefn.patterns.units import (
     Grids,
@@ -96,7 +96,7 @@ class Field(NamedTuple):
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
-        counts = self.grids.totals(flags)
+        counts = totals([grouped(rows) for rows in flags], self.grids.extents)
         return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count]) -> Tensor:

@@ -68,15 +68,16 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def _settled(units: Units, name: str, count: Count) -> int | Tensor:
+def _kept_count(units: Units, n_keep: Count) -> int | Tensor:
+    # The count that was given, or the pattern's.
     fixed = units.fixed
     if fixed is None:
-        return _check_count(name, count, *units.rows)
-    if isinstance(count, Tensor):
-        _check_count(name, count, *units.rows)
-    elif count is not None and (isinstance(fixed, Tensor) or count != fixed):
-        raise ValueError(f"{units.pattern} fixes {name} at {fixed}, got {count}")
-    return _check_count(name, fixed, *units.rows)
+        return _check_count("n_keep", n_keep, *units.rows)
+    if isinstance(n_keep, Tensor):
+        _check_count("n_keep", n_keep, *units.rows)
+    elif n_keep is not None and (isinstance(fixed, Tensor) or n_keep != fixed):
+        raise ValueError(f"{units.pattern} fixes n_keep at {fixed}, got {n_keep}")
+    return _check_count("n_keep", fixed, *units.rows)
 
 
 def topk_mask(
@@ -95,7 +96,7 @@ def topk_mask(
     """
 
     def keep(units: Units, here: Tensor) -> Tensor:
-        count = units.own_counts(_settled(units.of_all, "n_keep", n_keep))
+        count = units.own_counts(_kept_count(units.of_all, n_keep))
         entry = Entry(
             competing(units, here), allowed_rows(units, here, None), extent=units.extent
         )

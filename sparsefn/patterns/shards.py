@@ -157,7 +157,7 @@ class ShardedGrids(Grids):
     are read, chosen and written, by all processes together.
     """
 
-    def aligned(self, leaves: Leaves) -> Leaves:
+    def to_local(self, leaves: Leaves) -> Leaves:
         """The leaves, with DTensors as the boxes that this process gets of them."""
         alignments = self._alignments(leaves)
         if not alignments:
@@ -167,9 +167,9 @@ class ShardedGrids(Grids):
         )
         return leaves | dict(zip(alignments, boxes, strict=True))
 
-    def back(self, boxes: Leaves, leaves: Leaves) -> Leaves:
-        """The inverse of `aligned`: boxes of this process as DTensors that are laid out
-        as the leaves.
+    def from_local(self, boxes: Leaves, leaves: Leaves) -> Leaves:
+        """The inverse of `to_local`: boxes of this process as DTensors like the
+        leaves.
         """
         alignments = self._alignments(boxes)
         parts = realigned(
@@ -186,14 +186,14 @@ class ShardedGrids(Grids):
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units and the leaf of each grid."""
-        return super().read(self.aligned(leaves), fn)
+        return super().read(self.to_local(leaves), fn)
 
     def masks(
         self, kept: Sequence[Tensor], like: Leaves, scores: Leaves, among: Leaves
     ) -> Leaves:
         """The masks of leaves from the flags of their units, laid out as the leaves."""
-        made = super().masks(kept, like, self.aligned(scores), self.aligned(among))
-        return self.back(made, like)
+        made = super().masks(kept, like, self.to_local(scores), self.to_local(among))
+        return self.from_local(made, like)
 
 
 def shards_of(grids: Grids) -> dict[str, ShardedUnits]:
@@ -277,8 +277,8 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
     def run() -> Tensor:
         own = shard_of(units, tensors[0])
         grids = ShardedGrids({"": own}, {"": units}, [own.extent])
-        parts = [grids.aligned({"": laid_out(x, tensors[0])})[""] for x in tensors]
-        return grids.back({"": fn(own, *parts)}, {"": tensors[0]})[""]
+        parts = [grids.to_local({"": laid_out(x, tensors[0])})[""] for x in tensors]
+        return grids.from_local({"": fn(own, *parts)}, {"": tensors[0]})[""]
 
     return agreed(
         {"call": fn.__name__},

@@ -322,7 +322,7 @@ class TiedPattern(Pattern):
             )
         return grids
 
-    def select(self, params: Tree, where: Where) -> Leaves:
+    def leaves_in(self, params: Tree, where: Where) -> Leaves:
         """The leaves of the tied sets that `where` chooses.
 
         Globs are matched with all leaves of a set, and so is the default; another

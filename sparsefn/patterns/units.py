@@ -18,7 +18,6 @@ from sparsefn.engine.selection import (
     Count,
     Entry,
     dealt_winners,
-    totals,
     winners,
 )
 from sparsefn.engine.sums import Box, Pooling, Reduction, pool
@@ -86,7 +85,7 @@ class Pattern(Made):
         """Whether a pruned unit may keep some of its elements."""
         return self.zeros is not None
 
-    def select(self, params: Tree, where: Where) -> Leaves:
+    def leaves_in(self, params: Tree, where: Where) -> Leaves:
         """The leaves that `where` chooses."""
         return select_leaves(params, where)
 
@@ -230,10 +229,6 @@ class Grids(NamedTuple):
             path: unit_mask(units, flags, scores.get(path), among.get(path))
             for (path, units), flags in pairs
         }
-
-    def totals(self, flags: Sequence[Tensor]) -> Tensor:
-        """How many flags are set in each group, over all processes."""
-        return totals([grouped(rows) for rows in flags], self.extents)
 
 
 def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str, Units]:
