@@ -339,12 +339,12 @@ class TiedPattern(Pattern):
         chosen: set[str] = set()
         left: list[tuple[str, ...]] = []
         for paths, own in zip(sets, asked, strict=True):
-            if hit.keys().isdisjoint(own):
-                left.append(paths)
-            else:
+            if any(path in hit for path in own):
                 chosen.update(paths)
+            else:
+                left.append(paths)
         for paths in left:
-            if chosen.issuperset(paths):
+            if all(path in chosen for path in paths):
                 raise ValueError(
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
                     "each of its leaves is in another one that is"
