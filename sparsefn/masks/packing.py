@@ -45,8 +45,10 @@ def _bytes(path: str, mask: Tensor) -> Tensor:
         .reshape(-1, 8)
         .to(torch.uint8)
     )
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits << shifts).sum(-1, dtype=torch.uint8)
+    out = bits[:, 0]
+    for j in range(1, 8):
+        out = out | bits[:, j] << j
+    return out
 
 
 def unpack(packed: Tree, like: Tree) -> Tree:
