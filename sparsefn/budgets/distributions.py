@@ -307,15 +307,14 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
                 f"at_least: expected {sum(floors.values())} units or more, got "
                 f"{sum(asked.values())}"
             )
-        above = {path: positive(asked[path] - floors[path]) for path in shapes}
-        more = apportion(above, positive(rest), above)
+        above = {path: _positive(asked[path] - floors[path]) for path in shapes}
+        more = apportion(above, _positive(rest), above)
         return {path: floors[path] + more[path] for path in shapes}
 
     return counts
 
 
-def positive(count: int | Tensor) -> int | Tensor:
-    """A count, or 0 in place of one below it."""
+def _positive(count: int | Tensor) -> int | Tensor:
     return count.clamp(min=0) if isinstance(count, Tensor) else max(count, 0)
 
 

@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.budgets.distributions import positive
-from sparsefn.engine.checks import Call, check_call, described, rounded_down
-from sparsefn.engine.leaves import lists, written
+from sparsefn.engine.checks import (
+    Call,
+    check_call,
+    counts_of_rows,
+    described,
+    rounded_down,
+)
+from sparsefn.engine.leaves import as_tensor_on, lists, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.processes import any_sharded, whole
 from sparsefn.engine.selection import Counts, apportion, totals, vector
@@ -228,12 +233,41 @@ def allocate(
     check_most(most)
     if most == 1.0 or not room:
         return apportion(shares, total, room)
-    caps = {path: rounded_down(most, n) for path, n in room.items()}
-    beyond = positive(total - sum(caps.values()))
-    filled = apportion(shares, total - beyond, caps)
-    left = {path: n - filled[path] for path, n in room.items()}
-    more = apportion(shares, beyond, left)
-    return {path: filled[path] + more[path] for path in shares}
+    device = next(
+        (
+            n.device
+            for n in (total, *room.values(), *shares.values())
+            if isinstance(n, Tensor)
+        ),
+        None,
+    )
+    if device is None:
+        caps = {path: rounded_down(most, n) for path, n in room.items()}
+        first: int | Tensor = min(total, sum(caps.values()))
+        filled = apportion(shares, first, caps)
+        rest = apportion(
+            shares, total - first, {path: n - filled[path] for path, n in room.items()}
+        )
+        return {path: filled[path] + rest[path] for path in shares}
+    ones = [1] * len(room)
+    places = counts_of_rows(list(room.values()), ones, device)
+    reach = as_tensor_on(rounded_down(most, places), device)
+    first = torch.minimum(as_tensor_on(total, device), reach.sum())
+    some = apportion(shares, first, dict(zip(room, reach.unbind(), strict=True)))
+    parts = counts_of_rows([some[path] for path in room], ones, device)
+    more = apportion(
+        shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True))
+    )
+    made = dict(
+        zip(
+            room,
+            (
+                parts + counts_of_rows([more[path] for path in room], ones, device)
+            ).unbind(),
+            strict=True,
+        )
+    )
+    return {path: made[path] for path in shares}
 
 
 def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
