@@ -35,7 +35,7 @@ MACHINE = {
     "algorithms/memory.py": 2,
     "algorithms/processes.py": 17,
     "algorithms/rewrite.py": 2,
-    "algorithms/units.py": 15,
+    "algorithms/units.py": 8,
     "compose/descent.py": 21,
     "compose/donated.py": 2,
     "compose/with_optimizer.py": 4,

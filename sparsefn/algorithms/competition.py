@@ -4,7 +4,7 @@ how many they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,15 +15,10 @@ from sparsefn.budgets.distributions import Distribution, Global, check_fixed, is
 from sparsefn.engine.checks import as_fraction, check_call, shown, uncalled
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.processes import check_grid
-from sparsefn.engine.selection import Count
-from sparsefn.patterns.grids import Grids
-from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.matching import checked_sets
-from sparsefn.patterns.units import Units
-from sparsefn.state import Level, Schedule, Step, Where
-from sparsefn.tree import Leaves, Tree
-from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
-from sparsefn.tree.originals import check_weights
+from sparsefn.engine.selection import Count, Entry, totals_of, winners
+from sparsefn.patterns.units import Grids, Pattern, Units
+from sparsefn.state import Level, Schedule, Step
+from sparsefn.tree import Leaves
 
 # What an algorithm was told about its counts: a sparsity at each step, a count by
 # scores, or nothing.
@@ -61,54 +56,15 @@ class Competition(NamedTuple):
         """Whether all leaves meet in one competition."""
         return isinstance(self.distribution, Global)
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether every element is a unit, so that its scores are only compared."""
-        return self.pattern.reduce is None and self.pattern.zeros is None
-
-    def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses, or all of each tied set that it chooses.
-
-        Globs are matched with all leaves of a set, and so is the default; another
-        function is asked about the first.
-        """
-        if not self.pattern.members:
-            return select_leaves(params, where)
-        leaves = float_leaves(params)
-        sets = checked_sets(self.pattern, list(leaves))
-        asked = [
-            paths[:1] if callable(where) and where is not default_where else paths
-            for paths in sets
-        ]
-        known = {path for paths in asked for path in paths}
-        hit = select_leaves(
-            {path: leaf for path, leaf in leaves.items() if path in known}, where
-        )
-        chosen: set[str] = set()
-        left: list[tuple[str, ...]] = []
-        for paths, asked_about in zip(sets, asked, strict=True):
-            if any(path in hit for path in asked_about):
-                chosen.update(paths)
-            else:
-                left.append(paths)
-        for paths in left:
-            if all(path in chosen for path in paths):
-                raise ValueError(
-                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
-                    "each of its leaves is in another one that is"
-                )
-        check_weights("where", chosen, leaves)
-        return {path: leaf for path, leaf in leaves.items() if path in chosen}
-
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:
         """Raise for leaves that cannot meet in one competition."""
-        if any(units.of_all.rows[0] > 1 for units in grids.values()):
+        if any(units.rows[0] > 1 for units in grids.whole.values()):
             raise ValueError(
                 "global_ needs a pattern with one competing group a leaf, got "
                 f"{self.pattern}"
             )
         check_grid(leaves)
-        if grids and self.pattern.fixed is not None:
+        if grids.whole and self.pattern.fixed is not None:
             raise ValueError(
                 "global_ needs a pattern that leaves the count open, got "
                 f"{self.pattern}"
@@ -175,3 +131,85 @@ def count_of(
             f"{shape} at {paths}"
         )
     return count
+
+
+# ---- bounds of the leaves in one competition -----------------------------------------
+
+
+def within_bounds(
+    distribution: Global,
+    sizes: Mapping[str, int],
+    entries: list[Entry],
+    count: Count,
+    held: list[Tensor] | None,
+    least: int = 0,
+) -> list[Tensor]:
+    """Masks of the best units of one competition, within the bounds of each leaf.
+
+    >>> from sparsefn.algorithms.competition import within_bounds
+    >>> entries = [Entry(torch.tensor([[4.0, 3.0]])), Entry(torch.tensor([[2.0, 1.0]]))]
+    >>> within_bounds(sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, None)
+    [tensor([[ True, False]]), tensor([[ True, False]])]
+
+    `sizes` are the numbers of units of the leaves, `held` their units that are kept
+    already. No leaf keeps less than `least` units.
+    """
+    bounds = distribution.bounds(
+        {path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu")
+    )
+    fewest = []
+    most = []
+    for path, (low, high) in bounds.items():
+        lowest = min(least, sizes[path])
+        fewest.append(max(low, lowest))
+        most.append(max(high, lowest))
+    if any(high < n for high, n in zip(most, sizes.values(), strict=True)):
+        # Only the best of a leaf compete, as many as it keeps at most.
+        within = winners(entries, _beyond(held, entries, most))
+        entries = [
+            x._replace(allow=best, deny=None)
+            for x, best in zip(entries, within, strict=True)
+        ]
+    if not any(fewest):
+        return winners(entries, [count], joint=True)
+    # The best of a leaf, as many as it keeps at least, win before all others.
+    first = winners(entries, _beyond(held, entries, fewest))
+    alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
+    pairs = zip(entries, alike, first, strict=True)
+    again = [
+        x._replace(scores=score, allow=allow, deny=None, absolute=False)
+        for x, score, allow in pairs
+    ]
+    first = winners(again, [count], joint=True)
+    rest = [
+        x._replace(deny=won if x.deny is None else x.deny | won)
+        for x, won in zip(entries, first, strict=True)
+    ]
+    others = winners(rest, [count - totals_of(entries, first).sum()], joint=True)
+    return [a | b for a, b in zip(first, others, strict=True)]
+
+
+def with_least(
+    least: int, counts: Sequence[Count] | Tensor, sizes: Sequence[int]
+) -> list[Count]:
+    """Counts of units, of each leaf or of all in one, of which no leaf has less than
+    `least` or all that it has.
+
+    >>> with_least(1, [0, torch.tensor(2)], [4, 4]), with_least(1, [2], [4, 0, 4, 4])
+    ([1, tensor(2)], [3])
+    """
+    each = [min(least, n) for n in sizes]
+    pairs = zip(counts, each if len(counts) == len(sizes) else [sum(each)], strict=True)
+    return [
+        n.clamp(min=low) if isinstance(n, Tensor) else max(n, low) for n, low in pairs
+    ]
+
+
+def _beyond(
+    held: list[Tensor] | None, entries: list[Entry], bounds: list[int]
+) -> Sequence[Count]:
+    # How many units of each leaf are missing to a bound.
+    if held is None:
+        return bounds
+    had = totals_of(entries, [flags.reshape(1, -1) for flags in held])
+    return [bound - n for bound, n in zip(bounds, had.unbind(), strict=True)]

@@ -279,7 +279,7 @@ def _cycle(cycle: _Cycle, units: Field, scores: Read, step: Step) -> Decision:
     )
     lost = _lost(cycle, units, active, had, target, drop, share, step)
     stay = units.best(drop, had - lost, among=active)
-    left = units.totals(stay) if units.joint or units.least else had - lost
+    left = units.totals(stay) if units.joint or units.grids.least else had - lost
     if cycle.plan is not None:
         target = _moved(
             cycle.plan,
@@ -324,7 +324,7 @@ def _lost(
         )
         lost = of_groups(
             cycle.rounding,
-            [own.get(path, rate) for path in units.grids],
+            [own.get(path, rate) for path in units.grids.here],
             had,
             units.groups,
         )

@@ -268,9 +268,8 @@ class Masked(NamedTuple):
         check_pruned(self.memory.pruned)
         for name, score in self.memory.scores.items():
             check_score(name, score)
-            if (
-                of := scored_units(score)
-            ) is not None and of.pattern.members != self.rule.pattern.members:
+            of = scored_units(score)
+            if of is not None and not of.pattern.has_units_of(self.rule.pattern):
                 raise ValueError(
                     f"{name}: expected the algorithm and its score to have one "
                     f"pattern, but the score has values of the units of {of.pattern}, "

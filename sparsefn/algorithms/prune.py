@@ -52,9 +52,8 @@ def _run(
     among = units.free if regrow else units.active
     kept = units.best(score, counts(units, score, among, step), among=among)
     masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
-    return Decision(
-        masks if regrow or units.elementwise else both_of(masks, units.masks)
-    )
+    shrinks = not regrow and not units.elementwise
+    return Decision(both_of(masks, units.masks) if shrinks else masks)
 
 
 def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[Count]:
@@ -222,9 +221,9 @@ def iterative(
         remain = units.totals(units.active)
         kept: list[Count] = []
         names = (
-            [", ".join(map(repr, units.grids))]
+            [", ".join(map(repr, units.grids.here))]
             if rule.joint
-            else map(repr, units.grids)
+            else map(repr, units.grids.here)
         )
         for name, n in zip(names, torch.split(remain, units.groups), strict=True):
             try:

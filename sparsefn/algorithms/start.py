@@ -19,7 +19,6 @@ from sparsefn.engine.draws import drawn_leaves
 from sparsefn.engine.processes import laid_like
 from sparsefn.engine.surroundings import concrete
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.patterns.tied import check_whole_units
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
 from sparsefn.tree.originals import check_weights
@@ -69,7 +68,7 @@ def start_masks(
     allowed: Leaves | None,
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
-    leaves = rule.select(params, where)
+    leaves = rule.pattern.leaves_in(params, where)
     # which refuses a budget that cannot be met
     units = field(rule, leaves, None, allowed, goal)
     level = None if isinstance(goal, Counted) else goal
@@ -80,8 +79,7 @@ def start_masks(
         init = init(params)
     if not isinstance(init, str):
         given = own_masks(init, params)
-        if rule.pattern.members:
-            check_whole_units(rule.pattern, flatten(given)[0], leaves)
+        rule.pattern.check_masks(flatten(given)[0], leaves)
         if allowed is None:
             return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
@@ -126,8 +124,8 @@ def start_masks(
             "'checkerboard', an algorithm, a function of params or a masks tree"
         )
         raise ValueError(f"expected init to be {known}, got {init!r}")
-    if rule.pattern.members and init in ("from_zeros", "checkerboard"):
-        check_whole_units(rule.pattern, masks, leaves)
+    if init in ("from_zeros", "checkerboard"):
+        rule.pattern.check_masks(masks, leaves)
     return masks_tree(
         params,
         {

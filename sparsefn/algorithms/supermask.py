@@ -192,7 +192,7 @@ class _Learned(NamedTuple):
 
     def start(self, params: Tree) -> State:
         params = own_params(params)
-        leaves = self.rule.select(params, self.where)
+        leaves = self.rule.pattern.leaves_in(params, self.where)
         field(self.rule, leaves)  # which refuses leaves that the pattern does not fit
         scores = {
             self.role: _scores(params, _start(params, leaves, self.init, self.seed))

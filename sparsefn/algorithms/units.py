@@ -1,22 +1,28 @@
-"""What competes: the units of the sparse leaves, as rows of groups, and the doors
-through which masks are chosen.
+"""What competes: the units of the sparse leaves, as rows of groups, and the selection
+of masks.
 
-On which process they lie, on which device, how many leaves at a time and in how many
-leaves is known here alone.
+On which process units lie, and in how many leaves, their grids know; on which device,
+and how many leaves are worked on at a time, is known here alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.bounds import with_least, within_bounds
-from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
+from sparsefn.algorithms.competition import (
+    Competition,
+    Goal,
+    count_of,
+    fixed_count,
+    with_least,
+    within_bounds,
+)
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Global, spread
@@ -24,17 +30,15 @@ from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
 from sparsefn.engine.draws import flips
 from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.selection import Count, Entry, dealt_winners, totals, winners
-from sparsefn.patterns import grids as layout
-from sparsefn.patterns.grids import Grids
-from sparsefn.patterns.tied import over_units, parted
+from sparsefn.engine.selection import Count, Entry, totals
+from sparsefn.patterns.shards import check_whole_rows, counts_of_all, on_shards
 from sparsefn.patterns.units import (
+    Grids,
     Units,
     active_rows,
     allowed_rows,
     competing,
     grouped,
-    unit_mask,
 )
 from sparsefn.state import Step
 from sparsefn.tree import Leaves
@@ -42,7 +46,7 @@ from sparsefn.tree import Leaves
 # One tensor a grid, as selection reads its units: (groups, units of a group), or (rows,
 # units, columns).
 Flags = list[Tensor]
-Open = Sequence[Tensor | None]  # None: all units of the grid
+Open: TypeAlias = Flags | None  # None: all units
 
 
 class Field(NamedTuple):
@@ -51,8 +55,7 @@ class Field(NamedTuple):
     `masks` are those of the leaves, within `allowed`; `free` are the units that may be
     kept. `known` are the counts at the step where a sparsity or the pattern says them,
     else scores decide by `goal`. Counts are 1-D, one entry a group, the grids one after
-    another; where all leaves meet in one competition there is one. Each grid keeps
-    `least` units.
+    another; where all leaves meet in one competition there is one.
     """
 
     rule: Competition
@@ -63,8 +66,6 @@ class Field(NamedTuple):
     free: Open
     joint: bool
     elementwise: bool
-    sharded: bool
-    least: int
     goal: Goal = None
     step: Step = 0
     known: Sequence[Count] | None = None
@@ -72,47 +73,30 @@ class Field(NamedTuple):
     @property
     def active(self) -> Flags:
         """The units that are kept now and may be kept on."""
-        return self.within(list(self._each(self.masks, active_rows)))
+        return self.within(self.grids.read(self.masks, active_rows))
 
     def within(self, flags: Flags) -> Flags:
         """The flags of some units, without the units that may not be kept."""
-        return [
-            rows if open_ is None else rows & open_
-            for rows, open_ in zip(flags, self.free, strict=True)
-        ]
+        if self.free is None:
+            return flags
+        return [rows & open_ for rows, open_ in zip(flags, self.free, strict=True)]
 
-    def _each(
-        self, leaves: Leaves, read: Callable[[Units, Tensor], Tensor]
-    ) -> Iterator[Tensor]:
-        # What a function makes of the grids and of what is here of their leaves, each
-        # when its turn comes.
-        leaves = layout.to_aligned(self.grids, leaves) if self.sharded else leaves
-        for path, units in self.grids.items():
-            yield (
-                over_units(units, leaves, read)
-                if units.places
-                else read(units, leaves[path])
-            )
-
-    def _scored(self, scores: Scores, signed: bool = False) -> Iterator[Tensor]:
+    def _scored(self, scores: Scores, signed: bool = False) -> list[Tensor]:
         leaves = scores.signed if signed else scores.values
-        return (
-            (leaves[name][None] for name in self.grids)
-            if scores.of_units
-            else self._each(leaves, competing)
-        )
+        if scores.of_units:
+            return [leaves[name][None] for name in self.grids.here]
+        return self.grids.read(leaves, competing)
 
     @property
     def groups(self) -> list[int]:
         """How many competing groups each entry of a list of counts is for."""
-        return [1] if self.joint else [units.rows[0] for units in self.grids.values()]
+        if self.joint:
+            return [1]
+        return [units.rows[0] for units in self.grids.here.values()]
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
-        counts = totals(
-            [grouped(rows) for rows in flags],
-            [units.extent for units in self.grids.values()],
-        )
+        counts = totals([grouped(rows) for rows in flags], self.grids.extents)
         return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count]) -> Tensor:
@@ -124,9 +108,9 @@ class Field(NamedTuple):
     @property
     def capacity(self) -> Tensor:
         """How many units of each group may be kept."""
-        if any(open_ is not None for open_ in self.free):  # then none of them is None
-            return self.totals([open_ for open_ in self.free if open_ is not None])
-        widths = [units.of_all.rows[1] for units in self.grids.values()]
+        if self.free is not None:
+            return self.totals(self.free)
+        widths = [units.rows[1] for units in self.grids.whole.values()]
         return self.counts([sum(widths)] if self.joint else widths)
 
     def targets(self, sparsity: Real | None) -> list[Count]:
@@ -134,32 +118,29 @@ class Field(NamedTuple):
         goes to the others of its leaf.
         """
         given = self._of_whole(sparsity, self._room())
-        if self.joint or not self.sharded:
+        if self.joint:
             return given
-        return [
-            layout.own_counts(*pair)
-            for pair in zip(self.grids.values(), given, strict=True)
-        ]
+        pairs = zip(self.grids.here.values(), given, strict=True)
+        return [units.own_counts(count) for units, count in pairs]
 
     def _of_whole(self, sparsity: Real | None, room: Leaves) -> list[Count]:
         # The counts of all groups of the whole leaves.
         (pattern, distribution) = self.rule
-        grids = self.grids
-        if not grids:
+        whole = self.grids.whole
+        if not whole:
             return []
         if pattern.fixed is not None:
-            return [fixed_count(path, units, sparsity) for path, units in grids.items()]
+            return [fixed_count(path, units, sparsity) for path, units in whole.items()]
         if sparsity is None:
             raise TypeError(f"expected a sparsity: {pattern} leaves the count open")
-        shapes = {path: units.budgeted for path, units in grids.items()}
+        shapes = {path: units.budgeted for path, units in whole.items()}
         if isinstance(distribution, Global):
-            total = n_kept(
-                sum(math.prod(units.of_all.rows) for units in grids.values()), sparsity
-            )
+            sizes = [math.prod(units.rows) for units in whole.values()]
+            total = n_kept(sum(sizes), sparsity)
             distribution.bounds(shapes, total)
             return [total]
         counts = distribution(shapes, sparsity)
-        groups = {path: units.of_all.rows[0] for path, units in grids.items()}
+        groups = {path: units.rows[0] for path, units in whole.items()}
         return [
             counts[path]
             if n == 1
@@ -172,18 +153,13 @@ class Field(NamedTuple):
         # are restricted: int64, by path.
         if self.allowed is None or self.rule.pattern.fixed is not None:
             return {}
-        pairs = zip(self.grids.items(), self.free, strict=True)
-        several = {
-            p: (units, open_)
-            for (p, units), open_ in pairs
-            if units.of_all.rows[0] > 1 and open_ is not None
+        pairs = zip(self.grids.whole.items(), self.free or [], strict=True)
+        room = {
+            path: grouped(open_).sum(-1)
+            for (path, units), open_ in pairs
+            if units.rows[0] > 1
         }
-        counts = [grouped(open_).sum(-1) for _, open_ in several.values()]
-        if self.sharded:
-            counts = layout.of_all_groups(
-                [units for units, _ in several.values()], counts
-            )
-        return dict(zip(several, counts, strict=True))
+        return counts_of_all(self.grids, room)
 
     def target(self, scores: Scores, among: Open) -> Tensor:
         """What is `wanted` as one tensor."""
@@ -205,11 +181,11 @@ class Field(NamedTuple):
     def counted(self, goal: Counted, scores: Scores, among: Open) -> list[Count]:
         """Kept counts that scores decide, among some units."""
         if goal.whole:
-            layout.refuse_parts(shown(goal), self.grids, shared=True)
+            check_whole_rows(shown(goal), self.grids, shared=True)
         fields = (
             [self]
-            if self.joint and self.grids
-            else [self.part([i]) for i in range(len(self.grids))]
+            if self.joint and self.grids.here
+            else [self.part([i]) for i in range(len(self.grids.here))]
         )
         rows = zip(fields, self.rows(scores), self.rows_of(among), strict=True)
         return [field._counted(goal, row, flags) for field, row, flags in rows]
@@ -217,13 +193,13 @@ class Field(NamedTuple):
     def _counted(self, goal: Counted, row: Tensor, flags: Tensor) -> Tensor:
         # Kept counts of the groups of one competition.
         def total(flags: Tensor) -> Tensor:
-            widths = [math.prod(units.rows) for units in self.grids.values()]
+            widths = [math.prod(units.rows) for units in self.grids.here.values()]
             return self.totals(
                 list(torch.split(flags, widths, -1)) if self.joint else [flags]
             )
 
         count = count_of(
-            goal, row, flags, self.step, total, ", ".join(map(repr, self.grids))
+            goal, row, flags, self.step, total, ", ".join(map(repr, self.grids.here))
         )
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
 
@@ -232,20 +208,18 @@ class Field(NamedTuple):
         whole leaves if it is named.
         """
         if what is not None:
-            layout.refuse_parts(what, self.grids)
+            check_whole_rows(what, self.grids)
         return self._in_groups([grouped(rows) for rows in self._scored(scores)])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
         """Flags of each competition, (groups, units of a group)."""
-        pairs = zip(flags, self.grids.values(), strict=True)
-        device = next((leaf.device for leaf in self.leaves.values()), None)
-        rows = [
-            grouped(
-                torch.ones(u.rows, dtype=torch.bool, device=device) if x is None else x
-            )
-            for x, u in pairs
-        ]
-        return self._in_groups(rows)
+        if flags is None:
+            device = next((leaf.device for leaf in self.leaves.values()), None)
+            flags = [
+                torch.ones(units.rows, dtype=torch.bool, device=device)
+                for units in self.grids.here.values()
+            ]
+        return self._in_groups([grouped(rows) for rows in flags])
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
         return (
@@ -258,71 +232,62 @@ class Field(NamedTuple):
         self,
         scores: Scores,
         counts: Sequence[Count] | Tensor,
-        among: Open | None = None,
-        but: Open | None = None,
-        held: Open | None = None,
+        among: Open = None,
+        but: Open = None,
+        held: Open = None,
     ) -> Flags:
         """The best units of each group, as many as its count says, `among` some and not
         those of `but`.
 
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
-        none = [None] * len(self.grids)
-        grids = self.grids.values()
-        absolute = self.elementwise and scores.absolute
+        distribution = self.rule.distribution
+        whole = self.grids.whole
+        least = self.grids.least
+        none: list[Tensor | None] = [None] * len(whole)
+        absolute = scores.absolute and self.elementwise
         rows = zip(
-            self._scored(scores, self.elementwise),
+            self._scored(scores, absolute),
             among or none,
             but or none,
-            grids,
+            self.grids.extents,
             strict=True,
         )
         entries = [
-            Entry(x, allow, deny, absolute, units.extent)
-            for x, allow, deny, units in rows
+            Entry(x, allow, deny, absolute, extent) for x, allow, deny, extent in rows
         ]
         if not entries:
             return []
-        if self.least and but is None:
-            counts = with_least(self.least, counts, [units.rows[1] for units in grids])
-        if isinstance(self.rule.distribution, Global):
-            sizes = {path: units.of_all.rows[1] for path, units in self.grids.items()}
-            return within_bounds(
-                self.rule.distribution,
-                sizes,
-                entries,
-                counts[0],
-                list(held or none),
-                self.least,
-            )
-        if self.rule.pattern.pick is not None:
-            return [self.rule.pattern.pick(entry) for entry in entries]
-        return (winners if self.sharded else dealt_winners)(entries, counts)
+        if least and but is None:
+            counts = with_least(least, counts, [u.rows[1] for u in whole.values()])
+        if isinstance(distribution, Global):
+            sizes = {path: units.rows[1] for path, units in whole.items()}
+            return within_bounds(distribution, sizes, entries, counts[0], held, least)
+        return self.grids.select(entries, counts)
 
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
         """Units that are kept by chance: each with the share of its competition that a
         sparsity keeps.
         """
-        flags = []
         counts = self._of_whole(sparsity, {})
-        joint = self.joint
-        sizes = {
-            path: math.prod(units.of_all.rows) for path, units in self.grids.items()
-        }
-        for i, (path, units) in enumerate(self.grids.items()):
-            device = self.leaves[layout.paths_of({path: units})[0]].device
-            total = as_tensor_on(counts[0 if joint else i], device)
-            total = (
-                total.sum()
-                if total.ndim
-                else total * (1 if joint else units.of_all.rows[0])
+        whole = self.grids.whole.values()
+        groups = [units.rows[0] for units in whole]
+        sizes = [math.prod(units.rows) for units in whole]
+        if self.joint:
+            counts = counts * len(sizes)
+            groups = [1] * len(sizes)
+            sizes = [sum(sizes)] * len(sizes)
+        flags = []
+        for i, (name, units) in enumerate(self.grids.here.items()):
+            device = self.leaves[self.grids.at([i]).paths[0]].device
+            total = as_tensor_on(counts[i], device).expand(groups[i]).sum()
+            chance = total.double() / max(sizes[i], 1)
+            row = flips(
+                brought(random.leaf_key(key, name), device),
+                chance.expand(units.rows),
+                units.row_extent,
+                math.prod(units.rows),
             )
-            chance = total.double() / max(
-                sum(sizes.values()) if joint else sizes[path], 1
-            )
-            own = brought(random.leaf_key(key, path), device)
-            places = layout.unit_extent(units)
-            row = flips(own, chance.expand(units.rows), places, math.prod(units.rows))
             flags.append(row.reshape(units.rows))
         return flags
 
@@ -332,31 +297,13 @@ class Field(NamedTuple):
         """Masks of the leaves from kept units, and the best elements `among` some of
         others by the pattern.
         """
-        spared = scores is not None and self.rule.pattern.zeros is not None
-        values = (
-            layout.to_aligned(self.grids, scores.values)
-            if spared and scores is not None
-            else {}
-        )
-        open_ = (
-            layout.to_aligned(self.grids, among) if spared and among is not None else {}
-        )
-        if self.rule.pattern.members:
-            made = parted(self.grids, flags, self.leaves)
-        else:
-            pairs = zip(self.grids.items(), flags, strict=True)
-            made = {
-                path: unit_mask(units, kept, values.get(path), open_.get(path))
-                for (path, units), kept in pairs
-            }
-        made = (
-            layout.from_aligned(self.grids, made, self.leaves) if self.sharded else made
-        )
-        return (
-            made
-            if self.allowed is None or self.elementwise
-            else both_of(made, self.allowed)
-        )
+        values: Leaves = {}
+        if scores is not None and not self.elementwise and self.rule.pattern.partial:
+            values = scores.values
+        made = self.grids.masks(flags, self.leaves, values, among or {})
+        if self.allowed is None or self.elementwise:
+            return made
+        return both_of(made, self.allowed)
 
     def best_masks(self, scores: Scores) -> Leaves:
         """Masks of the best units that may be kept, as many as are wanted."""
@@ -367,27 +314,25 @@ class Field(NamedTuple):
         """The field in parts of a few leaves where an update saves memory and leaves
         stand `apart`, else as it is.
         """
-        if len(self.grids) < 2 or self.joint or not apart or self.least:
+        units = self.grids.here.values()
+        if len(units) < 2 or self.joint or not apart or self.grids.least:
             yield self
             return
-        firsts = [self.leaves[path] for path in self.grids]
-        parts = lists.places_in_parts(
-            firsts, [math.prod(units.shape) for units in self.grids.values()]
-        )
+        sizes = [math.prod(one.shape) for one in units]
+        parts = lists.places_in_parts([*self.leaves.values()], sizes)
         yield from map(self.part, parts) if len(parts) > 1 else [self]
 
     def part(self, at: Sequence[int]) -> Field:
         """The field of the grids at some places."""
-        grids = dict([[*self.grids.items()][i] for i in at])
-        paths = layout.paths_of(grids)
-        leaves = {path: self.leaves[path] for path in paths if path in self.leaves}
-        masks = {path: self.masks[path] for path in paths if path in self.masks}
+        grids = self.grids.at(at)
+        leaves = {p: self.leaves[p] for p in grids.paths}
+        masks = {p: self.masks[p] for p in grids.paths if p in self.masks}
         known = None if self.known is None else [self.known[i] for i in at]
         return self._replace(
             grids=grids,
             leaves=leaves,
             masks=masks,
-            free=[self.free[i] for i in at],
+            free=None if self.free is None else [self.free[i] for i in at],
             known=known,
         )
 
@@ -403,43 +348,38 @@ def field(
     """The units of some leaves, of which those compete that are allowed; a path that is
     missing is allowed whole.
     """
-    found = layout.grids(rule.pattern, leaves)
-    if joint := rule.joint:
-        rule.check_grids(found, leaves)
-    sharded = any(units.alignment is not None for units in found.values())
+    grids = on_shards(rule.pattern.grids(leaves), leaves)
+    joint = rule.joint
+    if joint:
+        rule.check_grids(grids, leaves)
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both_of(masks, allowed)
-    least = int(
-        bool(rule.pattern.members) and len(layout.paths_of(found)) > len(leaves)
-    )  # where tied sets meet
-    free: Open = [None] * len(found)
+    free: Open = None
+    if allowed is not None or rule.pattern.allowed is not None:
+        some = full({}, leaves) if allowed is None else allowed
+        free = grids.read(some, _open_rows)
     made = Field(
         rule,
-        found,
+        grids,
         leaves,
         masks or {},
         allowed,
         free,
         joint,
-        rule.elementwise,
-        sharded,
-        least,
+        rule.pattern.elementwise,
         goal,
         step,
     )
-    if allowed is not None or rule.pattern.allowed is not None:
-        some = full({}, leaves) if allowed is None else allowed
-        rows = made._each(
-            some,
-            lambda units, mask: allowed_rows(units, mask, active_rows(units, mask)),
-        )
-        made = made._replace(free=list(rows))
     if isinstance(goal, Counted) or (goal is None and rule.pattern.fixed is None):
         return made
     return made._replace(
         known=made.targets(None if goal is None else fraction_at(goal, step))
     )
+
+
+def _open_rows(units: Units, mask: Tensor) -> Tensor:
+    return allowed_rows(units, mask, active_rows(units, mask))
 
 
 def either_of(flags: Flags, others: Flags) -> Flags:

@@ -163,7 +163,6 @@ def _above(scores: Tensor, tau: Real) -> Tensor:
 
 
 def _on(value: Real, like: Tensor) -> Tensor:
-    moved = placed(value, like.device) if isinstance(value, Tensor) else value
-    if isinstance(moved, Tensor):
-        return moved.to(like.dtype)
-    return torch.full((), moved, dtype=like.dtype, device=like.device)
+    if isinstance(value, Tensor):
+        return placed(value, like.device).to(like.dtype)
+    return torch.full((), value, dtype=like.dtype, device=like.device)

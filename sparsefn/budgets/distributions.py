@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import cast
+from fractions import Fraction
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from sparsefn.budgets.limits import Global as Global
-from sparsefn.budgets.limits import Shapes as Shapes
 from sparsefn.engine.checks import (
     Described,
+    Made,
     check_int,
     check_sparsity,
     described,
@@ -28,9 +28,10 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Counts
 from sparsefn.engine.selection import apportion as apportion
 from sparsefn.engine.selection import spread as spread
-from sparsefn.engine.surroundings import concrete
-from sparsefn.tree import check_globs, glob_match
+from sparsefn.engine.surroundings import at_compile_time, concrete, known
+from sparsefn.tree import check_globs, first_match, glob_match
 
+Shapes = Mapping[str, tuple[int, ...]]
 Distribution = Callable[[Shapes, Real], Counts]
 Density = Callable[[tuple[int, ...]], float]  # of a shape
 
@@ -83,9 +84,7 @@ def uniform(dense_first: bool | str = False) -> Distribution:
     A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134,
     sec. 3.
     """
-    if not (
-        dense_first is True or dense_first is False or isinstance(dense_first, str)
-    ):
+    if not isinstance(dense_first, bool | str):
         raise TypeError(
             "uniform: expected dense_first to be a bool or a glob, got "
             f"{type(dense_first).__name__}"
@@ -94,10 +93,11 @@ def uniform(dense_first: bool | str = False) -> Distribution:
         return per_leaf
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
-        first = [min(shapes, key=natural)] if dense_first is True and shapes else []
         if isinstance(dense_first, str):
             check_globs("uniform", [dense_first], list(shapes))
             first = [path for path in shapes if glob_match(path, dense_first)]
+        else:
+            first = sorted(shapes, key=natural)[:1]
         return per_leaf(shapes, sparsity) | {
             path: math.prod(shapes[path]) for path in first
         }
@@ -208,16 +208,12 @@ def by_path(table: Mapping[str, float]) -> Distribution:
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         check_globs("by_path", list(table), list(shapes))
-
-        def own_sparsity(path: str) -> Real:
-            return next(
-                (s for glob, s in table.items() if glob_match(path, glob)), sparsity
-            )
-
-        return {
-            path: n_kept(math.prod(shape), own_sparsity(path))
-            for path, shape in shapes.items()
-        }
+        kept = {}
+        for path, shape in shapes.items():
+            glob = first_match(path, table)
+            own = sparsity if glob is None else table[glob]
+            kept[path] = n_kept(math.prod(shape), own)
+        return kept
 
     return counts
 
@@ -260,7 +256,7 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         kept = {}
         for path, shape in shapes.items():
-            glob = next((glob for glob in more if glob_match(path, glob)), None)
+            glob = first_match(path, more)
             if glob is None:
                 raise ValueError(
                     f"owl: expected a glob for each leaf, got none for {path!r} in "
@@ -320,6 +316,69 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
 
 def _positive(count: int | Tensor) -> int | Tensor:
     return count.clamp(min=0) if isinstance(count, Tensor) else max(count, 0)
+
+
+@at_compile_time
+def _ratio(x: float) -> tuple[int, int]:
+    # As a float 0.07 * 100 is a little above 7. Any p / q below 2^26 is recovered.
+    exact = Fraction(x)
+    near = (exact.limit_denominator(2**bits) for bits in range(54))
+    return next(
+        (fraction for fraction in near if float(fraction) == x), exact
+    ).as_integer_ratio()
+
+
+class _Bounds(NamedTuple):
+    floor: float
+    ceiling: float
+
+
+class Global(Made, _Bounds):
+    """One competition over all leaves, each within its bounds (made by `global_`).
+
+    >>> sf.budgets.global_(floor=0.1)
+    global_(floor=0.1)
+    """
+
+    def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
+        """The fewest and the most units that each leaf keeps.
+
+        Raises ValueError if the total cannot meet them.
+
+        >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
+        {'a': (7, 29)}
+
+        Products are exact, of the simplest fraction that rounds to the float: 0.07 is
+        7/100, as it was written.
+        """
+        sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
+        (a, b) = _ratio(known(self.floor))
+        (c, d) = _ratio(known(self.ceiling))
+        limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
+        least = sum(low for low, _ in limits.values())
+        most = sum(high for _, high in limits.values())
+        if isinstance(total, int) and not least <= total <= most:
+            raise ValueError(
+                f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between "
+                f"{least} and {most} units, but the sparsity asks for {total} over "
+                f"{', '.join(map(repr, shapes))}"
+            )
+        return limits
+
+    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
+        """Raise TypeError: the counts of a global budget depend on scores, not only on
+        shapes.
+
+        >>> sf.budgets.global_()({"a": (8,)}, 0.5)
+        Traceback (most recent call last):
+            ...
+        TypeError: a global_ budget needs scores: its counts come out of one competition
+        over all leaves
+        """
+        raise TypeError(
+            "a global_ budget needs scores: its counts come out of one competition "
+            "over all leaves"
+        )
 
 
 @described

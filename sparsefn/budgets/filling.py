@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sparsefn.engine.checks import is_number, shown
-from sparsefn.tree import check_globs, glob_match
+from sparsefn.tree import check_globs, first_match
 
 Number = int | float
 Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]
@@ -110,10 +110,8 @@ def levels_of(
 
 def _weight(name: str, prefer: Prefer) -> Fraction:
     table = prefer if isinstance(prefer, Mapping) else {}
-    for glob, weight in table.items():
-        if glob_match(name, glob):
-            return Fraction(weight)  # type: ignore[arg-type]
-    return Fraction(1)
+    glob = first_match(name, table)
+    return Fraction(1 if glob is None else table[glob])  # type: ignore[arg-type]
 
 
 def _scores(priced: Priced, prefer: Prefer) -> Mapping[str, Any] | None:

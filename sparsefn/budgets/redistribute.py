@@ -201,11 +201,9 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
         sizes = written([mask.numel() for mask in masks.values()], counts.device)
         sparsity = (sizes - counts).double() / sizes.clamp(min=1)
         own = like(counts, fraction)
-        average = torch.nan_to_num(vector(list(shares.values()), counts.device)).mean()
-        high = (
-            torch.nan_to_num(vector([shares[path] for path in masks], counts.device))
-            > average
-        )
+        given = vector([shares[path] for path in masks], counts.device)
+        known = torch.nan_to_num(given)
+        high = known > known.mean()
         rates = torch.where(
             (sparsity < below) & high, torch.minimum(sparsity, own), own
         )

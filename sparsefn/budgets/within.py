@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, Protocol
 
+from sparsefn.budgets.distributions import Shapes
 from sparsefn.budgets.filling import (
     Number,
     Prefer,
@@ -18,7 +19,6 @@ from sparsefn.budgets.filling import (
     fill_up,
     levels_of,
 )
-from sparsefn.budgets.limits import Shapes
 from sparsefn.engine.checks import is_number, shown
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Counts

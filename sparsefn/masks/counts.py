@@ -12,14 +12,14 @@ from sparsefn.engine.numbers import divide
 from sparsefn.engine.processes import agreed, whole
 from sparsefn.engine.surroundings import read
 from sparsefn.state import State, check_masks
-from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
+from sparsefn.tree import Tree, flatten, leaves_like, leaves_of, map_with_path
 
 
 def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
     # Each mask with the number of weights that one of its entries counts for.
     shapes = masks if params is None else params
     check_masks(masks, shapes)
-    rows = zip(flatten(masks)[0].values(), leaves_like(shapes, masks), strict=True)
+    rows = zip(leaves_of(masks), leaves_like(shapes, masks), strict=True)
     of_dense = 0 if params is None else 1
     return [(mask, 1 if mask.ndim else of_dense * leaf.numel()) for mask, leaf in rows]
 
@@ -192,23 +192,20 @@ def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
     Between two 0-d masks nothing is left, and that needs a shape, as a 0-d mask is
     always True: then `params` must be given (ValueError). Raises as `intersect` does.
     """
-    shapes = (
-        {}
-        if params is None
-        else {path: leaf.shape for path, leaf in flatten(params)[0].items()}
-    )
+    leaves = {}
     if params is not None:
         check_masks(a, params)
+        leaves = flatten(params)[0]
 
     def minus(path: str, x: Tensor, y: Tensor) -> Tensor:
         if x.ndim or y.ndim:
             return torch.zeros_like(x) if y.ndim == 0 else x & ~y
-        if path not in shapes:
+        if path not in leaves:
             raise ValueError(
                 f"expected params: two 0-d masks at {path!r} leave nothing, and of no "
                 "known shape"
             )
-        return torch.zeros(shapes[path], dtype=torch.bool, device=x.device)
+        return torch.zeros(leaves[path].shape, dtype=torch.bool, device=x.device)
 
     return _pairwise(minus, a, b)
 
@@ -222,6 +219,5 @@ def hamming(a: Tree, b: Tree) -> int | Tensor:
     An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect`
     does.
     """
-    return _sum(
-        kept_in(list(flatten(_pairwise(lambda path, x, y: x ^ y, a, b))[0].values()))
-    )
+    differs = _pairwise(lambda path, x, y: x ^ y, a, b)
+    return _sum(kept_in(leaves_of(differs)))

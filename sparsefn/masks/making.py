@@ -112,29 +112,19 @@ def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
             return mask
         own = brought(random.leaf_key(key, path), mask.device)
         if within is None:
-            return (
-                mask.reshape(-1)
-                .gather(0, random.permutation(own, mask.numel()))
-                .reshape(mask.shape)
-            )
-        if not -mask.ndim <= within < mask.ndim:
+            lines = mask[None]
+        elif -mask.ndim <= within < mask.ndim:
+            lines = mask.movedim(within, 0)
+        else:
             raise ValueError(
                 f"shuffle: expected masks with a dimension {within}, got "
                 f"{tuple(mask.shape)} at {path!r}"
             )
-        lines = mask.movedim(within, 0)
         flat = lines.reshape(lines.shape[0], math.prod(lines.shape[1:]))
-        order = (
-            draws_of(own, (flat.numel(),), None, "pairs", torch.int64)
-            .reshape(flat.shape)
-            .sort(dim=1, stable=True)
-        )
-        return (
-            flat.gather(1, order.indices)
-            .reshape(lines.shape)
-            .movedim(0, within)
-            .contiguous()
-        )
+        draws = draws_of(own, (flat.numel(),), None, "pairs", torch.int64)
+        order = draws.reshape(flat.shape).argsort(dim=1, stable=True)
+        mixed = flat.gather(1, order).reshape(lines.shape)
+        return mixed[0] if within is None else mixed.movedim(0, within).contiguous()
 
     return map_with_path(shuffled, masks)
 

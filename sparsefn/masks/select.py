@@ -19,8 +19,8 @@ from sparsefn.engine.numbers import check_float
 from sparsefn.engine.processes import agreed, extent_of, here, is_sharded, sharded_like
 from sparsefn.engine.selection import Entry, totals, winners
 from sparsefn.engine.surroundings import concrete
-from sparsefn.patterns.grids import of_tensor, own_counts
 from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.patterns.shards import of_tensor
 from sparsefn.patterns.units import (
     Units,
     active_rows,
@@ -68,15 +68,16 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def _settled(units: Units, name: str, count: Count) -> int | Tensor:
+def _kept_count(units: Units, n_keep: Count) -> int | Tensor:
+    # The count that was given, or the pattern's.
     fixed = units.fixed
     if fixed is None:
-        return _check_count(name, count, *units.rows)
-    if isinstance(count, Tensor):
-        _check_count(name, count, *units.rows)
-    elif count is not None and (isinstance(fixed, Tensor) or count != fixed):
-        raise ValueError(f"{units.pattern} fixes {name} at {fixed}, got {count}")
-    return _check_count(name, fixed, *units.rows)
+        return _check_count("n_keep", n_keep, *units.rows)
+    if isinstance(n_keep, Tensor):
+        _check_count("n_keep", n_keep, *units.rows)
+    elif n_keep is not None and (isinstance(fixed, Tensor) or n_keep != fixed):
+        raise ValueError(f"{units.pattern} fixes n_keep at {fixed}, got {n_keep}")
+    return _check_count("n_keep", fixed, *units.rows)
 
 
 def topk_mask(
@@ -95,15 +96,11 @@ def topk_mask(
     """
 
     def keep(units: Units, here: Tensor) -> Tensor:
-        count = own_counts(units, _settled(units.of_all, "n_keep", n_keep))
+        count = units.own_counts(_kept_count(units.of_all, n_keep))
         entry = Entry(
             competing(units, here), allowed_rows(units, here, None), extent=units.extent
         )
-        (kept,) = (
-            [pattern.pick(entry)]
-            if pattern.pick is not None
-            else winners([entry], [count])
-        )
+        (kept,) = pattern.winners([entry], [count])
         return unit_mask(units, kept, here)
 
     return of_tensor(keep, pattern, scores)
@@ -171,7 +168,7 @@ def drop_lowest(
     def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
         active = active_rows(units, mask)
         had = totals([grouped(active)], [units.extent])
-        left = had - own_counts(units, checked_count("n_drop", n_drop, had))
+        left = had - units.own_counts(checked_count("n_drop", n_drop, had))
         rows = Entry(
             competing(units, scores),
             allowed_rows(units, scores, active),
@@ -214,7 +211,7 @@ def grow_highest(
         free = totals(
             [grouped(~barred if open_ is None else open_ & ~barred)], [units.extent]
         )
-        count = own_counts(units, checked_count("n_grow", n_grow, free))
+        count = units.own_counts(checked_count("n_grow", n_grow, free))
         (grown,) = winners(
             [Entry(competing(units, scores), open_, barred, extent=units.extent)],
             [count],

@@ -18,6 +18,7 @@ from sparsefn.engine.checks import check_int, described, shown
 from sparsefn.engine.sums import Pooling
 from sparsefn.optimizers import terms
 from sparsefn.patterns.kinds import Pattern, Reduce, reduction, unstructured
+from sparsefn.patterns.tied import TiedPattern
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.timing.schedules import as_schedule
@@ -174,7 +175,7 @@ def slimming(
     check_int("slimming", "steps", steps, 1)
     whole = _pooled("slimming", pattern, _mean_of_scales)
     l1 = terms.on(where, terms.l1(strength))
-    tied = bool(pattern.members)
+    tied = isinstance(pattern, TiedPattern)
     if tied and callable(where):
         raise TypeError(
             "slimming: expected where to be globs of the scales of tied sets, got "

@@ -1,19 +1,19 @@
 """Patterns: how elements form units, and how units form competing groups."""
 
-from sparsefn.patterns.bands import nearly_diagonal
 from sparsefn.patterns.kinds import (
-    Pattern,
     block,
     channel,
     in_groups,
     kernel,
+    nearly_diagonal,
     nm,
     out_groups,
     row_balanced,
+    transposable,
     unstructured,
 )
 from sparsefn.patterns.tied import tied
-from sparsefn.patterns.tiled import transposable
+from sparsefn.patterns.units import Pattern
 
 __all__ = [
     "Pattern",

@@ -10,9 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.sums import Pooling, in_boxes, pool, slabs
+from sparsefn.engine.sums import Box, Pooling, in_boxes, pool, slabs
 from sparsefn.engine.surroundings import visible
-from sparsefn.patterns.kinds import Box
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 

@@ -5,63 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Made, check_int, described
-from sparsefn.engine.selection import Entry
+from sparsefn.engine.checks import check_int, described
+from sparsefn.engine.selection import Entry, tiles
 from sparsefn.engine.sums import Box as Box
 from sparsefn.engine.sums import Pooling, Reduction
 from sparsefn.engine.surroundings import concrete
-from sparsefn.patterns.places import Sets
+from sparsefn.patterns.units import Counts, Grids
+from sparsefn.patterns.units import Pattern as Pattern
+from sparsefn.tree import Leaves
 
 Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
-# (glob, dim, block, parts), or the unit of each index in the place of a block
-Member: TypeAlias = tuple[str, int, int | tuple[int, ...], int]
 
 _REDUCTIONS: dict[str, Pooling] = {
     **{name: Pooling(name) for name in ("mean", "sum", "max", "min")},
     "l2": Pooling("norm", 2),
 }
-
-
-@dataclass(frozen=True)
-class Pattern(Made):
-    """Which elements are kept or pruned together, as a unit, and which units compete.
-
-    >>> sf.patterns.nm(2, 4)
-    nm(2, 4, axis=-1)
-    >>> sf.patterns.nm(2, 4) == sf.patterns.nm(2, 4, axis=-1)
-    True
-
-    `unit(shape)` is the box of elements that form one unit, `group(grid)` the box of
-    units that compete (both with one entry a dimension), `reduce` turns the scores in a
-    unit, along the last dimension, into the unit's score. Where the pattern says so,
-    `fixed` is the count that a group keeps (an int, a 0-d tensor or a function of the
-    grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is how
-    many elements a pruned unit loses: its worst, where None is all of them.
-    `members` are those of `sf.patterns.tied`, whose units lie in several leaves, and
-    `sets` finds their sets. `pick` chooses the units of a group together, where the
-    best ones by themselves would not fit each other: a function of an `Entry`.
-    """
-
-    name: str
-    unit: Callable[[Box], Box] = field(compare=False)
-    group: Callable[[Box], Box] = field(compare=False)
-    reduce: Reduction | None = field(default=None, compare=False)
-    fixed: int | Tensor | Callable[[Box], int] | None = field(
-        default=None, compare=False
-    )
-    allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
-    zeros: int | None = field(default=None, compare=False)
-    members: tuple[tuple[Member, ...], ...] = field(default=(), compare=False)
-    sets: Sets | None = field(default=None, compare=False)
-    pick: Callable[[Entry], Tensor] | None = field(default=None, compare=False)
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 def _ones(shape: Box) -> Box:
@@ -320,3 +284,120 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
         return tuple(1 if i in outputs else s for i, s in enumerate(grid))
 
     return Pattern(name, _ones, group)
+
+
+@described
+def nearly_diagonal(nearliness: int) -> Pattern:
+    """The entries near the diagonal of a matrix are kept, whatever their scores.
+
+    >>> sf.masks.topk_mask(
+    ...     torch.rand(3, 4), None, pattern=sf.patterns.nearly_diagonal(3)
+    ... )
+    tensor([[ True,  True, False, False],
+            [ True,  True,  True, False],
+            [False,  True,  True,  True]])
+    >>> sf.static(None, pattern=sf.patterns.nearly_diagonal(1)).init(
+    ...     {"w": torch.rand(2, 2)}
+    ... ).masks
+    {'w': tensor([[ True, False],
+            [False,  True]])}
+
+    They are within nearliness // 2 of it. `nearliness` is odd, the number of diagonals;
+    0 and less keep nothing. Rows and columns beyond the band of an oblong matrix are
+    all False. An even one above 0 is a ValueError; when a mask is made, so are a tensor
+    that is not 2-D and nearliness // 2 >= min(rows, columns).
+    """
+    check_int("", "nearliness", nearliness)
+    if nearliness > 0 and nearliness % 2 == 0:
+        raise ValueError(
+            f"nearly_diagonal: expected an odd nearliness, got {nearliness}"
+        )
+    name = f"nearly_diagonal({nearliness})"
+    reach = nearliness // 2 if nearliness > 0 else -1
+
+    def group(grid: Box) -> Box:
+        if len(grid) != 2:
+            raise ValueError(f"{name}: expected 2 dimensions, got shape {grid}")
+        if reach >= min(grid):
+            raise ValueError(
+                f"{name}: expected nearliness // 2 < {min(grid)}, the smaller side of "
+                f"shape {grid}"
+            )
+        return grid
+
+    def band(grid: Box) -> Tensor:
+        return (
+            torch.ones(grid, dtype=torch.bool, device="cpu").triu_(-reach).tril_(reach)
+        )
+
+    def count(grid: Box) -> int:
+        rows, columns = group(grid)  # which refuses other shapes
+        above = sum(min(rows, columns - diagonal) for diagonal in range(reach + 1))
+        return above + sum(
+            min(rows - diagonal, columns) for diagonal in range(1, reach + 1)
+        )
+
+    return Pattern(name, _ones, group, fixed=count, allowed=band)
+
+
+@dataclass(frozen=True, repr=False)
+class PickedPattern(Pattern):
+    """A pattern that chooses the units of a group together, as the best ones by
+    themselves would not fit each other: `pick` marks those of an `Entry`.
+    """
+
+    pick: Callable[[Entry], Tensor] = field(kw_only=True, compare=False)
+    one_by_one = False
+
+    def grids(self, leaves: Leaves) -> Grids:
+        """The units of some leaves; errors name the leaf."""
+        return super().grids(leaves)._replace(select=self.winners)
+
+    def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
+        """What `pick` chooses: counts are those of the pattern."""
+        return [self.pick(entry) for entry in entries]
+
+
+@described
+def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
+    """Exactly n in every row and in every column of each m x m tile are kept.
+
+    >>> scores = torch.tensor([[9.0, 8.0], [7.0, 1.0]])
+    >>> sf.masks.topk_mask(scores, None, pattern=sf.patterns.transposable(1, 2))
+    tensor([[False,  True],
+            [ True, False]])
+
+    The weight and its transpose are both N:M. The tile with the largest sum of
+    scores is kept: sums are in float64, added in one order. NaN never wins: tiles with
+    fewer NaN come first. Of equal sums the lowest pattern wins: the one whose first row
+    keeps the earlier columns, then its second row. It is exact where there are at most
+    2,048 patterns: for m up to 5, and n of 1 or m - 1 with m = 6. For other sizes it is
+    a greedy choice and then exchanges between two rows as long as one gains: the same
+    mask everywhere, but not always the best one.
+
+    `axes` are the two dimensions of a tile: outputs and inputs of linear layers and
+    convolutions by default. Both must be divisible by m. Units are picked together and
+    not one by one, so algorithms that drop and grow units take no such pattern, nor do
+    DTensors. Give algorithms no sparsity. Raises ValueError for n outside [0, m] and
+    for axes that are not two different ones, and, when a mask is made, for a shape that
+    does not fit.
+    Hubara et al. 2021, arXiv 2102.08124.
+    """
+    check_int("transposable", "m", m, 1)
+    check_int("transposable", "n", n, 0)
+    if n > m:
+        raise ValueError(f"transposable: expected n <= m, got n={n}, m={m}")
+    pair = tuple(axes)
+    for axis in pair:
+        check_int("transposable", "axes", axis)
+    if len(pair) != 2 or pair[0] == pair[1]:
+        raise ValueError(f"transposable: expected two different axes, got {pair}")
+    name = f"transposable({n}, {m}{'' if pair == (0, 1) else f', axes={pair}'})"
+
+    def group(grid: Box) -> Box:
+        at = {axis_of(name, axis, grid, m) for axis in pair}
+        if len(at) < 2:
+            raise ValueError(f"{name}: expected two different axes in shape {grid}")
+        return tuple(m if i in at else 1 for i in range(len(grid)))
+
+    return PickedPattern(name, _ones, group, fixed=n * m, pick=partial(tiles, n=n, m=m))

@@ -1,8 +1,13 @@
-"""Where the units of tied sets lie in their leaves, worked out from shapes alone."""
+"""Which leaves form a tied set, and where its units lie in them: worked out from paths
+and shapes alone.
+"""
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -11,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.sums import Box
-from sparsefn.engine.surroundings import Array
+from sparsefn.engine.surroundings import Array, at_compile_time
 
 
 class Place(NamedTuple):
@@ -94,11 +99,10 @@ def place_of(
     ValueError where it does not fit.
 
     >>> (
-    ...     place_of("w", (4,), 0, (0, 1, 0, 1), 1),
+    ...     place_of("w", (4,), 0, 1, 2).units,
     ...     place_of("w", (4,), 0, (1, 1, 0, -1), 1).units,
     ... )
-    (Place(path='w', shape=(4,), dim=0, units=2, block=1, parts=2, numbers=None,
-    taken=None), 2)
+    (2, 2)
     """
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"tied: no dimension {dim} in shape {shape} at {path!r}")
@@ -110,7 +114,8 @@ def place_of(
                 f"tied: expected a unit number for each of {size} indices along "
                 f"dimension {dim} of {path!r}, got {len(block)}"
             )
-        return _numbered(path, shape, dim, np.array(block, np.int64))
+        numbers = np.array(block, np.int64)
+        return Place(path, shape, dim, int(numbers.max()) + 1, numbers=numbers)
     run = block * parts
     if size % run:
         times = (
@@ -121,19 +126,6 @@ def place_of(
             f"{shape} at {path!r}"
         )
     return Place(path, shape, dim, size // run, block, parts)
-
-
-def _numbered(path: str, shape: Box, dim: int, numbers: Array) -> Place:
-    # The place of units with these numbers, as blocks and parts if they are of that
-    # form.
-    units = int(numbers.max()) + 1
-    run = int((np.diff(numbers, append=-2) != 0).argmax()) + 1
-    regular = Place(path, shape, dim, units, run, max(len(numbers) // (units * run), 1))
-    return (
-        regular
-        if np.array_equal(regular.unit_numbers(), numbers)
-        else Place(path, shape, dim, units, 1, 1, numbers)
-    )
 
 
 def classed(name: str, places: Sequence[Place]) -> TiedSet:
@@ -224,3 +216,71 @@ def _stays(place: Place, met: Mapping[int, list[list[Place]]]) -> bool:
     # Whether each unit has an entry here whose other units may be any.
     own = any(one is place for some in met[place.dim] for one in some)
     return own and all(met.values())
+
+
+# ---- by path: wildcards that match the same text -------------------------------------
+
+
+def sets_of(
+    globs: tuple[str, ...], paths: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """The paths of each tied set that has one for every glob, in their order.
+
+    >>> sets_of(("*.a", "*.b"), ("0.a", "0.b", "1.a"))
+    (('0.a', '0.b'),)
+    """
+    by_stem = [_matched(glob, paths) for glob in globs]
+    sets = []
+    for stem in by_stem[0]:
+        if all(stem in found for found in by_stem):
+            sets.append(tuple([found[stem] for found in by_stem]))
+    return tuple(sets)
+
+
+@at_compile_time
+def checked_sets_of(
+    globs: tuple[str, ...], paths: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """The paths of each tied set; ValueError where a glob matches no path, or no set
+    has a path for each glob.
+    """
+    stems = []
+    for glob in globs:
+        hits = list(_matched(glob, paths))
+        if not hits:
+            near = difflib.get_close_matches(glob.replace("*", ""), paths, 3, 0.0)
+            known = ", ".join(map(repr, near)) or "none"
+            raise ValueError(f"tied: no path matches {glob!r}; the nearest are {known}")
+        stems.append((glob, hits))
+    if not (sets := sets_of(globs, paths)):
+        known = "; ".join(
+            f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}"
+            for glob, hits in stems
+        )
+        raise ValueError(
+            "tied: expected globs whose wildcards match the same text in every "
+            f"member, but {known}"
+        )
+    return sets
+
+
+def _stem(glob: str, path: str) -> tuple[str, ...] | None:
+    # What the wildcards of a glob match; None where it does not match. Each part is
+    # translated by fnmatch, whose regular expressions are `(?s:...)` and an end; a part
+    # that is no wildcard is only escaped.
+    parts = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob)
+    words = [(re.escape(part), fnmatch.translate(part)[4:-3]) for part in parts]
+    hit = re.fullmatch(
+        "".join(word if word == plain else f"({word})" for plain, word in words),
+        path,
+        re.DOTALL,
+    )
+    return None if hit is None else hit.groups()
+
+
+def _matched(glob: str, paths: Sequence[str]) -> dict[tuple[str, ...], str]:
+    # The paths that a glob matches, by what its wildcards match; a path that is spelt
+    # alike alone.
+    if glob in paths:
+        return {(): glob}
+    return {stem: path for path in paths if (stem := _stem(glob, path)) is not None}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
@@ -15,27 +15,34 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int, described, is_int, shown
 from sparsefn.engine.processes import check_plain
-from sparsefn.engine.surroundings import at_compile_time, concrete, known
-from sparsefn.patterns.kinds import Box, Member, Pattern, Reduce, reduction
-from sparsefn.patterns.matching import sets_of
+from sparsefn.engine.sums import Box
+from sparsefn.engine.surroundings import Array, at_compile_time, concrete, known
+from sparsefn.patterns.kinds import Reduce, reduction
 from sparsefn.patterns.places import (
     Place,
     Sets,
     Shapes,
     TiedSet,
     check_units_meet,
+    checked_sets_of,
     classed,
     place_of,
+    sets_of,
 )
-from sparsefn.patterns.units import Units, units_of
-from sparsefn.tree import Leaves
+from sparsefn.patterns.units import Grids, Pattern, Read, Units
+from sparsefn.state import Where
+from sparsefn.tree import Leaves, Tree
+from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
+from sparsefn.tree.originals import check_weights
 
+# (glob, dim, block, parts), or the unit of each index in the place of a block
+Member: TypeAlias = tuple[str, int, int | tuple[int, ...], int]
 # Members, or lists of them.
 Members: TypeAlias = Sequence[Sequence[str | int | Sequence[str | int | Sequence[int]]]]
 
 
 @described
-def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
+def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     """Rows and columns of several leaves form one unit, kept or pruned together.
 
     >>> mlp = sf.patterns.tied(
@@ -144,14 +151,16 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
             "pattern="
         )
 
+    # worked out once; of a cache the compiler warns
+    found = functools.lru_cache(maxsize=16)(functools.partial(_sets_among, families))
     name = f"tied({shown(_as_lists(members))}, reduce={reduce!r})"
-    return Pattern(
+    return TiedPattern(
         name,
         of_one_tensor,
         lambda grid: grid,
         reduction(reduce),
         members=families,
-        sets=_sets_among(families),
+        find=at_compile_time(lambda shapes: found(shapes)),
     )
 
 
@@ -200,43 +209,39 @@ def _numbers(given: Sequence[object]) -> tuple[int, ...]:
     return numbers
 
 
-def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
-    # The tied sets among leaves of these shapes, which are worked out once.
-    @functools.lru_cache(maxsize=16)
-    def found(shapes: Shapes) -> tuple[TiedSet, ...]:
-        leaves = dict(shapes)
-        sets = dict[str, TiedSet]()
-        begun = Counter[str]()
-        faults: dict[str, None] = {}
-        for members in families:
-            globs = tuple(glob for glob, *_ in members)
-            for paths in sets_of(globs, tuple(leaves)):
-                places = []
-                try:
-                    for path, member in zip(paths, members, strict=True):
-                        places.append(place_of(path, leaves[path], *member[1:]))
-                    _check_as_many(places)
-                except ValueError as error:
-                    faults[str(error)] = None
-                    continue
-                names = (
-                    f"{paths[0]}:{i}" if i else paths[0]
-                    for i in itertools.count(begun[paths[0]])
-                )
-                name = next(name for name in names if name not in sets)
-                sets[name] = classed(name, places)
-            # whether or not others lack a leaf
-            begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))
-        if faults:  # of all sets at once
-            first, *others = faults
-            raise ValueError(
-                "; ".join([first, *(text.removeprefix("tied: ") for text in others)])
+def _sets_among(
+    families: tuple[tuple[Member, ...], ...], shapes: Shapes
+) -> tuple[TiedSet, ...]:
+    leaves = dict(shapes)
+    sets = dict[str, TiedSet]()
+    begun = Counter[str]()
+    faults: dict[str, None] = {}
+    for members in families:
+        globs = tuple(glob for glob, *_ in members)
+        for paths in sets_of(globs, tuple(leaves)):
+            places = []
+            try:
+                for path, member in zip(paths, members, strict=True):
+                    places.append(place_of(path, leaves[path], *member[1:]))
+                _check_as_many(places)
+            except ValueError as error:
+                faults[str(error)] = None
+                continue
+            names = (
+                f"{paths[0]}:{i}" if i else paths[0]
+                for i in itertools.count(begun[paths[0]])
             )
-        check_units_meet(tuple(sets.values()))
-        return tuple(sets.values())
-
-    # of a cache the compiler warns
-    return at_compile_time(lambda shapes: found(shapes))
+            name = next(name for name in names if name not in sets)
+            sets[name] = classed(name, places)
+        # whether or not others lack a leaf
+        begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))
+    if faults:  # of all sets at once
+        first, *others = faults
+        raise ValueError(
+            "; ".join([first, *(text.removeprefix("tied: ") for text in others)])
+        )
+    check_units_meet(tuple(sets.values()))
+    return tuple(sets.values())
 
 
 def _check_as_many(places: Sequence[Place]) -> None:
@@ -252,125 +257,266 @@ def _check_as_many(places: Sequence[Place]) -> None:
             )
 
 
-def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
-    """The units of each tied set of some leaves, by its name.
-
-    >>> params = {
-    ...     "0.a": torch.ones(4, 2),
-    ...     "0.b": torch.ones(3, 4),
-    ...     "1.a": torch.ones(4, 2),
-    ... }
-    >>> {
-    ...     name: units.rows
-    ...     for name, units in tied_sets(
-    ...         sf.patterns.tied([["*.a", 0], ["*.b", 1]]), params
-    ...     ).items()
-    ... }
-    {'0.a': (1, 4)}
+@dataclass(frozen=True, repr=False)
+class TiedPattern(Pattern):
+    """A pattern whose units lie in several leaves: `members` are those of
+    `sf.patterns.tied`, and `find` finds their sets.
     """
-    if pattern.sets is None:
-        return {}
-    shapes = []
-    for path, leaf in leaves.items():
-        shape = tuple([known(size) for size in leaf.shape])
-        shapes.append((path, shape))
-    of_rows = dataclasses.replace(
-        pattern, unit=lambda shape: (1, max(shape[1], 1)), members=(), sets=None
-    )
-    made = {}
-    for name, places, classes, order in pattern.sets(tuple(shapes)):
-        parts = tuple([_as_rows(of_rows, some) for some in classes])
-        made[name] = _as_rows(of_rows, places)._replace(classes=parts, order=order)
-        for place in places:
-            check_plain(pattern.name, place.path, leaves[place.path])
-    return made
 
+    members: tuple[tuple[Member, ...], ...] = field(kw_only=True, compare=False)
+    find: Sets = field(kw_only=True, compare=False)
 
-def _as_rows(pattern: Pattern, places: tuple[Place, ...]) -> Units:
-    width = sum([place.entries() for place in places])
-    return units_of(pattern, (places[0].units, width))._replace(places=places)
+    def sets(self, leaves: Leaves) -> dict[str, TiedUnits]:
+        """The units of each tied set of some leaves, by its name.
 
+        >>> params = {
+        ...     "0.a": torch.ones(4, 2),
+        ...     "0.b": torch.ones(3, 4),
+        ...     "1.a": torch.ones(4, 2),
+        ... }
+        >>> {
+        ...     name: units.rows
+        ...     for name, units in sf.patterns.tied([["*.a", 0], ["*.b", 1]])
+        ...     .sets(params)
+        ...     .items()
+        ... }
+        {'0.a': (1, 4)}
+        """
+        shapes = []
+        for path, leaf in leaves.items():
+            shape = tuple([known(size) for size in leaf.shape])
+            shapes.append((path, shape))
+        made = {}
+        for name, places, classes, order in self.find(tuple(shapes)):
+            parts = tuple([self._as_rows(some) for some in classes])
+            made[name] = self._as_rows(places, parts, order)
+            for place in places:
+                check_plain(self.name, place.path, leaves[place.path])
+        return made
 
-def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
-    """The entries of each unit of a tied set as a row: (units, entries of a unit).
+    def has_units_of(self, other: Pattern) -> bool:
+        """Whether the units of another pattern are the same; their scores may not."""
+        return isinstance(other, TiedPattern) and other.members == self.members
 
-    >>> leaves = {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[3.0, 4.0]])}
-    >>> joined(tied_sets(sf.patterns.tied([["a", 0], ["b", 1]]), leaves)["a"], leaves)
-    tensor([[1., 3.],
-            [2., 4.]])
-    """
-    rows = []
-    for place in units.places:
-        x = leaves[place.path]
-        d = place.dim
-        if place.taken is not None:
-            x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
-        split = x.reshape(
-            *x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :]
+    def _as_rows(
+        self,
+        places: tuple[Place, ...],
+        classes: tuple[TiedUnits, ...] = (),
+        order: Array | None = None,
+    ) -> TiedUnits:
+        rows = Pattern(
+            self.name, lambda shape: (1, max(shape[1], 1)), self.group, self.reduce
         )
-        rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries()))
-    return torch.cat([row.to(rows[0].device) for row in rows], 1)
+        shape = (places[0].units, sum([place.entries() for place in places]))
+        return TiedUnits.of(rows, shape, places=places, classes=classes, order=order)
 
-
-def over_units(
-    units: Units, leaves: Mapping[str, Tensor], read: Callable[[Units, Tensor], Tensor]
-) -> Tensor:
-    """What a function makes of the units of a tied set and of their entries, a row
-    each: (1, units).
-
-    >>> leaves = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    >>> (units,) = tied_sets(
-    ...     sf.patterns.tied([["a", 0, [0, 1, 1, -1]]]), leaves
-    ... ).values()
-    >>> over_units(units, leaves, lambda units, rows: rows.mean(1)[None])
-    tensor([[1.0000, 2.5000]])
-
-    It gets the units at once, or those together that have as many entries in each leaf.
-    """
-    if units.order is None:
-        return read(units, joined(units, leaves))
-    made = torch.cat([read(some, joined(some, leaves)) for some in units.classes], 1)
-    return made.index_select(1, torch.as_tensor(units.order, device=made.device))
-
-
-def check_whole_units(
-    pattern: Pattern, masks: Mapping[str, Tensor], leaves: Leaves
-) -> None:
-    """Raise ValueError for given masks that prune a unit of a tied set in part.
-
-    >>> masks = {
-    ...     "a": torch.tensor([[True], [False]]),
-    ...     "b": torch.tensor([[True, True]]),
-    ... }
-    >>> check_whole_units(sf.patterns.tied([["a", 0], ["b", 1]]), masks, masks)
-    Traceback (most recent call last):
-        ...
-    ValueError: tied: expected masks that prune whole units, but unit 1 of the set of
-    'a' is kept at 'b', pruned at 'a'
-
-    A unit is kept if one of its entries is. Values are read where nothing hides them
-    and that takes no waiting.
-    """
-    sets = tied_sets(pattern, leaves)
-    given = {
-        p.path: masks[p.path].expand(p.shape)
-        for units in sets.values()
-        for p in units.places
-    }
-    kept = [
-        over_units(units, given, lambda _, rows: rows.any(1)[None])
-        for units in sets.values()
-    ]
-    for path, whole in parted(sets, kept, given).items():
-        lost = whole & ~given[path]
-        if concrete(lost.any()):
+    def grids(self, leaves: Leaves) -> Grids:
+        """The units of the sets of some leaves, each of which must be in one."""
+        sets = self.sets(leaves)
+        grids = _grids(sets)
+        known = set(grids.paths)
+        if others := [path for path in leaves if path not in known]:
             raise ValueError(
-                "tied: expected masks that prune whole units, but "
-                f"{_lost(sets, given, path, lost)}"
+                "tied: expected every sparse leaf to be in a tied set whose leaves "
+                f"are all sparse, but {others[0]!r} is not"
             )
+        return grids
+
+    def leaves_in(self, params: Tree, where: Where) -> Leaves:
+        """The leaves of the tied sets that `where` chooses.
+
+        Globs are matched with all leaves of a set, and so is the default; another
+        function is asked about the first.
+        """
+        leaves = float_leaves(params)
+        sets = self.paths_among(list(leaves))
+        first_only = callable(where) and where is not default_where
+        asked = [paths[:1] for paths in sets] if first_only else sets
+        known = {path for paths in asked for path in paths}
+        hit = select_leaves(
+            {path: leaf for path, leaf in leaves.items() if path in known}, where
+        )
+        chosen: set[str] = set()
+        left: list[tuple[str, ...]] = []
+        for paths, own in zip(sets, asked, strict=True):
+            if any(path in hit for path in own):
+                chosen.update(paths)
+            else:
+                left.append(paths)
+        for paths in left:
+            if all(path in chosen for path in paths):
+                raise ValueError(
+                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
+                    "each of its leaves is in another one that is"
+                )
+        check_weights("where", chosen, leaves)
+        return {path: leaf for path, leaf in leaves.items() if path in chosen}
+
+    def paths_among(self, paths: Sequence[str]) -> list[tuple[str, ...]]:
+        """The paths of each set; ValueError where a member matches no path, or no set
+        has a leaf for each member.
+
+        >>> sf.patterns.tied([["*.up.weight", 0]]).paths_among(
+        ...     ["0.upp.weight", "1.bias"]
+        ... )
+        Traceback (most recent call last):
+            ...
+        ValueError: tied: no path matches '*.up.weight'; the nearest are
+        '0.upp.weight', '1.bias'
+        """
+        sets: list[tuple[str, ...]] = []
+        for family in self.members:
+            globs = tuple([glob for glob, *_ in family])
+            sets += checked_sets_of(globs, tuple(paths))
+        return sets
+
+    def check_masks(self, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
+        """Raise ValueError for given masks that prune a unit of a tied set in part.
+
+        >>> masks = {
+        ...     "a": torch.tensor([[True], [False]]),
+        ...     "b": torch.tensor([[True, True]]),
+        ... }
+        >>> sf.patterns.tied([["a", 0], ["b", 1]]).check_masks(masks, masks)
+        Traceback (most recent call last):
+            ...
+        ValueError: tied: expected masks that prune whole units, but unit 1 of the set
+        of 'a' is kept at 'b', pruned at 'a'
+
+        A unit is kept if one of its entries is. Values are read where nothing hides
+        them and that takes no waiting.
+        """
+        sets = self.sets(leaves)
+        grids = _grids(sets)
+        given = {
+            place.path: masks[place.path].expand(place.shape)
+            for units in sets.values()
+            for place in units.places
+        }
+        kept = grids.read(given, lambda _, rows: rows.any(1)[None])
+        for path, whole in grids.masks(kept, given, {}, {}).items():
+            lost = whole & ~given[path]
+            if concrete(lost.any()):
+                raise ValueError(
+                    "tied: expected masks that prune whole units, but "
+                    f"{_lost(sets, given, path, lost)}"
+                )
 
 
-def _lost(sets: Mapping[str, Units], given: Leaves, path: str, lost: Tensor) -> str:
+@dataclass(frozen=True)
+class TiedUnits(Units):
+    """The units of a tied set, as the rows of a matrix that is made of its leaves, at
+    `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order`
+    is where each unit is among them.
+    """
+
+    places: tuple[Place, ...]
+    classes: tuple[TiedUnits, ...] = ()
+    order: Array | None = None
+
+    def joined(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """The entries of each unit as a row: (units, entries of a unit).
+
+        >>> leaves = {
+        ...     "a": torch.tensor([[1.0], [2.0]]),
+        ...     "b": torch.tensor([[3.0, 4.0]]),
+        ... }
+        >>> sf.patterns.tied([["a", 0], ["b", 1]]).sets(leaves)["a"].joined(leaves)
+        tensor([[1., 3.],
+                [2., 4.]])
+        """
+        rows = []
+        for place in self.places:
+            x = leaves[place.path]
+            d = place.dim
+            if place.taken is not None:
+                x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
+            split = x.reshape(
+                *x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :]
+            )
+            rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries()))
+        return torch.cat([row.to(rows[0].device) for row in rows], 1)
+
+    def read(
+        self, leaves: Mapping[str, Tensor], fn: Callable[[TiedUnits, Tensor], Tensor]
+    ) -> Tensor:
+        """What a function makes of the units and of their entries, a row each:
+        (1, units).
+
+        >>> leaves = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+        >>> (units,) = sf.patterns.tied([["a", 0, [0, 1, 1, -1]]]).sets(leaves).values()
+        >>> units.read(leaves, lambda units, rows: rows.mean(1)[None])
+        tensor([[1.0000, 2.5000]])
+
+        It gets the units at once, or those together that have as many entries in each
+        leaf.
+        """
+        if self.order is None:
+            return fn(self, self.joined(leaves))
+        made = torch.cat([fn(some, some.joined(leaves)) for some in self.classes], 1)
+        return made.index_select(1, torch.as_tensor(self.order, device=made.device))
+
+
+class TiedGrids(Grids):
+    """The units of tied sets, by the name of the set."""
+
+    @property
+    def sets(self) -> list[TiedUnits]:
+        """The units of each set."""
+        return [units for units in self.here.values() if isinstance(units, TiedUnits)]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves, as often as they are a member of a set."""
+        return [place.path for units in self.sets for place in units.places]
+
+    def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
+        """What a function makes of the units of each set and of their entries."""
+        return [units.read(leaves, fn) for units in self.sets]
+
+    def masks(
+        self, kept: Sequence[Tensor], like: Leaves, scores: Leaves, among: Leaves
+    ) -> Leaves:
+        """The masks of the leaves, from the flags of the units of each set: where all
+        units of an entry are kept.
+
+        >>> leaves = {
+        ...     "a": torch.tensor([[1.0], [2.0]]),
+        ...     "b": torch.tensor([[3.0, 4.0]]),
+        ... }
+        >>> grids = sf.patterns.tied([["a", 0], ["b", 1]]).grids(leaves)
+        >>> grids.masks([torch.tensor([[True, False]])], leaves, {}, {})["b"]
+        tensor([[ True, False]])
+        """
+        masks: Leaves = {}
+        for units, flags in zip(self.sets, kept, strict=True):
+            for place in units.places:
+                path = place.path
+                shape = place.shape
+                if not math.prod(units.shape):  # leaves without entries
+                    masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
+                    continue
+                line = place.along(flags).reshape(
+                    [size if d == place.dim else 1 for d, size in enumerate(shape)]
+                )
+                line = line.to(like[path].device)
+                masks[path] = (
+                    masks[path] & line
+                    if path in masks
+                    else line.expand(shape).contiguous()
+                )
+        return masks
+
+
+def _grids(sets: dict[str, TiedUnits]) -> TiedGrids:
+    units: dict[str, Units] = {**sets}
+    made = TiedGrids(units, units, [None] * len(units))
+    paths = made.paths
+    # where sets meet in a leaf, each keeps a unit
+    return made._replace(least=int(len(paths) > len(set(paths))))
+
+
+def _lost(sets: Mapping[str, TiedUnits], given: Leaves, path: str, lost: Tensor) -> str:
     # The first lost entry of a leaf, in words: the unit that it is of, and where that
     # is kept.
     at = lost.nonzero()[0].tolist()
@@ -390,36 +536,3 @@ def _lost(sets: Mapping[str, Units], given: Leaves, path: str, lost: Tensor) -> 
                     f"at {path!r}"
                 )
     return f"the entry of no unit at {at} of {path!r} is pruned"
-
-
-def parted(
-    sets: Mapping[str, Units], kept: Sequence[Tensor], like: Mapping[str, Tensor]
-) -> Leaves:
-    """The masks of the leaves of tied sets, from the flags of the units of each: where
-    all units of an entry are kept.
-
-    >>> leaves = {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[3.0, 4.0]])}
-    >>> parted(
-    ...     tied_sets(sf.patterns.tied([["a", 0], ["b", 1]]), leaves),
-    ...     [torch.tensor([[True, False]])],
-    ...     leaves,
-    ... )["b"]
-    tensor([[ True, False]])
-    """
-    masks: Leaves = {}
-    for units, flags in zip(sets.values(), kept, strict=True):
-        for place in units.places:
-            path = place.path
-            shape = place.shape
-            device = like[place.path].device
-            if not math.prod(units.shape):  # leaves without entries
-                masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
-                continue
-            line = place.along(flags).reshape(
-                [size if d == place.dim else 1 for d, size in enumerate(shape)]
-            )
-            line = line.to(device)
-            masks[path] = (
-                masks[path] & line if path in masks else line.expand(shape).contiguous()
-            )
-    return masks

@@ -1,36 +1,109 @@
-"""The units of a tensor as rows of competing units, and back to a mask."""
+"""Patterns: which elements form a unit, and which units compete; the units of leaves as
+rows of competing units, and back to masks.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import call_of
-from sparsefn.engine.processes import Alignment, Extent
-from sparsefn.engine.selection import Entry, winners
-from sparsefn.engine.sums import Pooling, Reduction, pool
-from sparsefn.engine.surroundings import Array
+from sparsefn.engine.checks import Made, call_of
+from sparsefn.engine.processes import Extent
+from sparsefn.engine.selection import (
+    Count,
+    Entry,
+    dealt_winners,
+    winners,
+)
+from sparsefn.engine.sums import Box, Pooling, Reduction, pool
 from sparsefn.patterns.boxes import (
     Tensors,
     boxes_of,
     grid_of,
-    in_line,
     over_boxes,
     over_elements,
     over_parts,
     unboxed,
 )
-from sparsefn.patterns.kinds import Box, Pattern, nm
-from sparsefn.patterns.places import Place
+from sparsefn.state import Where
+from sparsefn.tree import Leaves, Tree
+from sparsefn.tree.chosen import select_leaves
 
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
+Counts: TypeAlias = Sequence[Count] | Tensor
+Read: TypeAlias = Callable[["Units", Tensor], Tensor]
+Select: TypeAlias = Callable[[Sequence[Entry], Counts], list[Tensor]]
 
 
-class Units(NamedTuple):
+@dataclass(frozen=True)
+class Pattern(Made):
+    """Which elements are kept or pruned together, as a unit, and which units compete.
+
+    >>> sf.patterns.nm(2, 4)
+    nm(2, 4, axis=-1)
+    >>> sf.patterns.nm(2, 4) == sf.patterns.nm(2, 4, axis=-1)
+    True
+
+    `unit(shape)` is the box of elements that form one unit, `group(grid)` the box of
+    units that compete (both with one entry a dimension), `reduce` turns the scores in a
+    unit, along the last dimension, into the unit's score. Where the pattern says so,
+    `fixed` is the count that a group keeps (an int, a 0-d tensor or a function of the
+    grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is how
+    many elements a pruned unit loses: its worst, where None is all of them.
+
+    The units of this class are boxes of one tensor, and are chosen one by one. Another
+    kind is a subclass that overrides what differs.
+    """
+
+    name: str
+    unit: Callable[[Box], Box] = field(compare=False)
+    group: Callable[[Box], Box] = field(compare=False)
+    reduce: Reduction | None = field(default=None, compare=False)
+    fixed: int | Tensor | Callable[[Box], int] | None = field(
+        default=None, compare=False
+    )
+    allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
+    zeros: int | None = field(default=None, compare=False)
+    # Whether units are kept or pruned one by one, so that they may drop and grow.
+    one_by_one: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether every element is a unit, so that its scores are only compared."""
+        return self.reduce is None and self.zeros is None
+
+    @property
+    def partial(self) -> bool:
+        """Whether a pruned unit may keep some of its elements."""
+        return self.zeros is not None
+
+    def leaves_in(self, params: Tree, where: Where) -> Leaves:
+        """The leaves that `where` chooses."""
+        return select_leaves(params, where)
+
+    def grids(self, leaves: Leaves) -> Grids:
+        """The units of some leaves; errors name the leaf."""
+        units = units_of_leaves(self, leaves)
+        return Grids(units, units, [None] * len(units))
+
+    def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
+        """The best units of each group, as many as its count says."""
+        return winners(entries, counts)
+
+    def check_masks(self, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
+        """Raise for given masks that prune a unit in part, where that cannot be."""
+
+
+@dataclass(frozen=True)
+class Units:
     """Where a pattern puts the units of a tensor, worked out from its shape alone.
 
     >>> units_of(sf.patterns.nm(2, 4), (3, 8)).rows
@@ -38,14 +111,8 @@ class Units(NamedTuple):
 
     `unit` is the box of elements of a unit, `grid` how many units there are along each
     dimension, `group` the box of the grid whose units compete. `rows` is (groups, units
-    of a group). `single` says that a unit is one element, and `flat` that the grid,
-    read row by row, has one group after the other. `budgeted` is the grid as budgets
-    see it, without the dimensions that a unit spans. The units of a tied set are the
-    rows of a matrix that is made of its leaves, at `places`. Where they lie anyhow
-    there is a matrix for each of `classes`, and `order` is where each unit is among
-    them. The units of a DTensor are those that `with_alignment` gives this process:
-    then `whole` are those of all processes, `alignment` is where they lie, and `extent`
-    where they lie in the grid of their one group.
+    of a group). `single` says that a unit is one element. `budgeted` is the grid as
+    budgets see it, without the dimensions that a unit spans.
     """
 
     pattern: Pattern
@@ -55,19 +122,44 @@ class Units(NamedTuple):
     group: Box
     rows: tuple[int, int]
     single: bool
-    flat: bool
     budgeted: Box
-    places: tuple[Place, ...] = ()
-    classes: tuple[Units, ...] = ()
-    order: Array | None = None
-    whole: Units | None = None
-    alignment: Alignment | None = None
-    extent: Extent | None = None
+
+    @classmethod
+    def of(cls, pattern: Pattern, shape: Box, **more: object) -> Self:
+        """The units of a tensor of this shape.
+
+        ValueError for a shape that the pattern does not fit.
+
+        >>> (
+        ...     units_of(sf.patterns.channel(0), (3, 8)).rows,
+        ...     units_of(sf.patterns.kernel(), (8, 4, 3, 3)).budgeted,
+        ... )
+        ((1, 3), (8, 4))
+        """
+        unit = pattern.unit(shape)
+        single = _is_single(unit)
+        grid = shape if single else grid_of(shape, unit)
+        group = pattern.group(grid)
+        budgeted = shape
+        if not single:
+            pairs = zip(grid, unit, shape, strict=True)
+            budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
+        # a list: compilers take no generator
+        groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]
+        rows = (math.prod(groups), math.prod(group))
+        return cls(pattern, shape, unit, grid, group, rows, single, budgeted, **more)
 
     @property
     def of_all(self) -> Units:
         """The units of the whole leaf."""
-        return self if self.whole is None else self.whole
+        return self
+
+    @property
+    def extent(self) -> Extent | None:
+        """Where the units lie among those of their one group, if several processes
+        share it.
+        """
+        return None
 
     @property
     def fixed(self) -> int | Tensor | None:
@@ -75,40 +167,68 @@ class Units(NamedTuple):
         fixed = self.pattern.fixed
         return fixed(self.grid) if callable(fixed) else fixed
 
+    @property
+    def allowed(self) -> Tensor | None:
+        """Which units of the grid the pattern may keep; None: all of them."""
+        allowed = self.pattern.allowed
+        return None if allowed is None else allowed(self.grid)
 
-def units_of(pattern: Pattern, shape: Box) -> Units:
-    """The units of a tensor of this shape.
+    @property
+    def row_extent(self) -> Extent | None:
+        """Where the units lie among those of a DTensor, in the order of the rows."""
+        return None
 
-    ValueError for a shape that the pattern does not fit.
+    def own_counts(self, counts: Count) -> Count:
+        """The counts of the groups that are here, of counts for all groups."""
+        return counts
 
-    >>> (
-    ...     units_of(sf.patterns.channel(0), (3, 8)).rows,
-    ...     units_of(sf.patterns.kernel(), (8, 4, 3, 3)).budgeted,
-    ... )
-    ((1, 3), (8, 4))
+
+units_of = Units.of
+
+
+class Grids(NamedTuple):
+    """The units of some leaves by path, or by the name of a tied set.
+
+    `here` are the units that this process looks at, `whole` those of the whole leaves,
+    and `extents` where those that are here lie among them. `select` finds the best
+    units. Each grid keeps `least` units.
     """
-    unit = pattern.unit(shape)
-    single = _is_single(unit)
-    grid = shape if single else grid_of(shape, unit)
-    group = pattern.group(grid)
-    flat = group == grid or in_line(group, grid)
-    budgeted = shape
-    if not single:
-        pairs = zip(grid, unit, shape, strict=True)
-        budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
-    # a list: compilers take no generator
-    groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]
-    return Units(
-        pattern,
-        shape,
-        unit,
-        grid,
-        group,
-        (math.prod(groups), math.prod(group)),
-        single,
-        flat,
-        budgeted,
-    )
+
+    here: dict[str, Units]
+    whole: dict[str, Units]
+    extents: Sequence[Extent | None]
+    select: Select = dealt_winners
+    least: int = 0
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves; of tied sets as often as they are a member."""
+        return [*self.here]
+
+    def at(self, places: Sequence[int]) -> Self:
+        """The grids at some places."""
+        names = [[*self.here][i] for i in places]
+        return self._replace(
+            here={name: self.here[name] for name in names},
+            whole={name: self.whole[name] for name in names},
+            extents=[self.extents[i] for i in places],
+        )
+
+    def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
+        """What a function makes of the units and the leaf of each grid."""
+        return [fn(units, leaves[path]) for path, units in self.here.items()]
+
+    def masks(
+        self, kept: Sequence[Tensor], like: Leaves, scores: Leaves, among: Leaves
+    ) -> Leaves:
+        """The masks of leaves from the flags of their units, with the best elements
+        `among` some of pruned units where the pattern leaves them any.
+        """
+        pairs = zip(self.here.items(), kept, strict=True)
+        return {
+            path: unit_mask(units, flags, scores.get(path), among.get(path))
+            for (path, units), flags in pairs
+        }
 
 
 def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str, Units]:
@@ -161,9 +281,9 @@ def _left_out_along_inputs(
     # The leaves that the pattern would not fit along axis 1, where it is an N:M pattern
     # along another one.
     call = call_of(pattern)
-    if call is None or call.make is not nm:
+    if call is None or pattern.fixed is None or "axis" not in call.arguments():
         return None
-    other = nm(**{**call.arguments(), "axis": 1})
+    other = call.make(**{**call.arguments(), "axis": 1})
     return [
         path for path, leaf in leaves.items() if not _fits(other, tuple(leaf.shape))
     ]
@@ -184,11 +304,8 @@ def _where_not(paths: list[str]) -> str:
 
 
 def _is_single(box: Box) -> bool:
-    # Whether a box is one element.
-    if box == (1,) * len(box):
-        return True
-    # a dimension may be empty
-    return not any(n > 1 for n in box) and any(n == 1 for n in box)
+    # Whether a box is one element; a dimension may be empty.
+    return not box or max(box) == 1
 
 
 def to_columns(units: Units, x: Tensor) -> Tensor | None:
@@ -205,7 +322,9 @@ def to_columns(units: Units, x: Tensor) -> Tensor | None:
     """
     shape = units.shape
     group = units.group
-    if group == shape or units.pattern.reduce is not None or not units.single:
+    if group == shape or not units.single:
+        return None
+    if units.pattern.reduce is not None or units.pattern.allowed is not None:
         return None
     along = [d for d, size in enumerate(group) if size != 1]
     if len(along) != 1 or not group[along[0]]:
@@ -228,7 +347,8 @@ def to_rows(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
     are reduced in 32 bits.
     """
     if units.pattern.reduce is None:
-        return x.reshape(units.rows) if units.flat else boxes_of(x, units.group)
+        whole = units.group == units.grid
+        return x.reshape(units.rows) if whole else boxes_of(x, units.group)
     fn = reduce or units.pattern.reduce
     # a mean rounded to 16 bits would make ties
     short = x.dtype in (torch.float16, torch.bfloat16)
@@ -274,9 +394,10 @@ def allowed_rows(units: Units, like: Tensor, eligible: SomeFlags) -> SomeFlags:
     ... )
     tensor([[ True, False, False,  True]])
     """
-    if units.pattern.allowed is None:
+    open_ = units.allowed
+    if open_ is None:
         return eligible
-    allowed = boxes_of(units.pattern.allowed(units.grid).to(like.device), units.group)
+    allowed = boxes_of(open_.to(like.device), units.group)
     return allowed if eligible is None else eligible & allowed
 
 
@@ -287,7 +408,7 @@ def competing(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tenso
     >>> competing(units_of(sf.patterns.channel(0), (2, 3)), torch.ones(2, 3))
     tensor([[3., 3.]])
     """
-    columns = None if units.pattern.allowed else to_columns(units, x)
+    columns = to_columns(units, x)
     return to_rows(units, x, reduce) if columns is None else columns
 
 
@@ -306,7 +427,7 @@ def check_single(name: str, pattern: Pattern) -> None:
 
     >>> check_single("rigl", sf.patterns.nm(2, 4))
     """
-    if pattern.pick is not None:
+    if not pattern.one_by_one:
         raise ValueError(
             f"{name}: expected a pattern whose units are kept or pruned one by one, "
             f"got {pattern}"
@@ -325,11 +446,8 @@ def from_rows(units: Units, rows: Tensor) -> Tensor:
     """
     if rows.ndim == 3:
         return rows.reshape(units.shape)
-    x = (
-        rows.reshape(units.grid)
-        if units.flat
-        else unboxed(rows, units.group, units.grid)
-    )
+    whole = units.group == units.grid
+    x = rows.reshape(units.grid) if whole else unboxed(rows, units.group, units.grid)
     x = x if units.single else over_elements(x, units.unit, units.shape)
     # not a view of the rows: the strides of a state's masks are what compiled code sees
     return x.contiguous()

@@ -12,8 +12,8 @@ from sparsefn.engine.checks import as_number, check_call, described, shown
 from sparsefn.engine.leaves import placed
 from sparsefn.engine.numbers import elementary, ranks_within, widened
 from sparsefn.engine.processes import here, sharded_like
-from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import Units, from_rows, to_rows, units_of_leaves
+from sparsefn.patterns.tied import TiedPattern
+from sparsefn.patterns.units import Pattern, Units, from_rows, to_rows, units_of_leaves
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import OfUnits, plain
 from sparsefn.scores.units import check_units, of_tied_units, scored_units
@@ -217,12 +217,12 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
         return from_rows(units, values_of(path, units, value))
 
     def change(values: Tree, state: State, step: Step) -> Tree:
-        if pattern.members:
+        if isinstance(pattern, TiedPattern):
             return of_tied_units(values_of, pattern, state, values)
         return of_sparsified(of_leaf, state, values, reader="by_unit")
 
     made = _changed("by_unit", score, change)
-    if not pattern.members:
+    if not isinstance(pattern, TiedPattern):
         return made
     if isinstance(made, Accumulated):
         return made._replace(value=OfUnits(pattern, made.value))

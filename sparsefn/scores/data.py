@@ -11,7 +11,8 @@ from torch import Tensor
 from sparsefn.engine.checks import described, number
 from sparsefn.engine.numbers import Real, as_matrix
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import Units, units_of_leaves
+from sparsefn.patterns.tied import TiedPattern, TiedUnits
+from sparsefn.patterns.units import units_of_leaves
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import OfInputs, OfUnits
 from sparsefn.scores.units import of_tied_units
@@ -120,13 +121,13 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
     9.
     """
     faults = _faults("reap", stats)
-    if not isinstance(pattern, Pattern) or pattern.sets is None:
+    if not isinstance(pattern, TiedPattern):
         raise ValueError(
             "reap: expected a pattern of tied sets, sf.patterns.tied, whose units "
             f"are experts, got {pattern}"
         )
 
-    def of_experts(name: str, units: Units, rows: Tensor) -> Tensor:
+    def of_experts(name: str, units: TiedUnits, rows: Tensor) -> Tensor:
         place = next((place for place in units.places if place.path in stats), None)
         if place is None:
             raise ValueError(
@@ -186,7 +187,7 @@ def _check_rows(
     shape = tuple(leaf.shape)
     outputs = _output_axes(shape, stats)
     crosses = any(units.group[axis] > 1 for axis in outputs)
-    if not units.single or pattern.members or units.group == shape or not crosses:
+    if not units.single or units.group == shape or not crosses:
         return
     one = outputs[0] if len(outputs) == 1 else tuple(outputs)
     inputs = next(axis for axis in range(len(shape)) if axis not in outputs)

@@ -23,6 +23,7 @@ from sparsefn.engine.processes import check_plain
 from sparsefn.engine.sums import Pooling
 from sparsefn.patterns.boxes import boxes_of, over_elements
 from sparsefn.patterns.kinds import Pattern, channel
+from sparsefn.patterns.tied import TiedPattern
 from sparsefn.patterns.units import Units, units_of
 from sparsefn.scores.plain import OfUnits
 from sparsefn.scores.units import check_units, of_tied_units
@@ -202,7 +203,7 @@ def distance(
     def of_set(name: str, units: Units, rows: Tensor) -> Tensor:
         return sums(name, rows)[None]
 
-    if pattern.members:
+    if isinstance(pattern, TiedPattern):
         return OfUnits(
             pattern,
             lambda state, grads, step: of_tied_units(

@@ -17,6 +17,7 @@ from torch import Tensor
 from sparsefn.engine.checks import Made, check_kind, has_name, with_call
 from sparsefn.engine.draws import drawn_leaves
 from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.tied import TiedPattern
 from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten, wide
 
@@ -67,7 +68,7 @@ class OfUnits(Function):
     (units,)}.
     """
 
-    def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
+    def __init__(self, pattern: TiedPattern, fn: Callable[..., Tree]) -> None:
         super().__init__(fn)
         self.pattern = pattern
         self.fn = fn

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.tied import over_units, tied_sets
-from sparsefn.patterns.units import Units
+from sparsefn.patterns.tied import TiedPattern, TiedUnits
 from sparsefn.scores.plain import OfUnits
 from sparsefn.state import Accumulated, State
 from sparsefn.tree import Leaves, Tree, check_like, flatten, wide
 
 # (name of a set, its units, their entries as rows) -> a value for each unit, (1, units)
-OfRows = Callable[[str, Units, Tensor], Tensor]
+OfRows = Callable[[str, TiedUnits, Tensor], Tensor]
 
 
-def zeros_of_units(pattern: Pattern, params: Tree) -> Leaves:
+def zeros_of_units(pattern: TiedPattern, params: Tree) -> Leaves:
     """A zero for each unit of tied sets, in float32 or wider, by the name of the set.
 
     >>> zeros_of_units(
@@ -33,7 +32,7 @@ def zeros_of_units(pattern: Pattern, params: Tree) -> Leaves:
     """
     leaves = flatten(params)[0]
     made = {}
-    for name, units in tied_sets(pattern, leaves).items():
+    for name, units in pattern.sets(leaves).items():
         own = [leaves[place.path] for place in units.places]
         dtype = functools.reduce(
             torch.promote_types, [leaf.dtype for leaf in own], torch.float32
@@ -83,7 +82,7 @@ def check_units(name: str, pattern: object) -> None:
 
 
 def of_tied_units(
-    fn: OfRows, pattern: Pattern, state: State, values: Tree, alike: str = ""
+    fn: OfRows, pattern: TiedPattern, state: State, values: Tree, alike: str = ""
 ) -> Leaves:
     """What a function makes of the entries of each unit in a tree like params; 0 for
     sets that are not sparsified.
@@ -107,7 +106,7 @@ def of_tied_units(
     )
     given = {path: wide(x.detach()) for path, x in given.items()}
     made = {}
-    for name, units in tied_sets(pattern, leaves).items():
+    for name, units in pattern.sets(leaves).items():
         if alike and len(units.classes) > 1:
             raise ValueError(
                 f"{alike}: expected units that have as many entries in each leaf, but "
@@ -117,9 +116,7 @@ def of_tied_units(
         if all(
             is_sparse(masks[place.path], leaves[place.path]) for place in units.places
         ):
-            made[name] = over_units(units, given, functools.partial(fn, name)).reshape(
-                -1
-            )
+            made[name] = units.read(given, functools.partial(fn, name)).reshape(-1)
         else:
             made[name] = given[units.places[0].path].new_zeros(units.rows[1])
     return made

@@ -17,8 +17,7 @@ from sparsefn.modules.params import bake
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.places import Place
-from sparsefn.patterns.tied import over_units, tied_sets
-from sparsefn.patterns.units import Units
+from sparsefn.patterns.tied import TiedPattern, TiedUnits
 from sparsefn.shrinking.cut import taken
 from sparsefn.shrinking.guesses import TRIES, Guess
 from sparsefn.shrinking.progress import Progress
@@ -170,12 +169,12 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
         "without_experts: expected a pattern such as "
         "sf.patterns.tied([['*.gate.weight', 0], ['*.experts.down_proj', 0]])"
     )
-    if not isinstance(pattern, Pattern) or pattern.sets is None:
+    if not isinstance(pattern, TiedPattern):
         raise ValueError(f"{wanted}, got {pattern}")
     leaves = flatten(state.params)[0]
     masks = flatten(state.masks)[0]
     made = {}
-    for name, units in tied_sets(pattern, leaves).items():
+    for name, units in pattern.sets(leaves).items():
         if not any(len(place.shape) > 2 for place in units.places):
             raise ValueError(
                 f"{wanted}, but the set of {name!r} has no leaf of experts [experts, "
@@ -202,10 +201,10 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
     return made
 
 
-def _any(units: Units, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
+def _any(units: TiedUnits, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
     # Which units have an entry that is not masked.
     return np.asarray(
-        over_units(units, masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu()
+        units.read(masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu()
     )
 
 

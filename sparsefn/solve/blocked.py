@@ -15,6 +15,7 @@ from sparsefn.engine.processes import check_alike, gathered, own
 from sparsefn.engine.surroundings import concrete
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.tied import TiedPattern
 from sparsefn.patterns.units import units_of
 from sparsefn.solve.inputs import (
     USUAL,
@@ -289,7 +290,7 @@ def _choice(
             "obs: expected pattern to be one such as sf.patterns.nm(2, 4), got "
             f"{pattern!r}"
         )
-    if pattern.members:
+    if isinstance(pattern, TiedPattern):
         raise ValueError(f"obs: expected a pattern of one weight, got {pattern}")
     units = units_of(pattern, tuple(w.shape))
     span = min(units.group[1] * units.unit[1], columns)

@@ -159,9 +159,7 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     units = units_of(unstructured() if pattern is None else pattern, tuple(w.shape))
     size = units.rows[1]
     fixed = units.fixed
-    single = (
-        units.single and not units.pattern.members and units.pattern.allowed is None
-    )
+    single = units.single and units.pattern.allowed is None
     if not whole and not (
         single and units.group[0] == 1 and not isinstance(fixed, Tensor)
     ):

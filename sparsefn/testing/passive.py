@@ -414,7 +414,7 @@ def _check_counts(
         return
     units = field(rule, leaves, masks, None, promise.goal, step)
     # then some groups may keep fewer
-    if units.known is None or units.least or rule.pattern.pick is not None:
+    if units.known is None or units.grids.least or not rule.pattern.one_by_one:
         return
     had = units._replace(masks=before) if before is not None and shrinks else units
     counts = [
@@ -424,7 +424,7 @@ def _check_counts(
     goal, kept, most = counts if promise.apart else [count.sum() for count in counts]
     goal = torch.minimum(goal, most) if had is not units else goal
     if not torch.equal(goal, kept):
-        names = list(units.grids)
+        names = list(units.grids.here)
         raise Broken(
             f"passive: {what}: {kept.tolist()} units are kept, expected "
             f"{goal.tolist()}, in {names}"

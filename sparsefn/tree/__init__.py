@@ -22,6 +22,7 @@ from sparsefn.tree.mends import warn_without_names as warn_without_names
 from sparsefn.tree.values import all_finite as all_finite
 from sparsefn.tree.values import check_globs as check_globs
 from sparsefn.tree.values import choose, copied
+from sparsefn.tree.values import first_match as first_match
 from sparsefn.tree.values import fix_sizes as fix_sizes
 from sparsefn.tree.values import glob_match as glob_match
 from sparsefn.tree.values import where_leaves as where_leaves

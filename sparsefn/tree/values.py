@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import optree
 import torch
@@ -55,6 +55,15 @@ def glob_match(path: str, glob: str) -> bool:
     True
     """
     return fnmatch.fnmatchcase(path, glob)
+
+
+def first_match(path: str, globs: Iterable[str]) -> str | None:
+    """The first glob that matches a path.
+
+    >>> first_match("0.weight", ["1.*", "0.*", "*"])
+    '0.*'
+    """
+    return next((glob for glob in globs if glob_match(path, glob)), None)
 
 
 def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:

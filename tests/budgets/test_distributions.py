@@ -468,3 +468,24 @@ def test_owl_refuses_what_it_cannot_meet():
         ValueError, match=r"owl: expected spread in \[0, 0\.5\], got 0\.6"
     ):
         sf.budgets.owl({"a": 1.0}, spread=0.6)
+
+
+# ---- bounds of leaves ----------------------------------------------------------------
+
+
+def test_bounds_are_exact():
+    found = distributions.Global(0.07, 0.29).bounds(
+        {"a": (100,), "b": (10, 10), "c": (0, 3)}, 20
+    )
+    assert found == {"a": (7, 29), "b": (7, 29), "c": (0, 0)}
+    assert distributions.Global(1 / 3, 1.0).bounds({"a": (3,)}, 1) == {"a": (1, 3)}
+
+
+def test_totals_that_bounds_cannot_meet_are_refused():
+    for total in (6, 30):
+        with pytest.raises(
+            ValueError,
+            match=r"keeps between 7 and 29 units, but the sparsity asks for \d+ over "
+            r"'a'",
+        ):
+            distributions.Global(0.07, 0.29).bounds({"a": (100,)}, total)

@@ -1,37 +1,44 @@
-"""Where units of tied sets lie: blocks and parts, unit numbers, classes of units, and
-sets that meet.
+"""Which leaves form a tied set, by globs and exact names, and where their units lie:
+blocks and parts, unit numbers, classes of units, and sets that meet.
 """
+
+import fnmatch
 
 import numpy as np
 import pytest
 import torch
 
-from sparsefn.patterns.places import Place, TiedSet, check_units_meet, classed, place_of
+import sparsefn as sf
+from sparsefn.patterns.places import (
+    Place,
+    TiedSet,
+    _stem,
+    check_units_meet,
+    classed,
+    place_of,
+    sets_of,
+)
 
 
 @pytest.mark.parametrize(
-    "numbers,form",
+    "block,parts,numbers",
     [
-        ((0, 1, 2), (1, 1)),
-        ((0, 0, 1, 1), (2, 1)),
-        ((0, 1, 0, 1, 0, 1), (1, 3)),
-        ((0, 0, 1, 1, 0, 0, 1, 1), (2, 2)),
-        ((0, 0, 0), (3, 1)),
-        ((1, 0), None),
-        ((0, 1, 1), None),
-        ((0, 0, 1), None),
-        ((-1, 0, 1), None),
-        ((0, 1, -1), None),
-        ((0, 1, 0), None),
-        ((0, 0, 1, 1, 0, 1), None),
+        (1, 1, (0, 1, 2)),
+        (2, 1, (0, 0, 1, 1)),
+        (1, 3, (0, 1, 0, 1, 0, 1)),
+        (2, 2, (0, 0, 1, 1, 0, 0, 1, 1)),
+        (3, 1, (0, 0, 0)),
     ],
 )
-def test_numbers_are_blocks_and_parts_where_they_can_be(numbers, form):
-    place = place_of("w", (2, len(numbers)), -1, numbers, 1)
-    assert place.dim == 1 and place.units == max(numbers) + 1
-    assert place.unit_numbers().tolist() == list(numbers)
-    assert (place.numbers is None) == (form is not None)
-    assert form is None or (place.block, place.parts) == form
+def test_blocks_and_parts_have_numbers(block, parts, numbers):
+    given, found = (
+        place_of("w", (2, len(numbers)), -1, *form)
+        for form in ((numbers, 1), (block, parts))
+    )
+    assert given.dim == found.dim == 1
+    assert given.units == found.units == max(numbers) + 1
+    assert found.unit_numbers().tolist() == given.unit_numbers().tolist()
+    assert found.unit_numbers().tolist() == list(numbers)
 
 
 def test_numbers_along_the_dimension():
@@ -132,3 +139,69 @@ def test_an_entry_where_a_unit_meets_itself():
         for each in (numbers, np.tile(np.arange(3), 3))
     ]
     check_units_meet([TiedSet("w", tuple(outer))])
+
+
+@pytest.mark.parametrize(
+    "glob",
+    [
+        *(
+            "*.w",
+            "a.?.w",
+            "a.[0-9].w",
+            "a.[!0-9].w",
+            "a.[]x].w",
+            "a.\\d.w",
+            "a[.w",
+            "*",
+            "a.(0).w",
+            "**w",
+            "",
+        ),
+        # What fnmatch reads otherwise than re: no set, an empty range, a caret.
+        *(
+            "a.[!].w",
+            "a.[].w",
+            "a.[[].w",
+            "a.[9-0].w",
+            "a.[0--].w",
+            "a.[^x].w",
+            "a.[x&&^].w",
+        ),
+    ],
+)
+def test_globs_match_as_everywhere(glob):
+    paths = [
+        "a.0.w",
+        "a.1.w",
+        "a.x.w",
+        "a.].w",
+        "a.\\d.w",
+        "a[.w",
+        "w",
+        "a.(0).w",
+        "a.\n.w",
+        "a.^.w",
+        "a.[!].w",
+        "",
+    ]
+    for path in paths:
+        assert (_stem(glob, path) is not None) == fnmatch.fnmatchcase(path, glob)
+
+
+def test_check_names_nothing_where_there_is_nothing():
+    with pytest.raises(
+        ValueError, match=r"no path matches '\*\.up\.weight'; the nearest are none"
+    ):
+        sf.patterns.tied([["*.up.weight", 0]]).paths_among([])
+
+
+def test_a_path_that_is_spelt_as_the_glob_is_that_leaf_alone():
+    paths = ("a[0].w", "a0.w", "b*", "bc", "?")
+    assert sets_of(("a[0].w", "b*"), paths) == (("a[0].w", "b*"),)
+    assert sets_of(("?",), paths) == (("?",),)
+    assert sets_of(("a[0].w",), paths[1:]) == (("a0.w",),)
+    two = sf.patterns.tied([[["a[0].w", 0]], [["b*", 0], ["?", 0]]])
+    assert two.paths_among(paths) == [
+        ("a[0].w",),
+        ("b*", "?"),
+    ]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.tied import check_whole_units, tied_sets
 from sparsefn.tree import flatten
 
 # conv0 -> norm -> relu -> conv1 -> linear: the kernel of conv1 is in the set of its
@@ -230,9 +229,7 @@ def test_sets_that_begin_with_one_leaf_have_names_of_their_own():
     )
     pattern = sf.patterns.tied([heads, widths, [["q", 1]]])
     weights = {"q": torch.randn(6, 4), "o": torch.randn(4, 6)}
-    assert {
-        name: units.rows for name, units in tied_sets(pattern, weights).items()
-    } == {
+    assert {name: units.rows for name, units in pattern.sets(weights).items()} == {
         "q": (1, 2),
         "q:1": (1, 3),
         "q:2": (1, 4),
@@ -316,7 +313,7 @@ def test_given_masks_are_those_of_whole_units():
         "conv1.weight": torch.zeros(6, 8, 3, 3) > 0,
         "conv1.bias": torch.zeros(6) > 0,
     }
-    check_whole_units(NET, masks | {"fc.weight": torch.zeros(5, 24) > 0}, params())
+    NET.check_masks(masks | {"fc.weight": torch.zeros(5, 24) > 0}, params())
 
 
 def test_where_chooses_sets_whose_leaves_no_other_set_has():
@@ -450,10 +447,11 @@ def test_regular_numbers_are_blocks_and_parts_to_the_bit():
     regular = [["qkv", 1, 2, 3], ["o", 0, 2], ["b", 0]]
     numbers = [["qkv", 1, [0, 0, 1, 1] * 3], ["o", 0, [0, 0, 1, 1]], ["b", 0, [0, 1]]]
     first, second = (
-        tied_sets(sf.patterns.tied(members), weights)["qkv"]
-        for members in (regular, numbers)
+        sf.patterns.tied(members).sets(weights)["qkv"] for members in (regular, numbers)
     )
-    assert first.places == second.places and not second.classes
+    assert torch.equal(
+        first.joined(weights), second.read(weights, lambda units, rows: rows[None])[0]
+    )
     states = [
         sf.rigl(0.5, pattern=sf.patterns.tied(members, "l2")).init(weights)
         for members in (regular, numbers)
@@ -508,7 +506,7 @@ def test_families_share_wildcards_each_for_itself():
     pattern = sf.patterns.tied(
         [[["*.up", 0], ["*.down", 1]], [["*.q", 0, 2], ["*.o", 1, 2]]]
     )
-    assert list(tied_sets(pattern, weights)) == ["0.up", "1.up", "0.q", "1.q"]
+    assert list(pattern.sets(weights)) == ["0.up", "1.up", "0.q", "1.q"]
     algorithm = sf.one_shot(0.5, pattern=pattern)
     masks = algorithm.update(algorithm.init(weights), weights, 0).masks
     assert all(int(mask.sum()) == 8 for mask in masks.values())
@@ -626,7 +624,5 @@ def test_names_of_sets_do_not_depend_on_which_are_pruned():
         {"a": (4, 3), "b": (4,), "c": (3,)},
     )
     weights = {path: torch.randn(size) for path, size in sizes.items()}
-    assert list(tied_sets(pattern, weights)) == ["a", "a:1"]
-    assert list(tied_sets(pattern, {path: weights[path] for path in ("a", "c")})) == [
-        "a:1"
-    ]
+    assert list(pattern.sets(weights)) == ["a", "a:1"]
+    assert list(pattern.sets({path: weights[path] for path in ("a", "c")})) == ["a:1"]

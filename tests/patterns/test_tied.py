@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.tied import joined, parted, tied_sets
 
 MLP = sf.patterns.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
 N = 6  # units of each set
@@ -149,15 +148,15 @@ def test_heads_are_blocks_and_a_fused_leaf_has_parts():
 
 def test_rows_and_back():
     weights = {"a": torch.randn(4, 6, 2), "b": torch.randn(3)}
-    sets = tied_sets(sf.patterns.tied([["a", 1, 1, 2], ["b", 0]]), weights)
-    (made,) = sets.values()
-    rows = joined(made, weights)
+    grids = sf.patterns.tied([["a", 1, 1, 2], ["b", 0]]).grids(weights)
+    (made,) = grids.sets
+    rows = made.joined(weights)
     assert rows.shape == (3, 4 * 2 * 2 + 1) and torch.equal(rows[:, -1], weights["b"])
     for unit in range(3):
         assert torch.equal(
             rows[unit, :-1], weights["a"][:, [unit, unit + 3]].reshape(-1)
         )
-        mask = parted(sets, [torch.arange(3)[None] == unit], weights)["a"]
+        mask = grids.masks([torch.arange(3)[None] == unit], weights, {}, {})["a"]
         assert mask.is_contiguous() and torch.equal(weights["a"][mask], rows[unit, :-1])
 
 

@@ -303,3 +303,35 @@ def test_the_mends_are_right():
 def test_other_errors_name_all_leaves(act, told):
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
         act()
+
+
+# ---- another kind is one class -------------------------------------------------------
+
+
+class Alternating(P.Pattern):
+    """Keeps every second unit, whatever the scores."""
+
+    one_by_one = False
+
+    def grids(self, leaves):
+        return super().grids(leaves)._replace(select=self.winners)
+
+    def winners(self, entries, counts):
+        made = []
+        for entry in entries:
+            kept = torch.arange(entry.scores.shape[1]) % 2 == 0
+            made.append(kept.expand(entry.scores.shape))
+        return made
+
+
+def test_another_kind_is_one_class():
+    pattern = Alternating(
+        "alternating()", unit=lambda shape: (1, 1), group=lambda grid: grid, fixed=3
+    )
+    want = torch.tensor([[True, False, True], [False, True, False]])
+    leaves = {"w": torch.randn(2, 3)}
+    assert torch.equal(sf.masks.topk_mask(leaves["w"], None, pattern=pattern), want)
+    assert torch.equal(sf.static(None, pattern=pattern).init(leaves).masks["w"], want)
+    with pytest.raises(ValueError, match=r"one by one, got alternating\(\)"):
+        sf.rigl(None, pattern=pattern)
+    assert pattern != P.unstructured() and repr(pattern) == "alternating()"

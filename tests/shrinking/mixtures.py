@@ -5,7 +5,6 @@ import transformers as hf
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.patterns.tied import tied_sets
 
 SIZES = {
     "vocab_size": 20,
@@ -103,7 +102,7 @@ def without(model, pattern, gone):
     """The state of a model in which these experts of each set are masked."""
     params = sf.modules.params_of(model)
     masks = {path: torch.ones_like(x, dtype=torch.bool) for path, x in params.items()}
-    for units in tied_sets(pattern, params).values():
+    for units in pattern.sets(params).values():
         for place in units.places:
             masks[place.path][gone] = False
     return sf.State(params, masks)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sparsefn as sf
+from sparsefn.patterns.tied import TiedPattern
 from tests.shrinking.mixtures import (
     BY_HAND,
     IDS,
@@ -251,7 +252,8 @@ def test_pruned_by_reap_in_exact_counts_and_carried():
 )
 def test_what_is_refused(pattern, gone, text):
     model = by_hand()
-    state = without(model, pattern if pattern.members else BY_HAND, gone)
+    tied = pattern if isinstance(pattern, TiedPattern) else BY_HAND
+    state = without(model, tied, gone)
     with pytest.raises(ValueError, match=f"(?s)without_experts: .*{text}"):
         sf.shrinking.without_experts(model, state, X, pattern)
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.patterns.tied import tied_sets
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.priced import priced, set_names, weights
 from tests.shrinking.cost_counts import some_units
@@ -131,7 +130,7 @@ def test_sets_have_the_names_that_the_pattern_gives_them():
         params = dict(found.analysis.graph.named_parameters())
         for only in (None, list(range(len(found)))):
             try:
-                sets = tied_sets(found.pattern(only), params)
+                sets = found.pattern(only).sets(params)
             except ValueError:  # groups that multiply in one leaf
                 continue
             assert [

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 import sparsefn as sf
 from sparsefn.engine.processes.alignment import Alignment, _boxes
 from sparsefn.engine.processes.shards import Layout
-from sparsefn.patterns.grids import (
-    cell_of,
-    group_places,
-    own_counts,
-    unit_extent,
-    units_at,
-    with_alignment,
-)
+from sparsefn.patterns.shards import cell_of, on_shards, units_at
 from sparsefn.patterns.units import (
     active_rows,
     allowed_rows,
@@ -85,7 +78,7 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
     counts = torch.arange(units.rows[0])
     seen, groups = [], []
     for part, box in parts(case):
-        extent = unit_extent(part)
+        extent = part.row_extent
         assert part.of_all is units and extent is not None
         places = torch.from_numpy(
             extent.places(np.arange(math.prod(part.rows)))
@@ -104,11 +97,11 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
         seen += flat.tolist()
         if units.rows[0] > 1:
             assert part.extent is None, "each group is on one process"
-            assert torch.equal(own_counts(part, counts), group_places(part))
-            groups += group_places(part).tolist()
+            assert torch.equal(part.own_counts(counts), part.group_places())
+            groups += part.group_places().tolist()
         else:
             assert part.extent is not None and part.extent.numel == units.rows[1]
-            assert own_counts(part, 3) == 3
+            assert part.own_counts(3) == 3
     assert sorted(seen) == list(range(wanted.numel()))
     assert units.rows[0] == 1 or sorted(groups) == list(range(units.rows[0]))
 
@@ -116,8 +109,10 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_plain_leaves_have_the_units_of_the_whole(name):
     pattern, shapes = PATTERNS[name]
-    units = units_of(pattern, shapes[0])
-    assert with_alignment(units, torch.ones(shapes[0])) is units
-    assert unit_extent(units) is None
+    leaves = {"w": torch.ones(shapes[0])}
+    grids = pattern.grids(leaves)
+    units = grids.whole["w"]
+    assert on_shards(grids, leaves) is grids and units.of_all is units
+    assert units.row_extent is units.extent is None
     counts = torch.arange(units.rows[0])
-    assert own_counts(units, counts) is counts
+    assert units.own_counts(counts) is counts
