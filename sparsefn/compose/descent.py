@@ -16,7 +16,6 @@ from torch.compiler import is_compiling
 from sparsefn.compose import foreign
 from sparsefn.engine.leaves import (
     Emptied,
-    from_bytes,
     giving,
     leafwise,
     lists,
@@ -24,7 +23,7 @@ from sparsefn.engine.leaves import (
     saves,
     sparse_among,
 )
-from sparsefn.engine.surroundings import fused, unwrapped
+from sparsefn.engine.surroundings import from_bytes, fused, unwrapped
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
 from sparsefn.tree import (

@@ -10,8 +10,9 @@ from torch import Tensor
 from sparsefn import random as _random
 from sparsefn.engine.checks import as_number, check_call, described, shown
 from sparsefn.engine.leaves import placed
-from sparsefn.engine.numbers import elementary, ranks_within, widened
+from sparsefn.engine.numbers import elementary, ranks_within
 from sparsefn.engine.processes import here, sharded_like
+from sparsefn.engine.surroundings import widened
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import Units, from_rows, to_rows, units_of_leaves
 from sparsefn.scores.leaves import of_sparsified

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.processes import Extent
-from sparsefn.engine.surroundings import Array
+from sparsefn.engine.surroundings import Array, computed_once
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
@@ -61,9 +61,7 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
     [1797259609, 2579123966]
     """
     # int32 wraps around like uint32, but its right shift copies the sign, hence the
-    # mask. To the compiler a product is faster than a left shift, which it guards; and
-    # without the views, which make it keep what is used twice, it would write out every
-    # word's whole past again and again.
+    # mask. To the compiler a product is faster than a left shift, which it guards.
     schedule = (k0, k1, k0 ^ k1 ^ PARITY)
     x0 = x0 + k0
     x1 = x1 + k1
@@ -71,7 +69,8 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
         for r in ROTATIONS[i % 2]:
             x0 = x0 + x1
             x1 = torch.add((x1 >> (32 - r)) & ((1 << r) - 1), x1, alpha=1 << r) ^ x0
-            x0, x1 = (x.as_strided(x.shape, x.stride()) for x in (x0, x1))
+            x0 = computed_once(x0)
+            x1 = computed_once(x1)
         x0 = x0 + schedule[(i + 1) % 3]
         x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
     return x0, x1

@@ -19,7 +19,6 @@ from sparsefn.engine.leaves.leafwise import (
     zeroed,
 )
 from sparsefn.engine.leaves.lists import MOST, apart, end_to_end, packs, pays
-from sparsefn.engine.leaves.mask_bytes import from_bytes
 from sparsefn.engine.leaves.members import hidden, one_by_one
 from sparsefn.engine.leaves.memory import (
     BLOCK,

@@ -196,36 +196,3 @@ def batch_first(
         return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
 
     return [lead(x, dim) for x, dim in pairs]
-
-
-def widened(x: Tensor) -> Tensor:
-    """The tensor in float32, or as it is if its dtype is that or wider; rounded to its
-    dtype in compiled code, too.
-
-    >>> from sparsefn.engine.numbers import numbers
-    >>> numbers.widened(torch.ones((), dtype=torch.bfloat16)).dtype
-    torch.float32
-
-    Where a graph computes x, the compiler leaves out the rounding between that and what
-    follows.
-    """
-    if torch.compiler.is_compiling() and x.element_size() == 2:
-        made: Tensor = _widened(x)
-        return made
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.library.custom_op("sparsefn::widened", mutates_args=())
-def _widened(x: Tensor) -> Tensor:
-    """Opaque to the compiler."""
-    return x.to(torch.float32)
-
-
-@_widened.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x, dtype=torch.float32)
-
-
-@_widened.register_vmap
-def _(info: object, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
-    return _widened(x), in_dims[0]

@@ -2,11 +2,18 @@
 
 from sparsefn.engine.surroundings import backends
 from sparsefn.engine.surroundings.backends import asked
-from sparsefn.engine.surroundings.older import (
+from sparsefn.engine.surroundings.torch_limits import (
+    VMAP_REINTERPRETS,
+    computed_once,
     differentiating,
+    from_bytes,
     guards_by_name,
+    is_below,
     is_exporting,
+    reinterpreted,
     replaceable,
+    widened,
+    with_own_code,
 )
 from sparsefn.engine.surroundings.transforms import (
     ADD_EACH,
@@ -20,13 +27,11 @@ from sparsefn.engine.surroundings.transforms import (
     ROOT_EACH,
     SUM_EACH,
     TIMES_EACH,
-    VMAP_REINTERPRETS,
     Array,
     Onlooker,
     See,
     TorchDispatchMode,
     at_compile_time,
-    computed_once,
     concrete,
     constants,
     differentiated,
@@ -37,7 +42,6 @@ from sparsefn.engine.surroundings.transforms import (
     known,
     outside_modes,
     read,
-    reinterpreted,
     temporarily_clear_interpreter_stack,
     transformed,
     unwrapped,

@@ -37,8 +37,6 @@ from torch.utils._python_dispatch import (
     is_in_torch_dispatch_mode as is_in_torch_dispatch_mode,
 )
 
-from sparsefn.engine.surroundings.older import is_exporting
-
 Array: TypeAlias = np.ndarray[Any, Any]
 # `visible`, or `visible_inside` in an operator
 See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]
@@ -65,9 +63,6 @@ TIMES_EACH = torch._foreach_mul
 OVER_EACH = torch._foreach_div
 ROOT_EACH = torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
-VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key(
-    "aten::view.dtype", "FuncTorchBatched"
-)  # in 2.13
 
 
 def concrete(value: Any) -> Any:
@@ -115,52 +110,6 @@ def known(value: Any) -> Any:
     if not is_compiling():
         return value
     return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
-
-
-def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bits of a tensor as another dtype of the same size: `x.view(dtype)`, for
-    which older torch has no vmap rule.
-
-    >>> from sparsefn.engine.surroundings.transforms import reinterpreted
-    >>> reinterpreted(torch.tensor([1.0]), torch.int32)
-    tensor([1065353216], dtype=torch.int32)
-    """
-    direct = VMAP_REINTERPRETS or not transformed() or is_exporting()
-    return x.view(dtype) if direct else _reinterpreted(x, dtype)
-
-
-@torch.library.custom_op("sparsefn::reinterpreted", mutates_args=())
-def _reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.contiguous().view(dtype).clone()
-
-
-@_reinterpreted.register_fake
-def _(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
-
-
-@_reinterpreted.register_vmap
-def _(
-    info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, int]:
-    return _reinterpreted(x, dtype), in_dims[0]
-
-
-def computed_once(x: Tensor) -> Tensor:
-    """The tensor; compiled code has it in memory, and does not compute it again in
-    every loop that reads it.
-
-    >>> from sparsefn.engine.surroundings.transforms import computed_once
-    >>> computed_once(torch.tensor(0.5))
-    tensor(0.5000)
-    """
-    # The compiler makes a view of sizes and strides of memory alone, and keeps others
-    # as what they are computed from.
-    return (
-        x.as_strided(x.shape, x.stride())
-        if is_compiling() and not is_exporting()
-        else x
-    )
 
 
 def fused(*results: Tensor) -> bool:
