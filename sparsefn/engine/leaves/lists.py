@@ -134,6 +134,19 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return made
 
 
+def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each of some numbers as often as its size says, as one row.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.repeated(torch.tensor([5, 7]), [2, 1])
+    tensor([5, 5, 7])
+
+    `torch.repeat_interleave` reads the sizes from the device, and waits for it.
+    """
+    pairs = zip(numbers.unbind(), sizes, strict=True)
+    return torch.cat([number.expand(size) for number, size in pairs])
+
+
 def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
     """A formula of each row of tensors of one shape.
 
