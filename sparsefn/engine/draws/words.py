@@ -21,7 +21,6 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 MASK32 = 0xFFFFFFFF
 _PIECE = 1 << 12  # places of a box that are worked out at a time
-_FEW = 8  # as many blocks take ints as long as arrays
 # a ufunc takes an array sooner than a number
 _SHIFTS = [np.array(r, np.uint32) for r in range(33)]
 
@@ -127,13 +126,6 @@ def words(
     several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
-    if count * n <= _FEW:
-        if not isinstance(index, np.ndarray):
-            index = (np.arange(n) if index is None else index.places(np.arange(n)))[
-                None
-            ]
-        x0, x1 = _few(keys, index, (count, n))
-        return use((slice(0, count), slice(0, n)), x0, x1)
     k0 = keys[:, :1].astype(np.uint32)
     k1 = keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
@@ -195,17 +187,6 @@ def _write_places(extent: Extent, across: slice, low: Array, high: Array) -> Non
         low[here] = places.astype(np.uint32, copy=False)
         if not narrow:
             high[here] = places >> 32
-
-
-def _few(keys: Array, index: Array, shape: tuple[int, int]) -> Array:
-    made = [
-        pair(k0 & MASK32, k1 & MASK32, i >> 32 & MASK32, i & MASK32)
-        for (k0, k1), row in zip(
-            keys.tolist(), np.broadcast_to(index, shape).tolist(), strict=True
-        )
-        for i in row
-    ]
-    return np.array(made, np.uint32).reshape(*shape, 2).transpose(2, 0, 1).copy()
 
 
 def _rounds(
