@@ -13,7 +13,7 @@ whose gradient is wanted, are worked on one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -182,25 +182,24 @@ def laid(
     float64 is laid, too: its square root is no operation of lists.
     """
     results: dict[int, Made] = {}
-    lists: list[bool] = []
-    kinds: list[tuple[object, ...]] = []
+    kinds: list[tuple[Any, ...]] = []
     for row in rows:
-        listed = formula and alike(row) and all(x.dtype != torch.float64 for x in row)
-        lists.append(listed)
-        kinds.append((listed, *((x.device, x.dtype) for x in row)))
+        narrow = all(x.dtype != torch.float64 for x in row)
+        join: Any = Listed if formula and narrow and alike(row) else end_to_end
+        kinds.append((join, *((x.device, x.dtype) for x in row)))
     for pack in packs(kinds, [row[0].numel() for row in rows]):
         if len(pack) == 1:
             results[pack[0]] = fn(*rows[pack[0]])
             continue
         columns = list(zip(*(rows[i] for i in pack), strict=True))
-        made: Any = fn(*map(Listed if lists[pack[0]] else end_to_end, columns))
-        several = isinstance(made, tuple)
-        parts = [_apart(x, columns[0]) for x in (made if several else (made,))]
-        results |= zip(
-            pack,
-            cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]),
-            strict=True,
-        )
+        join = kinds[pack[0]][0]
+        made: Any = fn(*map(join, columns))
+        if isinstance(made, tuple):
+            parts = [_apart(x, columns[0]) for x in made]
+            of_rows: Any = zip(*parts, strict=True)
+        else:
+            of_rows = _apart(made, columns[0])
+        results |= zip(pack, of_rows, strict=True)
     return [results[i] for i in range(len(rows))]
 
 

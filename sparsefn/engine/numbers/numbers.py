@@ -83,11 +83,7 @@ def between(first: Real, last: Real, share: Real) -> Real:
     value = last + (first - last) * share
     low = real_where(first < last, first, last)
     high = real_where(first < last, last, first)
-    return real_where(
-        share >= 1.0,
-        first,
-        real_where(value < low, low, real_where(value > high, high, value)),
-    )
+    return real_where(share >= 1.0, first, held(value, low, high))
 
 
 def floor(x: Real) -> Real:
@@ -128,10 +124,12 @@ def two_product(a: Real, b: Real) -> tuple[Real, Real]:
     p = a * b
     (a1, a2) = _halves(a)
     (b1, b2) = _halves(b)
+    # products of halves have 53 bits at most, so that none of them is rounded
     return p, ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2
 
 
 def _halves(a: Real) -> tuple[Real, Real]:
+    # The upper 26 bits, and the rest, which has 26 with its sign.
     t = a * 134217729.0  # 2^27 + 1
     high = t - (t - a)
     return high, a - high
