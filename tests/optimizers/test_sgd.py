@@ -121,9 +121,9 @@ def test_the_way_of_a_device_has_the_same_bits(name, monkeypatch):
         return comparable(state)
 
     want, seen = run(), []
-    sums = transforms.SUM_EACH
+    sums = transforms.foreach_add
     monkeypatch.setattr(
-        lists, "SUM_EACH", lambda *lists: seen.append(1) or sums(*lists)
+        lists, "foreach_add", lambda *lists: seen.append(1) or sums(*lists)
     )
     monkeypatch.setattr(lists, "pays", lambda tensors: True)
     for module, what in ((leafwise, "_words"), (blockwise, "flat_memory")):

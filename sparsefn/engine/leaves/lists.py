@@ -20,15 +20,15 @@ from torch import Tensor
 
 from sparsefn.engine.leaves.donation import saves
 from sparsefn.engine.surroundings import (
-    ADD_EACH,
-    COPY_EACH,
-    LARGER_EACH,
-    LESS_EACH,
-    OVER_EACH,
-    ROOT_EACH,
-    SUM_EACH,
-    TIMES_EACH,
     differentiated,
+    foreach_add,
+    foreach_add_,
+    foreach_copy_,
+    foreach_div,
+    foreach_maximum,
+    foreach_mul,
+    foreach_sqrt_,
+    foreach_sub,
     transformed,
 )
 
@@ -130,7 +130,7 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     made = [torch.empty(x.shape, dtype=row.dtype, device=row.device) for x in like]
     parts = torch.split(row.reshape(-1), [x.numel() for x in like])
     views = [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
-    COPY_EACH(made, views)
+    foreach_copy_(made, views)
     return made
 
 
@@ -233,7 +233,7 @@ class Listed:
         if dtype == self.dtype:
             return self
         made = [torch.empty_like(x, dtype=dtype) for x in self.tensors]
-        COPY_EACH(made, self.tensors)
+        foreach_copy_(made, self.tensors)
         return Listed(made)
 
     def view(self, dtype: torch.dtype) -> Listed:
@@ -246,12 +246,12 @@ class Listed:
 
     def sqrt_(self) -> Listed:
         """The square roots, in place."""
-        ROOT_EACH(self.tensors)
+        foreach_sqrt_(self.tensors)
         return self
 
     def add_(self, number: float) -> Listed:
         """A number added, in place."""
-        ADD_EACH(self.tensors, number)
+        foreach_add_(self.tensors, number)
         return self
 
     def __add__(self, other: Other) -> Listed:
@@ -259,16 +259,16 @@ class Listed:
             widest = max(x.numel() for x in self.tensors)
             same = other.expand(widest).contiguous()
             other = Listed([same.as_strided(x.shape, x.stride()) for x in self.tensors])
-        return self._by(SUM_EACH, other)
+        return self._by(foreach_add, other)
 
     def __sub__(self, other: Listed) -> Listed:
-        return self._by(LESS_EACH, other)
+        return self._by(foreach_sub, other)
 
     def __mul__(self, other: Other) -> Listed:
-        return self._by(TIMES_EACH, other)
+        return self._by(foreach_mul, other)
 
     def __truediv__(self, other: Other) -> Listed:
-        return self._by(OVER_EACH, other)
+        return self._by(foreach_div, other)
 
     __rmul__ = __mul__
 
@@ -314,12 +314,12 @@ def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
 
 def one_of(flags: Value, others: Value) -> Value:
     """Where one of two flags is set, or both."""
-    return _of_flags(LARGER_EACH, torch.logical_or, flags, others)
+    return _of_flags(foreach_maximum, torch.logical_or, flags, others)
 
 
 def both(flags: Value, others: Value) -> Value:
     """Where both of two flags are set."""
-    return _of_flags(TIMES_EACH, torch.logical_and, flags, others)
+    return _of_flags(foreach_mul, torch.logical_and, flags, others)
 
 
 def _of_flags(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.surroundings import ADD_EACH, constants, visible
+from sparsefn.engine.surroundings import constants, foreach_add_, visible
 
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
@@ -112,7 +112,7 @@ def written(numbers: Sequence[int], device: torch.device) -> Tensor:
     if device.type == "cpu" or torch.compiler.is_compiling() or not numbers:
         return torch.tensor(numbers, dtype=torch.int64, device=device)
     made = torch.zeros(len(numbers), dtype=torch.int64, device=device)
-    ADD_EACH(list(made.unbind()), list(numbers))
+    foreach_add_(list(made.unbind()), list(numbers))
     return made
 
 

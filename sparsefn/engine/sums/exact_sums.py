@@ -29,7 +29,7 @@ from sparsefn.engine.processes import (
     is_sharded,
 )
 from sparsefn.engine.surroundings import (
-    LARGEST_EACH,
+    foreach_max,
     reinterpreted,
     transformed,
     visible,
@@ -213,8 +213,8 @@ def _ends(row: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
     if len(sizes) == 1:
         low, high = row.aminmax()
         return low[None], high[None]
-    high = torch.stack(LARGEST_EACH(torch.split(row, sizes)))
-    low = -torch.stack(LARGEST_EACH(torch.split(-row, sizes)))
+    high = torch.stack(foreach_max(torch.split(row, sizes)))
+    low = -torch.stack(foreach_max(torch.split(-row, sizes)))
     return low, high
 
 

@@ -53,15 +53,15 @@ CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
 # consecutive rows times a matrix each, as of experts
 GROUPED = torch.ops.aten._grouped_mm
 # a number to each of some tensors: the numbers are arguments of the launch
-ADD_EACH = torch._foreach_add_
-COPY_EACH = torch._foreach_copy_  # one launch for many tensors
-SUM_EACH = torch._foreach_add
-LESS_EACH = torch._foreach_sub
-LARGER_EACH = torch._foreach_maximum
-LARGEST_EACH = torch._foreach_max
-TIMES_EACH = torch._foreach_mul
-OVER_EACH = torch._foreach_div
-ROOT_EACH = torch._foreach_sqrt_
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_  # one launch for many tensors
+foreach_add = torch._foreach_add
+foreach_sub = torch._foreach_sub
+foreach_maximum = torch._foreach_maximum
+foreach_max = torch._foreach_max
+foreach_mul = torch._foreach_mul
+foreach_div = torch._foreach_div
+foreach_sqrt_ = torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 
 
