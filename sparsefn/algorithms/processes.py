@@ -17,11 +17,11 @@ from sparsefn.engine.processes import (
     check_local_size,
     check_plain,
     groups_of,
-    here,
     is_open,
     is_sharded,
     is_spread,
     laid_out,
+    local_tensor,
     scope,
     tell,
     whole,
@@ -149,7 +149,10 @@ def _fault(grads: Tree, params: Tree) -> Exception | None:
     try:
         check_grads(grads, params, layout=False)
         for path, (grad, param) in _pairs(grads, params).items():
-            if not is_spread(grad, param) and here(grad).shape != here(param).shape:
+            if (
+                not is_spread(grad, param)
+                and local_tensor(grad).shape != local_tensor(param).shape
+            ):
                 check_local_size(path, grad, "grads: ")
                 check_local_size(path, param, "params: ")
     except Exception as error:

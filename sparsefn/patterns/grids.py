@@ -20,10 +20,10 @@ from sparsefn.engine.processes import (
     Sum,
     agreed,
     alignment_of,
-    here,
     in_step,
     is_sharded,
     laid_out,
+    local_tensor,
     realigned,
     sharded_like,
 )
@@ -217,7 +217,7 @@ def to_aligned(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
     if not alignments:
         return leaves
     boxes = realigned(
-        [here(leaves[path]) for path in alignments], list(alignments.values())
+        [local_tensor(leaves[path]) for path in alignments], list(alignments.values())
     )
     return leaves | dict(zip(alignments, boxes, strict=True))
 

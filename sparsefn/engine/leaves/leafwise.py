@@ -20,7 +20,7 @@ from sparsefn.engine.leaves import blockwise, lists
 from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run_blocks
 from sparsefn.engine.leaves.donation import offered
 from sparsefn.engine.leaves.memory import BLOCK
-from sparsefn.engine.processes import any_sharded, here, sharded_like
+from sparsefn.engine.processes import any_sharded, local_tensor, sharded_like
 from sparsefn.engine.surroundings import (
     VMAP_REINTERPRETS,
     Array,
@@ -51,7 +51,7 @@ def each_local(fn: OnLists) -> OnLists:
     def on_local(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
         if not any_sharded(lists[-1]):
             return fn(*lists, **options)
-        parts = [list(map(here, tensors)) for tensors in lists]
+        parts = [list(map(local_tensor, tensors)) for tensors in lists]
         rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
         return [x if new is old else sharded_like(new, x) for new, old, x in rows]
 
@@ -90,8 +90,8 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
             continue
         memory = leaf.data
         if type(memory) is not Tensor:
-            memory = here(memory)
-            mask = here(mask)
+            memory = local_tensor(memory)
+            mask = local_tensor(mask)
         if type(memory) is Tensor:
             memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(mask)
         else:

@@ -168,7 +168,7 @@ def extent_of(x: Tensor) -> Extent:
 
 def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     extent = layout.extent(layout.box(layout.at))
-    held = tuple(here(x).shape)
+    held = tuple(local_tensor(x).shape)
     if held != extent.size:
         raise ValueError(
             "expected a DTensor cut as torch.chunk cuts, on rank "
@@ -178,7 +178,7 @@ def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     return extent
 
 
-def here(x: Tensor) -> Tensor:
+def local_tensor(x: Tensor) -> Tensor:
     """The part of a DTensor that this process holds, as a plain tensor.
 
     A plain tensor stays as it is.
@@ -379,7 +379,7 @@ def localized(
         pairs = zip(results, firsts, strict=True)
         return rebuild([sharded_like(*pair) for pair in pairs])
 
-    return [tuple(map(here, row)) for row in rows], rebuild_sharded
+    return [tuple(map(local_tensor, row)) for row in rows], rebuild_sharded
 
 
 def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:

@@ -24,9 +24,9 @@ from sparsefn.engine.processes import (
     Sum,
     alone,
     extent_of,
-    here,
     in_step,
     is_sharded,
+    local_tensor,
 )
 from sparsefn.engine.surroundings import (
     foreach_max,
@@ -64,7 +64,9 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     exchanges = []
     for i in sharded:
         groups = extent_of(values[i]).groups
-        exchanges.append((groups, total(here(values[i]), here(masks[i]))))
+        exchanges.append(
+            (groups, total(local_tensor(values[i]), local_tensor(masks[i])))
+        )
     numbers: dict[int, float] = {}
     if exchanges:
         numbers |= zip(sharded, in_step(exchanges), strict=True)
@@ -80,7 +82,7 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
             left.append(i)
     made: dict[int, Tensor] = {}
     for i, number in numbers.items():
-        device = here(values[i]).device
+        device = local_tensor(values[i]).device
         made[i] = torch.full((), number, dtype=torch.float64, device=device)
     kinds = [i if transformed() else (values[i].device, values[i].dtype) for i in left]
     for pack in packs(kinds, [values[i].numel() for i in left]):
@@ -106,8 +108,8 @@ def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     counted: list[tuple[Groups, Exchange[float]]] = []
     for i in sharded:
         groups = extent_of(values[i]).groups
-        mask = here(masks[i])
-        added.append((groups, total(here(values[i]), mask)))
+        mask = local_tensor(masks[i])
+        added.append((groups, total(local_tensor(values[i]), mask)))
         counted.append((groups, _count(mask)))
     made: dict[int, Tensor] = {}
     if sharded:
@@ -118,7 +120,9 @@ def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     plain_sums = sums([values[i] for i in left], [masks[i] for i in left])
     for i, number in zip(left, plain_sums, strict=True):
         made[i] = number / masks[i].sum()
-    return [made[i].to(here(x).device, torch.float64) for i, x in enumerate(values)]
+    return [
+        made[i].to(local_tensor(x).device, torch.float64) for i, x in enumerate(values)
+    ]
 
 
 def _count(mask: Tensor) -> Exchange[float]:
