@@ -16,6 +16,7 @@ from sparsefn.engine.processes import (
     any_sharded,
     check_local_size,
     check_plain,
+    full_tensors,
     groups_of,
     is_open,
     is_sharded,
@@ -24,7 +25,6 @@ from sparsefn.engine.processes import (
     local_tensor,
     scope,
     tell,
-    whole,
     words_of,
 )
 from sparsefn.engine.surroundings import differentiating
@@ -131,7 +131,9 @@ def derived_view(
             for i, x in enumerate(leaves_of(get(state)))
             if is_sharded(slopes[i]) and not is_sharded(x)
         ]
-        for i, slope in zip(shared, whole([slopes[i] for i in shared]), strict=True):
+        for i, slope in zip(
+            shared, full_tensors([slopes[i] for i in shared]), strict=True
+        ):
             slopes[i] = slope
         return rebuild(slopes)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.records import Record, address
-from sparsefn.engine.processes import laid_out, whole
+from sparsefn.engine.processes import full_tensors, laid_out
 from sparsefn.tree import Leaves
 
 
@@ -145,7 +145,7 @@ def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
 
     >>> warn_of_zeros({"w": torch.ones(2)}, 3)
     """
-    counts = whole([grad.count_nonzero() for grad in dense.values()])
+    counts = full_tensors([grad.count_nonzero() for grad in dense.values()])
     if not any(bool(count) for count in counts):
         warnings.warn(
             f"after_step: every gradient was zero at step {step}, where masks "

@@ -20,6 +20,7 @@ from sparsefn.engine.processes.shards import (
     check_plain,
     check_shards,
     extent_of,
+    full_tensors,
     groups_of,
     is_sharded,
     is_spread,
@@ -29,6 +30,5 @@ from sparsefn.engine.processes.shards import (
     localized,
     outside,
     sharded_like,
-    whole,
     words_of,
 )

@@ -80,11 +80,11 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
     return bool(others) and any(map(is_sharded, others))
 
 
-def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+def full_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of which processes may hold parts, as plain tensors that are complete.
 
-    >>> from sparsefn.engine.processes.shards import whole
-    >>> whole([torch.tensor(3), torch.tensor(4)])
+    >>> from sparsefn.engine.processes.shards import full_tensors
+    >>> full_tensors([torch.tensor(3), torch.tensor(4)])
     [tensor(3), tensor(4)]
 
     Meant for counts and other small results. The 0-d ones of one dtype, mesh and

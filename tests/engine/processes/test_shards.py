@@ -14,11 +14,11 @@ import sparsefn as sf
 from sparsefn.engine.processes.alignment import alignment_of, realigned
 from sparsefn.engine.processes.shards import (
     extent_of,
+    full_tensors,
     is_sharded,
     local_tensor,
     localized,
     sharded_like,
-    whole,
 )
 from sparsefn.engine.sums.exact_sums import sums
 from tests.distributed.harness import Cases, on_ranks
@@ -305,7 +305,7 @@ def test_parts_draws_sums_and_seats_on_meshes():
 
 def test_plain_tensors_are_handed_on():
     given = [torch.tensor(1), torch.ones(3)]
-    assert all(a is b for a, b in zip(whole(given), given, strict=True))
+    assert all(a is b for a, b in zip(full_tensors(given), given, strict=True))
     assert not is_sharded(given[0])
 
 
@@ -316,7 +316,7 @@ def test_plain_tensors_are_handed_on():
 def test_counts_under_transforms(transform):
     masks = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     assert torch.equal(
-        transform(lambda mask: whole([mask.sum()])[0])(masks).sum(), masks.sum()
+        transform(lambda mask: full_tensors([mask.sum()])[0])(masks).sum(), masks.sum()
     )
 
 
