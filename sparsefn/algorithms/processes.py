@@ -21,8 +21,8 @@ from sparsefn.engine.processes import (
     is_open,
     is_sharded,
     is_spread,
-    laid_out,
     local_tensor,
+    redistributed,
     scope,
     tell,
     words_of,
@@ -107,7 +107,9 @@ def laid_like_params(grads: Tree, params: Tree) -> Tree:
             f"{words_of(given['grads'][spread[0]])}"
         )
         grads = agreed(
-            {"call": why}, given, lambda: rebuild([laid_out(g, p) for g, p in rows])
+            {"call": why},
+            given,
+            lambda: rebuild([redistributed(g, p) for g, p in rows]),
         )
         check_grads(grads, params)
     return grads

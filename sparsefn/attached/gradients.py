@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.records import Record, address
-from sparsefn.engine.processes import full_tensors, laid_out
+from sparsefn.engine.processes import full_tensors, redistributed
 from sparsefn.tree import Leaves
 
 
@@ -26,7 +26,7 @@ def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
         return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
     # quick, as every step asks
-    grad = grad if type(grad) is Tensor else laid_out(grad, like)
+    grad = grad if type(grad) is Tensor else redistributed(grad, like)
     # it does after backward(create_graph=True)
     return grad.detach() if grad.requires_grad else grad
 

@@ -22,9 +22,9 @@ from sparsefn.engine.processes import (
     alignment_of,
     in_step,
     is_sharded,
-    laid_out,
     local_tensor,
     realigned,
+    redistributed,
     sharded_like,
 )
 from sparsefn.engine.selection import Count
@@ -308,7 +308,8 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
     def run() -> Tensor:
         own = with_alignment(units, tensors[0])
         parts = [
-            to_aligned({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors
+            to_aligned({"": own}, {"": redistributed(x, tensors[0])})[""]
+            for x in tensors
         ]
         return from_aligned({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
 

@@ -25,10 +25,10 @@ from sparsefn.engine.processes.shards import (
     is_sharded,
     is_spread,
     laid_like,
-    laid_out,
     local_tensor,
     localized,
     outside,
+    redistributed,
     sharded_like,
     words_of,
 )

@@ -322,7 +322,7 @@ def is_spread(x: Tensor, like_: Tensor) -> bool:
     return is_sharded(x) and is_sharded(like_) and x.placements != like_.placements  # type: ignore[attr-defined]
 
 
-def laid_out(x: Tensor, like_: Tensor) -> Tensor:
+def redistributed(x: Tensor, like_: Tensor) -> Tensor:
     """A DTensor with the placements of another one, perhaps over another mesh."""
     if not is_spread(x, like_):
         return x
@@ -349,7 +349,7 @@ def laid_like(x: Tensor, like_: Tensor) -> Tensor:
     x = x.to(like_.device)
     if x.ndim and not is_sharded(x):
         return part(x, like_)
-    return laid_out(x, like_)
+    return redistributed(x, like_)
 
 
 def words_of(x: Tensor) -> str:
