@@ -26,12 +26,12 @@ from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.surroundings import (
     Array,
     See,
+    as_numpy,
+    as_numpy_inside,
     backends,
     is_exporting,
     is_in_torch_dispatch_mode,
     transformed,
-    visible,
-    visible_inside,
 )
 
 Count: TypeAlias = int | Tensor
@@ -81,7 +81,7 @@ def winners(
             rows.append(x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x))
         pairs = zip(winners(rows, counts), entries, strict=True)
         return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
-    seen = _in_memory(entries, counts, None, joint, visible)
+    seen = _in_memory(entries, counts, None, joint, as_numpy)
     if seen is not None:
         return seen
     return _elsewhere(
@@ -120,7 +120,7 @@ def totals(
     if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
         return torch.cat(shared.totals(own, extents))
-    seen = visible(flags)
+    seen = as_numpy(flags)
     if seen is None:
         if pays(flags):
             return joined.totals(flags)
@@ -296,7 +296,7 @@ def _operator(
     won: list[Tensor] | None = backends.asked(
         "winners", device, entries, counts, spans, joint
     )
-    won = won or _in_memory(entries, counts, spans, joint, visible_inside)
+    won = won or _in_memory(entries, counts, spans, joint, as_numpy_inside)
     if won is not None:
         return won
     own = torch.split(counts, list(spans))

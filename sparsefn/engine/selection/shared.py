@@ -48,7 +48,7 @@ from sparsefn.engine.selection.entries import (
     open_count,
     reshaped,
 )
-from sparsefn.engine.surroundings import Array, eagerly, unwrapped, visible_inside
+from sparsefn.engine.surroundings import Array, as_numpy_inside, eagerly, unwrapped
 
 Count: TypeAlias = int | Tensor
 
@@ -318,7 +318,7 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
     for scores, allow, deny, absolute, _ in entries:
         allow, deny = (None if x is None else unwrapped(x).cpu() for x in (allow, deny))
         here.append(Entry(unwrapped(scores).cpu(), allow, deny, absolute))
-    seen = arrays(here, visible_inside)
+    seen = arrays(here, as_numpy_inside)
     if seen is None:
         raise TypeError(
             "expected tensors with values in memory to compete over processes, got "

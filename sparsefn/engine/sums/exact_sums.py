@@ -29,10 +29,10 @@ from sparsefn.engine.processes import (
     local_tensor,
 )
 from sparsefn.engine.surroundings import (
+    as_numpy,
     foreach_max,
     reinterpreted,
     transformed,
-    visible,
 )
 
 _BLOCK = 1 << 17  # entries: what is kept of them stays in the second cache of a core
@@ -76,7 +76,7 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
             continue
         if not x.numel():
             numbers[i] = 0.0
-        elif x.numel() >= _FEW and visible([x, mask]) is not None:
+        elif x.numel() >= _FEW and as_numpy([x, mask]) is not None:
             numbers[i] = alone(total(x, mask))
         else:
             left.append(i)
@@ -171,7 +171,7 @@ def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
     # blocks are left out.
     mask = mask.expand(x.shape)
     x = x.detach()
-    seen = visible([x, mask])
+    seen = as_numpy([x, mask])
     if seen is None:
         return [torch.where(mask, x, 0)] if x.numel() else []
     flat, kept = (array.reshape(-1) for array in seen)

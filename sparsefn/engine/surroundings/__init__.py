@@ -22,6 +22,8 @@ from sparsefn.engine.surroundings.transforms import (
     Onlooker,
     See,
     TorchDispatchMode,
+    as_numpy,
+    as_numpy_inside,
     at_compile_time,
     concrete,
     constants,
@@ -45,6 +47,4 @@ from sparsefn.engine.surroundings.transforms import (
     temporarily_clear_interpreter_stack,
     transformed,
     unwrapped,
-    visible,
-    visible_inside,
 )

@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import (
 )
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# `visible`, or `visible_inside` in an operator
+# `as_numpy`, or `as_numpy_inside` in an operator
 See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -226,14 +226,14 @@ def differentiated(*tensors: Tensor) -> bool:
     )
 
 
-def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
+def as_numpy(tensors: Sequence[Tensor]) -> list[Array] | None:
     """The memory of CPU tensors as arrays, shared; None where a transform, a mode or a
     device hides some of it.
 
-    >>> from sparsefn.engine.surroundings.transforms import visible
-    >>> visible([torch.tensor([1.0, 2.0])])
+    >>> from sparsefn.engine.surroundings.transforms import as_numpy
+    >>> as_numpy([torch.tensor([1.0, 2.0])])
     [array([1., 2.], dtype=float32)]
-    >>> _ = torch.vmap(lambda x: print(visible([x])) or x)(torch.ones(1, 2))
+    >>> _ = torch.vmap(lambda x: print(as_numpy([x])) or x)(torch.ones(1, 2))
     None
 
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through an
@@ -248,15 +248,15 @@ def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
         level.key() != TransformType.Vmap for level in levels
     ):
         return None
-    return visible_inside(tensors)
+    return as_numpy_inside(tensors)
 
 
-def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`visible` inside an operator of this library, whose tensors are real whatever
+def as_numpy_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
+    """`as_numpy` inside an operator of this library, whose tensors are real whatever
     calls it.
 
-    >>> from sparsefn.engine.surroundings.transforms import visible_inside
-    >>> visible_inside([torch.tensor([1.0, 2.0])])
+    >>> from sparsefn.engine.surroundings.transforms import as_numpy_inside
+    >>> as_numpy_inside([torch.tensor([1.0, 2.0])])
     [array([1., 2.], dtype=float32)]
     """
     seen = []
@@ -269,7 +269,7 @@ def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
 
 
 def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`visible`, and None where a derivative of what is computed from the tensors may
+    """`as_numpy`, and None where a derivative of what is computed from the tensors may
     be asked for.
 
     >>> from sparsefn.engine.surroundings.transforms import constants
@@ -281,7 +281,7 @@ def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
     return (
         None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        else visible(tensors)
+        else as_numpy(tensors)
     )
 
 

@@ -119,7 +119,7 @@ def seen_by(ask):
 
 def test_each_question_is_answered_in_each_place():
     assert seen_by(transforms.transformed) == {"vmap", "grad", "jvp", "compiled"}
-    assert seen_by(lambda: transforms.visible([]) is None) == {
+    assert seen_by(lambda: transforms.as_numpy([]) is None) == {
         "grad",
         "jvp",
         "mode",
@@ -135,7 +135,7 @@ def test_real_tensors_are_made_outside_modes():
         with transforms.outside_modes():
             assert torch.full((), 3.0).item() == 3.0
         assert (
-            transforms.in_mode() and transforms.visible_inside([torch.ones(2)]) is None
+            transforms.in_mode() and transforms.as_numpy_inside([torch.ones(2)]) is None
         )
     with transforms.outside_modes():
         assert torch.full((), 3.0).item() == 3.0
@@ -145,7 +145,7 @@ def test_wrapped_tensors_can_be_unwrapped():
     x, seen = torch.ones(3, 2), []
 
     def note(row):
-        seen.append((transforms.unwrapped(row) is x, transforms.visible_inside([row])))
+        seen.append((transforms.unwrapped(row) is x, transforms.as_numpy_inside([row])))
         return row.sum()
 
     vmap(grad(note))(x)
@@ -162,16 +162,18 @@ def test_constants_are_tensors_whose_derivative_nobody_asks_for():
     with torch.no_grad():
         assert transforms.constants([x, leaf]) is not None
     with torch.autograd.forward_ad.dual_level():
-        assert transforms.constants([x]) is None and transforms.visible([x]) is not None
+        assert (
+            transforms.constants([x]) is None and transforms.as_numpy([x]) is not None
+        )
 
 
 def memory_of(x):
-    seen = transforms.visible([x])
+    seen = transforms.as_numpy([x])
     return None if seen is None else seen[0]
 
 
 def memory_inside(x):
-    seen = transforms.visible_inside([x])
+    seen = transforms.as_numpy_inside([x])
     return None if seen is None else seen[0]
 
 
