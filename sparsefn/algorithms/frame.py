@@ -27,7 +27,7 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
-from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
+from sparsefn.engine.leaves import donate, saves, sparse_among, zeroed
 from sparsefn.engine.processes import any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed, with_own_code
 from sparsefn.scores.units import scored_units
@@ -95,7 +95,7 @@ def framed(
 def overwriting(update: Update, state: State, grads: Tree, step: Step) -> State:
     """The new state, from one made for the update, whose weights nobody else needs."""
     if update.overwrites and saves():
-        offer(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
+        donate(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
     return update.inner(state, grads, step)
 
 

@@ -16,10 +16,10 @@ from torch.compiler import is_compiling
 from sparsefn.compose import foreign
 from sparsefn.engine.leaves import (
     Emptied,
-    giving,
+    donate,
+    donating,
     leafwise,
     lists,
-    offer,
     saves,
     sparse_among,
 )
@@ -86,7 +86,7 @@ class Descent:
         # uninterrupted one.
         if not self._primed and not is_compiling():
             # a state that is given away is given to the step, not to this
-            with giving(()):
+            with donating(()):
                 self.optimizer.update(
                     optree.tree_map(torch.zeros_like, trained),
                     opt,
@@ -222,7 +222,7 @@ class Descent:
         places = list(owned.values())
         first = self._first_values(trained, owning)
         if saves():
-            offer(
+            donate(
                 [leaves[i] for own in places for i in own],
                 leaves_of((grads, state._replace(opt=()))),
             )

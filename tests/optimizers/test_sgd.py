@@ -225,7 +225,7 @@ def test_without_momentum_weights_off_the_mask_keep_their_bits(lr, donate):
     updates, _ = optimizer.update(torch.where(mask, g, 0.0), optimizer.init(p))
     wanted = torch.where(mask, p + updates, p)
     own = p.clone()
-    with donation.giving([own] if donate else []):
+    with donation.donating([own] if donate else []):
         moved, _ = optimizer.under_masks(
             {"w": g}, optimizer.init({"w": p}), {"w": own}, {"w": mask}
         )

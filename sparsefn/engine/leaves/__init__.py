@@ -3,11 +3,11 @@
 from sparsefn.engine.leaves import blockwise, leafwise, lists
 from sparsefn.engine.leaves.donation import (
     Emptied,
+    claim,
+    donate,
+    donating,
     empty,
-    giving,
-    offer,
     saves,
-    take,
     unshared_memory,
 )
 from sparsefn.engine.leaves.leafwise import (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import blockwise, lists
 from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run_blocks
-from sparsefn.engine.leaves.donation import offered
+from sparsefn.engine.leaves.donation import is_donated
 from sparsefn.engine.leaves.memory import BLOCK
 from sparsefn.engine.processes import any_sharded, local_tensor, sharded_like
 from sparsefn.engine.surroundings import (
@@ -68,7 +68,7 @@ def zeroed(
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
 
-    With `overwrite`, a leaf that was offered is zeroed in its own memory.
+    With `overwrite`, a leaf that was donated is zeroed in its own memory.
     """
     return _chosen(_zero, _masked, masks, leaves, over=(1,) if overwrite else ())
 
@@ -182,7 +182,7 @@ def _chosen(
             results.append(leaves[0])
         else:
             results += append_row(
-                rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ()
+                rows, flat, (mask, *leaves), 1, over if is_donated(leaves[0]) else ()
             )
     if rows:
         run_blocks(kernel, rows)

@@ -71,7 +71,7 @@ def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[lis
     >>> from sparsefn.engine.leaves import lists
     >>> lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1, 2]]
-    >>> with donation.giving([]):
+    >>> with donation.donating([]):
     ...     lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1], [2]]
 

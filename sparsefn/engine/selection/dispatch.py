@@ -7,6 +7,7 @@ it. README.md one folder up tells which way serves when.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -195,7 +196,7 @@ def _numbers(
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
     # How many counts each entry has in a tensor of all.
-    return [1] if joint else [fixed.competitions(x.scores.shape) for x in entries]
+    return [1] if joint else [math.prod(x.scores.shape[::2]) for x in entries]
 
 
 def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:
