@@ -107,7 +107,8 @@ def check_alike(*what: object) -> None:
     (told,) = in_step([(dealing(), texts_of_all(words))])
     first, *others = (text.split("\t") for text in told)
     for rank, own in enumerate(others, 1):
-        where = f"in {own[0]}" if own[0] == first[0] else "they are at"
+        same_call = len(first) > 1 and own[0] == first[0]
+        where = f"in {own[0]}" if same_call else "they are at"
         for x, y in zip_longest(first, own, fillvalue="nothing"):
             if x != y:
                 raise ValueError(
