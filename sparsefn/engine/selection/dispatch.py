@@ -331,7 +331,10 @@ def _(
 
     def each(fn: Callable[[Tensor], Tensor]) -> list[list[Tensor | None]]:
         # A function of scores and flags, some of which are None.
-        return [[None if x is None else fn(x) for x in column] for column in columns]
+        made = []
+        for column in columns:
+            made.append([None if x is None else fn(x) for x in column])
+        return made
 
     for at, dims in enumerate(in_dims[:3]):
         columns[at] = list(map(batched, columns[at], dims))
