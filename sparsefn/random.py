@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int, is_int, is_number
 from sparsefn.engine.draws import MASK32, draw, draws
-from sparsefn.engine.processes import here, is_sharded, sharded_like
+from sparsefn.engine.processes import is_sharded, local_tensor, sharded_like
 from sparsefn.tree import Tree, map_with_path
 
 __all__ = [
@@ -293,9 +293,9 @@ def bernoulli(
                 )
             extent = draws.drawn_extent(key, p)
             return sharded_like(
-                draws.flips(key, here(p), extent, math.prod(extent.size)).reshape(
-                    extent.size
-                ),
+                draws.flips(
+                    key, local_tensor(p), extent, math.prod(extent.size)
+                ).reshape(extent.size),
                 p,
             )
         return draws.flips(key, p.expand(shape), places, math.prod(shape)).reshape(

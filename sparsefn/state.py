@@ -165,7 +165,7 @@ def inside(
     ... )
     {'w': tensor([1., 4.])}
 
-    With `overwrite`, new leaves that were offered are zeroed in their own memory.
+    With `overwrite`, new leaves that were donated are zeroed in their own memory.
     """
     masks, rebuild = opened(support)
     leaves = leaves_like(new, support)

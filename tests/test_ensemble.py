@@ -13,7 +13,7 @@ import sparsefn as sf
 import sparsefn.optimizers as O
 from sparsefn import ensemble as E
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine.surroundings.older import OLD
+from sparsefn.engine.surroundings.torch_limits import OLD
 from sparsefn.state import State, effective
 
 

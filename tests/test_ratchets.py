@@ -47,8 +47,8 @@ HOMONYMS = 20
 
 WORDS = re.compile(
     "agreed|alignment|any_sharded|by_leaf|check_bare|check_plain|check_shards|compiled_well|donation|extent|"
-    "extent_of|from_aligned|from_bytes|fused|in_step|is_compiling|is_sharded|laid_like_params|laid_out|lends|lists|"
-    "localized|offer|overwrite|overwrites|overwriting|refuse_parts|refuse_shards|saves|to_aligned|unchecked|"
+    "extent_of|from_aligned|from_bytes|fused|in_step|is_compiling|is_sharded|laid_like_params|redistributed|lends|lists|"
+    "localized|donate|overwrite|overwrites|overwriting|refuse_parts|refuse_shards|saves|to_aligned|unchecked|"
     "unshared_memory|with_alignment"
 )
 

@@ -1,5 +1,6 @@
 """Limits and errors of torch and TorchOpt: each line of the table in
-docs/transforms.md, and its workaround.
+docs/transforms.md, and its workaround; and each workaround of
+sparsefn/engine/surroundings/torch_limits.py.
 
 A test of a limit fails once upstream is fixed. Then remove its line from
 docs/transforms.md, and the workaround if possible.
@@ -8,17 +9,22 @@ docs/transforms.md, and the workaround if possible.
 import io
 import math
 import multiprocessing
+import re
+import tomllib
 import warnings
 from functools import partial
+from pathlib import Path
 
 import optree
 import pytest
 import torch
 import torchopt
+from torch._inductor.utils import run_and_get_code
 from torch.func import functional_call, grad, jvp, vmap
 
 import sparsefn as sf
 from sparsefn.engine.numbers import elementary
+from sparsefn.engine.surroundings import guards_by_name
 
 pytestmark = pytest.mark.deep
 
@@ -31,6 +37,7 @@ VECTORS = pytest.mark.skipif(
 )
 
 
+ROOT = Path(__file__).parents[1]
 BEFORE_2_14 = torch.__version__ < "2.14"
 
 
@@ -532,3 +539,67 @@ def test_a_compiled_number_is_symbolic_where_shapes_are_dynamic():
         return x, math.isinf(x.shape[0] * 0.5), max(x.shape, default=1)
 
     assert dynamic(known)(torch.ones(5, 6))[1:] == (False, 6)
+
+
+# ---- compiled code and programs, in engine/surroundings/torch_limits.py --------------
+
+
+def test_workarounds_for_old_releases_go_with_them():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (oldest,) = [x for x in project["project"]["dependencies"] if "torch" in x]
+    # From 2.12 on remove what is for `OLD`, from 2.13 on `VMAP_REINTERPRETS`, `GATHER`.
+    assert oldest == "torch>=2.11"
+
+
+class Keywords(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, **more):
+        return self.layer(more["x"])
+
+
+@pytest.mark.skipif(BEFORE_2_14, reason="other releases find them")
+def test_a_program_does_not_find_its_keywords():
+    x = torch.ones(2, 3)
+    any_size = dict.fromkeys(range(2), torch.export.Dim.AUTO)
+    program = torch.export.export(
+        Keywords(), (), {"x": x}, dynamic_shapes={"more": {"x": any_size}}
+    )
+    with refused(NameError, "name 'L' is not defined"):
+        program.module()(x=x)
+    assert guards_by_name(program, Keywords()).module()(x=x).shape == (2, 2)
+
+
+def code_of(run, *given):
+    """The code that inductor makes of a function."""
+    results, (code,) = run_and_get_code(torch.compile(run, fullgraph=True), *given)
+    return results, code
+
+
+def test_compiled_loops_compute_a_number_again():
+    def scaled(x, y, number):
+        number = (number + 1).sqrt()
+        return x * number, y * number
+
+    _, code = code_of(scaled, torch.ones(300), torch.ones(40), torch.tensor(3.0))
+    assert code.count("std::sqrt(") > 1
+
+
+def test_compiled_code_does_not_round_to_sixteen_bits():
+    x, y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def product(x, y):
+        return (x * y).float()
+
+    assert not torch.equal(code_of(product, x, y)[0], product(x, y))
+
+
+def test_compiled_loops_load_bools_one_by_one():
+    # The code of a loop loads a vector of bools by this function of torch's headers.
+    x = torch.ones(300)
+    _, code = code_of(torch.where, x > 0, x, x)
+    header = Path(torch.__file__).with_name("include") / "ATen/cpu/vec/vec_mask.h"
+    one_by_one = re.search(r"mask\[i\] = .*b\[i\]", header.read_text(encoding="utf-8"))
+    assert "VecMask<float,1>::from(" in code and one_by_one

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 import sparsefn as sf
-from sparsefn.engine.surroundings.transforms import visible
+from sparsefn.engine.surroundings.transforms import as_numpy
 
 X = torch.randn(40, 200, generator=torch.Generator().manual_seed(0))
 
@@ -185,7 +185,7 @@ REFUSED = {
 @pytest.mark.parametrize("layout", REFUSED)
 def test_what_is_not_dense_is_refused(layout, name):
     x = REFUSED[layout]()
-    assert visible([x]) is None
+    assert as_numpy([x]) is None
     with pytest.raises((RuntimeError, TypeError, AttributeError)):  # torch's own words
         CALLS[name](x)
 

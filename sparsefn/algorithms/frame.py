@@ -5,7 +5,6 @@ what a method decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
 from typing import NamedTuple
 
 import optree
@@ -28,9 +27,9 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
-from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
+from sparsefn.engine.leaves import donate, saves, sparse_among, zeroed
 from sparsefn.engine.processes import any_sharded, check_bare, check_shards
-from sparsefn.engine.surroundings import transformed
+from sparsefn.engine.surroundings import transformed, with_own_code
 from sparsefn.scores.units import scored_units
 from sparsefn.state import (
     Accumulated,
@@ -89,24 +88,14 @@ def framed(
         return outermost(state, *check_update(state, grads, step))
 
     return Algorithm(
-        begun(init), _with_own_code(checked), view, within, settled, unchecked
+        begun(init), with_own_code(checked), view, within, settled, unchecked
     )
-
-
-def _with_own_code(checked: Stepping) -> Stepping:
-    # The compiler makes 8 graphs of one code at most, and would make the ninth
-    # algorithm of a process eager.
-    if is_compiling():
-        return checked
-    assert isinstance(checked, FunctionType)
-    code = checked.__code__.replace(co_name="update", co_qualname="update")
-    return FunctionType(code, globals(), closure=checked.__closure__)
 
 
 def overwriting(update: Update, state: State, grads: Tree, step: Step) -> State:
     """The new state, from one made for the update, whose weights nobody else needs."""
     if update.overwrites and saves():
-        offer(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
+        donate(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
     return update.inner(state, grads, step)
 
 

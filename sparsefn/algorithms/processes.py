@@ -16,15 +16,15 @@ from sparsefn.engine.processes import (
     any_sharded,
     check_local_size,
     check_plain,
+    full_tensors,
     groups_of,
-    here,
     is_open,
     is_sharded,
     is_spread,
-    laid_out,
+    local_tensor,
+    redistributed,
     scope,
     tell,
-    whole,
     words_of,
 )
 from sparsefn.engine.surroundings import differentiating
@@ -107,7 +107,9 @@ def laid_like_params(grads: Tree, params: Tree) -> Tree:
             f"{words_of(given['grads'][spread[0]])}"
         )
         grads = agreed(
-            {"call": why}, given, lambda: rebuild([laid_out(g, p) for g, p in rows])
+            {"call": why},
+            given,
+            lambda: rebuild([redistributed(g, p) for g, p in rows]),
         )
         check_grads(grads, params)
     return grads
@@ -131,7 +133,9 @@ def derived_view(
             for i, x in enumerate(leaves_of(get(state)))
             if is_sharded(slopes[i]) and not is_sharded(x)
         ]
-        for i, slope in zip(shared, whole([slopes[i] for i in shared]), strict=True):
+        for i, slope in zip(
+            shared, full_tensors([slopes[i] for i in shared]), strict=True
+        ):
             slopes[i] = slope
         return rebuild(slopes)
 
@@ -149,7 +153,10 @@ def _fault(grads: Tree, params: Tree) -> Exception | None:
     try:
         check_grads(grads, params, layout=False)
         for path, (grad, param) in _pairs(grads, params).items():
-            if not is_spread(grad, param) and here(grad).shape != here(param).shape:
+            if (
+                not is_spread(grad, param)
+                and local_tensor(grad).shape != local_tensor(param).shape
+            ):
                 check_local_size(path, grad, "grads: ")
                 check_local_size(path, param, "params: ")
     except Exception as error:

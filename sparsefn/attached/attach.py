@@ -24,7 +24,7 @@ from sparsefn.attached.records import (
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import whole
+from sparsefn.engine.processes import full_tensors
 from sparsefn.masks.counts import kept_in
 from sparsefn.modules.originals import check_masked
 from sparsefn.modules.wrappers import own_tensors
@@ -239,7 +239,9 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
         if (
             not kept
             and adapts
-            and not any(whole([records[path].parameter.detach().count_nonzero()]))
+            and not any(
+                full_tensors([records[path].parameter.detach().count_nonzero()])
+            )
         ):
             raise ValueError(
                 f"attach: the mask of {path!r} keeps none of its {count} weights, "

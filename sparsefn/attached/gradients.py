@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.records import Record, address
-from sparsefn.engine.processes import laid_out, whole
+from sparsefn.engine.processes import full_tensors, redistributed
 from sparsefn.tree import Leaves
 
 
@@ -26,7 +26,7 @@ def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
         return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
     # quick, as every step asks
-    grad = grad if type(grad) is Tensor else laid_out(grad, like)
+    grad = grad if type(grad) is Tensor else redistributed(grad, like)
     # it does after backward(create_graph=True)
     return grad.detach() if grad.requires_grad else grad
 
@@ -145,7 +145,7 @@ def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
 
     >>> warn_of_zeros({"w": torch.ones(2)}, 3)
     """
-    counts = whole([grad.count_nonzero() for grad in dense.values()])
+    counts = full_tensors([grad.count_nonzero() for grad in dense.values()])
     if not any(bool(count) for count in counts):
         warnings.warn(
             f"after_step: every gradient was zero at step {step}, where masks "

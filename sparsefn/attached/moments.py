@@ -22,7 +22,7 @@ from sparsefn.attached.optimizer_state import (
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_entries
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import here, is_sharded
+from sparsefn.engine.processes import is_sharded, local_tensor
 from sparsefn.state import State, TrainView
 from sparsefn.tree import zipped
 
@@ -122,8 +122,8 @@ def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> Non
         return
     moment = found.tensor
     if type(live) is not Tensor and not is_sharded(moment):
-        live = here(live)
-        value = here(value)
+        live = local_tensor(live)
+        value = local_tensor(value)
     live = live.reshape(moment.shape).to(moment.device)
     if found.is_copy:
         moment.copy_(torch.where(live, moment, value.reshape(moment.shape).to(moment)))

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from sparsefn.attached.records import Record, groups_with, inner_optimizers
 from sparsefn.compose.foreign import BASES, holds_numbers, layout
-from sparsefn.engine.processes import here
+from sparsefn.engine.processes import local_tensor
 
 # Copies and averages of the weights, by name, and the optimizers with such a name: ""
 # is any.
@@ -301,10 +301,10 @@ def _read(
     statistics of several entries.
     """
     # quick, as every step asks
-    local = tensor if type(tensor) is Tensor else here(tensor)
+    local = tensor if type(tensor) is Tensor else local_tensor(tensor)
     weight = record.parameter
     if local is tensor and type(weight) is not nn.Parameter:
-        weight = here(weight)  # type: ignore[assignment]
+        weight = local_tensor(weight)  # type: ignore[assignment]
     shape = tuple(weight.shape)
     if tensor.numel() <= 1 and tensor.shape != shape:
         return None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import here, is_sharded, whole
+from sparsefn.engine.processes import full_tensors, is_sharded, local_tensor
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import Algorithm, State, TrainView
 from sparsefn.tree import flatten, leaves_of
@@ -337,7 +337,7 @@ def address(x: Tensor) -> int:
     """
     # quick, as every step asks often
     plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(x)
-    return x.data_ptr() if plain else here(x.detach()).data_ptr()
+    return x.data_ptr() if plain else local_tensor(x.detach()).data_ptr()
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
@@ -355,7 +355,7 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
         return [
             not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs
         ]
-    counts = whole([(~same_or_nan(a, b)).sum() for a, b in pairs])
+    counts = full_tensors([(~same_or_nan(a, b)).sum() for a, b in pairs])
     return torch.stack([count.to(counts[0].device) for count in counts]).bool().tolist()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sparsefn.attached.files import arguments_of
 from sparsefn.attached.records import Record, differ, optimizers_of
 from sparsefn.engine.leaves import either, is_sparse, zeroed
-from sparsefn.engine.processes import is_sharded, whole
+from sparsefn.engine.processes import full_tensors, is_sharded
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import Algorithm, State, has_own_support
 from sparsefn.tree import all_finite
@@ -345,7 +345,7 @@ def stains(state: State, records: Iterable[Record]) -> dict[str, int]:
     {'w': 2}
     """
     masked = [r for r in records if is_sparse(state.masks[r.name], r.parameter)]
-    counts = whole(
+    counts = full_tensors(
         [(~((r.parameter.detach() == 0) | state.masks[r.name])).sum() for r in masked]
     )
     return {

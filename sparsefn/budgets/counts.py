@@ -22,7 +22,8 @@ from sparsefn.engine.checks import (
     rounding,
 )
 from sparsefn.engine.leaves import placed
-from sparsefn.engine.numbers import Real, falling, running_sums, widened
+from sparsefn.engine.numbers import Real, falling, running_sums
+from sparsefn.engine.surroundings import widened
 from sparsefn.state import Level, Step
 
 __all__ = ["Counted", "above", "below", "in_rows", "mass"]

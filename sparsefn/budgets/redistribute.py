@@ -18,7 +18,7 @@ from sparsefn.engine.checks import (
 )
 from sparsefn.engine.leaves import as_tensor_on, lists, written
 from sparsefn.engine.numbers import Real, like
-from sparsefn.engine.processes import any_sharded, whole
+from sparsefn.engine.processes import any_sharded, full_tensors
 from sparsefn.engine.selection import Counts, apportion, totals, vector
 from sparsefn.engine.sums import means, sums
 from sparsefn.state import Score, check_score
@@ -78,7 +78,7 @@ class Redistribute(NamedTuple):
     def shares(self, scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
         """What `share` gives, as numbers that are complete on every process."""
         given = self.share(scores, before, after)
-        return dict(zip(given, whole(list(given.values())), strict=True))
+        return dict(zip(given, full_tensors(list(given.values())), strict=True))
 
     def __repr__(self) -> str:
         usual = self._field_defaults
@@ -289,7 +289,7 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
 
 def _counts(masks: Sequence[Tensor]) -> list[Tensor]:
     if any_sharded(masks):
-        return whole([mask.sum() for mask in masks])
+        return full_tensors([mask.sum() for mask in masks])
     return list(totals([mask.reshape(1, -1) for mask in masks]).unbind())
 
 

@@ -16,15 +16,14 @@ from torch.compiler import is_compiling
 from sparsefn.compose import foreign
 from sparsefn.engine.leaves import (
     Emptied,
-    from_bytes,
-    giving,
+    donate,
+    donating,
     leafwise,
     lists,
-    offer,
     saves,
     sparse_among,
 )
-from sparsefn.engine.surroundings import fused, unwrapped
+from sparsefn.engine.surroundings import from_bytes, fused, unwrapped
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
 from sparsefn.tree import (
@@ -87,7 +86,7 @@ class Descent:
         # uninterrupted one.
         if not self._primed and not is_compiling():
             # a state that is given away is given to the step, not to this
-            with giving(()):
+            with donating(()):
                 self.optimizer.update(
                     optree.tree_map(torch.zeros_like, trained),
                     opt,
@@ -223,7 +222,7 @@ class Descent:
         places = list(owned.values())
         first = self._first_values(trained, owning)
         if saves():
-            offer(
+            donate(
                 [leaves[i] for own in places for i in own],
                 leaves_of((grads, state._replace(opt=()))),
             )

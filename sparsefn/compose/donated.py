@@ -7,7 +7,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import framed
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import described
-from sparsefn.engine.leaves import empty, giving, unshared_memory
+from sparsefn.engine.leaves import donating, empty, unshared_memory
 from sparsefn.engine.surroundings import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step, Update, update_of
 from sparsefn.tree import Tree, leaves_of, opened
@@ -59,7 +59,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
         if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)
         spare = unshared_memory(old, given)
-        with giving(spare) as left:
+        with donating(spare) as left:
             try:
                 new = pure(state, grads, step)
             except BaseException:

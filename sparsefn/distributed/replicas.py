@@ -15,8 +15,8 @@ from sparsefn.engine.processes import (
     agreement,
     collectives,
     extent_of,
-    here,
     is_sharded,
+    local_tensor,
 )
 from sparsefn.tree import Tree, flatten
 
@@ -85,7 +85,7 @@ def _place(x: Tensor) -> int:
 
 
 def _content(x: Tensor) -> int:
-    part = here(x).contiguous()
+    part = local_tensor(x).contiguous()
     return _digest(
         repr((tuple(part.shape), part.dtype)).encode(),
         part.view(-1).view(torch.uint8).cpu().numpy().data,

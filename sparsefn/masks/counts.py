@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import divide
-from sparsefn.engine.processes import agreed, whole
+from sparsefn.engine.processes import agreed, full_tensors
 from sparsefn.engine.surroundings import read
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, leaves_of, map_with_path
@@ -75,7 +75,7 @@ def kept_in(masks: Sequence[Tensor]) -> list[Tensor]:
     >>> kept_in([torch.tensor([True, False]), torch.tensor([True, True])])
     [tensor(1), tensor(2)]
     """
-    return whole([torch.count_nonzero(mask) for mask in masks])
+    return full_tensors([torch.count_nonzero(mask) for mask in masks])
 
 
 def sparsity(masks: Tree, params: Tree | None = None) -> float | Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsefn.engine.processes import check_plain
-from sparsefn.engine.surroundings import read, visible
+from sparsefn.engine.surroundings import as_numpy, read
 from sparsefn.state import check_masks
 from sparsefn.tree import Tree, map_with_path
 
@@ -37,7 +37,7 @@ def pack(masks: Tree) -> Tree:
 
 def _bytes(path: str, mask: Tensor) -> Tensor:
     check_plain("pack", path, mask, "; sf.distributed.save stores those")
-    memory = visible([mask])
+    memory = as_numpy([mask])
     if memory is not None:
         return torch.from_numpy(np.packbits(memory[0].reshape(-1), bitorder="little"))
     bits = (
@@ -110,7 +110,7 @@ def check_unused(path: str, packed: Tensor, n: int) -> None:
 
 
 def _bits(packed: Tensor, n: int) -> Tensor:
-    memory = visible([packed])
+    memory = as_numpy([packed])
     if memory is not None:
         return torch.from_numpy(
             np.unpackbits(memory[0], count=n, bitorder="little").view(np.bool_)

@@ -16,7 +16,13 @@ from sparsefn import random
 from sparsefn.engine.checks import Step, is_int
 from sparsefn.engine.leaves import brought
 from sparsefn.engine.numbers import check_float
-from sparsefn.engine.processes import agreed, extent_of, here, is_sharded, sharded_like
+from sparsefn.engine.processes import (
+    agreed,
+    extent_of,
+    is_sharded,
+    local_tensor,
+    sharded_like,
+)
 from sparsefn.engine.selection import Entry, totals, winners
 from sparsefn.engine.surroundings import concrete
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -243,7 +249,7 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
 
     def run() -> Tree:
         parts = [
-            (here(leaf), extent_of(leaf) if is_sharded(leaf) else None)
+            (local_tensor(leaf), extent_of(leaf) if is_sharded(leaf) else None)
             for leaf in leaves.values()
         ]
         won = winners(

@@ -15,7 +15,7 @@ from sparsefn import random
 from sparsefn.engine.checks import described
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.processes import laid_out
+from sparsefn.engine.processes import redistributed
 from sparsefn.engine.surroundings import differentiating
 from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
@@ -95,7 +95,7 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
         # A leaf with an empty part comes back replicated.
         return rebuild(
             [
-                laid_out(slope, leaf)
+                redistributed(slope, leaf)
                 for slope, leaf in zip(gradient(leaves), leaves, strict=True)
             ]
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.sums import Box, Pooling, in_boxes, pool, slabs
-from sparsefn.engine.surroundings import visible
+from sparsefn.engine.surroundings import as_numpy
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 
@@ -129,7 +129,7 @@ def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     x = xs[0]
     if (
         x.numel() > _SLAB
-        and visible(xs) is not None
+        and as_numpy(xs) is not None
         and not any(x.requires_grad for x in xs)
     ):
         return _by_slabs(fn, xs, box)

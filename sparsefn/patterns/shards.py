@@ -20,11 +20,11 @@ from sparsefn.engine.processes import (
     Sum,
     agreed,
     alignment_of,
-    here,
     in_step,
     is_sharded,
-    laid_out,
+    local_tensor,
     realigned,
+    redistributed,
     sharded_like,
 )
 from sparsefn.engine.selection import Count, winners
@@ -163,7 +163,8 @@ class ShardedGrids(Grids):
         if not alignments:
             return leaves
         boxes = realigned(
-            [here(leaves[path]) for path in alignments], list(alignments.values())
+            [local_tensor(leaves[path]) for path in alignments],
+            list(alignments.values()),
         )
         return leaves | dict(zip(alignments, boxes, strict=True))
 
@@ -277,7 +278,9 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
     def run() -> Tensor:
         own = shard_of(units, tensors[0])
         grids = ShardedGrids({"": own}, {"": units}, [own.extent])
-        parts = [grids.to_local({"": laid_out(x, tensors[0])})[""] for x in tensors]
+        parts = [
+            grids.to_local({"": redistributed(x, tensors[0])})[""] for x in tensors
+        ]
         return grids.from_local({"": fn(own, *parts)}, {"": tensors[0]})[""]
 
     return agreed(

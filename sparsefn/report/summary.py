@@ -12,7 +12,7 @@ from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.attached.attached import Attached
 from sparsefn.engine.checks import aligned, as_fraction, fraction_at, natural
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import agreed, is_sharded, whole
+from sparsefn.engine.processes import agreed, full_tensors, is_sharded
 from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
@@ -302,7 +302,7 @@ def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:
     if mask.ndim < 2 or not mask.numel():
         return mask.new_zeros(0), mask.new_zeros(0)
     if is_sharded(mask):
-        rows, columns = whole(
+        rows, columns = full_tensors(
             [mask.sum([*range(1, mask.ndim)]), mask.sum([0, *range(2, mask.ndim)])]
         )
         return rows, columns

@@ -10,8 +10,9 @@ from torch import Tensor
 from sparsefn import random as _random
 from sparsefn.engine.checks import as_number, check_call, described, shown
 from sparsefn.engine.leaves import placed
-from sparsefn.engine.numbers import elementary, ranks_within, widened
-from sparsefn.engine.processes import here, sharded_like
+from sparsefn.engine.numbers import elementary, ranks_within
+from sparsefn.engine.processes import local_tensor, sharded_like
+from sparsefn.engine.surroundings import widened
 from sparsefn.patterns.tied import TiedPattern
 from sparsefn.patterns.units import Pattern, Units, from_rows, to_rows, units_of_leaves
 from sparsefn.scores.leaves import of_sparsified
@@ -77,10 +78,12 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
                 _random.leaf_key(key, path, step), value, torch.float64
             )
             exponent = power_at(step)
-            x = widened(here(value.detach())).double()
+            x = widened(local_tensor(value.detach())).double()
             if isinstance(exponent, Tensor):
                 exponent = placed(exponent, x.device)
-            noise = elementary.log(-elementary.log(here(drawn).clamp(min=2.0**-54)))
+            noise = elementary.log(
+                -elementary.log(local_tensor(drawn).clamp(min=2.0**-54))
+            )
             finite = torch.where(x > 0, x, 1.0).clamp(_TINY, _HUGE)
             drawn_scores = exponent * elementary.log(finite) - noise
             return sharded_like(

@@ -18,9 +18,10 @@ from sparsefn.engine.checks import (
     with_call,
 )
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.numbers import back, falling, running_sums, widened
+from sparsefn.engine.numbers import back, falling, running_sums
 from sparsefn.engine.processes import check_plain
 from sparsefn.engine.sums import Pooling
+from sparsefn.engine.surroundings import widened
 from sparsefn.patterns.boxes import boxes_of, over_elements
 from sparsefn.patterns.kinds import Pattern, channel
 from sparsefn.patterns.tied import TiedPattern

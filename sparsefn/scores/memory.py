@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefn.budgets.counts import below
 from sparsefn.engine.checks import check_int, check_positive, check_trigger, described
-from sparsefn.engine.leaves import take
+from sparsefn.engine.leaves import claim
 from sparsefn.engine.surroundings import concrete
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import OfUnits, absolute, given, magnitude, plain
@@ -46,7 +46,7 @@ def _read(
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
     def blended(m: Tensor, x: Tensor) -> Tensor:
         share = (1 - decay) * x.to(m.dtype)
-        own = take(m)
+        own = claim(m)
         return decay * m + share if own is None else own.mul_(decay).add_(share)
 
     return optree.tree_map(blended, memory, new)

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import sparsefn as sf
-from sparsefn.engine.processes.shards import here
+from sparsefn.engine.processes.shards import local_tensor
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import (
     KINDS,
@@ -150,7 +150,7 @@ def counted(kind: str, shape: tuple[int, ...], places: dict[str, Any]) -> Cases:
 
         def same(lay: Any, k: int = k, alone: Any = alone) -> None:
             mask = sf.masks.topk_mask(lay(scores)["w"], k)
-            assert torch.equal(here(mask), part_of(alone(), mask))
+            assert torch.equal(local_tensor(mask), part_of(alone(), mask))
 
         for layout, lay in places.items():
             yield f"the best {k} of {shape}, {kind} on {layout}", partial(same, lay)

@@ -28,7 +28,7 @@ from torch.distributed.tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
-from sparsefn.engine.processes.shards import extent_of, here, sharded_like
+from sparsefn.engine.processes.shards import extent_of, local_tensor, sharded_like
 from sparsefn.engine.selection.dispatch import Entry, winners
 from sparsefn.testing.harness import equal
 from tests.distributed.harness import Cases, on_ranks
@@ -261,13 +261,20 @@ def check_simulation() -> None:
         )
         with counted() as seen:
             (mask,) = winners(
-                [Entry(here(x).reshape(1, -1), absolute=True, extent=extent_of(x))], [k]
+                [
+                    Entry(
+                        local_tensor(x).reshape(1, -1),
+                        absolute=True,
+                        extent=extent_of(x),
+                    )
+                ],
+                [k],
             )
         net = simulated.net_of(weights.reshape(-1).numpy(), 1, joint=True)
         # which compares its mask with the one of one process
         found = simulated.measured(kind, net, 2, joint=True)
         assert torch.equal(
-            full(sharded_like(mask.reshape(here(x).shape), x)),
+            full(sharded_like(mask.reshape(local_tensor(x).shape), x)),
             sf.masks.topk_mask(weights.abs(), k),
         )
         assert (found.collectives, found.kib) == (

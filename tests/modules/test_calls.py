@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import sparsefn as sf
 import sparsefn.modules as M
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine.surroundings.older import OLD
+from sparsefn.engine.surroundings.torch_limits import OLD
 
 
 def mlp():

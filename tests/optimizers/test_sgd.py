@@ -121,9 +121,9 @@ def test_the_way_of_a_device_has_the_same_bits(name, monkeypatch):
         return comparable(state)
 
     want, seen = run(), []
-    sums = transforms.SUM_EACH
+    sums = transforms.foreach_add
     monkeypatch.setattr(
-        lists, "SUM_EACH", lambda *lists: seen.append(1) or sums(*lists)
+        lists, "foreach_add", lambda *lists: seen.append(1) or sums(*lists)
     )
     monkeypatch.setattr(lists, "pays", lambda tensors: True)
     for module, what in ((leafwise, "_words"), (blockwise, "flat_memory")):
@@ -225,7 +225,7 @@ def test_without_momentum_weights_off_the_mask_keep_their_bits(lr, donate):
     updates, _ = optimizer.update(torch.where(mask, g, 0.0), optimizer.init(p))
     wanted = torch.where(mask, p + updates, p)
     own = p.clone()
-    with donation.giving([own] if donate else []):
+    with donation.donating([own] if donate else []):
         moved, _ = optimizer.under_masks(
             {"w": g}, optimizer.init({"w": p}), {"w": own}, {"w": mask}
         )

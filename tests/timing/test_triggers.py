@@ -5,7 +5,7 @@ import torch._dynamo.testing
 from torch.func import vmap
 
 from sparsefn.engine.checks import checks
-from sparsefn.engine.surroundings.older import OLD
+from sparsefn.engine.surroundings.torch_limits import OLD
 from sparsefn.timing import triggers
 
 KINDS = [

@@ -18,7 +18,7 @@ from sparsefn.engine.draws.threefry import DIGITS, coins, draw, fold_in_words
 from sparsefn.engine.draws.words import MASK32
 from sparsefn.engine.leaves import as_tensor_on, brought, check_device
 from sparsefn.engine.processes import Extent, extent_of, is_sharded, sharded_like
-from sparsefn.engine.surroundings import at_compile_time, backends, reinterpreted
+from sparsefn.engine.surroundings import at_compile_time, backends, is_below
 
 
 def check_key(key: Tensor) -> None:
@@ -234,8 +234,4 @@ def flips(
         )
         below = scaled.to(torch.int64).reshape(-1)
     words = draw(key, places, n, "words", torch.int64)
-    if not torch.compiler.is_compiling():
-        return words < below
-    # The sign of a difference: compiled for a CPU, a comparison writes bools one by
-    # one, three times as slow.
-    return reinterpreted((((words - below) >> 63) & 1).to(torch.uint8), torch.bool)
+    return is_below(words, below)

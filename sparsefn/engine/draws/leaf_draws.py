@@ -22,7 +22,7 @@ from sparsefn.engine.draws.draws import (
 )
 from sparsefn.engine.draws.threefry import draw, finished, halves, told
 from sparsefn.engine.draws.words import rounds
-from sparsefn.engine.leaves import MOST, apart, brought, packs, pays, written
+from sparsefn.engine.leaves import MOST, apart, brought, packs, pays, repeated, written
 from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import asked
 
@@ -115,18 +115,12 @@ def draws_laid(
                 strict=True,
             )
             continue
-        words = halves(keys, kind)
         counter = torch.arange(min(max(sizes), MOST), dtype=torch.int32, device=device)
-        k0, k1 = (_key_of_each_element(half, sizes) for half in words)
+        k0, k1 = (repeated(half, sizes) for half in halves(keys, kind))
         index = torch.cat([counter[:n] for n in sizes])
         row = finished(*rounds(k0, k1, torch.zeros_like(index[:1]), index), kind, dtype)
         made |= zip(pack, apart(row, alike), strict=True)
     return [made[i] for i in range(len(leaves))]
-
-
-def _key_of_each_element(keys: Tensor, sizes: Sequence[int]) -> Tensor:
-    # The key of each leaf, as often as the leaf has elements.
-    return torch.cat([k.expand(n) for k, n in zip(keys.unbind(), sizes, strict=True)])
 
 
 def keys_on_device(

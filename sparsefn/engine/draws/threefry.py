@@ -23,11 +23,11 @@ from sparsefn.engine.processes import Extent
 from sparsefn.engine.surroundings import (
     Array,
     See,
+    as_numpy,
+    as_numpy_inside,
     backends,
     in_mode,
     transformed,
-    visible,
-    visible_inside,
 )
 
 # of a significand
@@ -114,7 +114,7 @@ def draw(
     >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
     tensor([1797259609,  928981903])
     """
-    plain = _plain(key, index, visible)
+    plain = _plain(key, index, as_numpy)
     if plain is not None:
         return _drawn(plain, n, kind, dtype)
     if not isinstance(index, Extent):
@@ -157,7 +157,7 @@ def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     tensor([3520574224,  438507793])
     """
     seen = (
-        visible([key, data] if isinstance(data, Tensor) else [key])
+        as_numpy([key, data] if isinstance(data, Tensor) else [key])
         if key.ndim == 1
         else None
     )
@@ -188,13 +188,13 @@ def coins(
     `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never
     come true.
     """
-    plain = _plain(key, index, visible)
+    plain = _plain(key, index, as_numpy)
     tensors = (
         [below.float() if below.dtype == torch.bfloat16 else below]
         if isinstance(below, Tensor)
         else []
     )
-    seen = visible(tensors)
+    seen = as_numpy(tensors)
     if plain is None or seen is None:
         return None
     keys, indices, batch = plain
@@ -301,7 +301,7 @@ def operator(
     )
     if made is not None:
         return made
-    plain = _plain(key, index, visible_inside)
+    plain = _plain(key, index, as_numpy_inside)
     return (
         _by_rounds(key, index, n, kind, dtype)
         if plain is None

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.processes import Extent
-from sparsefn.engine.surroundings import Array
+from sparsefn.engine.surroundings import Array, computed_once
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 MASK32 = 0xFFFFFFFF
 _PIECE = 1 << 12  # places of a box that are worked out at a time
-_FEW = 8  # as many blocks take ints as long as arrays
 # a ufunc takes an array sooner than a number
 _SHIFTS = [np.array(r, np.uint32) for r in range(33)]
 
@@ -61,9 +60,7 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
     [1797259609, 2579123966]
     """
     # int32 wraps around like uint32, but its right shift copies the sign, hence the
-    # mask. To the compiler a product is faster than a left shift, which it guards; and
-    # without the views, which make it keep what is used twice, it would write out every
-    # word's whole past again and again.
+    # mask. To the compiler a product is faster than a left shift, which it guards.
     schedule = (k0, k1, k0 ^ k1 ^ PARITY)
     x0 = x0 + k0
     x1 = x1 + k1
@@ -71,7 +68,8 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
         for r in ROTATIONS[i % 2]:
             x0 = x0 + x1
             x1 = torch.add((x1 >> (32 - r)) & ((1 << r) - 1), x1, alpha=1 << r) ^ x0
-            x0, x1 = (x.as_strided(x.shape, x.stride()) for x in (x0, x1))
+            x0 = computed_once(x0)
+            x1 = computed_once(x1)
         x0 = x0 + schedule[(i + 1) % 3]
         x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
     return x0, x1
@@ -128,13 +126,6 @@ def words(
     several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
-    if count * n <= _FEW:
-        if not isinstance(index, np.ndarray):
-            index = (np.arange(n) if index is None else index.places(np.arange(n)))[
-                None
-            ]
-        x0, x1 = _few(keys, index, (count, n))
-        return use((slice(0, count), slice(0, n)), x0, x1)
     k0 = keys[:, :1].astype(np.uint32)
     k1 = keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
@@ -196,17 +187,6 @@ def _write_places(extent: Extent, across: slice, low: Array, high: Array) -> Non
         low[here] = places.astype(np.uint32, copy=False)
         if not narrow:
             high[here] = places >> 32
-
-
-def _few(keys: Array, index: Array, shape: tuple[int, int]) -> Array:
-    made = [
-        pair(k0 & MASK32, k1 & MASK32, i >> 32 & MASK32, i & MASK32)
-        for (k0, k1), row in zip(
-            keys.tolist(), np.broadcast_to(index, shape).tolist(), strict=True
-        )
-        for i in row
-    ]
-    return np.array(made, np.uint32).reshape(*shape, 2).transpose(2, 0, 1).copy()
 
 
 def _rounds(

@@ -3,11 +3,11 @@
 from sparsefn.engine.leaves import blockwise, leafwise, lists
 from sparsefn.engine.leaves.donation import (
     Emptied,
+    claim,
+    donate,
+    donating,
     empty,
-    giving,
-    offer,
     saves,
-    take,
     unshared_memory,
 )
 from sparsefn.engine.leaves.leafwise import (
@@ -18,8 +18,7 @@ from sparsefn.engine.leaves.leafwise import (
     zero_,
     zeroed,
 )
-from sparsefn.engine.leaves.lists import MOST, apart, end_to_end, packs, pays
-from sparsefn.engine.leaves.mask_bytes import from_bytes
+from sparsefn.engine.leaves.lists import MOST, apart, end_to_end, packs, pays, repeated
 from sparsefn.engine.leaves.members import hidden, one_by_one
 from sparsefn.engine.leaves.memory import (
     BLOCK,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves.donation import take
+from sparsefn.engine.leaves.donation import claim
 from sparsefn.engine.leaves.memory import BLOCK, run_jobs
 from sparsefn.engine.surroundings import Array, constants
 
@@ -125,7 +125,7 @@ def append_row(
     dtype = tensors[-1].dtype
     made = [_fresh(flat[-1], shape, dtype) for _ in range(results - len(over))]
     for i in over:
-        taken = take(tensors[i])
+        taken = claim(tensors[i])
         made.append(
             _fresh(flat[-1], shape, dtype) if taken is None else (taken, flat[i])
         )

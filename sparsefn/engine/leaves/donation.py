@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 # What is left of the tensors that are given away, and the ids of those among them that
-# `offer` gave.
+# `donate` gave.
 _given: ContextVar[tuple[dict[int, Tensor], set[int]] | None] = ContextVar(
     "given", default=None
 )
 
 
 @contextlib.contextmanager
-def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+def donating(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
     """A context in which results may take the memory of these tensors; yields the
     tensors that are not taken yet.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
-    >>> with donation.giving([x]) as left:
-    ...     donation.take(x), len(left)
+    >>> with donation.donating([x]) as left:
+    ...     donation.claim(x), len(left)
     (tensor([1., 1.]), 0)
     """
     left = {id(x): x for x in tensors}
@@ -36,15 +36,15 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
         _given.reset(token)
 
 
-def take(x: Tensor) -> Tensor | None:
+def claim(x: Tensor) -> Tensor | None:
     """A tensor with the memory of one that is given away, which is emptied.
 
     It is None for any other.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
-    >>> with donation.giving([x]):
-    ...     donation.take(x), donation.take(x), donation.take(torch.ones(2))
+    >>> with donation.donating([x]):
+    ...     donation.claim(x), donation.claim(x), donation.claim(torch.ones(2))
     (tensor([1., 1.]), None, None)
     >>> x
     <given away: float32 of shape (2,)>
@@ -60,15 +60,15 @@ def take(x: Tensor) -> Tensor | None:
     return taken
 
 
-def offer(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
+def donate(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
     """Give tensors away that this update has made itself, those that have memory of
     their own; outside, do nothing.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x, y = torch.ones(2), torch.ones(2)
-    >>> with donation.giving([]):
-    ...     donation.offer([x, y], others=[y[:1]])
-    ...     donation.offered(x), donation.take(x), donation.take(y)
+    >>> with donation.donating([]):
+    ...     donation.donate([x, y], others=[y[:1]])
+    ...     donation.is_donated(x), donation.claim(x), donation.claim(y)
     (True, tensor([1., 1.]), None)
     """
     now = _now()
@@ -92,11 +92,11 @@ def _now() -> tuple[dict[int, Tensor], set[int]] | None:
     return None if torch.compiler.is_compiling() else _given.get()
 
 
-def offered(x: Tensor) -> bool:
-    """Whether a tensor was given by `offer`, and not taken since.
+def is_donated(x: Tensor) -> bool:
+    """Whether a tensor was given by `donate`, and not taken since.
 
     >>> from sparsefn.engine.leaves import donation
-    >>> donation.offered(torch.ones(2))
+    >>> donation.is_donated(torch.ones(2))
     False
     """
     now = _now()

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import blockwise, lists
 from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run_blocks
-from sparsefn.engine.leaves.donation import offered
+from sparsefn.engine.leaves.donation import is_donated
 from sparsefn.engine.leaves.memory import BLOCK
-from sparsefn.engine.processes import any_sharded, here, sharded_like
+from sparsefn.engine.processes import any_sharded, local_tensor, sharded_like
 from sparsefn.engine.surroundings import (
     VMAP_REINTERPRETS,
     Array,
@@ -39,10 +39,6 @@ _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 _bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
 
 
-def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [here(x) for x in tensors]
-
-
 def each_local(fn: OnLists) -> OnLists:
     """Let an elementwise function of lists of tensors see the local tensors of
     DTensors; results are laid out alike.
@@ -52,14 +48,14 @@ def each_local(fn: OnLists) -> OnLists:
     """
 
     @functools.wraps(fn)
-    def run_blocks(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
+    def on_local(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
         if not any_sharded(lists[-1]):
             return fn(*lists, **options)
-        parts = [_local(tensors) for tensors in lists]
+        parts = [list(map(local_tensor, tensors)) for tensors in lists]
         rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
         return [x if new is old else sharded_like(new, x) for new, old, x in rows]
 
-    return run_blocks  # type: ignore[return-value]
+    return on_local  # type: ignore[return-value]
 
 
 @each_local
@@ -72,7 +68,7 @@ def zeroed(
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
 
-    With `overwrite`, a leaf that was offered is zeroed in its own memory.
+    With `overwrite`, a leaf that was donated is zeroed in its own memory.
     """
     return _chosen(_zero, _masked, masks, leaves, over=(1,) if overwrite else ())
 
@@ -94,8 +90,8 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
             continue
         memory = leaf.data
         if type(memory) is not Tensor:
-            memory = here(memory)
-            mask = here(mask)
+            memory = local_tensor(memory)
+            mask = local_tensor(mask)
         if type(memory) is Tensor:
             memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(mask)
         else:
@@ -118,11 +114,9 @@ def are_zeroed(
     """
     rows: list[Row] = []
     for mask, leaf, other in zip(masks, leaves, others, strict=True):
-        flat = (
-            _words(mask, leaf, other)
-            if is_sparse(mask, leaf) and leaf.numel() >= _FEW
-            else None
-        )
+        flat = None
+        if is_sparse(mask, leaf) and leaf.numel() >= _FEW:
+            flat = _words(mask, leaf, other)
         if flat is not None:
             rows.append(flat)
             continue
@@ -188,7 +182,7 @@ def _chosen(
             results.append(leaves[0])
         else:
             results += append_row(
-                rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ()
+                rows, flat, (mask, *leaves), 1, over if is_donated(leaves[0]) else ()
             )
     if rows:
         run_blocks(kernel, rows)
@@ -240,8 +234,10 @@ def added(
     left: list[int] = []
     for i, (mask, leaf, update) in enumerate(zip(masks, old, updates, strict=True)):
         # numpy's sum of these has torch's bits
-        summed = leaf.dtype in (torch.float32, torch.float64)
-        flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
+        has_bits = leaf.dtype in (torch.float32, torch.float64)
+        flat = None
+        if has_bits and is_sparse(mask, leaf) and leaf.numel() >= _FEW:
+            flat = _words(mask, leaf, update)
         if flat is None:
             left.append(i)
             results.append(leaf)
@@ -250,13 +246,10 @@ def added(
     if rows:
         run_blocks(_move, rows)
     if left:
-        own = [old[i] for i in left]
-        sums = lists.each(_summed, own, [updates[i] for i in left])
-        for i, leaf in zip(
-            left,
-            _chosen(_select, lists.where, [masks[i] for i in left], sums, own),
-            strict=True,
-        ):
+        own = _at(left, old)
+        sums = lists.each(_summed, own, _at(left, updates))
+        chosen = _chosen(_select, lists.where, _at(left, masks), sums, own)
+        for i, leaf in zip(left, chosen, strict=True):
             results[i] = leaf
     return results
 
@@ -304,9 +297,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
         run_blocks(look, rows)
     if stains:
         left += looked
-    clean = _chosen(
-        _zero, _masked, [masks[i] for i in left], [leaves[i] for i in left], over=(1,)
-    )
+    clean = _chosen(_zero, _masked, _at(left, masks), _at(left, leaves), over=(1,))
     for i, leaf in zip(left, clean, strict=True):
         results[i] = leaf
     return results

@@ -13,22 +13,22 @@ whose gradient is wanted, are worked on one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves.donation import saves
 from sparsefn.engine.surroundings import (
-    ADD_EACH,
-    COPY_EACH,
-    LARGER_EACH,
-    LESS_EACH,
-    OVER_EACH,
-    ROOT_EACH,
-    SUM_EACH,
-    TIMES_EACH,
     differentiated,
+    foreach_add,
+    foreach_add_,
+    foreach_copy_,
+    foreach_div,
+    foreach_maximum,
+    foreach_mul,
+    foreach_sqrt_,
+    foreach_sub,
     transformed,
 )
 
@@ -71,7 +71,7 @@ def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[lis
     >>> from sparsefn.engine.leaves import lists
     >>> lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1, 2]]
-    >>> with donation.giving([]):
+    >>> with donation.donating([]):
     ...     lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1], [2]]
 
@@ -130,8 +130,21 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     made = [torch.empty(x.shape, dtype=row.dtype, device=row.device) for x in like]
     parts = torch.split(row.reshape(-1), [x.numel() for x in like])
     views = [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
-    COPY_EACH(made, views)
+    foreach_copy_(made, views)
     return made
+
+
+def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each of some numbers as often as its size says, as one row.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.repeated(torch.tensor([5, 7]), [2, 1])
+    tensor([5, 5, 7])
+
+    `torch.repeat_interleave` reads the sizes from the device, and waits for it.
+    """
+    pairs = zip(numbers.unbind(), sizes, strict=True)
+    return torch.cat([number.expand(size) for number, size in pairs])
 
 
 def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
@@ -169,25 +182,24 @@ def laid(
     float64 is laid, too: its square root is no operation of lists.
     """
     results: dict[int, Made] = {}
-    lists: list[bool] = []
-    kinds: list[tuple[object, ...]] = []
+    kinds: list[tuple[Any, ...]] = []
     for row in rows:
-        listed = formula and alike(row) and all(x.dtype != torch.float64 for x in row)
-        lists.append(listed)
-        kinds.append((listed, *((x.device, x.dtype) for x in row)))
+        narrow = all(x.dtype != torch.float64 for x in row)
+        join: Any = Listed if formula and narrow and alike(row) else end_to_end
+        kinds.append((join, *((x.device, x.dtype) for x in row)))
     for pack in packs(kinds, [row[0].numel() for row in rows]):
         if len(pack) == 1:
             results[pack[0]] = fn(*rows[pack[0]])
             continue
         columns = list(zip(*(rows[i] for i in pack), strict=True))
-        made: Any = fn(*map(Listed if lists[pack[0]] else end_to_end, columns))
-        several = isinstance(made, tuple)
-        parts = [_apart(x, columns[0]) for x in (made if several else (made,))]
-        results |= zip(
-            pack,
-            cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]),
-            strict=True,
-        )
+        join = kinds[pack[0]][0]
+        made: Any = fn(*map(join, columns))
+        if isinstance(made, tuple):
+            parts = [_apart(x, columns[0]) for x in made]
+            of_rows: Any = zip(*parts, strict=True)
+        else:
+            of_rows = _apart(made, columns[0])
+        results |= zip(pack, of_rows, strict=True)
     return [results[i] for i in range(len(rows))]
 
 
@@ -221,7 +233,7 @@ class Listed:
         if dtype == self.dtype:
             return self
         made = [torch.empty_like(x, dtype=dtype) for x in self.tensors]
-        COPY_EACH(made, self.tensors)
+        foreach_copy_(made, self.tensors)
         return Listed(made)
 
     def view(self, dtype: torch.dtype) -> Listed:
@@ -234,12 +246,12 @@ class Listed:
 
     def sqrt_(self) -> Listed:
         """The square roots, in place."""
-        ROOT_EACH(self.tensors)
+        foreach_sqrt_(self.tensors)
         return self
 
     def add_(self, number: float) -> Listed:
         """A number added, in place."""
-        ADD_EACH(self.tensors, number)
+        foreach_add_(self.tensors, number)
         return self
 
     def __add__(self, other: Other) -> Listed:
@@ -247,16 +259,16 @@ class Listed:
             widest = max(x.numel() for x in self.tensors)
             same = other.expand(widest).contiguous()
             other = Listed([same.as_strided(x.shape, x.stride()) for x in self.tensors])
-        return self._by(SUM_EACH, other)
+        return self._by(foreach_add, other)
 
     def __sub__(self, other: Listed) -> Listed:
-        return self._by(LESS_EACH, other)
+        return self._by(foreach_sub, other)
 
     def __mul__(self, other: Other) -> Listed:
-        return self._by(TIMES_EACH, other)
+        return self._by(foreach_mul, other)
 
     def __truediv__(self, other: Other) -> Listed:
-        return self._by(OVER_EACH, other)
+        return self._by(foreach_div, other)
 
     __rmul__ = __mul__
 
@@ -302,12 +314,12 @@ def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
 
 def one_of(flags: Value, others: Value) -> Value:
     """Where one of two flags is set, or both."""
-    return _of_flags(LARGER_EACH, torch.logical_or, flags, others)
+    return _of_flags(foreach_maximum, torch.logical_or, flags, others)
 
 
 def both(flags: Value, others: Value) -> Value:
     """Where both of two flags are set."""
-    return _of_flags(TIMES_EACH, torch.logical_and, flags, others)
+    return _of_flags(foreach_mul, torch.logical_and, flags, others)
 
 
 def _of_flags(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.surroundings import ADD_EACH, constants, visible
+from sparsefn.engine.surroundings import as_numpy, constants, foreach_add_
 
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
@@ -79,7 +79,7 @@ def brought(x: Tensor, device: torch.device) -> Tensor:
             if known is None
             else torch.full((), x.item(), dtype=x.dtype, device=device)
         )
-    seen = visible([x]) if x.numel() <= _FEW and x.dtype == torch.int64 else None
+    seen = as_numpy([x]) if x.numel() <= _FEW and x.dtype == torch.int64 else None
     return (
         x.to(device)
         if seen is None
@@ -112,7 +112,7 @@ def written(numbers: Sequence[int], device: torch.device) -> Tensor:
     if device.type == "cpu" or torch.compiler.is_compiling() or not numbers:
         return torch.tensor(numbers, dtype=torch.int64, device=device)
     made = torch.zeros(len(numbers), dtype=torch.int64, device=device)
-    ADD_EACH(list(made.unbind()), list(numbers))
+    foreach_add_(list(made.unbind()), list(numbers))
     return made
 
 

@@ -15,6 +15,5 @@ from sparsefn.engine.numbers.numbers import (
     like,
     real_where,
     whole_power,
-    widened,
 )
 from sparsefn.engine.numbers.ranks import back, falling, ranks_within, running_sums

@@ -21,6 +21,7 @@ from sparsefn.engine.numbers.numbers import (
     Real,
     batch_first,
     floor,
+    held,
     like,
     real_where,
     two_product,
@@ -86,15 +87,19 @@ def cospi(x: Real) -> Real:
 
 
 def _cospi(x: Real) -> Real:
+    # Into [0, 2), then [0, 1], as cos is even around 1, then [0, 1/2], as it is odd
+    # around 1/2. A difference that counts is a remainder, or of numbers of which one is
+    # at most twice the other: none is rounded.
     x = real_where(x < 0.0, -x, x)
     x = x - 2.0 * floor(x * 0.5)
-    # cos is even around 1, then odd around 1/2; all of it exact
     x = real_where(x > 1.0, 2.0 - x, x)
-    upper = x > 0.5
-    x = real_where(upper, 1.0 - x, x)
+    is_upper = x > 0.5
+    x = real_where(is_upper, 1.0 - x, x)
     rest = 0.5 - x
-    value = real_where(x <= 0.25, _horner(COS, x * x), rest * _horner(SIN, rest * rest))
-    return real_where(upper, -value, value)
+    cosine = _horner(COS, x * x)
+    sine_of_rest = rest * _horner(SIN, rest * rest)
+    value = real_where(x <= 0.25, cosine, sine_of_rest)
+    return real_where(is_upper, -value, value)
 
 
 def exp(x: Real) -> Real:
@@ -111,11 +116,15 @@ def exp(x: Real) -> Real:
 
 
 def _exp_sum(high: Real, low: Real) -> Real:
-    x = real_where(high > EXP_MAX, EXP_MAX, real_where(high < EXP_MIN, EXP_MIN, high))
+    # e^(high + low) = 2^k e^(r + low), with r in [-ln(2) / 2, ln(2) / 2].
+    x = held(high, EXP_MIN, EXP_MAX)
     k = floor(x * _LOG2_E + 0.5)
+    # k * LN2_HI is exact, and so is its difference to x, which is close to it
     r, low = two_sum(x - k * LN2_HI, low - k * LN2_LO)
     one, error = two_sum(1.0, r)
-    value = one + (error + (r * r * _horner(_EXP_TAIL, r) + (low + low * r)))
+    tail = r * r * _horner(_EXP_TAIL, r)
+    value = one + (error + (tail + (low + low * r)))
+    # 2^k in two factors, as 2^1024 is no float64
     half = floor(k * 0.5)
     value = value * _power_of_two(half) * _power_of_two(k - half)
     return real_where(high > EXP_MAX, math.inf, real_where(high < EXP_MIN, 0.0, value))
@@ -159,10 +168,12 @@ def log(x: Real) -> Real:
 
 
 def _log(x: Real) -> Real:
+    # log(2^k (1 + f)) = k ln(2) + 2 atanh(s), where 2 atanh(s) = f - s (f - tail).
     k, f = _split_exponent(x)
     s = f / (2.0 + f)
     z = s * s
-    return k * LN2_HI - ((s * (f - z * _horner(ATANH_TAIL, z)) - k * LN2_LO) - f)
+    tail = z * _horner(ATANH_TAIL, z)
+    return k * LN2_HI - ((s * (f - tail) - k * LN2_LO) - f)
 
 
 def _log_sum(x: Real) -> tuple[Real, Real]:
@@ -173,12 +184,11 @@ def _log_sum(x: Real) -> tuple[Real, Real]:
     d, d_low = two_sum(2.0, f)
     s = f / d
     p, p_low = two_product(s, d)
-    s_low = ((f - p) - p_low - s * d_low) / d
+    s_low = ((f - p) - p_low - s * d_low) / d  # what the quotient lacks
     z = s * s
+    tail = s * z * _horner(ATANH_TAIL, z)
     high, low = two_sum(k * LN2_HI, 2.0 * s)
-    return two_sum(
-        high, low + (2.0 * s_low + k * LN2_LO + s * z * _horner(ATANH_TAIL, z))
-    )
+    return two_sum(high, low + (2.0 * s_low + k * LN2_LO + tail))
 
 
 def real_power(base: Real, exponent: Real) -> Real:
@@ -199,11 +209,9 @@ def real_power(base: Real, exponent: Real) -> Real:
 def _power(base: Real, exponent: Real) -> Real:
     high, low = _log_sum(real_where(base > 0.0, base, 1.0))
     p, p_low = two_product(exponent, high)
-    value = real_where(
-        base > 0.0,
-        _exp_sum(p, p_low + exponent * low),
-        real_where(base == 0.0, 0.0, math.nan),
-    )
+    power = _exp_sum(p, p_low + exponent * low)
+    of_others = real_where(base == 0.0, 0.0, math.nan)
+    value = real_where(base > 0.0, power, of_others)
     return real_where(exponent == 0.0, 1.0, real_where(exponent == 1.0, base, value))
 
 
@@ -304,6 +312,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def _corrected_sqrt(x: Tensor) -> Tensor:
+    # One step of Newton's method from the exact square of a root that is an ulp off.
     root = x.sqrt()
     square, rest = two_product(root, root)
     step = ((x - square) - rest) / (2 * root)
@@ -316,11 +325,9 @@ def raised(x: Tensor, order: float) -> Tensor:
     """
     if order == 0:
         return (x != 0).to(x.dtype)
-    return (
-        whole_power(x, int(order))
-        if order >= 1 and order == int(order)
-        else _wide_power(x, order)
-    )
+    if order >= 1 and order == int(order):
+        return whole_power(x, int(order))
+    return _wide_power(x, order)
 
 
 def root(total: Tensor, order: float) -> Tensor:
@@ -332,9 +339,9 @@ def root(total: Tensor, order: float) -> Tensor:
 
 def _wide_power(x: Tensor, exponent: float) -> Tensor:
     value = real_power(x.double(), exponent)
-    value = torch.where(x == (0 if exponent < 0 else math.inf), math.inf, value)
-    return (
-        torch.where(x == math.inf, 0.0, value).to(x.dtype)
-        if exponent < 0
-        else value.to(x.dtype)
-    )
+    if exponent < 0:
+        value = torch.where(x == 0, math.inf, value)
+        value = torch.where(x == math.inf, 0.0, value)
+    else:
+        value = torch.where(x == math.inf, math.inf, value)
+    return value.to(x.dtype)

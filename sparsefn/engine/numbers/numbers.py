@@ -83,11 +83,7 @@ def between(first: Real, last: Real, share: Real) -> Real:
     value = last + (first - last) * share
     low = real_where(first < last, first, last)
     high = real_where(first < last, last, first)
-    return real_where(
-        share >= 1.0,
-        first,
-        real_where(value < low, low, real_where(value > high, high, value)),
-    )
+    return real_where(share >= 1.0, first, held(value, low, high))
 
 
 def floor(x: Real) -> Real:
@@ -128,10 +124,12 @@ def two_product(a: Real, b: Real) -> tuple[Real, Real]:
     p = a * b
     (a1, a2) = _halves(a)
     (b1, b2) = _halves(b)
+    # products of halves have 53 bits at most, so that none of them is rounded
     return p, ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2
 
 
 def _halves(a: Real) -> tuple[Real, Real]:
+    # The upper 26 bits, and the rest, which has 26 with its sign.
     t = a * 134217729.0  # 2^27 + 1
     high = t - (t - a)
     return high, a - high
@@ -196,36 +194,3 @@ def batch_first(
         return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
 
     return [lead(x, dim) for x, dim in pairs]
-
-
-def widened(x: Tensor) -> Tensor:
-    """The tensor in float32, or as it is if its dtype is that or wider; rounded to its
-    dtype in compiled code, too.
-
-    >>> from sparsefn.engine.numbers import numbers
-    >>> numbers.widened(torch.ones((), dtype=torch.bfloat16)).dtype
-    torch.float32
-
-    Where a graph computes x, the compiler leaves out the rounding between that and what
-    follows.
-    """
-    if torch.compiler.is_compiling() and x.element_size() == 2:
-        made: Tensor = _widened(x)
-        return made
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.library.custom_op("sparsefn::widened", mutates_args=())
-def _widened(x: Tensor) -> Tensor:
-    """Opaque to the compiler."""
-    return x.to(torch.float32)
-
-
-@_widened.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x, dtype=torch.float32)
-
-
-@_widened.register_vmap
-def _(info: object, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
-    return _widened(x), in_dims[0]

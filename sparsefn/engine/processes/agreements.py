@@ -167,22 +167,20 @@ def tell(groups: Groups, error: Exception) -> NoReturn:
 def _others_wait(groups: Groups) -> bool:
     # Whether a process of the groups has begun an agreement that this one has not.
     store = board()
+    if store is None:
+        return False
+    notes = []
+    for name in groups:
+        ranks = {*torch.distributed.get_process_group_ranks(group_of(name))}
+        for rank in ranks - {torch.distributed.get_rank()}:
+            notes.append((_key(name, rank), _begun[name]))
     end = time.monotonic() + WAIT
-    own = torch.distributed.get_rank()
-    keys = {
-        _key(name, rank): _begun[name]
-        for name in groups
-        for rank in torch.distributed.get_process_group_ranks(group_of(name))
-        if rank != own
-    }
     # a store that is gone: the error is this process's own
     with suppress(RuntimeError):
-        while store is not None and time.monotonic() < end:
-            if any(
-                store.check([key]) and int(store.get(key)) > begun
-                for key, begun in keys.items()
-            ):
-                return True
+        while time.monotonic() < end:
+            for key, begun in notes:
+                if store.check([key]) and int(store.get(key)) > begun:
+                    return True
             time.sleep(0.01)
     return False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -102,11 +102,11 @@ def _boxes(
     if busy(new)[0] < busy(old)[0]:
         grid = tuple(-(-n // c) for n, c in zip(shape, cell, strict=True))
         groups = [group for group, _ in cuts]
-        ways = itertools.product(range(len(shape)), repeat=len(groups))
-        best = max(
-            (scaled(cut(grid, tuple(zip(groups, way, strict=True)))) for way in ways),
-            key=busy,
-        )
+        others = []
+        for dims in itertools.product(range(len(shape)), repeat=len(groups)):
+            own_cuts = tuple(zip(groups, dims, strict=True))
+            others.append(scaled(cut(grid, own_cuts)))
+        best = max(others, key=busy)
         new = best if busy(best)[0] > busy(new)[0] else new
     return old, new
 
@@ -184,64 +184,53 @@ class _Route:
         self.names = alignment.layout.names
         self.sizes = alignment.layout.sizes
         self.at = alignment.layout.at
-        self.old, self.new = (
-            (alignment.new, alignment.old) if back else (alignment.old, alignment.new)
-        )
+        self.old = alignment.new if back else alignment.old
+        self.new = alignment.old if back else alignment.new
         self.dtype = x.dtype
         self.device = x.device
         self.gone = frozenset[int]()
         held = x.detach().contiguous().view(torch.uint8)
-        self.pieces = {
-            piece: held[self.slices(piece, self.old[self.at])]
-            for piece in self.held(self.gone)
-        }
+        self.pieces: dict[Piece, Tensor] = {}
+        for piece in self.held(self.gone):
+            self.pieces[piece] = held[self.slices(piece, self.old[self.at])]
 
-    def held(self, gone: frozenset[int]) -> Iterator[Piece]:
+    def held(self, gone: frozenset[int]) -> list[Piece]:
         """Which pieces this process holds after they have gone along these groups: the
         same order on all processes.
         """
-        pairs = list(enumerate(zip(self.sizes, self.at, strict=True)))
-        sources = itertools.product(
-            *(range(n) if i in gone else (at,) for i, (n, at) in pairs)
-        )
-        targets = list(
-            itertools.product(
-                *((at,) if i in gone else range(n) for i, (n, at) in pairs)
-            )
-        )
-        return (
-            piece
-            for piece in itertools.product(sources, targets)
-            if _numel(self.box(piece))
-        )
+        of_sources: list[Iterable[int]] = []
+        of_targets: list[Iterable[int]] = []
+        for i, (n, at) in enumerate(zip(self.sizes, self.at, strict=True)):
+            of_sources.append(range(n) if i in gone else (at,))
+            of_targets.append((at,) if i in gone else range(n))
+        sources = itertools.product(*of_sources)
+        targets = itertools.product(*of_targets)
+        pieces = itertools.product(sources, targets)
+        return [piece for piece in pieces if _numel(self.box(piece))]
 
     def box(self, piece: Piece) -> Box:
-        return tuple(
-            (max(a, c), min(b, d))
-            for (a, b), (c, d) in zip(
-                self.old[piece[0]], self.new[piece[1]], strict=True
-            )
-        )
+        source, target = piece
+        pairs = zip(self.old[source], self.new[target], strict=True)
+        return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
 
-    def shape(self, box: Box) -> list[int]:
-        sizes = [b - a for a, b in box]
+    def shape(self, piece: Piece) -> list[int]:
+        """The sizes of a piece, of the last dimension in bytes."""
+        sizes = [b - a for a, b in self.box(piece)]
         return [*sizes[:-1], sizes[-1] * self.dtype.itemsize]
 
     def slices(self, piece: Piece, within: Box) -> tuple[slice, ...]:
-        bounds = [
-            (a - c, b - c)
-            for (a, b), (c, _) in zip(self.box(piece), within, strict=True)
-        ]
-        first, end = bounds[-1]
-        bounds[-1] = (first * self.dtype.itemsize, end * self.dtype.itemsize)
-        return tuple(slice(a, b) for a, b in bounds)
+        """Where a piece is in the bytes of a box."""
+        pairs = zip(self.box(piece), within, strict=True)
+        slices = [slice(a - c, b - c) for (a, b), (c, _) in pairs]
+        last = slices[-1]
+        width = self.dtype.itemsize
+        return (*slices[:-1], slice(last.start * width, last.stop * width))
 
     def arrived(self) -> Tensor:
         """The tensor, once its pieces have gone along all groups."""
         box = self.new[self.at]
-        made = torch.empty(
-            [b - a for a, b in box], dtype=self.dtype, device=self.device
-        )
+        sizes = [b - a for a, b in box]
+        made = torch.empty(sizes, dtype=self.dtype, device=self.device)
         for piece, part in self.pieces.items():
             made.view(torch.uint8)[self.slices(piece, box)] = part
         return made
@@ -252,48 +241,35 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
 
     Pieces that stay where they are do not go through it.
     """
-    sent: dict[int, list[Tensor]] = {}
-    awaited: dict[int, list[tuple[_Route, Piece]]] = {}
+    group = group_of(name)
+    device = routes[0].device
+    none = torch.empty(0, dtype=torch.uint8, device=device)
+    sent = [[none] for _ in range(group.size())]  # to each rank
+    awaited: list[list[tuple[_Route, Piece]]] = [[] for _ in sent]  # from each rank
     for route in routes:
         i = route.names.index(name)
         me = route.at[i]
-        gone = route.gone | {i}
-        for piece in list(route.held(route.gone)):
-            if piece[1][i] != me:
-                sent.setdefault(piece[1][i], []).append(
-                    route.pieces.pop(piece).reshape(-1)
-                )
-        for piece in route.held(gone):
-            if piece[0][i] != me:
-                awaited.setdefault(piece[0][i], []).append((route, piece))
-        route.gone = gone
-        count = route.sizes[i]
-    expected: dict[int, list[int]] = {}
-    for rank, pieces in awaited.items():
-        expected[rank] = [
-            math.prod(route.shape(route.box(piece))) for route, piece in pieces
-        ]
-
-    def given_to(rank: int) -> int:
-        return sum(part.numel() for part in sent.get(rank, []))
-
-    given = [given_to(rank) for rank in range(count)]
-    taken = [sum(expected.get(rank, [])) for rank in range(count)]
-    device = routes[0].device
-    empty = torch.empty(0, dtype=torch.uint8, device=device)
-    out = torch.cat(
-        [empty, *(part for rank in range(count) for part in sent.get(rank, []))]
-    )
+        for piece in route.held(route.gone):
+            target = piece[1][i]
+            if target != me:
+                sent[target].append(route.pieces.pop(piece).reshape(-1))
+        route.gone |= {i}
+        for piece in route.held(route.gone):
+            source = piece[0][i]
+            if source != me:
+                awaited[source].append((route, piece))
+    given = [sum(map(len, parts)) for parts in sent]
+    out = torch.cat(list(itertools.chain.from_iterable(sent)))
+    expected = list(itertools.chain.from_iterable(awaited))
+    lengths = [math.prod(route.shape(piece)) for route, piece in expected]
+    left = iter(lengths)
+    taken = [sum(itertools.islice(left, len(pieces))) for pieces in awaited]
     got = torch.empty(sum(taken), dtype=torch.uint8, device=device)
     with waiting():
-        torch.distributed.all_to_all_single(
-            got, out, taken, given, group=group_of(name)
-        )
-    lengths = [n for rank in range(count) for n in expected.get(rank, [])]
-    parts = iter(torch.split(got, lengths))
-    for rank in range(count):
-        for route, piece in awaited.get(rank, []):
-            route.pieces[piece] = next(parts).reshape(route.shape(route.box(piece)))
+        torch.distributed.all_to_all_single(got, out, taken, given, group=group)
+    parts = torch.split(got, lengths)
+    for (route, piece), part in zip(expected, parts, strict=True):
+        route.pieces[piece] = part.reshape(route.shape(piece))
 
 
 def _numel(box: Box) -> int:

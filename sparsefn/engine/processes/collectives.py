@@ -123,46 +123,45 @@ def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
         alike.setdefault(groups, []).append(i)
     results: list[Any] = [None] * len(running)
     lines = {groups: Line(groups) for groups in alike}
-    told: list[Array | None] = [None] * len(running)
+    told: dict[int, Array] = {}
     while any(alike.values()):
         for groups, left in alike.items():
             asked: dict[int, Sum | Gather] = {}
             for i in left:
                 try:
-                    asked[i] = running[i][1].send(told[i])  # type: ignore[arg-type]
+                    asked[i] = running[i][1].send(told.get(i))  # type: ignore[arg-type]
                 except StopIteration as end:
                     results[i] = end.value
-            for i, answer in zip(
-                asked, _answers(lines[groups], list(asked.values())), strict=True
-            ):
-                told[i] = answer
+            answers = _answers(lines[groups], list(asked.values()))
+            told |= zip(asked, answers, strict=True)
             alike[groups] = list(asked)
     return results
 
 
 def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     # What all processes have of each.
-    sums = [np.asarray(one.counts, np.int64) for one in asked if isinstance(one, Sum)]
-    parts = [
-        np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)
-    ]
     if not asked:
         return []
+    counts = [np.asarray(one.counts, np.int64) for one in asked if isinstance(one, Sum)]
+    values = [
+        np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)
+    ]
     # The values of all exchanges are one message, which begins with their sizes. Its
-    # own size goes with the sums.
-    lengths = np.array([x.size for x in parts], np.int64)
-    message = np.concatenate(
-        [part.reshape(-1).view(np.uint8) for part in (lengths, *parts)]
-    )
-    sizes = np.zeros(line.size if parts else 0, np.int64)
-    if parts:
+    # own size goes with the counts.
+    lengths = np.array([x.size for x in values], np.int64)
+    message = np.concatenate([x.reshape(-1).view(np.uint8) for x in (lengths, *values)])
+    sizes = np.zeros(line.size if values else 0, np.int64)
+    if values:
         sizes[line.place] = message.size
-    total = line.total(np.concatenate([sizes, *sums]))
-    summed = iter(np.split(total[sizes.size :], np.cumsum([x.size for x in sums])[:-1]))
-    gathered = iter(
-        _gathered(line.messages(message, total[: sizes.size]), parts) if parts else []
-    )
-    return [next(summed) if isinstance(one, Sum) else next(gathered) for one in asked]
+    total = line.total(np.concatenate([sizes, *counts]))
+    sizes, total = np.split(total, [sizes.size])
+    gathered: list[Array] = []
+    if values:
+        gathered = _gathered(line.messages(message, sizes), values)
+    ends = np.cumsum([x.size for x in counts])
+    sums = iter(np.split(total, ends[:-1]))
+    parts = iter(gathered)
+    return [next(sums) if isinstance(one, Sum) else next(parts) for one in asked]
 
 
 def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:
@@ -170,10 +169,9 @@ def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:
     found: list[list[Array]] = [[] for _ in like]
     for message in messages:
         start = 8 * len(like)
-        for parts, one, size in zip(
-            found, like, message[:start].view(np.int64).tolist(), strict=True
-        ):
-            stop = start + size * one.itemsize
+        lengths = message[:start].view(np.int64).tolist()
+        for parts, one, length in zip(found, like, lengths, strict=True):
+            stop = start + length * one.itemsize
             parts.append(np.frombuffer(message[start:stop].tobytes(), one.dtype))
             start = stop
     return [np.concatenate(parts) for parts in found]

@@ -87,13 +87,11 @@ def gathered(*own: Tensor) -> list[Tensor]:
     line = Line(dealing())
     (told,) = in_step([(dealing(), values_of_all(np.array([len(x) for x in parts])))])
     sizes = told.reshape(line.size, -1).T.tolist()
-    every = [
-        line.end_to_end(part, size) for part, size in zip(parts, sizes, strict=True)
-    ]
-    return [
-        y.view(x.dtype).reshape(-1, *x.shape[1:]).to(x.device)
-        for x, y in zip(own, every, strict=True)
-    ]
+    whole = []
+    for x, part, of_ranks in zip(own, parts, sizes, strict=True):
+        every = line.end_to_end(part, of_ranks).view(x.dtype)
+        whole.append(every.reshape(-1, *x.shape[1:]).to(x.device))
+    return whole
 
 
 def check_alike(*what: object) -> None:
@@ -107,15 +105,12 @@ def check_alike(*what: object) -> None:
         return
     words = re.sub(r" at 0x\w+", "", "\t".join(map(_told, what)))
     (told,) = in_step([(dealing(), texts_of_all(words))])
-    for rank, text in enumerate(told):
-        for x, y in zip_longest(
-            told[0].split("\t"), text.split("\t"), fillvalue="nothing"
-        ):
+    first, *others = (text.split("\t") for text in told)
+    for rank, own in enumerate(others, 1):
+        same_call = len(first) > 1 and own[0] == first[0]
+        where = f"in {own[0]}" if same_call else "they are at"
+        for x, y in zip_longest(first, own, fillvalue="nothing"):
             if x != y:
-                head = text.split("\t")[0]
-                where = (
-                    f"in {head}" if told[0].startswith(f"{head}\t") else "they are at"
-                )
                 raise ValueError(
                     "by_rows: expected the same calls with the same values on all "
                     f"processes, but {where}: {x} on process 0, and {y} on process "

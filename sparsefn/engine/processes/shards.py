@@ -80,11 +80,11 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
     return bool(others) and any(map(is_sharded, others))
 
 
-def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+def full_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of which processes may hold parts, as plain tensors that are complete.
 
-    >>> from sparsefn.engine.processes.shards import whole
-    >>> whole([torch.tensor(3), torch.tensor(4)])
+    >>> from sparsefn.engine.processes.shards import full_tensors
+    >>> full_tensors([torch.tensor(3), torch.tensor(4)])
     [tensor(3), tensor(4)]
 
     Meant for counts and other small results. The 0-d ones of one dtype, mesh and
@@ -168,7 +168,7 @@ def extent_of(x: Tensor) -> Extent:
 
 def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     extent = layout.extent(layout.box(layout.at))
-    held = tuple(here(x).shape)
+    held = tuple(local_tensor(x).shape)
     if held != extent.size:
         raise ValueError(
             "expected a DTensor cut as torch.chunk cuts, on rank "
@@ -178,7 +178,7 @@ def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     return extent
 
 
-def here(x: Tensor) -> Tensor:
+def local_tensor(x: Tensor) -> Tensor:
     """The part of a DTensor that this process holds, as a plain tensor.
 
     A plain tensor stays as it is.
@@ -192,14 +192,17 @@ def sharded_like(local: Tensor, x: Tensor) -> Tensor:
     """
     if not is_sharded(x):
         return local
-    # Without the shape every process would work out another one from shards of
-    # different sizes.
-    mesh = x.device_mesh  # type: ignore[attr-defined]
-    placements = x.placements  # type: ignore[attr-defined]
     module = sys.modules["torch.distributed.tensor"]
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
+    # Without the shape every process would work out another one from shards of
+    # different sizes.
     made: Tensor = module.DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=x.shape, stride=tuple(strides)
+        local,
+        x.device_mesh,  # type: ignore[attr-defined]
+        x.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=x.shape,
+        stride=tuple(strides),
     )
     return made
 
@@ -256,15 +259,13 @@ def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
     """The names of the process groups of the meshes of some DTensors, by first
     appearance; () for plain tensors.
     """
-    meshes = {x.device_mesh: None for x in tensors if is_sharded(x)}  # type: ignore[attr-defined]
-    return tuple(
-        {
-            mesh.get_group(i).group_name: None
-            for mesh in meshes
-            for i in range(mesh.ndim)
-            if mesh.size(i) > 1
-        }
-    )
+    meshes = dict.fromkeys(x.device_mesh for x in tensors if is_sharded(x))  # type: ignore[attr-defined]
+    names: dict[str, None] = {}
+    for mesh in meshes:
+        for i in range(mesh.ndim):
+            if mesh.size(i) > 1:
+                names[mesh.get_group(i).group_name] = None
+    return tuple(names)
 
 
 def agreed(
@@ -321,7 +322,7 @@ def is_spread(x: Tensor, like_: Tensor) -> bool:
     return is_sharded(x) and is_sharded(like_) and x.placements != like_.placements  # type: ignore[attr-defined]
 
 
-def laid_out(x: Tensor, like_: Tensor) -> Tensor:
+def redistributed(x: Tensor, like_: Tensor) -> Tensor:
     """A DTensor with the placements of another one, perhaps over another mesh."""
     if not is_spread(x, like_):
         return x
@@ -345,9 +346,10 @@ def laid_like(x: Tensor, like_: Tensor) -> Tensor:
     """A tensor on the device of another one and laid out as it, of which processes hold
     parts or all have the whole.
     """
-    return (part if x.ndim and not is_sharded(x) else laid_out)(
-        x.to(like_.device), like_
-    )
+    x = x.to(like_.device)
+    if x.ndim and not is_sharded(x):
+        return part(x, like_)
+    return redistributed(x, like_)
 
 
 def words_of(x: Tensor) -> str:
@@ -372,10 +374,12 @@ def localized(
     if not any_sharded([row[0] for row in rows]):
         return rows, rebuild
     firsts = [row[0] for row in rows]
-    parts = [tuple(map(here, row)) for row in rows]
-    return parts, lambda results: rebuild(
-        [sharded_like(*pair) for pair in zip(results, firsts, strict=True)]
-    )
+
+    def rebuild_sharded(results: Sequence[Tensor]) -> Out:
+        pairs = zip(results, firsts, strict=True)
+        return rebuild([sharded_like(*pair) for pair in pairs])
+
+    return [tuple(map(local_tensor, row)) for row in rows], rebuild_sharded
 
 
 def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:

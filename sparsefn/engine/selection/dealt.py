@@ -33,27 +33,33 @@ def winners(
     sizes = [fixed.competitions(x.scores.shape) for x in laid]
     each = torch.split(counts, sizes) if isinstance(counts, Tensor) else counts
     check_alike("a selection", *(x for entry in laid for x in entry[:3]), *each)
+    # entries of which each process has some rows
     several = [i for i, x in enumerate(laid) if len(x.scores) > 1 and x.scores.numel()]
-    parts = [
-        own(len(x.scores)) if i in several else range(len(x.scores))
-        for i, x in enumerate(laid)
-    ]
-    cut = [_of(*row) for row in zip(laid, each, parts, strict=True)]
-    found = own_winners([x for x, _ in cut], [n for _, n in cut])
-    for i, mask in zip(several, gathered(*(found[i] for i in several)), strict=True):
-        found[i] = mask
-    return [
-        fixed.laid_back(mask, x.scores.shape)
-        for mask, x in zip(found, entries, strict=True)
-    ]
+    parts = list(laid)
+    part_counts = list(each)
+    for i in several:
+        rows = own(len(laid[i].scores))
+        parts[i] = _rows_of(laid[i], rows)
+        part_counts[i] = _counts_of(each[i], len(laid[i].scores), rows)
+    masks = own_winners(parts, part_counts)
+    whole = gathered(*(masks[i] for i in several))
+    for i, mask in zip(several, whole, strict=True):
+        masks[i] = mask
+    pairs = zip(masks, entries, strict=True)
+    return [fixed.laid_back(mask, x.scores.shape) for mask, x in pairs]
 
 
-def _of(entry: Entry, count: fixed.Count, part: range) -> tuple[Entry, fixed.Count]:
-    # Some of the rows of an entry, and the counts of their competitions.
-    rows = len(entry.scores)
-    at = slice(part.start, part.stop)
-    scores, allow, deny = (None if x is None else x[at] for x in entry[:3])
-    assert scores is not None
-    if isinstance(count, Tensor) and count.numel() > 1:
-        count = count.reshape(rows, -1)[at].reshape(-1)
-    return Entry(scores, allow, deny, entry.absolute), count
+def _rows_of(entry: Entry, rows: range) -> Entry:
+    at = slice(rows.start, rows.stop)
+    return entry._replace(
+        scores=entry.scores[at],
+        allow=None if entry.allow is None else entry.allow[at],
+        deny=None if entry.deny is None else entry.deny[at],
+    )
+
+
+def _counts_of(count: fixed.Count, height: int, rows: range) -> fixed.Count:
+    # Those of the competitions of some rows; one count is for all.
+    if not isinstance(count, Tensor) or count.numel() == 1:
+        return count
+    return count.reshape(height, -1)[rows.start : rows.stop].reshape(-1)

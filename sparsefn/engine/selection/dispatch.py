@@ -8,7 +8,8 @@ it. README.md one folder up tells which way serves when.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -26,12 +27,12 @@ from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.surroundings import (
     Array,
     See,
+    as_numpy,
+    as_numpy_inside,
     backends,
     is_exporting,
     is_in_torch_dispatch_mode,
     transformed,
-    visible,
-    visible_inside,
 )
 
 Count: TypeAlias = int | Tensor
@@ -76,18 +77,12 @@ def winners(
     if not entries:
         return []
     if wide and not joint:
-        masks = winners(
-            [
-                x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x)
-                for x in entries
-            ],
-            counts,
-        )
-        return [
-            fixed.laid_back(mask, entry.scores.shape)
-            for mask, entry in zip(masks, entries, strict=True)
-        ]
-    seen = _in_memory(entries, counts, None, joint, visible)
+        rows = []
+        for x in entries:
+            rows.append(x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x))
+        pairs = zip(winners(rows, counts), entries, strict=True)
+        return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
+    seen = _in_memory(entries, counts, None, joint, as_numpy)
     if seen is not None:
         return seen
     return _elsewhere(
@@ -126,15 +121,13 @@ def totals(
     if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
         return torch.cat(shared.totals(own, extents))
-    seen = visible(flags)
-    if seen is None and pays(flags):
-        return joined.totals(flags)
-    if not flags or seen is None:
-        return (
-            torch.cat([rows.sum(-1) for rows in flags])
-            if flags
-            else torch.zeros(0, dtype=torch.int64, device="cpu")
-        )
+    seen = as_numpy(flags)
+    if seen is None:
+        if pays(flags):
+            return joined.totals(flags)
+        if flags:
+            return torch.cat([rows.sum(-1) for rows in flags])
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
@@ -159,23 +152,21 @@ def _in_memory(
     # this thread counts subnormal numbers as zero
     if seen is None or numbers is None or not TINY[0] > TINY[1]:
         return None
-    if joint or (
-        len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2
-    ):  # one competition
+    first = seen[0].out
+    if joint or (len(seen) == 1 and first.ndim == 2 and first.shape[0] == 1):
         (k,) = numbers
         bracket.write_best(seen, k if isinstance(k, int) else int(k.item()))
-    else:
-        rest = []
-        for at, n in zip(seen, numbers, strict=True):
-            if fixed.is_narrow(at.out.shape):
-                groups.top_of_groups(
-                    at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)),
-                    np.asarray(n),
-                )
-            else:
-                rest.append((at, np.asarray(n)))
-        if rest:
-            select_each(rest)
+        return [torch.from_numpy(at.out) for at in seen]
+    tables = []
+    for at, n in zip(seen, numbers, strict=True):
+        if not fixed.is_narrow(at.out.shape):
+            tables.append((at, np.asarray(n)))
+        elif at.out.ndim == 3:
+            groups.top_of_groups(at, np.asarray(n))
+        else:
+            groups.top_of_groups(reshaped(at, (*at.out.shape, 1)), np.asarray(n))
+    if tables:
+        select_each(tables)
     return [torch.from_numpy(at.out) for at in seen]
 
 
@@ -204,16 +195,14 @@ def _numbers(
 
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
-    # rows and columns
-    return [1] if joint else [math.prod(entry.scores.shape[::2]) for entry in entries]
+    # How many counts each entry has in a tensor of all.
+    return [1] if joint else [math.prod(x.scores.shape[::2]) for x in entries]
 
 
 def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:
-    return (
-        torch.split(counts, _spans(entries, joint))
-        if isinstance(counts, Tensor)
-        else counts
-    )
+    if isinstance(counts, Tensor):
+        return torch.split(counts, _spans(entries, joint))
+    return counts
 
 
 def _placed(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Count]:
@@ -231,62 +220,48 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         if joint:
             check_device("all scores of one competition", device, scores)
     hidden = transformed() or is_in_torch_dispatch_mode()  # which may count operations
-    if (
-        device.type == "meta"
-        and all(entry.scores.is_meta for entry in entries)
-        and not hidden
-    ):
+    if not hidden and all(entry.scores.is_meta for entry in entries):
         # torch's own shapes overflow
         return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]
-    kinds = [entry.scores.device.type for entry in entries]
-    own_way = all(
+    kinds = {entry.scores.device.type for entry in entries}
+    by_operator = all(
         kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds
     )
-    if not own_way and joined.takes(entries):
+    if not by_operator and joined.takes(entries):
         own = _placed(entries, counts, joint)
-        return (
-            joined.joint_masks(entries, own[0])
-            if joint
-            else joined.winners(entries, own)
-        )
-    exported = is_exporting() or not own_way
-    fused = [
-        exported
-        or (
-            torch.compiler.is_compiling()
-            and not joint
-            and fixed.is_few(entry.scores.shape)
-        )
-        for entry in entries
-    ]
+        if joint:
+            return joined.joint_masks(entries, own[0])
+        return joined.winners(entries, own)
+    if not by_operator or is_exporting():
+        own = _placed(entries, counts, joint)
+        if joint:
+            return fixed.jointly(entries, own[0])
+        return [fixed.of_rows(*pair) for pair in zip(entries, own, strict=True)]
+    # Of few units a row, compiled code compares pairs, which it fuses with the rest.
     # An operator takes two empty tensors for one memory.
-    left = [
-        i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()
-    ]
+    pairs_pay = torch.compiler.is_compiling() and not joint
+    fused = [pairs_pay and fixed.is_few(entry.scores.shape) for entry in entries]
+    left = []
+    for i, entry in enumerate(entries):
+        if not fused[i] and entry.scores.numel():
+            left.append(i)
     if isinstance(counts, Tensor) and len(left) == len(entries):
-        return _by_operator(
-            entries, placed(counts, device), _spans(entries, joint), joint
-        )
+        spans = _spans(entries, joint)
+        return _by_operator(entries, placed(counts, device), spans, joint)
     own = _placed(entries, counts, joint)
-    if exported and joint:
-        return fixed.jointly(entries, own[0])
-    won = {
-        i: fixed.of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]
-    }
+    won: dict[int, Tensor] = {}
     if left:
         some = own if joint else [own[i] for i in left]
         spans = [n.numel() if isinstance(n, Tensor) else 1 for n in some]
-        masks = _by_operator(
-            [entries[i] for i in left],
-            counts_of_rows(some, spans, device),
-            spans,
-            joint,
-        )
-        won |= dict(zip(left, masks, strict=True))
-    return [
-        won[i] if i in won else torch.zeros_like(x.scores, dtype=torch.bool)
-        for i, x in enumerate(entries)
-    ]
+        every = counts_of_rows(some, spans, device)
+        masks = _by_operator([entries[i] for i in left], every, spans, joint)
+        won |= zip(left, masks, strict=True)
+    for i, entry in enumerate(entries):
+        if fused[i]:
+            won[i] = fixed.of_rows(entry, own[i])
+        elif i not in won:
+            won[i] = torch.zeros_like(entry.scores, dtype=torch.bool)
+    return [won[i] for i in range(len(entries))]
 
 
 # ---- the operator --------------------------------------------------------------------
@@ -318,21 +293,20 @@ def _operator(
     entries = [
         Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)
     ]
+    device = scores[0].device.type
     won: list[Tensor] | None = backends.asked(
-        "winners", scores[0].device.type, entries, counts, spans, joint
+        "winners", device, entries, counts, spans, joint
     )
-    won = won or _in_memory(entries, counts, spans, joint, visible_inside)
-    if won is None:
-        own = torch.split(counts, list(spans))
-        rows = zip(entries, own, strict=False)
-        won = (
-            fixed.jointly(entries, own[0])
-            if joint
-            else [fixed.of_rows(x, n) for x, n in rows]
-        )
-        # parts of one tensor may not leave an operator
-        return [mask.clone() for mask in won]
-    return won
+    won = won or _in_memory(entries, counts, spans, joint, as_numpy_inside)
+    if won is not None:
+        return won
+    own = torch.split(counts, list(spans))
+    if joint:
+        won = fixed.jointly(entries, own[0])
+    else:
+        won = [fixed.of_rows(*pair) for pair in zip(entries, own, strict=True)]
+    # parts of one tensor may not leave an operator
+    return [mask.clone() for mask in won]
 
 
 @_operator.register_fake
@@ -346,53 +320,42 @@ def _(scores: Sequence[Tensor], *rest: object) -> list[Tensor]:
 def _(
     info: object, in_dims: tuple[Any, ...], *given: Any
 ) -> tuple[list[Tensor], list[int]]:
-    scores, allow, deny, absolute, counts, spans, joint = given
+    *columns, absolute, counts, spans, joint = given
     members: int = info.batch_size  # type: ignore[attr-defined]
+    out_dims = [0] * len(columns[0])
 
-    def batched(x: Tensor, dim: int | None) -> Tensor:
+    def batched(x: Any, dim: int | None) -> Any:
+        if x is None:
+            return None
         return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
 
-    def all_batched(
-        tensors: Sequence[Tensor | None], dims: Sequence[int | None]
-    ) -> list[Tensor | None]:
-        return [
-            None if x is None else batched(x, dim)
-            for x, dim in zip(tensors, dims, strict=True)
-        ]
+    def each(fn: Callable[[Tensor], Tensor]) -> list[list[Tensor | None]]:
+        # A function of scores and flags, some of which are None.
+        made = []
+        for column in columns:
+            made.append([None if x is None else fn(x) for x in column])
+        return made
 
-    def of_member(i: int, column: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [None if x is None else x[i] for x in column]
-
-    def with_member_rows(column: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [None if x is None else x.flatten(0, 1) for x in column]
-
-    columns = [
-        all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)
-    ]
+    for at, dims in enumerate(in_dims[:3]):
+        columns[at] = list(map(batched, columns[at], dims))
     every = batched(counts, in_dims[4])
-    own_counts = in_dims[4] is not None
     if joint:
         won = []
-        for i, n in zip(range(members), every, strict=True):
-            member = [of_member(i, column) for column in columns]
-            won.append(_operator(*member, absolute, n, spans, True))
-        return [torch.stack(masks) for masks in zip(*won, strict=True)], [0] * len(
-            scores
-        )
+        for i in range(members):
+            member = each(operator.itemgetter(i))
+            won.append(_operator(*member, absolute, every[i], spans, True))
+        return [torch.stack(masks) for masks in zip(*won, strict=True)], out_dims
     # The rows of all members are rows of one call.
-    shapes = [x.shape for x in columns[0] if x is not None]
-    rows = [with_member_rows(column) for column in columns]
+    shapes = [x.shape for x in columns[0]]
+    rows = each(lambda x: x.flatten(0, 1))
     parts = []
     for part, shape in zip(torch.split(every, list(spans), -1), shapes, strict=True):
-        shared = not own_counts and part.shape[1] == 1
-        parts.append(
-            part[0]
-            if shared
-            else part.expand(members, fixed.competitions(shape[1:])).reshape(-1)
-        )
-    masks = _operator(
-        *rows, absolute, torch.cat(parts), [part.numel() for part in parts], False
-    )
-    return [mask.reshape(shape) for mask, shape in zip(masks, shapes, strict=True)], [
-        0
-    ] * len(scores)
+        if in_dims[4] is None and part.shape[1] == 1:  # one count for all members
+            parts.append(part[0])
+        else:
+            of_rows = part.expand(members, fixed.competitions(shape[1:]))
+            parts.append(of_rows.reshape(-1))
+    lengths = [part.numel() for part in parts]
+    masks = _operator(*rows, absolute, torch.cat(parts), lengths, False)
+    pairs = zip(masks, shapes, strict=True)
+    return [mask.reshape(shape) for mask, shape in pairs], out_dims

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn.engine.numbers import check_float
 from sparsefn.engine.processes import Extent
-from sparsefn.engine.surroundings import Array, See, visible
+from sparsefn.engine.surroundings import Array, See, as_numpy
 
 Flags = TypeVar("Flags", Tensor, Array)
 
@@ -70,7 +70,7 @@ def check(entries: Sequence[Entry]) -> None:
         check_float("scores", entry.scores)
 
 
-def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
+def arrays(entries: Sequence[Entry], see: See = as_numpy) -> list[Arrays] | None:
     """The arrays of entries, with a new one for each mask.
 
     They are None unless all memory is visible.

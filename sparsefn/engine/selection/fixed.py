@@ -5,6 +5,7 @@ and for other devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -83,9 +84,6 @@ def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
     return mask.reshape(shape[0], shape[2], shape[1]).transpose(1, 2).contiguous()
 
 
-# ---- counts --------------------------------------------------------------------------
-
-
 # ---- winners -------------------------------------------------------------------------
 
 
@@ -96,19 +94,16 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
     >>> fixed.of_rows(Entry(torch.tensor([[1.0, 3.0, -3.0, 2.0]]), absolute=True), 2)
     tensor([[False,  True,  True, False]])
     """
-    few = is_few(entry.scores.shape)
     shape = entry.scores.shape
+    few = is_few(shape)
     entry = entry if few else as_rows(entry)
     open_ = eligible(entry.allow, entry.deny)
     keys = reference.rank_keys(entry.scores, open_, absolute=entry.absolute)
     if not few:
         return laid_back(reference.top_of_rows(keys, count), shape)
     if isinstance(count, Tensor):
-        count = (
-            count.reshape(())
-            if count.numel() == 1
-            else count.reshape(shape[0], *shape[2:])
-        )
+        one = count.numel() == 1
+        count = count.reshape(() if one else (shape[0], *shape[2:]))
     won = groups.top_by_pairs(keys, count)
     return won if open_ is None else won & open_
 
@@ -125,24 +120,19 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
     ... )
     tensor([          0,           0, -2147483648], dtype=torch.int32)
     """
-    wide = (
-        torch.float64
-        if any(entry.scores.dtype == torch.float64 for entry in entries)
-        else torch.float32
-    )
-    runs: list[list[Entry]] = []  # neighbours of one kind
-    for entry in entries:
-        kind = entry.scores.dtype, entry.absolute
-        if runs and kind == (runs[-1][0].scores.dtype, runs[-1][0].absolute):
-            runs[-1].append(entry)
-        else:
-            runs.append([entry])
+    double = any(entry.scores.dtype == torch.float64 for entry in entries)
+    wide = torch.float64 if double else torch.float32
     keys = []
-    for alike in runs:
+    for (_, absolute), run in groupby(entries, _kind):
+        alike = list(run)
         scores = end_to_end([x.scores for x in alike])
         open_ = eligible(_flags(alike, True), _flags(alike, False))
-        keys.append(reference.rank_keys(scores, open_, wide, alike[0].absolute))
+        keys.append(reference.rank_keys(scores, open_, wide, absolute))
     return keys[0] if len(keys) == 1 else torch.cat(keys)
+
+
+def _kind(entry: Entry) -> tuple[torch.dtype, bool]:
+    return entry.scores.dtype, entry.absolute
 
 
 def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
@@ -151,13 +141,10 @@ def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
     if all(flags is None for flags in given):
         return None
     usual = torch.full((), allowed, dtype=torch.bool, device=entries[0].scores.device)
-    pairs = zip(given, entries, strict=True)
-    return end_to_end(
-        [
-            usual.expand(x.scores.numel()) if flags is None else flags
-            for flags, x in pairs
-        ]
-    )
+    every = []
+    for flags, x in zip(given, entries, strict=True):
+        every.append(usual.expand(x.scores.numel()) if flags is None else flags)
+    return end_to_end(every)
 
 
 def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:

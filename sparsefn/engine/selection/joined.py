@@ -9,14 +9,14 @@ that `reference.top_of_rows` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import counts_of_rows
-from sparsefn.engine.leaves import MOST, apart, end_to_end, packs, pays
+from sparsefn.engine.leaves import MOST, apart, end_to_end, packs, pays, repeated
 from sparsefn.engine.selection import fixed, reference
 from sparsefn.engine.selection.entries import Entry
 from sparsefn.engine.selection.fixed import Count, competitions
@@ -49,16 +49,22 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     A joined competition has `lists.MOST` units at most, or those of one entry. Its
     temporaries take 60 bytes a unit or so.
     """
+    lengths = [_length_of_rows(entry) for entry in entries]
+    kinds = []
+    for entry, length in zip(entries, lengths, strict=True):
+        kinds.append((length, entry.scores.device, entry.scores.dtype))
     masks: dict[int, Tensor] = {}
-    ways = [_way(entry) for entry in entries]
-    kinds = [
-        (way, entry.scores.device, entry.scores.dtype)
-        for way, entry in zip(ways, entries, strict=True)
-    ]
     for pack in packs(kinds, [entry.scores.numel() for entry in entries]):
         alike = [entries[i] for i in pack]
         own = [counts[i] for i in pack]
-        masks |= zip(pack, ways[pack[0]][0](alike, own), strict=True)
+        length = lengths[pack[0]]
+        if length == 0:
+            won = [torch.zeros_like(entry.scores, dtype=torch.bool) for entry in alike]
+        elif length == _ANY_LENGTH and len(pack) > 1:
+            won = _of_one_row_each(alike, own)
+        else:
+            won = _of_one_matrix(alike, own)
+        masks |= zip(pack, won, strict=True)
     return [masks[i] for i in range(len(entries))]
 
 
@@ -84,110 +90,96 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     ... )
     tensor([2, 1, 0])
     """
+    lengths = [_ANY_LENGTH if len(rows) == 1 else rows.shape[1] for rows in flags]
     sums: dict[int, Tensor] = {}
-    for pack in packs(
-        [x.shape[1] if len(x) != 1 else -1 for x in flags], [x.numel() for x in flags]
-    ):
-        rows = [flags[i] for i in pack]
-        if len(rows) > 1 and len(rows[0]) == 1:
-            # a pack has fewer than 2^31 elements
-            running = end_to_end(rows).cumsum(0, dtype=torch.int32)
-            running = torch.cat([running.new_zeros(1), running])
-            ends = [0, *accumulate(x.numel() for x in rows)]
-            sums_so_far = torch.stack([running[end] for end in ends])
-            made = torch.split(sums_so_far.to(torch.int64).diff(), 1)
+    for pack in packs(lengths, [rows.numel() for rows in flags]):
+        alike = [flags[i] for i in pack]
+        if lengths[pack[0]] == _ANY_LENGTH and len(pack) > 1:
+            of_rows = torch.split(_totals_of_one_row_each(alike), 1)
         else:
-            whole = rows[0] if len(rows) == 1 else torch.cat(rows)
-            made = torch.split(whole.sum(-1), [len(x) for x in rows])
-        sums |= zip(pack, made, strict=True)
+            matrix = alike[0] if len(alike) == 1 else torch.cat(alike)
+            of_rows = torch.split(matrix.sum(-1), [len(rows) for rows in alike])
+        sums |= zip(pack, of_rows, strict=True)
     return torch.cat([sums[i] for i in range(len(flags))])
 
 
-# ---- ways ----------------------------------------------------------------------------
+def _totals_of_one_row_each(rows: Sequence[Tensor]) -> Tensor:
+    # Sums up to the end of each row, and their differences. A pack has fewer than 2^31
+    # elements.
+    running = end_to_end(rows).cumsum(0, dtype=torch.int32)
+    running = torch.cat([running.new_zeros(1), running])
+    ends = accumulate((row.numel() for row in rows), initial=0)
+    return torch.stack([running[end] for end in ends]).to(torch.int64).diff()
 
-Way = Callable[[Sequence[Entry], Sequence[Count]], list[Tensor]]
+
+# ---- rows of one length, and entries of one row each ---------------------------------
+
+_ANY_LENGTH = -1  # of entries of one row each
 
 
-def _way(entry: Entry) -> tuple[Way, int]:
-    # How an entry is selected from, and the length of the rows that are laid together.
-    rows = competitions(entry.scores.shape)
+def _length_of_rows(entry: Entry) -> int:
+    # The length of the rows of the entries that it is joined with.
     width = entry.scores.shape[1]
     if not entry.scores.numel():
-        return _nothing, 0
-    return (_segments, 0) if rows == 1 and width <= MOST // 2 else (_matrix, width)
+        return 0
+    if competitions(entry.scores.shape) == 1 and width <= MOST // 2:
+        return _ANY_LENGTH
+    return width
 
 
-def _nothing(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    del counts
-    return [torch.zeros_like(entry.scores, dtype=torch.bool) for entry in entries]
-
-
-def _segments(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    # Rows of any lengths, end to end: sorted by row, then by score. In that order the
-    # winners of a row are its first.
-    if len(entries) == 1:
-        return _matrix(entries, counts)
+def _of_one_row_each(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    # Units are sorted by row, then by score: the winners of a row are its first.
     sizes = [entry.scores.numel() for entry in entries]
     keys = fixed.keys_of(entries)
     counter = torch.arange(max(sizes), dtype=torch.int32, device=keys.device)
-    place = torch.cat([counter[:size] for size in sizes])
-    wanted = (
-        counts_of_rows(counts, [1] * len(sizes), keys.device)
-        .clamp(0, max(sizes))
-        .to(torch.int32)
-        .unbind()
-    )
-    first = place < torch.cat(
-        [count.expand(size) for count, size in zip(wanted, sizes, strict=True)]
-    )
-    won = torch.empty_like(first).scatter_(0, _by_row(keys, sizes), first)
-    return apart(_open(won, keys, entries), [entry.scores for entry in entries])
+    rank = torch.cat([counter[:size] for size in sizes])
+    wanted = counts_of_rows(counts, [1] * len(sizes), keys.device)
+    wanted = wanted.clamp(0, max(sizes)).to(torch.int32)
+    wins = rank < repeated(wanted, sizes)
+    won = torch.empty_like(wins).scatter_(0, _order_by_row(keys, sizes), wins)
+    return apart(_eligible(won, keys, entries), [entry.scores for entry in entries])
 
 
-def _by_row(keys: Tensor, sizes: Sequence[int]) -> Tensor:
+def _order_by_row(keys: Tensor, sizes: Sequence[int]) -> Tensor:
     # The places of keys in the order of their rows, in each row the largest key first,
     # then the lower place.
-    span = 1 << 32  # of a key of 32 bits
-    number = torch.arange(0, len(sizes) * span, span, device=keys.device)
-    row = torch.cat(
-        [one.expand(size) for one, size in zip(number.unbind(), sizes, strict=True)]
-    )
+    span = 1 << 32  # of a key of 32 bits: `row - key` of a later row is always larger
+    first = torch.arange(0, len(sizes) * span, span, device=keys.device)
+    row = repeated(first, sizes)
     if keys.dtype == torch.int32:
         return torch.sort(row - keys, stable=True).indices
     order = torch.sort(keys, descending=True, stable=True).indices
     return order[torch.sort(row[order], stable=True).indices]
 
 
-def _matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    # Rows of one length.
+def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    # The rows of all entries are those of one matrix.
     rows = [fixed.as_rows(entry) for entry in entries]
     keys = fixed.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
     count = counts[0]
     if any(isinstance(other, Tensor) or other != count for other in counts):
-        count = counts_of_rows(
-            counts, [len(entry.scores) for entry in rows], keys.device
-        )
+        heights = [len(entry.scores) for entry in rows]
+        count = counts_of_rows(counts, heights, keys.device)
     if fixed.is_narrow(keys.shape) and keys.dtype == torch.int32:
-        won = _open(_by_table(keys, count), keys, entries)
+        won = _eligible(_by_pairs(keys, count), keys, entries)
     else:
         won = reference.top_of_rows(keys, count)
     masks = apart(won, [entry.scores for entry in rows])
-    return [
-        fixed.laid_back(mask, entry.scores.shape)
-        for mask, entry in zip(masks, entries, strict=True)
-    ]
+    pairs = zip(masks, entries, strict=True)
+    return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
 
 
-def _by_table(keys: Tensor, count: Count) -> Tensor:
-    # Each unit against all of its row: a byte for each pair of units. With the place in
-    # the number there are no ties.
+def _by_pairs(keys: Tensor, count: Count) -> Tensor:
+    # Each unit against all of its row: a byte for each pair of units. The place is the
+    # last digit of a number, so that no two of a row are equal.
     width = keys.shape[1]
     numbers = keys.to(torch.int64) * width - torch.arange(width, device=keys.device)
-    better = (numbers[:, None, :] > numbers[:, :, None]).sum(-1, dtype=torch.int8)
-    return better < (count.reshape(-1, 1) if isinstance(count, Tensor) else count)
+    is_better = numbers[:, None, :] > numbers[:, :, None]
+    rank = is_better.sum(-1, dtype=torch.int8)
+    return rank < (count.reshape(-1, 1) if isinstance(count, Tensor) else count)
 
 
-def _open(won: Tensor, keys: Tensor, entries: Sequence[Entry]) -> Tensor:
+def _eligible(won: Tensor, keys: Tensor, entries: Sequence[Entry]) -> Tensor:
     # Units that do not compete are sorted last. They would win where the count is above
     # the number of units that do.
     if all(entry.allow is None and entry.deny is None for entry in entries):

@@ -52,19 +52,17 @@ def select_rows(rows: Arrays, counts: Array) -> None:
 def _in_blocks(rows: Arrays, counts: Array) -> None:
     height, width = rows.out.shape
     step = max(1, BLOCK // width)
-    scratch = Scratch(
-        min(height, step) * width,
-        rows.wide is not None and rows.wide.dtype == np.float64,
-    )
+    double = rows.wide is not None and rows.wide.dtype == np.float64
+    scratch = Scratch(min(height, step) * width, double)
     for start in range(0, height, step):
         at = slice(start, start + step)
-        scores = scratch.read(
-            rows, at, scratch.scores[: rows.out[at].size].reshape(-1, width)
-        )
-        keys = _keys(scores)
-        for flags, barring in ((rows.allow, False), (rows.deny, True)):
-            if flags is not None:
-                keys[flags[at] == barring] = np.iinfo(keys.dtype).min
+        buffer = scratch.scores[: rows.out[at].size].reshape(-1, width)
+        keys = _keys(scratch.read(rows, at, buffer))
+        barred = np.iinfo(keys.dtype).min
+        if rows.allow is not None:
+            keys[~rows.allow[at]] = barred
+        if rows.deny is not None:
+            keys[rows.deny[at]] = barred
         _winners(keys, counts[at], rows.out[at])
 
 
@@ -80,23 +78,25 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     >>> [at.out.tolist() for at in tables]
     [[[False, True]], [[True, False, False]]]
     """
-    run_jobs(
-        lambda table: select_rows(*table), tables, sum(at.out.size for at, _ in tables)
-    )
+    work = sum(at.out.size for at, _ in tables)
+    run_jobs(lambda table: select_rows(*table), tables, work)
 
 
 def _keys(scores: Array) -> Array:
     # Other integers than those of `reference.rank_keys`, in the same order.
+    # The bits of floats above zero have their order; of those below it the reverse, so
+    # that all bits but the sign are inverted.
     keys = (scores + 0.0).view(_KINDS[scores.dtype])  # -0.0 becomes 0.0
     info = np.iinfo(keys.dtype)
-    keys ^= (keys >> (info.bits - 1)) & info.max
+    sign = keys >> (info.bits - 1)  # 0, or all bits set
+    keys ^= sign & info.max
     keys[np.isnan(scores)] = info.min + 1
     return keys
 
 
 def _winners(keys: Array, counts: Array, out: Array) -> None:
     width = keys.shape[1]
-    places = np.minimum(width - counts, width - 1)
+    places = np.minimum(width - counts, width - 1)  # of thresholds in rising order
     first = int(places[0])
     if (places == first).all():
         # A partition at one place is faster, but takes 15 times as long where many
@@ -111,9 +111,8 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
         tied = np.flatnonzero(np.count_nonzero(out, axis=1) > counts)
         above = keys[tied] > threshold[tied]
         equal = keys[tied] == threshold[tied]
-        equal &= (
-            np.cumsum(equal, axis=1, dtype=np.int32)
-            <= (counts[tied] - np.count_nonzero(above, axis=1))[:, None]
-        )
+        missing = counts[tied] - np.count_nonzero(above, axis=1)
+        place_among_equal = np.cumsum(equal, axis=1, dtype=np.int32)
+        equal &= place_among_equal <= missing[:, None]
         out[tied] = above | equal
     out &= keys > np.iinfo(keys.dtype).min

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -49,7 +48,7 @@ from sparsefn.engine.selection.entries import (
     open_count,
     reshaped,
 )
-from sparsefn.engine.surroundings import Array, eagerly, unwrapped, visible_inside
+from sparsefn.engine.surroundings import Array, as_numpy_inside, eagerly, unwrapped
 
 Count: TypeAlias = int | Tensor
 
@@ -79,14 +78,8 @@ def winners(
     An entry that is no part, and is in no joint competition, is selected from by
     `plain`.
     """
-    groups = tuple(
-        dict.fromkeys(
-            name
-            for entry in entries
-            if entry.extent is not None
-            for name in entry.extent.groups
-        )
-    )
+    extents = [entry.extent for entry in entries if entry.extent is not None]
+    groups = tuple(dict.fromkeys(name for x in extents for name in x.groups))
     # a signalling NaN counts as any other NaN
     with _all_numbers_count(), np.errstate(all="ignore"):
         try:
@@ -94,42 +87,31 @@ def winners(
             running = []
             alone = []
             if joint:
-                sizes = [
-                    at.out.size if x.extent is None else x.extent.numel
-                    for x, at in zip(entries, seen, strict=True)
-                ]
-                starts = accumulate(sizes, initial=0)
-                pieces = [
-                    _piece(*one, groups)
-                    for one in zip(entries, seen, starts, strict=False)
-                ]
-                running.append((groups, selected(pieces, int(counts[0]), sum(sizes))))
+                pieces = []
+                start = 0
+                for entry, at in zip(entries, seen, strict=True):
+                    pieces.append(_piece(entry, at, start, groups))
+                    start += at.out.size if entry.extent is None else entry.extent.numel
+                running.append((groups, selected(pieces, int(counts[0]), start)))
             else:
                 for i, (entry, at) in enumerate(zip(entries, seen, strict=True)):
                     if entry.extent is None:
                         alone.append(i)
-                    else:
-                        piece = _piece(entry, at, 0, entry.extent.groups)
-                        running.append(
-                            (
-                                entry.extent.groups,
-                                selected([piece], int(counts[i]), entry.extent.numel),
-                            )
-                        )
+                        continue
+                    own = entry.extent.groups
+                    piece = _piece(entry, at, 0, own)
+                    search = selected([piece], int(counts[i]), entry.extent.numel)
+                    running.append((own, search))
             masks = [torch.from_numpy(at.out) for at in seen]
-            for i, mask in zip(
-                alone,
-                plain([entries[i] for i in alone], [counts[i] for i in alone]),
-                strict=True,
-            ):
+            won = plain([entries[i] for i in alone], [counts[i] for i in alone])
+            for i, mask in zip(alone, won, strict=True):
                 masks[i] = mask
         except Exception as error:
             agree(groups, error)
             raise
         collectives.in_step(running)
-    return [
-        mask.to(entry.scores.device) for mask, entry in zip(masks, entries, strict=True)
-    ]
+    pairs = zip(masks, entries, strict=True)
+    return [mask.to(entry.scores.device) for mask, entry in pairs]
 
 
 @eagerly
@@ -145,14 +127,13 @@ def totals(counts: Sequence[Tensor], extents: Sequence[Extent | None]) -> list[T
     def summed(count: Array) -> Exchange[Array]:
         return (yield Sum(count))
 
-    parts = [
-        (i, extent.groups) for i, extent in enumerate(extents) if extent is not None
-    ]
+    running = {}
+    for i, (count, extent) in enumerate(zip(counts, extents, strict=True)):
+        if extent is not None:
+            running[i] = extent.groups, summed(count.cpu().numpy())
     made = list(counts)
-    sums = collectives.in_step(
-        [(groups, summed(counts[i].cpu().numpy())) for i, groups in parts]
-    )
-    for (i, _), total in zip(parts, sums, strict=True):
+    sums = collectives.in_step([*running.values()])
+    for i, total in zip(running, sums, strict=True):
         made[i] = torch.from_numpy(total).to(counts[i].device)
     return made
 
@@ -337,7 +318,7 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
     for scores, allow, deny, absolute, _ in entries:
         allow, deny = (None if x is None else unwrapped(x).cpu() for x in (allow, deny))
         here.append(Entry(unwrapped(scores).cpu(), allow, deny, absolute))
-    seen = arrays(here, visible_inside)
+    seen = arrays(here, as_numpy_inside)
     if seen is None:
         raise TypeError(
             "expected tensors with values in memory to compete over processes, got "

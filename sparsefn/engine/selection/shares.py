@@ -109,13 +109,10 @@ def _scaled(shares: Tensor) -> Tensor:
     if not shares.shape[0]:
         return shares
     peak = shares.amax()
-    factor = real_where(
-        peak > 2.0**400, 2.0**-600, real_where(peak < 2.0**-400, 2.0**600, 1.0)
-    )
-    return (
-        torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares)
-        * factor
-    )
+    up_or_not = real_where(peak < 2.0**-400, 2.0**600, 1.0)
+    factor = real_where(peak > 2.0**400, 2.0**-600, up_or_not)
+    held = torch.maximum(shares, peak * 2.0**-400)
+    return torch.where(shares > 0, held, shares) * factor
 
 
 def vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
@@ -130,13 +127,12 @@ def vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
     tensors = [v for v in values if isinstance(v, Tensor)]
     if len(tensors) == len(values) and len({x.dtype for x in tensors}) == 1:
         return torch.stack(tensors).double()
-    cells = [
-        v
-        if isinstance(v, Tensor)
-        else torch.full((), v, dtype=torch.float64, device=device)
-        for v in values
-    ]
-    return torch.stack([cell.double() for cell in cells])
+    cells = []
+    for v in values:
+        if not isinstance(v, Tensor):
+            v = torch.full((), v, dtype=torch.float64, device=device)
+        cells.append(v.double())
+    return torch.stack(cells)
 
 
 def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
@@ -146,28 +142,27 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)
     order = torch.argsort(fills_at, stable=True)
+    rising = fills_at[order]
     s = shares[order]
     c = caps[order]
+    # what is left for each leaf and those after it, once the ones before it are full
     rest = s.flip(0).cumsum(0).flip(0)
     left = total - (c.cumsum(0) - c)
     level = torch.where(rest > 0, left / rest, torch.inf)
-    open_ = fills_at[order] > level
-    at = torch.where(open_, torch.arange(len(s), device=s.device), len(s) - 1).amin()
+    is_open = rising > level
+    place = torch.arange(len(s), device=s.device)
+    first_open = torch.where(is_open, place, len(s) - 1).amin()
     # Where a small share was lost in `rest`, the level falls below what the full ones
     # needed.
-    needed = torch.where(
-        torch.arange(len(s), device=s.device) < at, fills_at[order], 0.0
-    ).amax()
-    water = torch.where(
-        open_.any(), torch.maximum(level.gather(0, at.reshape(1))[0], needed), torch.inf
-    )
+    needed = torch.where(place < first_open, rising, 0.0).amax()
+    own_level = level.gather(0, first_open.reshape(1))[0]
+    water = torch.where(is_open.any(), torch.maximum(own_level, needed), torch.inf)
     quota = torch.where(fills_at <= water, caps, torch.minimum(shares * water, caps))
     whole = quota.floor()
     missing = (total - whole.sum()).to(torch.int64)
-    (one_more,) = winners(
-        [Entry((quota - whole).reshape(1, -1), (whole < caps).reshape(1, -1))],
-        [missing],
-    )
+    remainders = (quota - whole).reshape(1, -1)
+    has_room = (whole < caps).reshape(1, -1)
+    (one_more,) = winners([Entry(remainders, has_room)], [missing])
     return whole + one_more[0]
 
 

@@ -5,7 +5,6 @@ greedy start and swaps.
 from __future__ import annotations
 
 import itertools
-import math
 from functools import cache
 
 import numpy as np
@@ -15,11 +14,12 @@ from torch import Tensor
 from sparsefn.engine.selection.entries import Entry, eligible
 from sparsefn.engine.surroundings import at_compile_time, concrete
 
-_PATTERNS = (
-    2048  # of so many all are tried: those of m up to 5, and of one or all but one in 6
-)
 _AT_A_TIME = 1 << 18  # numbers, few enough for a core's cache
-_CLASS = 1.0, 17.0, 289.0  # of -inf, inf and NaN: sums over 16 entries keep their order
+# Of -inf, inf and NaN. Each is above what 16 entries of the one before it add up to, so
+# that a sum of them tells which tile has fewer NaN, then more inf, then fewer -inf.
+_LOW = 1.0
+_HIGH = 17.0
+_NONE = 289.0
 
 
 @at_compile_time
@@ -34,22 +34,19 @@ def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
     In the order of their rows, the first row first: a row with earlier columns comes
     first.
     """
-    return _listed(n, m) if _number(n, m) <= _PATTERNS else None
+    fewest = min(n, m - n)
+    # at most 2,040, those of 2 in 5
+    are_few = m <= 5 or fewest == 0 or (m == 6 and fewest == 1)
+    return _patterns(n, m) if are_few else None
 
 
 @cache
-def _listed(n: int, m: int) -> tuple[tuple[int, ...], ...]:
+def _patterns(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     rows = list(itertools.combinations(range(m), n))
     flags = np.array([np.isin(np.arange(m), row) for row in rows])
-    chosen = np.array(list(itertools.product(range(len(rows)), repeat=m)))
-    return tuple(map(tuple, chosen[(flags[chosen].sum(1) == n).all(1)].tolist()))
-
-
-def _number(n: int, m: int) -> float:
-    # How many patterns there are, or more where there are too many: m! of one in a row,
-    # known few for small tiles.
-    n = min(n, m - n)
-    return math.factorial(m) ** n if n < 2 else {4: 90, 5: 2040}.get(m, math.inf)
+    choices = np.array(list(itertools.product(range(len(rows)), repeat=m)))
+    of_columns = flags[choices].sum(1)
+    return tuple(map(tuple, choices[(of_columns == n).all(1)].tolist()))
 
 
 def tiles(entry: Entry, n: int, m: int) -> Tensor:
@@ -65,76 +62,85 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
     """
     open_ = eligible(entry.allow, entry.deny)
     scores = entry.scores.detach().double()
-    scores = scores.abs() if entry.absolute else scores
-    scores = scores if open_ is None else torch.where(open_, scores, torch.nan)
-    known = patterns_of(n, m)
-    some = max(1, _AT_A_TIME // (m * m if known is None else len(known)))
+    if entry.absolute:
+        scores = scores.abs()
+    if open_ is not None:
+        scores = torch.where(open_, scores, torch.nan)
+    patterns = patterns_of(n, m)
+    numbers = m * m if patterns is None else len(patterns)  # of a tile
+    at_a_time = max(1, _AT_A_TIME // numbers)
     if torch.compiler.is_compiling():  # one graph, whatever the size
-        some = max(1, scores.shape[0])
-    parts = [
-        _swapped(part, n, m) if known is None else _best(part, n, m, known)
-        for part in torch.split(scores, some)
-    ]
-    mask = torch.cat(parts) if parts else torch.zeros_like(scores, dtype=torch.bool)
+        at_a_time = max(1, scores.shape[0])
+    masks = []
+    for part in torch.split(scores, at_a_time):
+        if patterns is None:
+            masks.append(_by_swaps(part, n, m))
+        else:
+            masks.append(_best_of_all(part, n, m, patterns))
+    mask = torch.cat(masks) if masks else torch.zeros_like(scores, dtype=torch.bool)
     return mask if open_ is None else mask & open_
 
 
 def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
     # Finite scores, and a number for the others that goes before any sum of them.
-    low, high, none = _CLASS
-    code = torch.where(
-        scores.isnan(), -none, torch.where(scores == torch.inf, high, 0.0)
-    )
-    code = torch.where(scores == -torch.inf, -low, code)
+    code = torch.where(scores == torch.inf, _HIGH, 0.0)
+    code = torch.where(scores == -torch.inf, -_LOW, code)
+    code = torch.where(scores.isnan(), -_NONE, code)
     return torch.where(scores.isfinite(), scores, 0.0), code
 
 
 # ---- all patterns --------------------------------------------------------------------
 
 
-def _best(scores: Tensor, n: int, m: int, known: tuple[tuple[int, ...], ...]) -> Tensor:
-    rows = torch.tensor(
-        list(itertools.combinations(range(m), n)),
-        dtype=torch.int64,
-        device=scores.device,
-    )
-    chosen = torch.tensor(known, dtype=torch.int64, device=scores.device).reshape(-1, m)
-
-    # (patterns, tiles), which are copied in whole rows
-    def totals(values: Tensor) -> Tensor:
-        entries = values.reshape(-1, m, m).permute(1, 2, 0).contiguous()
-        sums = entries[:, rows[:, 0]] if n else entries.new_zeros(m, 1, values.shape[0])
-        for i in range(1, n):
-            sums = sums + entries[:, rows[:, i]]
-        whole = sums[0][chosen[:, 0]]
-        for i in range(1, m):
-            whole = whole + sums[i][chosen[:, i]]
-        return whole
-
+def _best_of_all(
+    scores: Tensor, n: int, m: int, patterns: tuple[tuple[int, ...], ...]
+) -> Tensor:
+    device = scores.device
+    columns = list(itertools.combinations(range(m), n))  # of a row
+    kept = torch.tensor(columns, dtype=torch.int64, device=device)
+    choices = torch.tensor(patterns, dtype=torch.int64, device=device).reshape(-1, m)
     finite, code = _classes(scores)
-    sums = totals(finite)
+    sums = _totals(finite, kept, choices)
     # Scores that are not finite are rare, and their sums are left out where it is known
     # that there are none.
     if concrete((code != 0).any()) is not False:
-        codes = totals(code)
+        codes = _totals(code, kept, choices)
         sums = torch.where(codes == codes.amax(0), sums, -torch.inf)
-    index = torch.arange(len(known), device=scores.device)[:, None]
-    at = torch.where(sums == sums.amax(0), index, len(known) - 1).amin(0)
-    flags = torch.zeros(len(rows), m, dtype=torch.bool, device=scores.device)
+    index = torch.arange(len(patterns), device=device)[:, None]
+    first = torch.where(sums == sums.amax(0), index, len(patterns) - 1).amin(0)
+    flags = torch.zeros(len(columns), m, dtype=torch.bool, device=device)
     if n:
-        flags = flags.scatter(1, rows, torch.ones_like(rows, dtype=torch.bool))
-    return flags[chosen[at]].reshape(-1, m * m)
+        flags = flags.scatter(1, kept, torch.ones_like(kept, dtype=torch.bool))
+    return flags[choices[first]].reshape(-1, m * m)
+
+
+def _totals(values: Tensor, kept: Tensor, choices: Tensor) -> Tensor:
+    # What each pattern keeps of each tile: (patterns, tiles), copied in whole rows.
+    m = choices.shape[1]
+    n = kept.shape[1]
+    entries = values.reshape(-1, m, m).permute(1, 2, 0).contiguous()
+    if n:
+        of_rows = entries[:, kept[:, 0]]
+    else:
+        of_rows = entries.new_zeros(m, 1, values.shape[0])
+    for i in range(1, n):
+        of_rows = of_rows + entries[:, kept[:, i]]
+    total = of_rows[0][choices[:, 0]]
+    for i in range(1, m):
+        total = total + of_rows[i][choices[:, i]]
+    return total
 
 
 # ---- greedy, then swaps --------------------------------------------------------------
 
 
-def _swapped(scores: Tensor, n: int, m: int) -> Tensor:
-    # Ranks by class and value in one number each: what is not finite goes before any
-    # sum of finite scores.
+def _by_swaps(scores: Tensor, n: int, m: int) -> Tensor:
+    # Class and value in one number: what is not finite goes before any sum of finite
+    # scores.
     finite, code = _classes(scores)
     reach = finite.abs().amax(-1, keepdim=True) * (4 * m * m)
-    worth = (finite + code * torch.where(reach > 0, reach, 1.0)).reshape(-1, m, m)
+    worth = finite + code * torch.where(reach > 0, reach, 1.0)
+    worth = worth.reshape(-1, m, m)
     kept = _filled(_greedy(worth, n), worth, n)
     pairs = list(itertools.combinations(range(m), 2))
     for _ in range(m):  # sweeps; a few of them change anything
@@ -146,54 +152,52 @@ def _swapped(scores: Tensor, n: int, m: int) -> Tensor:
     return kept.reshape(-1, m * m)
 
 
-def _one(flags: Tensor) -> Tensor:
+def _first(flags: Tensor) -> Tensor:
     # The first flag of each row that is set, alone.
     index = torch.arange(flags.shape[-1], device=flags.device)
     first = torch.where(flags, index, len(index)).amin(-1, keepdim=True)
     return flags & (index == first)
 
 
+def _best(candidates: Tensor, worth: Tensor) -> Tensor:
+    # The candidate of each tile that is worth most, the first of equal ones.
+    flags = candidates.flatten(1)
+    open_ = torch.where(candidates, worth, -torch.inf).flatten(1)
+    best = _first(flags & (open_ == open_.amax(1, keepdim=True)))
+    return best.reshape(candidates.shape)
+
+
 def _greedy(worth: Tensor, n: int) -> Tensor:
+    # The best entry whose row and column are not full, again and again.
     kept = torch.zeros_like(worth, dtype=torch.bool)
-    m = worth.shape[1]
-    for _ in range(n * m):
-        free = ~kept & (kept.sum(2) < n)[:, :, None] & (kept.sum(1) < n)[:, None, :]
-        open_ = torch.where(free, worth, -torch.inf).flatten(1)
-        kept = kept | _one(
-            free.flatten(1) & (open_ == open_.amax(1, keepdim=True))
-        ).reshape(kept.shape)
+    for _ in range(n * worth.shape[1]):
+        row_lacks = (kept.sum(2) < n)[:, :, None]
+        column_lacks = (kept.sum(1) < n)[:, None, :]
+        kept = kept | _best(~kept & row_lacks & column_lacks, worth)
     return kept
 
 
 def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
-    # A row i and a column j that lack an entry, and have (i, j): (k, l) gives way to
-    # (i, l) and (k, j). There is one.
+    # A row i and a column j lack an entry, and have (i, j) already. So a kept (k, l)
+    # gives way to (i, l) and (k, j), which are not kept. There is one.
     m = worth.shape[1]
     for _ in range((n * m + 1) // 2):
-        rows = kept.sum(2) < n
-        columns = kept.sum(1) < n
-        if concrete(rows.any()) is False:
+        row_lacks = kept.sum(2) < n
+        column_lacks = kept.sum(1) < n
+        if concrete(row_lacks.any()) is False:
             break
-        i = _one(rows)
-        j = _one(columns)
-        row = (kept & i[:, :, None]).any(1)
-        column = (kept & j[:, None, :]).any(2)
-        gives = (
-            kept & ~row[:, None, :] & ~column[:, :, None] & rows.any(1)[:, None, None]
-        )
-        across = torch.where(i[:, :, None], worth, 0.0).sum(1)[:, None, :]
-        down = torch.where(j[:, None, :], worth, 0.0).sum(2)[:, :, None]
-        gain = torch.where(gives, across + down - worth, -torch.inf).flatten(1)
-        best = _one(gives.flatten(1) & (gain == gain.amax(1, keepdim=True))).reshape(
-            kept.shape
-        )
-        k = best.any(2)
-        at = best.any(1)
-        kept = (
-            (kept & ~best)
-            | (i[:, :, None] & at[:, None, :])
-            | (k[:, :, None] & j[:, None, :])
-        )
+        i = _first(row_lacks)[:, :, None]
+        j = _first(column_lacks)[:, None, :]
+        in_row_i = (kept & i).any(1)[:, None, :]
+        in_column_j = (kept & j).any(2)[:, :, None]
+        lacks = row_lacks.any(1)[:, None, None]
+        gives = kept & ~in_row_i & ~in_column_j & lacks
+        across = torch.where(i, worth, 0.0).sum(1)[:, None, :]
+        down = torch.where(j, worth, 0.0).sum(2)[:, :, None]
+        given = _best(gives, across + down - worth)
+        k = given.any(2)[:, :, None]
+        l = given.any(1)[:, None, :]  # noqa: E741 (as above)
+        kept = (kept & ~given) | (i & l) | (k & j)
     return kept
 
 
@@ -204,11 +208,10 @@ def _exchange(kept: Tensor, worth: Tensor, i: int, k: int) -> Tensor:
     more = worth[:, k] - worth[:, i]
     give = torch.where(above & ~below, more, -torch.inf)
     take = torch.where(below & ~above, -more, -torch.inf)
-    gain = give.amax(1, keepdim=True) + take.amax(1, keepdim=True)
-    swap = (
-        _one(give == give.amax(1, keepdim=True))
-        | _one(take == take.amax(1, keepdim=True))
-    ) & (gain > 0)
+    most_given = give.amax(1, keepdim=True)
+    most_taken = take.amax(1, keepdim=True)
+    gains = most_given + most_taken > 0
+    swap = (_first(give == most_given) | _first(take == most_taken)) & gains
     flip = torch.zeros_like(kept)
     flip[:, i] = swap
     flip[:, k] = swap

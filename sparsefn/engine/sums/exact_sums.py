@@ -17,27 +17,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import end_to_end, packs, run_jobs, written
+from sparsefn.engine.leaves import end_to_end, packs, repeated, run_jobs, written
 from sparsefn.engine.processes import (
     Exchange,
+    Groups,
     Sum,
     alone,
     extent_of,
-    here,
     in_step,
     is_sharded,
+    local_tensor,
 )
 from sparsefn.engine.surroundings import (
-    LARGEST_EACH,
+    as_numpy,
+    foreach_max,
     reinterpreted,
     transformed,
-    visible,
 )
 
 _BLOCK = 1 << 17  # entries: what is kept of them stays in the second cache of a core
+_FEW = 1 << 15  # fewer entries are added by torch in less time than it takes to look
 _HALF = 31  # bits: integers of 62 are added up in two halves
 _LOW = (1 << _HALF) - 1
 _LEAST = 2.0**-967  # as the largest entry, for which the unit is 2^-1021
+_EXPONENTS = 256  # of eight each: float64 has 2048
 _ODD = (math.nan, math.inf, -math.inf)
 
 
@@ -57,32 +60,35 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     two messages. A mask is laid out as its tensor. Nothing waits for a device, unless
     DTensors are on it, and launches are the same for any number of tensors.
     """
-    shared = [i for i, x in enumerate(values) if is_sharded(x)]
-    exchanges = [
-        (extent_of(values[i]).groups, total(here(values[i]), here(masks[i])))
-        for i in shared
-    ]
-    told = dict(zip(shared, in_step(exchanges), strict=True)) if exchanges else {}
-    told |= {i: 0.0 for i, x in enumerate(values) if i not in told and not x.numel()}
-    seen = [
-        i
-        for i, x in enumerate(values)
-        if i not in told and visible([x, masks[i]]) is not None
-    ]
-    told |= {i: alone(total(values[i], masks[i])) for i in seen}
-    made = {
-        i: torch.full((), n, dtype=torch.float64, device=here(values[i]).device)
-        for i, n in told.items()
-    }
-    left = [i for i in range(len(values)) if i not in made]
+    sharded = [i for i, x in enumerate(values) if is_sharded(x)]
+    exchanges = []
+    for i in sharded:
+        groups = extent_of(values[i]).groups
+        exchanges.append(
+            (groups, total(local_tensor(values[i]), local_tensor(masks[i])))
+        )
+    numbers: dict[int, float] = {}
+    if exchanges:
+        numbers |= zip(sharded, in_step(exchanges), strict=True)
+    left = []
+    for i, (x, mask) in enumerate(zip(values, masks, strict=True)):
+        if i in numbers:
+            continue
+        if not x.numel():
+            numbers[i] = 0.0
+        elif x.numel() >= _FEW and as_numpy([x, mask]) is not None:
+            numbers[i] = alone(total(x, mask))
+        else:
+            left.append(i)
+    made: dict[int, Tensor] = {}
+    for i, number in numbers.items():
+        device = local_tensor(values[i]).device
+        made[i] = torch.full((), number, dtype=torch.float64, device=device)
     kinds = [i if transformed() else (values[i].device, values[i].dtype) for i in left]
     for pack in packs(kinds, [values[i].numel() for i in left]):
         places = [left[i] for i in pack]
-        made |= zip(
-            places,
-            _laid([values[i] for i in places], [masks[i] for i in places]),
-            strict=True,
-        )
+        added = _laid([values[i] for i in places], [masks[i] for i in places])
+        made |= zip(places, added, strict=True)
     return [made[i] for i in range(len(values))]
 
 
@@ -97,21 +103,26 @@ def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     As `sums`, for DTensors: the counts travel with the sums, so that they take no
     message of their own.
     """
-    shared = [i for i, x in enumerate(values) if is_sharded(x)]
-    groups = [extent_of(values[i]).groups for i in shared]
-    parts = [(here(values[i]), here(masks[i])) for i in shared]
-    exchanges: list[Exchange[float]] = [total(*part) for part in parts] + [
-        _count(mask) for _, mask in parts
-    ]
-    told = (
-        in_step(list(zip([*groups, *groups], exchanges, strict=True))) if shared else []
-    )
-    added_up = torch.tensor(told, dtype=torch.float64, device="cpu")
-    made = {i: added_up[at] / added_up[at + len(shared)] for at, i in enumerate(shared)}
+    sharded = [i for i, x in enumerate(values) if is_sharded(x)]
+    added: list[tuple[Groups, Exchange[float]]] = []
+    counted: list[tuple[Groups, Exchange[float]]] = []
+    for i in sharded:
+        groups = extent_of(values[i]).groups
+        mask = local_tensor(masks[i])
+        added.append((groups, total(local_tensor(values[i]), mask)))
+        counted.append((groups, _count(mask)))
+    made: dict[int, Tensor] = {}
+    if sharded:
+        numbers = torch.tensor(in_step([*added, *counted]), dtype=torch.float64)
+        quotients = torch.split(numbers, len(sharded))
+        made |= zip(sharded, (quotients[0] / quotients[1]).unbind(), strict=True)
     left = [i for i in range(len(values)) if i not in made]
-    added = sums([values[i] for i in left], [masks[i] for i in left])
-    made |= {i: one / masks[i].sum() for i, one in zip(left, added, strict=True)}
-    return [made[i].to(here(x).device, torch.float64) for i, x in enumerate(values)]
+    plain_sums = sums([values[i] for i in left], [masks[i] for i in left])
+    for i, number in zip(left, plain_sums, strict=True):
+        made[i] = number / masks[i].sum()
+    return [
+        made[i].to(local_tensor(x).device, torch.float64) for i, x in enumerate(values)
+    ]
 
 
 def _count(mask: Tensor) -> Exchange[float]:
@@ -125,20 +136,23 @@ def total(x: Tensor, mask: Tensor) -> Exchange[float]:
     """
     blocks = _blocks(x, mask)
     ends = [float(end) for block in blocks for end in block.aminmax()]
-    odd = [end for end in ends if not math.isfinite(end)]
-    # How many processes have which exponent, by eights, or which odd numbers: four
-    # counts travel as one.
-    counts = np.zeros(260, np.uint16)
-    if odd:
-        counts[256 + [math.isnan(sum(odd)), sum(odd) > 0, True].index(True)] = 1
+    # How many processes have which exponent, by eights, or which odd number. Four
+    # counts travel as one number.
+    counts = np.zeros(_EXPONENTS + 4, np.uint16)
+    odd = sum(end for end in ends if not math.isfinite(end))
+    if odd != 0:
+        counts[_EXPONENTS + _place_among_odd(odd)] = 1
     else:
-        counts[math.frexp(max([_LEAST, *map(abs, ends)]))[1] + 1022 >> 3] = 1
+        _, exponent = math.frexp(max([_LEAST, *map(abs, ends)]))
+        counts[exponent + 1022 >> 3] = 1
     counts = (yield Sum(counts.view(np.int64))).view(np.uint16)
-    if counts[256:].any():
-        return sum(
-            number for number, count in zip(_ODD, counts[256:], strict=False) if count
-        )
-    scale = math.ldexp(1.0, 1077 - 8 * int(counts.nonzero()[0][-1]))
+    of_odd = counts[_EXPONENTS : _EXPONENTS + len(_ODD)].tolist()
+    if any(of_odd):
+        return sum(n for n, count in zip(_ODD, of_odd, strict=True) if count)
+    # The largest entry is below 2^(8 * largest - 1015), and below 2^62 once scaled: an
+    # int64, of which 2^32 are added in halves of 31 bits.
+    largest = int(counts.nonzero()[0][-1])
+    scale = math.ldexp(1.0, 1077 - 8 * largest)
     halves = np.zeros(2, np.int64)
     for block in blocks:
         halves += [int(half.sum()) for half in _cut(block.double() * scale)]
@@ -146,22 +160,28 @@ def total(x: Tensor, mask: Tensor) -> Exchange[float]:
     return float((int(first) << _HALF) + int(second)) / scale
 
 
+def _place_among_odd(number: float) -> int:
+    if math.isnan(number):
+        return 0
+    return 1 if number > 0 else 2
+
+
 def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
     # The entries that are summed and zeros for others, or in blocks those alone. Empty
     # blocks are left out.
     mask = mask.expand(x.shape)
     x = x.detach()
-    seen = visible([x, mask])
+    seen = as_numpy([x, mask])
     if seen is None:
         return [torch.where(mask, x, 0)] if x.numel() else []
     flat, kept = (array.reshape(-1) for array in seen)
+
+    def entries_of(part: slice) -> Tensor:
+        return torch.from_numpy(flat[part][kept[part]]).view(x.dtype)
+
     parts = [slice(at, at + _BLOCK) for at in range(0, flat.size, _BLOCK)]
-    found = run_jobs(
-        lambda part: torch.from_numpy(flat[part][kept[part]]).view(x.dtype),
-        parts,
-        flat.size,
-    )
-    return [block for block in found if block.numel()]
+    blocks = run_jobs(entries_of, parts, flat.size)
+    return [block for block in blocks if block.numel()]
 
 
 def _laid(values: Sequence[Tensor], masks: Sequence[Tensor]) -> Iterable[Tensor]:
@@ -169,36 +189,37 @@ def _laid(values: Sequence[Tensor], masks: Sequence[Tensor]) -> Iterable[Tensor]
     that are laid end to end.
     """
     sizes = [x.numel() for x in values]
-    mask = end_to_end(
-        mask.expand(x.shape) for x, mask in zip(values, masks, strict=True)
-    )
+    pairs = zip(values, masks, strict=True)
+    mask = end_to_end(mask.expand(x.shape) for x, mask in pairs)
     row = torch.where(mask, end_to_end(values), 0)
-    if len(sizes) == 1:
-        low, high = (end[None] for end in row.aminmax())
-    else:
-        high, low = (
-            torch.stack(LARGEST_EACH(torch.split(x, sizes))) for x in (row, -row)
-        )
-        low = -low
+    low, high = _ends(row, sizes)
+    # The exponent by eights, as in `total`, and the bits of the same power of two.
     largest = torch.maximum(-low, high)
-    exponents = reinterpreted(largest.double().clamp(min=_LEAST), torch.int64) >> 55
-    scale = reinterpreted(2100 - 8 * exponents << 52, torch.float64)
-    halves = _cut(
-        row
-        * torch.cat(
-            [one.expand(size) for one, size in zip(scale.unbind(), sizes, strict=True)]
-        )
-    )
+    bits = reinterpreted(largest.double().clamp(min=_LEAST), torch.int64)
+    eighths = bits >> 55
+    scale = reinterpreted(2100 - 8 * eighths << 52, torch.float64)
+    halves = _cut(row * repeated(scale, sizes))
     if len(sizes) == 1:
         first, second = (half.sum(0, keepdim=True) for half in halves)
     else:  # differences of the sums up to each end
         ends = written([size - 1 for size in itertools.accumulate(sizes)], row.device)
+        before = ends[:1] * 0
         first, second = (
-            torch.diff(half.cumsum(0)[ends], prepend=ends[:1] * 0) for half in halves
+            torch.diff(half.cumsum(0)[ends], prepend=before) for half in halves
         )
-    return torch.where(
-        largest.isfinite(), _rounded(first, second) / scale, (low + high).double()
-    ).unbind()
+    sums_of_finite = _rounded(first, second) / scale
+    odd = (low + high).double()
+    return torch.where(largest.isfinite(), sums_of_finite, odd).unbind()
+
+
+def _ends(row: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    # The least and the largest entry of each part of a row.
+    if len(sizes) == 1:
+        low, high = row.aminmax()
+        return low[None], high[None]
+    high = torch.stack(foreach_max(torch.split(row, sizes)))
+    low = -torch.stack(foreach_max(torch.split(-row, sizes)))
+    return low, high
 
 
 def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,8 +229,9 @@ def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(first: Tensor, second: Tensor) -> Tensor:
-    # The float64 nearest to the integer: of two terms that are exact, so that it is
-    # rounded once.
+    # The float64 nearest to the integer `first * 2^31 + second`. It is the sum of two
+    # terms that float64 holds exactly, so that their sum is rounded once: the upper
+    # part has at most 53 bits, the lower 10 + 31 bits.
     first = first + (second >> _HALF)
     rest = ((first & 1023) << _HALF) + (second & _LOW)
     return (first >> 10).double() * 2.0 ** (_HALF + 10) + rest.double()

@@ -43,7 +43,7 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
 
     Returns a new array of the other dimensions.
     """
-    x, rank = _merged(x, rank)
+    x, rank = _without_ones(x, rank)
     size = math.prod(x.shape[:rank])
     grid = x.shape[rank:]
     if x.size <= _BLOCK:
@@ -69,44 +69,22 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
     return out
 
 
-def _merged(x: Array, rank: int) -> tuple[Array, int]:
-    # The first dimensions as few as their strides allow: one of length 1 at least.
-    sizes = [1]
-    strides = [x.itemsize]
-    for size, stride in zip(x.shape[:rank], x.strides[:rank], strict=True):
-        if size > 1 and sizes == [1]:
-            sizes = [size]
-            strides = [stride]
-        elif size > 1 and strides[-1] == size * stride:
-            sizes = [*sizes[:-1], sizes[-1] * size]
-            strides = [*strides[:-1], stride]
-        elif size > 1:
-            sizes = [*sizes, size]
-            strides = [*strides, stride]
-    shape = (*sizes, *x.shape[rank:])
-    if len(sizes) == 1 and sizes[0] in x.shape[:rank]:
-        return x.reshape(shape), 1  # a view, and quicker
-    return as_strided(x, shape, (*strides, *x.strides[rank:])), len(sizes)
+def _without_ones(x: Array, rank: int) -> tuple[Array, int]:
+    # The first dimensions but those of length 1, and one at least.
+    ones = [d for d in range(rank) if x.shape[d] == 1]
+    if len(ones) == rank:
+        ones = ones[1:]
+    return x.squeeze(tuple(ones)), rank - len(ones)
 
 
 def _cut(x: Array, rank: int, size: int) -> list[Array]:
     # Of tall units every `apart`-th element, (elements, units ...): the first steps
     # join these with each other alone.
     first = x.shape[0]
-    inner = size // x.shape[0]
-    beside = min(
-        (
-            stride
-            for n, stride in zip(x.shape[rank:], x.strides[rank:], strict=True)
-            if n > 1
-        ),
-        default=0,
-    )
-    if (
-        first <= _TALL
-        or inner & (inner - 1)
-        or not (size > _BLOCK or 0 < beside < x.strides[0])
-    ):
+    inner = size // first
+    if first <= _TALL or inner & (inner - 1):
+        return []
+    if size <= _BLOCK and not 0 < _least_stride(x, rank) < x.strides[0]:
         return []
     apart = 1 << (-(-first // _TALL) - 1).bit_length()
     rows, rest = divmod(first, apart)
@@ -115,6 +93,12 @@ def _cut(x: Array, rank: int, size: int) -> list[Array]:
         return [every]
     strides = (apart * x.strides[0], *x.strides)
     return [as_strided(x, (rows + 1, rest, *x.shape[1:]), strides), every[:, rest:]]
+
+
+def _least_stride(x: Array, rank: int) -> int:
+    # Of the dimensions of units: 0 where there is one unit.
+    pairs = zip(x.shape[rank:], x.strides[rank:], strict=True)
+    return min((stride for n, stride in pairs if n > 1), default=0)
 
 
 def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
@@ -156,11 +140,7 @@ def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
 
     The array may be written to where it is `own`.
     """
-    beside = min(
-        (stride for n, stride in zip(x.shape[1:], x.strides[1:], strict=True) if n > 1),
-        default=0,
-    )
-    in_line = x.strides[0] < beside
+    in_line = x.strides[0] < _least_stride(x, 1)
     while len(x) > 1:
         half = 1 << (len(x) - 1).bit_length() - 1
         rest = len(x) - half

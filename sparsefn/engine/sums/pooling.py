@@ -23,9 +23,9 @@ from sparsefn.engine.sums.folds import BlockFold, fold
 from sparsefn.engine.surroundings import (
     Array,
     See,
+    as_numpy,
+    as_numpy_inside,
     is_exporting,
-    visible,
-    visible_inside,
 )
 
 Box = tuple[int, ...]
@@ -95,7 +95,7 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
     order = float(how.order)
     if not x.numel():
         return x.new_zeros(_grid(x, box), dtype=_dtype(x, name))
-    seen = _in_memory(x, box, name, order, visible)
+    seen = _in_memory(x, box, name, order, as_numpy)
     if seen is not None:
         return seen
     compiling = torch.compiler.is_compiling() and not is_exporting()
@@ -156,7 +156,7 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
 @torch.library.custom_op("sparsefn::pool", mutates_args=())
 def _operator(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
     """One number for each box of a tensor that has elements."""
-    seen = _in_memory(x, tuple(box), name, order, visible_inside)
+    seen = _in_memory(x, tuple(box), name, order, as_numpy_inside)
     return reference(x, tuple(box), name, order) if seen is None else seen
 
 

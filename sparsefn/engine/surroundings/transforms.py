@@ -37,10 +37,8 @@ from torch.utils._python_dispatch import (
     is_in_torch_dispatch_mode as is_in_torch_dispatch_mode,
 )
 
-from sparsefn.engine.surroundings.older import is_exporting
-
 Array: TypeAlias = np.ndarray[Any, Any]
-# `visible`, or `visible_inside` in an operator
+# `as_numpy`, or `as_numpy_inside` in an operator
 See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,19 +53,16 @@ CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
 # consecutive rows times a matrix each, as of experts
 GROUPED = torch.ops.aten._grouped_mm
 # a number to each of some tensors: the numbers are arguments of the launch
-ADD_EACH = torch._foreach_add_
-COPY_EACH = torch._foreach_copy_  # one launch for many tensors
-SUM_EACH = torch._foreach_add
-LESS_EACH = torch._foreach_sub
-LARGER_EACH = torch._foreach_maximum
-LARGEST_EACH = torch._foreach_max
-TIMES_EACH = torch._foreach_mul
-OVER_EACH = torch._foreach_div
-ROOT_EACH = torch._foreach_sqrt_
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_  # one launch for many tensors
+foreach_add = torch._foreach_add
+foreach_sub = torch._foreach_sub
+foreach_maximum = torch._foreach_maximum
+foreach_max = torch._foreach_max
+foreach_mul = torch._foreach_mul
+foreach_div = torch._foreach_div
+foreach_sqrt_ = torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
-VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key(
-    "aten::view.dtype", "FuncTorchBatched"
-)  # in 2.13
 
 
 def concrete(value: Any) -> Any:
@@ -115,52 +110,6 @@ def known(value: Any) -> Any:
     if not is_compiling():
         return value
     return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
-
-
-def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bits of a tensor as another dtype of the same size: `x.view(dtype)`, for
-    which older torch has no vmap rule.
-
-    >>> from sparsefn.engine.surroundings.transforms import reinterpreted
-    >>> reinterpreted(torch.tensor([1.0]), torch.int32)
-    tensor([1065353216], dtype=torch.int32)
-    """
-    direct = VMAP_REINTERPRETS or not transformed() or is_exporting()
-    return x.view(dtype) if direct else _reinterpreted(x, dtype)
-
-
-@torch.library.custom_op("sparsefn::reinterpreted", mutates_args=())
-def _reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.contiguous().view(dtype).clone()
-
-
-@_reinterpreted.register_fake
-def _(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
-
-
-@_reinterpreted.register_vmap
-def _(
-    info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, int]:
-    return _reinterpreted(x, dtype), in_dims[0]
-
-
-def computed_once(x: Tensor) -> Tensor:
-    """The tensor; compiled code has it in memory, and does not compute it again in
-    every loop that reads it.
-
-    >>> from sparsefn.engine.surroundings.transforms import computed_once
-    >>> computed_once(torch.tensor(0.5))
-    tensor(0.5000)
-    """
-    # The compiler makes a view of sizes and strides of memory alone, and keeps others
-    # as what they are computed from.
-    return (
-        x.as_strided(x.shape, x.stride())
-        if is_compiling() and not is_exporting()
-        else x
-    )
 
 
 def fused(*results: Tensor) -> bool:
@@ -277,14 +226,14 @@ def differentiated(*tensors: Tensor) -> bool:
     )
 
 
-def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
+def as_numpy(tensors: Sequence[Tensor]) -> list[Array] | None:
     """The memory of CPU tensors as arrays, shared; None where a transform, a mode or a
     device hides some of it.
 
-    >>> from sparsefn.engine.surroundings.transforms import visible
-    >>> visible([torch.tensor([1.0, 2.0])])
+    >>> from sparsefn.engine.surroundings.transforms import as_numpy
+    >>> as_numpy([torch.tensor([1.0, 2.0])])
     [array([1., 2.], dtype=float32)]
-    >>> _ = torch.vmap(lambda x: print(visible([x])) or x)(torch.ones(1, 2))
+    >>> _ = torch.vmap(lambda x: print(as_numpy([x])) or x)(torch.ones(1, 2))
     None
 
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through an
@@ -299,15 +248,15 @@ def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
         level.key() != TransformType.Vmap for level in levels
     ):
         return None
-    return visible_inside(tensors)
+    return as_numpy_inside(tensors)
 
 
-def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`visible` inside an operator of this library, whose tensors are real whatever
+def as_numpy_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
+    """`as_numpy` inside an operator of this library, whose tensors are real whatever
     calls it.
 
-    >>> from sparsefn.engine.surroundings.transforms import visible_inside
-    >>> visible_inside([torch.tensor([1.0, 2.0])])
+    >>> from sparsefn.engine.surroundings.transforms import as_numpy_inside
+    >>> as_numpy_inside([torch.tensor([1.0, 2.0])])
     [array([1., 2.], dtype=float32)]
     """
     seen = []
@@ -320,7 +269,7 @@ def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
 
 
 def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`visible`, and None where a derivative of what is computed from the tensors may
+    """`as_numpy`, and None where a derivative of what is computed from the tensors may
     be asked for.
 
     >>> from sparsefn.engine.surroundings.transforms import constants
@@ -332,7 +281,7 @@ def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
     return (
         None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        else visible(tensors)
+        else as_numpy(tensors)
     )
 
 

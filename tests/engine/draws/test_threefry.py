@@ -27,7 +27,7 @@ KINDS = [
 
 def as_on_a_device(monkeypatch):
     """Hide the memory of plain tensors, as a device does."""
-    for see in ("visible", "visible_inside"):
+    for see in ("as_numpy", "as_numpy_inside"):
         monkeypatch.setattr(threefry, see, lambda x: None)
 
 

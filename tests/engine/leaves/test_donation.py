@@ -77,32 +77,34 @@ def test_memory_is_taken_once_and_only_inside():
     for inside in (True, False):
         x = torch.ones(8192)
         at, rows = x.data_ptr(), []
-        with donation.giving([x] if inside else []):
+        with donation.donating([x] if inside else []):
             first, second = blockwise.add_row(rows, x, results=2, over=(0, 0))
         assert (first.data_ptr() == at) is (type(x) is donation.Emptied) is inside
         assert second.data_ptr() != at and second.shape == (8192,)
-    assert donation.take(torch.ones(1)) is None
+    assert donation.claim(torch.ones(1)) is None
 
 
 def test_only_memory_of_ones_own_is_offered():
     own, shared = torch.ones(8192), torch.ones(8192)
-    with donation.giving([]) as left:
-        donation.offer([own, shared], others=[shared.view(2, -1)])
+    with donation.donating([]) as left:
+        donation.donate([own, shared], others=[shared.view(2, -1)])
         assert [x is own for x in left.values()] == [True]
-    donation.offer([own], others=[])
-    assert donation.take(own) is None
+    donation.donate([own], others=[])
+    assert donation.claim(own) is None
 
 
 def test_what_an_update_made_itself_is_told_from_what_it_was_given():
     own, given = torch.ones(8192), torch.ones(8192)
-    assert not donation.saves() and not donation.offered(own)
-    with donation.giving([given]):
-        donation.offer([own], others=[given])
+    assert not donation.saves() and not donation.is_donated(own)
+    with donation.donating([given]):
+        donation.donate([own], others=[given])
         assert (
-            donation.saves() and donation.offered(own) and not donation.offered(given)
+            donation.saves()
+            and donation.is_donated(own)
+            and not donation.is_donated(given)
         )
-        with donation.giving([]):
-            assert not donation.offered(own)
-        donation.take(own)
-        assert not donation.offered(own)
+        with donation.donating([]):
+            assert not donation.is_donated(own)
+        donation.claim(own)
+        assert not donation.is_donated(own)
     assert not donation.saves()

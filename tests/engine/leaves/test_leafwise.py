@@ -364,9 +364,9 @@ def test_spent_leaves_are_zeroed_in_their_own_memory_if_they_were_offered():
     ):
         leaf = values((100, 100), torch.float32, 0)
         at = leaf.data_ptr()
-        with donation.giving([leaf]):
+        with donation.donating([leaf]):
             if given:
-                donation.offer([leaf], [])
+                donation.donate([leaf], [])
             (zeroed,) = leafwise.zeroed([mask], [leaf], overwrite=overwrite)
         identical(zeroed, want)
         assert (zeroed.data_ptr() == at) is kept is (type(leaf) is donation.Emptied)

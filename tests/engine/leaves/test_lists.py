@@ -279,7 +279,7 @@ def test_parts_are_small_only_where_memory_is_saved(monkeypatch):
     monkeypatch.setattr(lists, "MOST", 20)
     tensors, meta = [torch.ones(1)] * 4, [torch.ones(1, device="meta")] * 4
     assert lists.places_in_parts(tensors, [6, 4, 7, 12]) == [[0, 1, 2, 3]]
-    with donation.giving([]):
+    with donation.donating([]):
         assert lists.places_in_parts(tensors, [6, 4, 7, 12]) == [[0, 1], [2], [3]]
         assert lists.places_in_parts(meta, [6, 4, 7, 12]) == [[0, 1, 2], [3]]
         assert lists.places_in_parts([], []) == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsefn.engine.leaves import memory
-from sparsefn.engine.surroundings.transforms import ADD_EACH
+from sparsefn.engine.surroundings.transforms import foreach_add_
 from sparsefn.testing import Launches
 from sparsefn.testing.launches import counted
 
@@ -55,7 +55,7 @@ def test_numbers_are_written_exactly(numbers):
     # What a device does, on the CPU.
     there = torch.zeros(len(numbers), dtype=torch.int64)
     if numbers:
-        ADD_EACH(list(there.unbind()), numbers)
+        foreach_add_(list(there.unbind()), numbers)
     assert there.tolist() == numbers
     found = counted(lambda: memory.written(numbers, torch.device("meta")))
     assert found.launches <= 2 and not found.waits

@@ -133,21 +133,3 @@ def test_only_floats_are_checked_for_their_sign():
     checks.check_positive("x", torch.tensor(-1.0))
     with pytest.raises(ValueError, match=r"expected x > 0, got -1.0"):
         checks.check_positive("x", -1.0)
-
-
-@pytest.mark.deep
-def test_sixteen_bits_are_rounded_before_they_are_widened():
-    x, y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
-
-    def product(x, y):
-        return numbers.widened(x * y)
-
-    expected = (x * y).float()
-    assert (
-        torch.equal(product(x, y), expected)
-        and numbers.widened(x.double()).dtype == torch.float64
-    )
-    assert torch.equal(torch.compile(product)(x, y), expected)
-    assert torch.equal(
-        torch.compile(torch.vmap(product), backend="aot_eager")(x, y), expected
-    )

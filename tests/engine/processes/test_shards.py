@@ -14,11 +14,11 @@ import sparsefn as sf
 from sparsefn.engine.processes.alignment import alignment_of, realigned
 from sparsefn.engine.processes.shards import (
     extent_of,
-    here,
+    full_tensors,
     is_sharded,
+    local_tensor,
     localized,
     sharded_like,
-    whole,
 )
 from sparsefn.engine.sums.exact_sums import sums
 from tests.distributed.harness import Cases, on_ranks
@@ -155,16 +155,16 @@ def check_meshes() -> None:
                 extent,
             )
             assert len(extent.groups) == sum(not p.is_replicate() for p in placements)
-            again = sharded_like(here(x), x)
+            again = sharded_like(local_tensor(x), x)
             assert (again.shape, again.placements, again.stride()) == (
                 x.shape,
                 x.placements,
                 x.stride(),
             )
-            assert torch.equal(here(again), part)
+            assert torch.equal(local_tensor(again), part)
             check_draws(x, whole_draw)
             # an operation on a DTensor takes a tenth of a second the first time
-            flags = sharded_like(here(x) > 0, x)
+            flags = sharded_like(local_tensor(x) > 0, x)
             (total,) = sums([x], [flags])
             assert float(total) == math.fsum(whole_draw[whole_draw > 0].tolist())
             for cell in (
@@ -174,14 +174,14 @@ def check_meshes() -> None:
                 (shape[0], 1, 1),
                 (1, 1, 1),
             ):
-                for y in (x, flags, sharded_like(here(x).bfloat16(), x)):
+                for y in (x, flags, sharded_like(local_tensor(x).bfloat16(), x)):
                     alignment = alignment_of(y, cell[: len(shape)])
                     full = {torch.bool: whole_draw > 0}.get(
                         y.dtype, whole_draw.to(y.dtype)
                     )
                     seen.append(
                         (
-                            here(y),
+                            local_tensor(y),
                             alignment,
                             box(full, alignment.box.start, alignment.box.size),
                         )
@@ -266,7 +266,7 @@ def check_draws(x, values) -> None:
     than its part.
     """
     extent, key = extent_of(x), sf.random.key(5)
-    chances = sharded_like(here(x).clamp(0, 1), x)
+    chances = sharded_like(local_tensor(x).clamp(0, 1), x)
     made = []
 
     class Sizes(TorchFunctionMode):
@@ -283,7 +283,7 @@ def check_draws(x, values) -> None:
             sf.random.bernoulli(key, chances),
         ]
         score = sf.scores.random(sf.State({"w": x}, (), key=key), (), 3)["w"]
-    assert max(made) <= max(here(x).numel(), 2), "a key has two numbers"
+    assert max(made) <= max(local_tensor(x).numel(), 2), "a key has two numbers"
     wanted = [
         sf.random.uniform(key, values.shape),
         sf.random.normal(key, values.shape, torch.bfloat16),
@@ -292,7 +292,7 @@ def check_draws(x, values) -> None:
     ]
     for got, want in zip([*found, score], wanted, strict=True):
         assert got.placements == x.placements and got.dtype == want.dtype
-        assert torch.equal(here(got), box(want, extent.start, extent.size))
+        assert torch.equal(local_tensor(got), box(want, extent.start, extent.size))
 
 
 def box(x, start, size):
@@ -305,7 +305,7 @@ def test_parts_draws_sums_and_seats_on_meshes():
 
 def test_plain_tensors_are_handed_on():
     given = [torch.tensor(1), torch.ones(3)]
-    assert all(a is b for a, b in zip(whole(given), given, strict=True))
+    assert all(a is b for a, b in zip(full_tensors(given), given, strict=True))
     assert not is_sharded(given[0])
 
 
@@ -316,7 +316,7 @@ def test_plain_tensors_are_handed_on():
 def test_counts_under_transforms(transform):
     masks = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     assert torch.equal(
-        transform(lambda mask: whole([mask.sum()])[0])(masks).sum(), masks.sum()
+        transform(lambda mask: full_tensors([mask.sum()])[0])(masks).sum(), masks.sum()
     )
 
 

@@ -93,10 +93,10 @@ def test_large_tiles_avoid_nan():
 def test_greedy_choices_are_near_the_best_of_six():
     # Against all 67,950 patterns it would take long; against one in a row of 6, of
     # which all are tried.
-    from sparsefn.engine.selection.tiling import _swapped
+    from sparsefn.engine.selection.tiling import _by_swaps
 
     scores = draw(200, 6).abs().double()
-    best, near = tiles(Entry(scores), 1, 6), _swapped(scores, 1, 6)
+    best, near = tiles(Entry(scores), 1, 6), _by_swaps(scores, 1, 6)
     shares = (scores * near).sum(1) / (scores * best).sum(1)
     assert shares.max() <= 1.0 and shares.mean() > 0.97 and shares.min() > 0.8
 
