@@ -42,7 +42,6 @@ from sparsefn.state import (
     Update,
     Where,
     apply_masks,
-    check_grads,
     check_score,
     everywhere,
     inside,
@@ -52,6 +51,7 @@ from sparsefn.state import (
 from sparsefn.tree import (
     Leaves,
     Tree,
+    check_grads,
     check_like,
     choose,
     copied,

@@ -135,10 +135,8 @@ def check_fitting(
         raise ValueError(
             f"expected params in update for weight_decay={weight_decay}, got None"
         )
-    if params is not None:
-        check_like("grads", grads, params)
-    if moments is not None:
-        check_like("grads", grads, moments)
+    likes = [tree for tree in (params, moments) if tree is not None]
+    check_like("grads", grads, *likes)
 
 
 def check_rate(lr: Level) -> None:

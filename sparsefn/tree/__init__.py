@@ -1,5 +1,6 @@
 """Maps over optree pytrees that know the dotted path of every leaf."""
 
+from sparsefn.tree.alike import check_grads as check_grads
 from sparsefn.tree.alike import check_like as check_like
 from sparsefn.tree.alike import identical as identical
 from sparsefn.tree.alike import leaves_like as leaves_like

@@ -77,7 +77,7 @@ def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
             tree, iter(values)
         )
     leaves, treedef = optree.tree_flatten(tree)
-    return leaves, lambda values: optree.tree_unflatten(treedef, values)
+    return leaves, treedef.unflatten
 
 
 def zipped(
