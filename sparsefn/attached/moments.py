@@ -20,7 +20,7 @@ from sparsefn.attached.optimizer_state import (
     tensors_in,
 )
 from sparsefn.attached.records import Record
-from sparsefn.compose.descent import live_entries
+from sparsefn.compose.descent import live_leaves
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.processes import here, is_sharded
 from sparsefn.state import State, TrainView
@@ -209,10 +209,9 @@ def clear_changed(
     """
     rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
     for record, row in zip(records, rows, strict=True):
-        same = row[0] is row[1] and row[2] is row[3]
-        if (
-            is_sparse(row[0], row[2])
-            and not same
-            and (live := live_entries(*row)) is not None
-        ):
-            clear_moments(record, live, row[2])
+        support, before, value, stepped = row
+        same = support is before and value is stepped
+        if is_sparse(support, value) and not same:
+            (live,) = live_leaves([row])
+            if live is not None:
+                clear_moments(record, live, value)
