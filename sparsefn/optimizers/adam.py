@@ -143,10 +143,6 @@ def _adam(
         made = base.by_backend("adam_updates", rows, numbers, formula, *options)
         return formula(rows, numbers) if made is None else made
 
-    def numbers_of(state: AdamState) -> Row:
-        rate = base.rate_at(lr, state.count)
-        return state.count, state.decay1, state.decay2, rate
-
     def update(
         grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False
     ) -> tuple[Tree, AdamState]:
@@ -154,7 +150,9 @@ def _adam(
         rows, rebuild = localized(
             *zipped(state.mu, state.nu, grads, params if weight_decay else grads)
         )
-        made, (count, *powers) = updates(rows, numbers_of(state))
+        old = (state.count, state.decay1, state.decay2)
+        rate = base.rate_at(lr, state.count)
+        made, (count, *powers) = updates(rows, (*old, rate))
         update, mu, nu = base.trees_of(made, 3, rebuild)
         return update, AdamState(count, mu, nu, *powers)
 
@@ -162,7 +160,8 @@ def _adam(
         grads: Tree, state: AdamState, params: Tree, masks: Tree
     ) -> tuple[Tree, AdamState] | None:
         trees = (params, masks, grads, (state.mu, state.nu))
-        made = base.under_masks("adam", trees, numbers_of(state), updates, *options)
+        old = (state.count, state.decay1, state.decay2)
+        made = base.under_masks("adam", trees, lr, old, updates, *options)
         if made is None:
             return None
         (new, mu, nu), (count, *powers) = made

@@ -192,27 +192,22 @@ def by_backend(
 
 
 def under_masks(
-    name: str, trees: Trees, numbers: Row, formula: Formula, *options: object
+    name: str, trees: Trees, lr: Level, old: Row, formula: Formula, *options: object
 ) -> tuple[list[Tree], Any] | None:
     """New params, moments and numbers of a step under masks, by the backend of a
     device; None where there is none.
 
     >>> w = torch.ones(2)
     >>> trees = [w], [torch.tensor([True, False])], [w], []
-    >>> numbers = torch.tensor(0), torch.tensor(0.5)
-    >>> under_masks(
-    ...     "sgd",
-    ...     trees,
-    ...     numbers,
-    ...     lambda rows, _: ([(-g,) for g, _ in rows], None),
-    ...     *[0] * 3,
-    ... )
+    >>> old = (torch.tensor(0),)
+    >>> under_masks("sgd", trees, 1.0, old, lambda *rows: None, 0.0, False, 0.0)
     ([[tensor([0., 1.])]], tensor(1))
 
-    Gradients count as zero off the masks, and params move only on them. The formula
-    makes updates and moments of rows of (*moments, gradient, param).
+    Gradients count as zero off the masks, and params move only on them. `old` are the
+    numbers of the state, the count before others; the rate is added to them. The
+    formula makes updates and moments of rows of (*moments, gradient, param).
     """
-    if (name, numbers[0].device.type) not in BACKENDS:
+    if (name, old[0].device.type) not in BACKENDS:
         return None
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)
@@ -226,6 +221,7 @@ def under_masks(
         new = [(x, *row[1:]) for x, row in zip(moved, stepped, strict=True)]
         return new, after
 
+    numbers = (*old, rate_at(lr, old[0]))
     made = by_backend(name, rows, numbers, masked, *options)
     if made is None:
         return None

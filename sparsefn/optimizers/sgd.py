@@ -106,10 +106,8 @@ def sgd(
         grads: Tree, state: SgdState, params: Tree, masks: Tree
     ) -> tuple[Tree, SgdState] | None:
         trees = (params, masks, grads, moments(state))
-        numbers = (state.count, base.rate_at(lr, state.count))
-        made = base.under_masks(
-            "sgd", trees, numbers, formula, momentum, nesterov, weight_decay
-        )
+        options = (momentum, nesterov, weight_decay)
+        made = base.under_masks("sgd", trees, lr, (state.count,), formula, *options)
         if made is None:
             return None
         (moved, *new), count = made

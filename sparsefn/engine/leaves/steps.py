@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import blockwise
-from sparsefn.engine.leaves.leafwise import descend_block, widen_block, zero_block
+from sparsefn.engine.leaves.donation import saves
 from sparsefn.engine.leaves.memory import BLOCK
-from sparsefn.engine.surroundings import constants
+from sparsefn.engine.surroundings import Array, constants
 from sparsefn.engine.surroundings.backends import BACKENDS
 
 Row = tuple[Tensor, ...]
@@ -39,10 +39,10 @@ def sgd(
     """A step of SGD under masks, as `optimizers/sgd.py` has it.
 
     >>> from sparsefn.engine.leaves import steps
-    >>> p, mask = torch.ones(4096), torch.arange(4096) < 2
+    >>> p, mask = torch.ones(3), torch.tensor([True, True, False])
     >>> numbers = torch.tensor(0), torch.tensor(0.5, dtype=torch.float64)
     >>> rows, count = steps.sgd([(p, mask, p)], numbers, 0.0, False, 0.0)
-    >>> rows[0][0][:3], count
+    >>> rows[0][0], count
     (tensor([0.5000, 0.5000, 1.0000]), tensor(1))
     """
     if constants(numbers) is None:
@@ -54,15 +54,15 @@ def sgd(
         keep = np.float32(momentum)
         decay = np.float32(weight_decay)
         buffers = [np.empty(BLOCK, np.float32) for _ in range(3)]
-        for mask, p, gradient, *row in blocks:
+        for p, mask, gradient, *row in blocks:
             g, extra, wide = (x[: p.size] for x in buffers)
             new = row[1] if momentum else row[0]
             # nothing remembers the gradient off the mask
             if not (momentum or weight_decay):
-                widen_block(mask, wide)
-                descend_block(wide, p, np.multiply(gradient, size, out=extra), new)
+                _widen(mask, wide)
+                _descend(wide, p, np.multiply(gradient, size, out=extra), new)
                 continue
-            zero_block(mask, gradient, g, wide)
+            _zero(mask, gradient, g, wide)
             if weight_decay:
                 np.add(g, np.multiply(p, decay, out=extra), out=g)
             if momentum:
@@ -72,9 +72,10 @@ def sgd(
                     np.add(g, np.multiply(buffer, keep, out=extra), out=g)
                 else:
                     g = buffer
-            descend_block(wide, p, np.multiply(g, size, out=extra), new)
+            _descend(wide, p, np.multiply(g, size, out=extra), new)
 
-    return _under_masks(rows, kernel), count + 1
+    over = (0, 3) if momentum else (0,)
+    return _results(rows, len(over), over, kernel), count + 1
 
 
 def adam(
@@ -96,15 +97,15 @@ def adam(
         def masked() -> Blocks:
             # Each block with its gradient masked. When the next block is asked for,
             # this one has its update.
-            for mask, p, gradient, m, v, new, mu, nu in blocks:
+            for p, mask, gradient, m, v, new, mu, nu in blocks:
                 g, update, wide = (x[: p.size] for x in buffers)
-                zero_block(mask, gradient, g, wide)
+                _zero(mask, gradient, g, wide)
                 yield m, v, g, p, update, mu, nu
-                descend_block(wide, p, update, new)
+                _descend(wide, p, update, new)
 
         write_adam(step, 1, masked())
 
-    return _under_masks(rows, kernel), after
+    return _results(rows, 3, (0, 3, 4), kernel), after
 
 
 def adam_updates(
@@ -121,15 +122,7 @@ def adam_updates(
     if constants(numbers) is None:
         return None
     step, after = _adam_step(numbers, betas, eps, weight_decay, decoupled)
-    blocks: list[blockwise.Row] = []
-    results: Results = [
-        blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1))
-        if _is_taken(row)
-        else None
-        for row in rows
-    ]
-    blockwise.run_blocks(partial(write_adam, step, -1), blocks)
-    return results, after
+    return _results(rows, 3, (0, 1), partial(write_adam, step, -1)), after
 
 
 class _AdamStep(NamedTuple):
@@ -198,32 +191,63 @@ def write_adam(step: _AdamStep, sign: int, blocks: Blocks) -> None:
                 np.negative(update, out=update)
 
 
-def _under_masks(rows: Sequence[Row], kernel: Callable[[Blocks], None]) -> Results:
-    # A row is a param, its mask, gradient and moments.
+# ---- rows and blocks -----------------------------------------------------------------
+
+
+def _results(
+    rows: Sequence[Row],
+    n: int,
+    over: Sequence[int],
+    kernel: Callable[[Blocks], None],
+) -> Results:
+    # The n results of each row; memory that is given away is taken from these tensors.
     blocks: list[blockwise.Row] = []
     results: Results = []
-    for p, mask, *others in rows:
-        moments = len(others) - 1
-        taken = p.numel() >= blockwise.SMALL and _is_taken((p, mask, *others))
-        results.append(
-            blockwise.add_masked_row(
-                blocks,
-                mask,
-                p,
-                *others,
-                results=moments + 1,
-                over=(1, *range(3, moments + 3)),
-            )
-            if taken
-            else None
+    taken = over if saves() else ()
+    for row in rows:
+        flat = _memory(row)
+        made = (
+            None if flat is None else blockwise.append_row(blocks, flat, row, n, taken)
         )
+        results.append(made)
     if blocks:
         blockwise.run_blocks(kernel, blocks)
     return results
 
 
-def _is_taken(row: Row) -> bool:
-    return all(x.dtype in _TAKEN for x in row)
+def _memory(row: Row) -> blockwise.Row | None:
+    if any(x.dtype not in _TAKEN for x in row):
+        return None
+    if row[1].ndim or row[1].dtype != torch.bool:
+        return blockwise.flat_memory(*row, least=1)
+    # the mask of a dense leaf is one byte
+    flat = blockwise.flat_memory(row[0], *row[2:], least=1)
+    if flat is None:
+        return None
+    return (flat[0], np.broadcast_to(np.True_, flat[0].shape), *flat[1:])
+
+
+def _zero(mask: Array, floats: Array, out: Array, wide: Array) -> None:
+    # The numbers on a mask, and +0.0 off it; `wide` becomes the mask.
+    _widen(mask, wide)
+    _cover(wide, floats, out)
+
+
+def _widen(mask: Array, wide: Array) -> None:
+    # The mask as integers of a float's width.
+    np.copyto(wide.view(np.int32), mask.view(np.int8))
+
+
+def _descend(wide: Array, p: Array, update: Array, out: Array) -> None:
+    # The param less its update on a mask that was widened, the param off it. The update
+    # is overwritten, and `out` may be the param.
+    _cover(wide, update, update)
+    # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
+    np.subtract(p, update, out=out)
+
+
+def _cover(wide: Array, floats: Array, out: Array) -> None:
+    np.multiply(wide.view(np.int32), floats.view(np.int32), out=out.view(np.int32))
 
 
 BACKENDS["sgd", "cpu"] = sgd

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsefn.engine.leaves import blockwise, steps
+from sparsefn.engine.leaves import steps
 
 ONE = torch.ones((), dtype=torch.float64)
 ADAM = ((0.5, 0.5), 1e-8, 0.0, False)
@@ -28,15 +28,17 @@ def test_a_leaf_that_is_not_plain_is_left_to_the_formula():
     assert (update < 0).all() and count == 1 and powers == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2)])
 @pytest.mark.parametrize("moments", [0, 1, 2])
-def test_under_masks_small_leaves_are_left_to_the_formula(moments):
-    small, large = torch.ones(3), torch.ones(blockwise.SMALL)
-    rows = [(x, x > 0, x, *[x] * moments) for x in (small, large)]
+def test_under_masks_the_mask_of_a_dense_leaf_is_true_everywhere(moments, shape):
+    x = torch.full(shape, 2.0)
+    rows = [(x, mask, x, *[x] * moments) for mask in (torch.tensor(True), x > 0)]
     if moments == 2:
         made, _ = steps.adam(rows, numbers(), *ADAM)
     else:
         made, _ = steps.sgd(rows, numbers()[::3], 0.9 * moments, False, 0.0)
-    assert made[0] is None and len(made[1]) == moments + 1
+    for got, want in zip(*made, strict=True) if x.numel() else ():
+        assert got.shape == x.shape and torch.equal(got, want)
 
 
 def test_hidden_numbers_are_declined():
