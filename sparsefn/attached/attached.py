@@ -16,7 +16,7 @@ from sparsefn.attached.records import take_out
 from sparsefn.modules.averages import dropped_of
 from sparsefn.state import State, Trigger, update_of
 from sparsefn.timing.timetable import changes_once, unfinished
-from sparsefn.tree import Tree, all_finite, identical, leaves_of
+from sparsefn.tree import Tree, all_finite, identical
 
 _CALL_AFTER = (
     "call after_step after every before_step, also where the optimizer skipped its step"
@@ -164,10 +164,7 @@ class Attached:
             raise
         if new is not old:
             moments.clear_changed(placed.trained, placed.algorithm.view, new, stepped)
-            if any(
-                a is not b
-                for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)
-            ):
+            if not identical(new.masks, old.masks):
                 self.changes += 1
                 gradients.warn_of_zeros(dense, step)
             placed.show(new, stepped)

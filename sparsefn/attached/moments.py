@@ -10,19 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn.attached.optimizer_state import (
-    StateTensor,
-    check_known,
-    first_value,
-    found_in,
-    joins,
-    optimizer_states,
-    tensors_in,
-)
+from sparsefn.attached.optimizer_state import check_known, clear_moments, joins
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_leaves
-from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import here, is_sharded
+from sparsefn.engine.leaves import is_sparse, sparse_among
 from sparsefn.state import State, TrainView
 from sparsefn.tree import zipped
 
@@ -83,76 +74,6 @@ def _is_sane(group: Mapping[str, Any], least: float) -> bool:
     )
 
 
-@torch.no_grad()
-def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> None:
-    """Set the moments of a parameter to their first values where they are not live.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    >>> optimizer.state[weight]["momentum_buffer"] = torch.ones(2)
-    >>> clear_moments(Record("w", weight, optimizer), torch.tensor([True, False]))
-    >>> optimizer.state[weight]
-    {'momentum_buffer': tensor([1., 0.])}
-
-    Args:
-        record: The parameter, its optimizer, and the user's function `clear`, which
-            does all of this if there is one.
-        live: Bool tensor of the parameter's shape: where moments are kept.
-        value: What trains after the update. Copies of the weights are set to it.
-            Default: the parameter.
-    """
-    value = record.parameter.detach() if value is None else value
-    for optimizer, state in optimizer_states(record):
-        if record.clear is not None:
-            record.clear(state, ~live)
-        elif joins(optimizer):
-            _forget_history(optimizer, state, record.parameter, live)
-        else:
-            for found in found_in(record, optimizer, state):
-                _clear(
-                    found,
-                    live,
-                    value,
-                    first_value(optimizer, record.parameter, found.path),
-                )
-
-
-def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> None:
-    if found.fault:
-        return
-    moment = found.tensor
-    if type(live) is not Tensor and not is_sharded(moment):
-        live = here(live)
-        value = here(value)
-    live = live.reshape(moment.shape).to(moment.device)
-    if found.is_copy:
-        moment.copy_(torch.where(live, moment, value.reshape(moment.shape).to(moment)))
-    elif found.zero is not None:
-        moment.masked_fill_(~live, found.zero)
-    else:
-        moment.masked_fill_(~live, first)
-
-
-def _forget_history(
-    optimizer: Optimizer, state: Mapping[str, Any], parameter: Tensor, live: Tensor
-) -> None:
-    """Clear the state of LBFGS if its history has entries of a parameter that are not
-    live.
-
-    Its vectors are all parameters end to end, and all numbers of its history follow
-    from all entries.
-    """
-    start = 0
-    for other in optimizer.param_groups[0]["params"]:
-        if other is parameter:
-            break
-        start += other.numel()
-    gone = ~live.reshape(-1)
-    vectors = [vector for _, vector in tensors_in(state) if vector.ndim == 1]
-    if any(vector[start : start + len(gone)][gone].any() for vector in vectors):
-        optimizer.state.clear()
-
-
 def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
     """Raise ValueError where an optimizer's state shows that moments of masked weights
     are not known.
@@ -208,10 +129,10 @@ def clear_changed(
     {'momentum_buffer': tensor([[0., 1.]])}
     """
     rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
-    for record, row in zip(records, rows, strict=True):
+    sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
+    for record, row, masked in zip(records, rows, sparse, strict=True):
         support, before, value, stepped = row
         same = support is before and value is stepped
-        if is_sparse(support, value) and not same:
-            (live,) = live_leaves([row])
-            if live is not None:
-                clear_moments(record, live, value)
+        (live,) = live_leaves([row]) if masked and not same else (None,)
+        if live is not None:
+            clear_moments(record, live, value)

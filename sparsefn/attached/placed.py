@@ -9,9 +9,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.moments import check_moments, clear_moments, zeros_stay
-from sparsefn.attached.optimizer_state import note_states, with_other_states
-from sparsefn.attached.records import Record, address, differ, trained_records
+from sparsefn.attached.moments import check_moments, zeros_stay
+from sparsefn.attached.optimizer_state import (
+    clear_moments,
+    note_states,
+    with_other_states,
+)
+from sparsefn.attached.records import (
+    Record,
+    address,
+    addresses,
+    differ,
+    note_all,
+    trained_records,
+    written_among,
+)
 from sparsefn.attached.writes import (
     check_followers,
     check_kinds,
@@ -101,7 +113,7 @@ class Placed:
         or a view reads weights: until then it reaches nothing.
         """
         records = self.weights.values()
-        written = [record for record in records if record.is_written()]
+        written = written_among(records)
         if written:
             check_kinds("before_step", self.state, written)
             stained = stains(self.state, written)
@@ -178,16 +190,14 @@ class Placed:
         state = self.state
         view = self.algorithm.view
         records = self.weights.values()
-        written = [
-            record for record in records if record.written or record.is_written()
-        ]
+        self._note_writes()
+        written = [record for record in records if record.written]
         if written:
             check_kinds("after_step", state, written)
         self.check_following("after_step")
         self.zero_pruned(records)
-        is_plain = view.get(state) is state.params and not any(
-            record.hidden for record in records
-        )
+        trains_params = view.get is masked_view.get or view.get(state) is state.params
+        is_plain = trains_params and not any(record.hidden for record in records)
         if is_plain and not written and not mixes:
             return state
         state = taken_over(
@@ -216,7 +226,7 @@ class Placed:
         """
         params = dict(new.params)
         records = list(self.weights.values())
-        held = {address(record.parameter) for record in self.records}
+        own = addresses([record.parameter for record in self.records])
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
         shows = zeroed(
@@ -224,18 +234,19 @@ class Placed:
         )
         visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
         hiding(new, fresh, [visible[r.name] for r in fresh])
-        for record in records:
+        shown = addresses([visible[r.name] for r in records])
+        places = zip(records, own[: len(records)], shown, strict=True)
+        for record, mine, other in places:
             name = record.name
-            parameter = record.parameter
-            leaf = params[record.name]
-            if record.hidden and address(leaf) in held:  # a map may hand on its latents
+            leaf = params[name]
+            if record.hidden and address(leaf) in own:  # a map may hand on its latents
                 params[name] = leaf.clone()
-            if address(visible[name]) != address(parameter):
-                parameter.copy_(visible[name])
+            if other != mine:
+                record.parameter.copy_(visible[name])
             if not record.hidden:
-                params[name] = parameter.detach()
-            record.note()
+                params[name] = record.parameter.detach()
             record.written = False
+        note_all(records)
         rows, _ = zipped(
             self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new)
         )
@@ -284,8 +295,8 @@ class Placed:
         A step that is left out has no gradients. An optimizer that lets entries reach
         others gets everything masked.
         """
+        self._note_writes()
         for record in self.weights.values():
-            record.written = record.written or record.is_written()
             if not record.trains:
                 record.parameter.grad = None
         records = [record for record in self.trained if record.optimizer is optimizer]
@@ -309,6 +320,10 @@ class Placed:
                 )
         self.moving = optimizer
 
+    def _note_writes(self) -> None:
+        for record in written_among(self.weights.values()):
+            record.written = True
+
     def mask_states(self, optimizer: Optimizer) -> None:
         """Mask the moments of the states that an optimizer has got since the last step,
         as by `load_state_dict`.
@@ -316,6 +331,8 @@ class Placed:
         new = with_other_states(
             [record for record in self.trained if record.optimizer is optimizer]
         )
+        if not new:
+            return
         check_moments(optimizer, new)
         note_states(new)
         for record in new:
@@ -333,19 +350,17 @@ class Placed:
         if self._mixes:
             self.drop_writes()
         moved = [record for record in self.records if record.optimizer is optimizer]
-        for record in moved:
-            record.note()
+        note_all(moved)
         if with_other_states(moved, grown=True):
             check_moments(optimizer, self.trained)
             note_states(moved)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""
-        held = {address(record.parameter) for record in self.records}
+        held = set(addresses([record.parameter for record in self.records]))
         leaves, rebuild = opened(tree)
-        return rebuild(
-            [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
-        )
+        rows = zip(leaves, addresses(leaves), strict=True)
+        return rebuild([leaf.clone() if at in held else leaf for leaf, at in rows])
 
 
 def _same(name: str, new: State, old: State) -> bool:

@@ -28,18 +28,6 @@ def same_structure(tree: Tree, like: Tree) -> bool:
     return optree.tree_structure(tree) == optree.tree_structure(like)
 
 
-def identical(a: Tree, b: Tree) -> bool:
-    """Whether two trees hold the same tensors, not only equal ones.
-
-    >>> w = torch.ones(1)
-    >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
-    (True, False)
-    """
-    xs = leaves_of(a)
-    ys = leaves_of(b)
-    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
-
-
 def leaves_like(tree: Tree, like: Tree) -> list[Tree]:
     """Leaves of `tree` in the order of `like`, whose structure it must have.
 

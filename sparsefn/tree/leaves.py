@@ -96,6 +96,18 @@ def zipped(
     return list(zip(leaves, *map(leaves_of, others), strict=True)), rebuild
 
 
+def identical(a: Tree, b: Tree) -> bool:
+    """Whether two trees hold the same tensors, not only equal ones.
+
+    >>> w = torch.ones(1)
+    >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
+    (True, False)
+    """
+    xs = leaves_of(a)
+    ys = leaves_of(b)
+    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
+
+
 def _children(
     node: Tree,
 ) -> tuple[Sequence[Tree], Sequence[object], Callable[[Sequence[Tree]], Tree]]:

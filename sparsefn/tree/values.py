@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import brought
-from sparsefn.engine.processes import agreed, is_sharded, whole
+from sparsefn.engine.processes import agreed, any_sharded, whole
 from sparsefn.engine.surroundings import at_compile_time, concrete
 from sparsefn.tree.leaves import Tree, flatten, leaves_of
 
@@ -129,7 +129,7 @@ def all_finite(tree: Tree) -> Tensor:
     tensor(False)
     """
     leaves = leaves_of(tree)
-    if any(map(is_sharded, leaves)):  # in one message, whatever the number of leaves
+    if any_sharded(leaves):  # in one message, whatever the number of leaves
         odd = [(~leaf.detach().isfinite()).sum() for leaf in leaves]
         counts = agreed(
             {"call": "all_finite"}, {"leaves": flatten(tree)[0]}, lambda: whole(odd)

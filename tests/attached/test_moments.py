@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.moments import clear_changed, clear_moments, restart, zeros_stay
+from sparsefn.attached.moments import clear_changed, restart, zeros_stay
+from sparsefn.attached.optimizer_state import clear_moments
 from sparsefn.attached.records import Record
 
 
