@@ -207,7 +207,7 @@ def twice(before_step: Any) -> Any:
     """A forgotten `after_step` is not noticed."""
 
     def wrong(self: Any, *arguments: Any) -> None:
-        self._dense = None
+        self._begun = None
         before_step(self, *arguments)
 
     return wrong
