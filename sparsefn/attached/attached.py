@@ -62,7 +62,7 @@ class Attached:
         self,
         model: nn.Module,
         placed: Placed,
-        skip: Trigger,
+        skip: Trigger | None,
         reset: Trigger,
         hooks: bool,
     ) -> None:
@@ -111,7 +111,7 @@ class Attached:
         dense = gradients.dense_gradients(records)
         if stained := placed.begin_step():
             self._tell("gradient", writes.gradient_of_others(stained))
-        skipped = bool(self._skip(now))
+        skipped = self._skips(now)
         seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
@@ -139,7 +139,7 @@ class Attached:
         placed = self._placed
         old = placed.state
         if step != now and (
-            bool(self._skip(step)) != skipped or files.reads_step(placed.algorithm)
+            self._skips(step) != skipped or files.reads_step(placed.algorithm)
         ):
             raise ValueError(
                 f"after_step: before_step took this for step {now}, got {step}: "
@@ -165,11 +165,12 @@ class Attached:
             placed.show(stepped)
             raise
         if new is not old:
-            moments.clear_changed(placed.trained, placed.algorithm.view, new, stepped)
+            rows = placed.rows(new)
+            moments.clear_changed(rows, placed.algorithm.view.get(stepped))
             if not identical(new.masks, old.masks):
                 self.changes += 1
                 gradients.warn_of_zeros(dense, step)
-            placed.show(new, stepped)
+            placed.show(new, stepped, rows)
         if bool(self._reset(step)):
             moments.restart(placed.trained)
 
@@ -235,6 +236,9 @@ class Attached:
         left_out = self._begun is None or skips or self._begun.skipped
         self._placed.settle(optimizer, left_out)
         return result
+
+    def _skips(self, step: int) -> bool:
+        return self._skip is not None and bool(self._skip(step))
 
     def _reopen(self) -> None:
         # Back to before `before_step`, with the weights as they are now, and effective

@@ -14,8 +14,7 @@ from sparsefn.attached.optimizer_state import check_known, clear_moments, joins
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_leaves
 from sparsefn.engine.leaves import is_sparse, sparse_among
-from sparsefn.state import State, TrainView
-from sparsefn.tree import zipped
+from sparsefn.tree import Tree, leaves_of
 
 # These leave an entry at zero whose weight, gradient and moments are zero, where their
 # numbers are sane.
@@ -112,11 +111,9 @@ def restart(records: Iterable[Record]) -> None:
         record.moments = None
 
 
-def clear_changed(
-    records: Sequence[Record], view: TrainView, new: State, old: State
-) -> None:
+def clear_changed(rows: Sequence[tuple[Record, Tensor, Tensor]], old: Tree) -> None:
     """Set moments to their first values where weights are pruned, grew, or were set by
-    an update from old to new.
+    an update.
 
     >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
@@ -124,15 +121,22 @@ def clear_changed(
     >>> algorithm = sf.one_shot(0.5)
     >>> old = algorithm.init({"w": weight.detach()})
     >>> new = algorithm.update(old, {"w": torch.ones(1, 2)}, 0)
-    >>> clear_changed([Record("w", weight, optimizer)], algorithm.view, new, old)
+    >>> record = Record("w", weight, optimizer, support=old.masks["w"])
+    >>> clear_changed([(record, new.params["w"], new.masks["w"])], old.params)
     >>> optimizer.state[weight]
     {'momentum_buffer': tensor([[0., 1.]])}
+
+    Args:
+        rows: Each record, which knows the support before, with its leaf and support
+            after the update.
+        old: The tree that trains, before the update.
     """
-    rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
-    sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
-    for record, row, masked in zip(records, rows, sparse, strict=True):
-        support, before, value, stepped = row
-        same = support is before and value is stepped
-        (live,) = live_leaves([row]) if masked and not same else (None,)
+    sparse = sparse_among([row[2] for row in rows], [row[1] for row in rows])
+    for row, masked, stepped in zip(rows, sparse, leaves_of(old), strict=True):
+        record, value, support = row
+        before = record.support
+        if not masked or (support is before and value is stepped):
+            continue
+        (live,) = live_leaves([(support, before, value, stepped)])
         if live is not None:
             clear_moments(record, live, value)

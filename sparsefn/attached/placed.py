@@ -27,13 +27,22 @@ from sparsefn.attached.records import (
 from sparsefn.attached.writes import (
     check_followers,
     check_kinds,
-    hiding,
     stains,
     taken_over,
 )
 from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
-from sparsefn.state import Algorithm, State, Step, effective, has_optimizer, masked_view
+from sparsefn.state import (
+    Algorithm,
+    State,
+    Step,
+    effective,
+    has_optimizer,
+    has_own_support,
+    masked_view,
+)
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
+
+TrainedRow = tuple[Record, Tensor, Tensor]
 
 
 class Placed:
@@ -217,12 +226,17 @@ class Placed:
         return state
 
     @torch.no_grad()
-    def show(self, new: State, old: State | None = None) -> None:
+    def show(
+        self,
+        new: State,
+        old: State | None = None,
+        trained: Sequence[TrainedRow] | None = None,
+    ) -> None:
         """Put the effective weights of a state into the module, and keep the params
         that those do not show.
 
         Leaves that are those of `old`, under its masks, are known to be zero where they
-        are pruned.
+        are pruned. `trained` are the rows of the new state, where they are known.
         """
         params = dict(new.params)
         records = list(self.weights.values())
@@ -247,14 +261,16 @@ class Placed:
                 params[name] = record.parameter.detach()
             record.written = False
         note_all(records)
-        rows, _ = zipped(
-            self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new)
-        )
-        for record, leaf, support in rows:
+        for record, leaf, support in self.rows(new) if trained is None else trained:
             record.support = support
             if record.beside and address(leaf) != address(record.parameter):
                 record.parameter.copy_(leaf)
         self.state = new._replace(params=params)
+
+    def rows(self, state: State) -> list[TrainedRow]:
+        """What trains in a state: each record with its leaf and its support."""
+        view = self.algorithm.view
+        return zipped(self.trained, view.get(state), view.support(state))[0]
 
     def show_trained(self) -> None:
         """Let the module hold what trains, also where it is pruned: a step begins."""
@@ -365,3 +381,29 @@ class Placed:
 
 def _same(name: str, new: State, old: State) -> bool:
     return new.params[name] is old.params[name] and new.masks[name] is old.masks[name]
+
+
+def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
+    """Set `hidden` of records whose leaves have, or may come to have, values that the
+    effective weights do not show.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> state = State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
+    >>> hiding(state, [record], [torch.tensor([1.0, 0.0])])
+    >>> record.hidden
+    True
+    """
+    pairs = {
+        record.name: (x, state.params[record.name])
+        for record, x in zip(records, shown, strict=True)
+    }
+    pairs = {
+        name: pair
+        for name, pair in pairs.items()
+        if is_sparse(state.masks[name], pair[1])
+    }
+    hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
+    found = dict(zip(pairs, hides, strict=True))
+    for record in records:
+        record.hidden = bool(record.follows) or found.get(record.name, False)

@@ -207,7 +207,7 @@ class Moments:
         self._start_at_zero = (
             isinstance(optimizer, Optimizer) and optimizer.under_masks is not None
         )
-        self._found: dict[object, foreign.MomentPlaces] = {}
+        self._found: dict[object, list[int]] = {}
 
     def check(self, state: State) -> None:
         """Raise ValueError for a state whose moments cannot be found."""
@@ -269,7 +269,9 @@ class Moments:
             cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
             for i, leaf in zip(masks, cleaned, strict=True):
                 leaves[i] = leaf
-            for place in part if first is not None else ():
+            if first is None:
+                continue
+            for place in part:
                 for i in places[place]:
                     if i in masks:
                         starts = owning[place][0] & ~masks[i]
@@ -287,16 +289,20 @@ class Moments:
         # Of each leaf of the optimizer's state, which is asked once for each structure
         # with its shapes and dtypes.
         if is_compiling():
-            found = foreign.find(self.optimizer, trained, sparse)
-        else:
-            kinds = [(x.shape, x.dtype) for x in weights]
-            key = (optree.tree_structure(trained), *kinds, *sparse)
-            if key not in self._found:
-                self._found[key] = foreign.find(self.optimizer, trained, sparse)
-            found = self._found[key]
+            return self._find(opt, trained, sparse)
+        both: Tree = (trained, opt)
+        kinds = [(x.shape, x.dtype) for x in (*weights, *leaves)]
+        key = (optree.tree_structure(both), *kinds, *sparse)
+        if key not in self._found:
+            self._found[key] = self._find(opt, trained, sparse)
+        return self._found[key]
+
+    def _find(self, opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
+        found = foreign.find(self.optimizer, trained, sparse)
+        weights = leaves_of(trained)
         if same_structure(found.like, opt) and all(
             i < 0 or leaf.shape == weights[i].shape
-            for i, leaf in zip(found.owners, leaves, strict=True)
+            for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
         ):
             return found.owners
         raise ValueError(
