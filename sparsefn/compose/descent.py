@@ -289,23 +289,27 @@ class Moments:
         # Of each leaf of the optimizer's state, which is asked once for each structure
         # with its shapes and dtypes.
         if is_compiling():
-            return self._find(opt, trained, sparse)
-        both: Tree = (trained, opt)
-        kinds = [(x.shape, x.dtype) for x in (*weights, *leaves)]
-        key = (optree.tree_structure(both), *kinds, *sparse)
-        if key not in self._found:
-            self._found[key] = self._find(opt, trained, sparse)
-        return self._found[key]
+            owners = self._find(opt, trained, sparse)
+        else:
+            both: Tree = (trained, opt)
+            kinds = [(x.shape, x.dtype) for x in weights]
+            key = (optree.tree_structure(both), *kinds, *sparse)
+            if key not in self._found:
+                self._found[key] = self._find(opt, trained, sparse)
+            owners = self._found[key]
+        for i, leaf in zip(owners, leaves, strict=True):
+            if i >= 0 and leaf.shape != weights[i].shape:
+                raise self._refused()
+        return owners
 
     def _find(self, opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
         found = foreign.find(self.optimizer, trained, sparse)
-        weights = leaves_of(trained)
-        if same_structure(found.like, opt) and all(
-            i < 0 or leaf.shape == weights[i].shape
-            for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
-        ):
-            return found.owners
-        raise ValueError(
+        if not same_structure(found.like, opt):
+            raise self._refused()
+        return found.owners
+
+    def _refused(self) -> ValueError:
+        return ValueError(
             "with_optimizer: cannot find the moments of "
             f"{foreign.name_of(self.optimizer)}: its state takes another form for "
             f"leaves of other sizes; {foreign.WAY_OUT}"
