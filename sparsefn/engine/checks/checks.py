@@ -19,18 +19,6 @@ Schedule = Callable[[Step], Real]
 Level = Real | Schedule  # a number, perhaps another one at every step
 
 
-_WHOLE = "an int or a 0-d int64 tensor"
-_NUMBER = "a number or a 0-d float tensor"
-
-
-def _check_0d(expected: str, kinds: str, value: Tensor, fits: bool) -> None:
-    if not fits:
-        raise TypeError(f"{expected} to be {kinds}, got a tensor of {value.dtype}")
-    if value.ndim:
-        shape = tuple(value.shape)
-        raise ValueError(f"{expected} to be a 0-d tensor, got shape {shape}")
-
-
 def check_kind(step: Step) -> Step:
     """The step itself, if it is one: an int of any sign or a 0-d int64 tensor.
 
@@ -56,10 +44,21 @@ def check_kind(step: Step) -> Step:
             else step.to(torch.int64)
         )
     if isinstance(step, Tensor):
-        _check_0d("expected step", _WHOLE, step, step.dtype == torch.int64)
+        if step.dtype != torch.int64:
+            raise TypeError(
+                "expected step to be an int or a 0-d int64 tensor, got a tensor of "
+                f"{step.dtype}"
+            )
+        if step.ndim:
+            raise ValueError(
+                f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}"
+            )
         return step
     if isinstance(step, bool) or not isinstance(step, int | Integral):
-        raise TypeError(f"expected step to be {_WHOLE}, got {type(step).__name__}")
+        raise TypeError(
+            "expected step to be an int or a 0-d int64 tensor, got "
+            f"{type(step).__name__}"
+        )
     step = int(step)
     if not -(2**63) <= step < 2**63 - 1:
         raise ValueError(
@@ -161,9 +160,16 @@ def check_whole(call: str, name: str, value: object, low: int) -> None:
         check_int(call, name, value, low)
         if isinstance(value, int) and value >= 2**63:
             raise ValueError(f"{call}: expected {name} to fit int64, got {value}")
-    else:
-        expected = f"{call}: expected {name}"
-        _check_0d(expected, _WHOLE, value, value.dtype == torch.int64)
+    elif value.dtype != torch.int64:
+        raise TypeError(
+            f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a "
+            f"tensor of {value.dtype}"
+        )
+    elif value.ndim:
+        raise ValueError(
+            f"{call}: expected {name} to be a 0-d tensor, got shape "
+            f"{tuple(value.shape)}"
+        )
 
 
 def check_pairs(name: str, rules: Sequence[object]) -> None:
@@ -276,10 +282,21 @@ def number(name: str, value: object) -> Real:
     is not 0-d.
     """
     if isinstance(value, Tensor):
-        _check_0d(f"expected {name}", _NUMBER, value, value.is_floating_point())
+        if not value.is_floating_point():
+            raise TypeError(
+                f"expected {name} to be a number or a 0-d float tensor, got a tensor "
+                f"of {value.dtype}"
+            )
+        if value.ndim:
+            raise ValueError(
+                f"expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}"
+            )
         return value.to(torch.float64)
     if not is_number(value):
-        raise TypeError(f"expected {name} to be {_NUMBER}, got {type(value).__name__}")
+        raise TypeError(
+            f"expected {name} to be a number or a 0-d float tensor, got "
+            f"{type(value).__name__}"
+        )
     try:
         finite = float(value)
     except OverflowError:

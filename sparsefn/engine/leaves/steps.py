@@ -29,7 +29,7 @@ Results = list[Sequence[Tensor] | None]
 _TAKEN = {torch.float32, torch.bool}
 
 
-def sgd(
+def sgd_step(
     rows: Sequence[Row],
     numbers: Row,
     momentum: float,
@@ -41,7 +41,7 @@ def sgd(
     >>> from sparsefn.engine.leaves import steps
     >>> p, mask = torch.ones(3), torch.tensor([True, True, False])
     >>> numbers = torch.tensor(0), torch.tensor(0.5, dtype=torch.float64)
-    >>> rows, count = steps.sgd([(p, mask, p)], numbers, 0.0, False, 0.0)
+    >>> rows, count = steps.sgd_step([(p, mask, p)], numbers, 0.0, False, 0.0)
     >>> rows[0][0], count
     (tensor([0.5000, 0.5000, 1.0000]), tensor(1))
     """
@@ -78,7 +78,7 @@ def sgd(
     return _results(rows, len(over), over, kernel), count + 1
 
 
-def adam(
+def adam_step(
     rows: Sequence[Row],
     numbers: Row,
     betas: tuple[float, float],
@@ -89,7 +89,7 @@ def adam(
     """A step of Adam under masks, as `optimizers/adam.py` has it."""
     if constants(numbers) is None:
         return None
-    step, after = _adam_step(numbers, betas, eps, weight_decay, decoupled)
+    step, after = _adam_numbers(numbers, betas, eps, weight_decay, decoupled)
 
     def kernel(blocks: Blocks) -> None:
         buffers = [np.empty(BLOCK, np.float32) for _ in range(3)]
@@ -121,11 +121,11 @@ def adam_updates(
     """
     if constants(numbers) is None:
         return None
-    step, after = _adam_step(numbers, betas, eps, weight_decay, decoupled)
+    step, after = _adam_numbers(numbers, betas, eps, weight_decay, decoupled)
     return _results(rows, 3, (0, 1), partial(write_adam, step, -1)), after
 
 
-class _AdamStep(NamedTuple):
+class _AdamNumbers(NamedTuple):
     # The numbers of a step: see the formula in `optimizers/adam.py`.
     size: float
     least: float
@@ -134,19 +134,19 @@ class _AdamStep(NamedTuple):
     shrink: float | None
 
 
-def _adam_step(
+def _adam_numbers(
     numbers: Row,
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
     decoupled: bool,
-) -> tuple[_AdamStep, Row]:
+) -> tuple[_AdamNumbers, Row]:
     # Beside it the count and the powers of the betas after the step.
     count, decay1, decay2, rate = numbers
     decay1 = decay1 * betas[0]
     decay2 = decay2 * betas[1]
     scale = math.sqrt(1 - decay2.item())
-    step = _AdamStep(
+    step = _AdamNumbers(
         size=rate.item() * scale / (1 - decay1.item()),
         least=eps * scale,
         betas=betas,
@@ -156,7 +156,7 @@ def _adam_step(
     return step, (count + 1, decay1, decay2)
 
 
-def write_adam(step: _AdamStep, sign: int, blocks: Blocks) -> None:
+def write_adam(step: _AdamNumbers, sign: int, blocks: Blocks) -> None:
     """Write the update and the moments of each block; the update has the sign -1 to add
     it to the param, 1 to take it away.
     """
@@ -250,6 +250,6 @@ def _cover(wide: Array, floats: Array, out: Array) -> None:
     np.multiply(wide.view(np.int32), floats.view(np.int32), out=out.view(np.int32))
 
 
-BACKENDS["sgd", "cpu"] = sgd
-BACKENDS["adam", "cpu"] = adam
+BACKENDS["sgd", "cpu"] = sgd_step
+BACKENDS["adam", "cpu"] = adam_step
 BACKENDS["adam_updates", "cpu"] = adam_updates
