@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sparsefn.engine.checks import Made, number, uncalled
 from sparsefn.engine.leaves import leafwise
-from sparsefn.engine.numbers import like
 from sparsefn.engine.processes import localized
 from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn.state import Level
@@ -92,7 +91,10 @@ def rate_at(lr: Level, count: Tensor) -> Tensor:
     >>> rate_at(lambda step: 0.5 / (1 + step), torch.tensor(1))
     tensor(0.2500, dtype=torch.float64)
     """
-    return like(count, lr(count) if callable(lr) else lr).double()
+    rate = lr(count) if callable(lr) else lr
+    if isinstance(rate, Tensor):
+        return rate.double()
+    return torch.full((), rate, dtype=torch.float64, device=count.device)
 
 
 def check_fitting(
