@@ -30,6 +30,7 @@ from sparsefn.attached import (
     files,
     gradients,
     moments,
+    optimizer_state,
     placed,
     writes,
 )
@@ -206,7 +207,7 @@ def twice(before_step: Any) -> Any:
     """A forgotten `after_step` is not noticed."""
 
     def wrong(self: Any, *arguments: Any) -> None:
-        self._dense = None
+        self._begun = None
         before_step(self, *arguments)
 
     return wrong
@@ -308,13 +309,13 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "closures may step twice": (Setup("rigl"), Attached, "enter_step", by_closure),
     "step sizes begin at zero": (
         Setup("rigl", ("rprop",)),
-        moments,
+        optimizer_state,
         "first_value",
         always(0.0),
     ),
     "sums begin at zero": (
         Setup("rigl", ("adagrad",)),
-        moments,
+        optimizer_state,
         "first_value",
         always(0.0),
     ),

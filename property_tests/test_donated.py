@@ -12,7 +12,7 @@ from _pytest.outcomes import Failed
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
 from sparsefn.algorithms import frame
-from sparsefn.engine.leaves import blockwise, lists
+from sparsefn.engine.leaves import blockwise, lists, steps
 from sparsefn.state import has_optimizer, update_of
 from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
@@ -21,7 +21,6 @@ from sparsefn.tree import leaves_of
 # the package hands out the function
 donated = importlib.import_module("sparsefn.compose.donated")
 with_optimizer = importlib.import_module("sparsefn.compose.with_optimizer")
-adam = importlib.import_module("sparsefn.optimizers.adam")  # so does this one
 BY_NAME = {row.name: row for row in ROWS}
 
 
@@ -61,7 +60,7 @@ def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
     check(row, "sgd")
 
 
-IN_BLOCKS, ZEROED = adam._in_blocks, frame._zeroed
+WRITE_ADAM, ZEROED = steps.write_adam, frame._zeroed
 
 
 def _written_early(block: blockwise.Row) -> blockwise.Row:
@@ -72,11 +71,9 @@ def _written_early(block: blockwise.Row) -> blockwise.Row:
 # bug: (module, name, its replacement)
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "results are written over inputs that are read again": (
-        adam,
-        "_in_blocks",
-        lambda numbers, sign, blocks: IN_BLOCKS(
-            numbers, sign, map(_written_early, blocks)
-        ),
+        steps,
+        "write_adam",
+        lambda step, sign, blocks: WRITE_ADAM(step, sign, map(_written_early, blocks)),
     ),
     "the old state stays": (donated, "empty", lambda tensors: None),
     "memory that others share is given away": (

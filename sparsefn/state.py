@@ -23,7 +23,6 @@ from sparsefn.tree import (
     leaves_like,
     leaves_of,
     mend_of,
-    none_paths,
     opened,
     paths,
     same_structure,
@@ -209,25 +208,6 @@ def check_masks(masks: Tree, params: Tree) -> None:
                 f"expected a mask of shape {tuple(leaf.shape)} or () at {at!r}, got "
                 f"{tuple(mask.shape)}"
             )
-
-
-def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
-    """Raise for gradients that do not fit the params.
-
-    Without `layout`, DTensors may be laid out otherwise.
-    """
-    if grads is None:
-        return
-    try:
-        check_like("grads", grads, params, layout=layout)
-    except ValueError:
-        for path in () if same_structure(grads, params) else none_paths(grads):
-            raise ValueError(
-                f"expected a gradient for every param, got None at {path!r}: a frozen "
-                "param, or one that the loss does not use, has none; give zeros, or "
-                "leave it out of params"
-            ) from None
-        raise
 
 
 def effective(state: State) -> Tree:

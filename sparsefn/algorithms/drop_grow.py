@@ -5,7 +5,7 @@ Presets set, rigl, snfs.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ from sparsefn.engine.checks import (
     preset,
     rounded,
 )
+from sparsefn.engine.numbers import Real
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
 from sparsefn.scores import gradient, magnitude, momentum, ranked
@@ -146,20 +147,18 @@ def drop_grow(
     cycle = _Cycle(
         current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan
     )
-    apart = plan is None
-    exact = grow_count is None
     return Masked(
         rule,
         memory,
-        partial(_cycle, cycle),
+        cycle.run,
         level,
         init,
         where,
         key,
         when,
         grown,
-        apart,
-        exact,
+        apart=plan is None,
+        exact=grow_count is None,
     ).build()
 
 
@@ -262,98 +261,81 @@ class _Cycle(NamedTuple):
     restart_dropped: bool
     plan: Redistribute | None
 
+    def run(self, units: Field, scores: Read, step: Step) -> Decision:
+        """Drop the worst of the active units of each group, then grow the best of the
+        others, up to the target.
+        """
+        drop = scores("drop")
+        grow = scores("grow")
+        plan = self.plan
+        active = units.active
+        had = units.totals(active)
+        target = had if self.current else units.target(grow, units.free)
+        share = grow if plan is None or plan.score is None else scores("share")
+        lost = self._dropped(units, active, had, drop, share, step)
+        lost = self._within(units, had, target, lost)
+        stay = units.best(drop, had - lost, among=active)
+        left = units.totals(stay) if units.joint or units.grids.least else had - lost
+        if plan is not None:
+            barred = had if self.exclude_dropped else left
+            target = _moved(plan, units, share, stay, left, barred, target)
+        taken = active if self.exclude_dropped else stay
+        more = self._grown(units, grow, taken, (target - left).clamp(min=0))
+        grew = units.best(grow, more, among=units.free, but=taken, held=stay)
+        new = units.masks_of(either_of(stay, grew), drop, units.masks)
+        if not self.restart_dropped:
+            return Decision(new)
+        return Decision(new, units.masks_of(stay, drop, units.masks))
 
-def _cycle(cycle: _Cycle, units: Field, scores: Read, step: Step) -> Decision:
-    """Drop the worst of the active units of each group, then grow the best of the
-    others, up to the target.
-    """
-    drop = scores("drop")
-    grow = scores("grow")
-    active = units.active
-    had = units.totals(active)
-    target = had if cycle.current else units.target(grow, units.free)
-    share = (
-        scores("share")
-        if cycle.plan is not None and cycle.plan.score is not None
-        else grow
-    )
-    lost = _lost(cycle, units, active, had, target, drop, share, step)
-    stay = units.best(drop, had - lost, among=active)
-    left = units.totals(stay) if units.joint or units.grids.least else had - lost
-    if cycle.plan is not None:
-        target = _moved(
-            cycle.plan,
-            units,
-            share,
-            stay,
-            left,
-            had if cycle.exclude_dropped else left,
-            target,
-        )
-    taken = active if cycle.exclude_dropped else stay
-    more = _more(cycle, units, grow, taken, (target - left).clamp(min=0))
-    grew = units.best(grow, more, among=units.free, but=taken, held=stay)
-    new = units.masks_of(either_of(stay, grew), drop, units.masks)
-    return Decision(
-        new, units.masks_of(stay, drop, units.masks) if cycle.restart_dropped else None
-    )
-
-
-def _lost(
-    cycle: _Cycle,
-    units: Field,
-    active: Flags,
-    had: Tensor,
-    target: Tensor,
-    drop: Scores,
-    share: Scores,
-    step: Step,
-) -> Tensor:
-    # How many units of each group are dropped: a part of them, or as many as their
-    # scores say, and what is too much.
-    plan = cycle.plan
-    fraction = cycle.fraction
-    if isinstance(fraction, Counted):
-        lost = had - units.counts(units.counted(fraction, drop, active))
-    else:
+    def _dropped(
+        self,
+        units: Field,
+        active: Flags,
+        had: Tensor,
+        drop: Scores,
+        share: Scores,
+        step: Step,
+    ) -> Tensor:
+        # How many units of each group are dropped: a part of them, or as many as their
+        # scores say.
+        plan = self.plan
+        fraction = self.fraction
+        if isinstance(fraction, Counted):
+            return had - units.counts(units.counted(fraction, drop, active))
         rate = fraction_at(fraction, step)
-        own = (
-            {}
-            if plan is None or plan.rate is None
-            else plan.rate(rate, share.values, units.masks)
-        )
-        lost = of_groups(
-            cycle.rounding,
-            [own.get(path, rate) for path in units.grids.here],
-            had,
-            units.groups,
-        )
-    # Where regrowth moves between leaves, their own counts bind only if there are too
-    # many in all.
-    wanted = (
-        target if plan is None else torch.where(had.sum() > target.sum(), target, had)
-    )
-    lost = lost.clamp(min=0)
-    if cycle.exclude_dropped:
-        lost = torch.minimum(lost, (units.capacity - wanted).clamp(min=0))
-    return torch.minimum(torch.maximum(lost, had - wanted), had)
+        own: Mapping[str, Real] = {}
+        if plan is not None and plan.rate is not None:
+            own = plan.rate(rate, share.values, units.masks)
+        rates = [own.get(path, rate) for path in units.grids.here]
+        return of_groups(self.rounding, rates, had, units.groups)
 
+    def _within(
+        self, units: Field, had: Tensor, target: Tensor, lost: Tensor
+    ) -> Tensor:
+        # As many, no more than can grow again or are there, and what is too much.
+        # Where regrowth moves between leaves, their own counts bind only if there are
+        # too many in all.
+        wanted = target
+        if self.plan is not None:
+            wanted = torch.where(had.sum() > target.sum(), target, had)
+        lost = lost.clamp(min=0)
+        if self.exclude_dropped:
+            lost = torch.minimum(lost, (units.capacity - wanted).clamp(min=0))
+        return torch.minimum(torch.maximum(lost, had - wanted), had)
 
-def _more(
-    cycle: _Cycle, units: Field, grow: Scores, taken: Flags, more: Tensor
-) -> Tensor:
-    # How many units of each group grow: all that are wanted, or as many of them as a
-    # function says.
-    if cycle.grow_count is None:
-        return more
-    others = units.within([~rows for rows in taken])
-    rows = zip(
-        units.rows(grow, "grow_count"),
-        units.rows_of(others),
-        torch.split(more, units.groups),
-        strict=True,
-    )
-    return torch.cat([cycle.grow_count(*row) for row in rows])
+    def _grown(self, units: Field, grow: Scores, taken: Flags, more: Tensor) -> Tensor:
+        # How many units of each group grow: all that are wanted, or as many of them as
+        # a function says.
+        if self.grow_count is None:
+            return more
+        others = units.within([~rows for rows in taken])
+        rows = zip(
+            units.rows(grow, "grow_count"),
+            units.rows_of(others),
+            torch.split(more, units.groups),
+            strict=True,
+        )
+        return torch.cat([self.grow_count(*row) for row in rows])
 
 
 def _moved(

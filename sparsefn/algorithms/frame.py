@@ -41,7 +41,6 @@ from sparsefn.state import (
     Update,
     Where,
     apply_masks,
-    check_grads,
     check_score,
     everywhere,
     inside,
@@ -51,6 +50,7 @@ from sparsefn.state import (
 from sparsefn.tree import (
     Leaves,
     Tree,
+    check_grads,
     check_like,
     choose,
     copied,

@@ -28,8 +28,8 @@ from sparsefn.engine.processes import (
     words_of,
 )
 from sparsefn.engine.surroundings import differentiating
-from sparsefn.state import State, Step, TrainView, check_grads
-from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
+from sparsefn.state import State, Step, TrainView
+from sparsefn.tree import Leaves, Tree, check_grads, flatten, leaves_of, opened, zipped
 
 Start = Callable[[Tree], State]
 Stepping = Callable[[State, Tree, Step], State]

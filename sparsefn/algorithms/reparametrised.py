@@ -80,7 +80,7 @@ def reparametrised(
         return with_leaves(params, weights), masks_tree(params, masks)
 
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
-        both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
+        both = intersect(part.masks, masks)
         inner = part._replace(params=(), key=(), opt=())
         scores = {"latent": latents, "step": step}
         return State(
@@ -194,8 +194,9 @@ def reparametrised(
         part = inner_of(state)
         part = inside.view.put(part, with_leaves(state.params, weights))
         tree = masks_tree(state.params, masks)
-        both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, tree)
-        return state._replace(params=apply_masks(part.params, tree), masks=both)
+        return state._replace(
+            params=apply_masks(part.params, tree), masks=intersect(part.masks, tree)
+        )
 
     view = derived_view(get, put, grads_of, support)
     return framed(

@@ -192,7 +192,7 @@ def attach(
         check_optimizer(one, added)
         check_moments(one, placed.trained)
     put_in(placed.extra, extra_group)
-    return Attached(model, placed, skip or never(), reset, hooks)
+    return Attached(model, placed, skip, reset, hooks)
 
 
 def _name_of(optimizer: object) -> str:

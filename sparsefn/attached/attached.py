@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,11 +16,19 @@ from sparsefn.attached.records import take_out
 from sparsefn.modules.averages import dropped_of
 from sparsefn.state import State, Trigger, update_of
 from sparsefn.timing.timetable import changes_once, unfinished
-from sparsefn.tree import Tree, all_finite, identical, leaves_of
+from sparsefn.tree import Tree, all_finite, identical
 
 _CALL_AFTER = (
     "call after_step after every before_step, also where the optimizer skipped its step"
 )
+
+
+class _Begun(NamedTuple):
+    # A step between before_step and after_step: its number, the dense gradients, and
+    # whether the optimizer's step is left out.
+    number: int
+    dense: dict[str, Tensor]
+    skipped: bool
 
 
 class Attached:
@@ -54,7 +62,7 @@ class Attached:
         self,
         model: nn.Module,
         placed: Placed,
-        skip: Trigger,
+        skip: Trigger | None,
         reset: Trigger,
         hooks: bool,
     ) -> None:
@@ -63,15 +71,11 @@ class Attached:
         self._skip = skip
         self._reset = reset
         self._hooks = hooks
-        self._dense: dict[str, Tensor] | None = (
-            None  # gradients between before_step and after_step
-        )
+        self._begun: _Begun | None = None
         # the optimizers that have stepped since after_step
         self._stepped: list[Optimizer] = []
         self._told: set[str] = set()  # what there was a warning of
         self._last = -1
-        self._now = -1
-        self._skipped = False
         self.changes = 0
         placed.show(placed.state)
         self._watch()
@@ -107,13 +111,11 @@ class Attached:
         dense = gradients.dense_gradients(records)
         if stained := placed.begin_step():
             self._tell("gradient", writes.gradient_of_others(stained))
-        skipped = bool(self._skip(now))
+        skipped = self._skips(now)
         seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
-        self._dense = dense
-        self._now = now
-        self._skipped = skipped
+        self._begun = _Begun(now, dense, skipped)
 
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module.
@@ -126,29 +128,29 @@ class Attached:
         latents or scores.
         """
         self._check_attached()
-        if self._dense is None:
+        begun = self._begun
+        if begun is None:
             raise RuntimeError(
                 "after_step: call before_step first, between backward and the "
                 "optimizer's step"
             )
         step = order.later("after_step", step, self._last)
-        dense = self._dense
+        now, dense, skipped = begun
         placed = self._placed
         old = placed.state
-        if step != self._now and (
-            bool(self._skip(step)) != self._skipped
-            or files.reads_step(placed.algorithm)
+        if step != now and (
+            self._skips(step) != skipped or files.reads_step(placed.algorithm)
         ):
             raise ValueError(
-                f"after_step: before_step took this for step {self._now}, got {step}: "
+                f"after_step: before_step took this for step {now}, got {step}: "
                 f"give it {step}, too"
             )
-        if not (self._stepped or self._skipped):
+        if not (self._stepped or skipped):
             self._tell("order", writes.check_order(placed.weights.values(), dense))
         if step > self._last + 1:
             self._tell("steps", order.left_out(placed.algorithm, self._last, step))
         stepped = placed.moved()
-        self._dense = None
+        self._begun = None
         self._stepped = []
         self._last = step
         for record in placed.trained:
@@ -163,14 +165,12 @@ class Attached:
             placed.show(stepped)
             raise
         if new is not old:
-            moments.clear_changed(placed.trained, placed.algorithm.view, new, stepped)
-            if any(
-                a is not b
-                for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)
-            ):
+            rows = placed.rows(new)
+            moments.clear_changed(rows, placed.algorithm.view.get(stepped))
+            if not identical(new.masks, old.masks):
                 self.changes += 1
                 gradients.warn_of_zeros(dense, step)
-            placed.show(new, stepped)
+            placed.show(new, stepped, rows)
         if bool(self._reset(step)):
             moments.restart(placed.trained)
 
@@ -190,15 +190,15 @@ class Attached:
             if joins(optimizer):  # LBFGS reads its history before it calls the closure
                 self._placed.mask_states(optimizer)
             return
-        if self._dense is None and self._hooks:
+        if self._begun is None and self._hooks:
             self.before_step()
-        if self._dense is None:
+        if self._begun is None:
             raise RuntimeError(order.STEP_ALONE)
-        self._placed.settle(optimizer, self._skipped)
+        self._placed.settle(optimizer, self._begun.skipped)
 
     def leave_step(self, optimizer: Optimizer) -> None:
         """Note what the optimizer has written."""
-        if self._dense is not None:  # else its closure skipped the batch
+        if self._begun is not None:  # else its closure skipped the batch
             self._stepped.append(optimizer)
             self._placed.leave(optimizer)
             if self._hooks:
@@ -208,8 +208,8 @@ class Attached:
         """Call `after_step` where a step has begun, also one that a GradScaler left
         out.
         """
-        if self._dense is not None:
-            self.after_step(self._now)
+        if self._begun is not None:
+            self.after_step(self._begun.number)
 
     def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure that makes gradients: with effective weights, and
@@ -222,26 +222,30 @@ class Attached:
         # it has moved the weights since the last time
         if self._placed.moving is optimizer:
             self._placed.leave(optimizer)
-        dense = self._dense
-        before = None if dense is None else gradients.gradients_of(self._model)
+        begun = self._begun
+        before = None if begun is None else gradients.gradients_of(self._model)
         self._reopen()
         result = closure()
         skips = result is None and all(p.grad is None for p in self._model.parameters())
         untouched = before is not None and gradients.are_untouched(self._model, before)
-        if untouched and result is None and self._dense is None:
+        if untouched and result is None and self._begun is None:
             self._placed.show_trained()
-            self._dense = dense
-        if self._dense is None and not skips:
+            self._begun = begun
+        if self._begun is None and not skips:
             self.before_step()
-        self._placed.settle(optimizer, skips or self._skipped)
+        left_out = self._begun is None or skips or self._begun.skipped
+        self._placed.settle(optimizer, left_out)
         return result
+
+    def _skips(self, step: int) -> bool:
+        return self._skip is not None and bool(self._skip(step))
 
     def _reopen(self) -> None:
         # Back to before `before_step`, with the weights as they are now, and effective
         # ones in the module.
-        if self._dense is not None:
+        if self._begun is not None:
             moved = self._placed.moved()
-            self._dense = None
+            self._begun = None
             self._placed.show(moved)
         else:
             self._placed.take_over("step")
@@ -275,7 +279,7 @@ class Attached:
         """
         placed = self._placed
         state = self._placed.state
-        if self._dense is None:
+        if self._begun is None:
             state = writes.taken_over("state", state, placed.weights.values())
         return placed.own(state)  # type: ignore[no-any-return]
 
@@ -395,7 +399,7 @@ class Attached:
         state, self._last = files.loaded(
             placed.algorithm, state_dict, placed.state, placed.unmasked(), strict
         )
-        self._dense = None
+        self._begun = None
         self._stepped = []
         placed.show(state)
         for record in placed.trained:
@@ -432,7 +436,7 @@ class Attached:
         self._unwatch()
         take_out(placed.extra)
         placed.state = placed.own(placed.state)
-        self._dense = None
+        self._begun = None
         placed.weights = {}
         placed.extra = []
         placed.records = []
@@ -449,7 +453,7 @@ class Attached:
             raise RuntimeError("this algorithm was detached: attach it again")
 
     def _check_between(self, call: str) -> None:
-        if self._dense is not None:
+        if self._begun is not None:
             raise RuntimeError(
                 f"{call}: called between before_step and after_step: {_CALL_AFTER}"
             )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.attached.records import Record, address
+from sparsefn.attached.records import Record, address, addresses
 from sparsefn.engine.processes import full_tensors, redistributed
 from sparsefn.tree import Leaves
 
@@ -117,27 +117,29 @@ def give(
     is stays the parameter's own, and the dense one becomes a copy: what clips or zeroes
     it does not reach the algorithm.
     """
-    held = {address(grad): name for name, grad in dense.items() if grad.numel()}
+    places = zip(addresses(dense.values()), dense.items(), strict=True)
+    held: dict[int, str | None] = {
+        at: name for at, (name, grad) in places if grad.numel()
+    }
     for record in (*records, *trained):
         if not (record.trains and seen):
             record.give(None)
-    for record, grad in zip(trained, seen, strict=bool(seen)):
+    rows = zip(trained, seen, addresses(seen), strict=bool(seen))
+    for record, grad, at in rows:
         own = record.parameter.grad
         if own is None and not record.beside:
             record.give(None)
             continue
-        name = held.get(address(grad))
-        held.setdefault(address(grad), "")
-        if name == record.name:
-            record.give(own)
-            if (
-                own is not None
-                and own.layout == torch.strided
-                and address(own) == address(grad)
-            ):
-                dense[name] = grad.clone()
+        name = held.setdefault(at, None)
+        if name is None:
+            record.give(grad)
+            held[at] = ""
+        elif name != record.name:
+            record.give(grad.clone())
         else:
-            record.give(grad if name is None else grad.clone())
+            record.give(own)
+            if own is not None and own.layout == torch.strided and address(own) == at:
+                dense[name] = grad.clone()
 
 
 def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:

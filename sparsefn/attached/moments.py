@@ -10,21 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn.attached.optimizer_state import (
-    StateTensor,
-    check_known,
-    first_value,
-    found_in,
-    joins,
-    optimizer_states,
-    tensors_in,
-)
+from sparsefn.attached.optimizer_state import check_known, clear_moments, joins
 from sparsefn.attached.records import Record
-from sparsefn.compose.descent import live_entries
-from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import is_sharded, local_tensor
-from sparsefn.state import State, TrainView
-from sparsefn.tree import zipped
+from sparsefn.compose.descent import live_leaves
+from sparsefn.engine.leaves import is_sparse, sparse_among
+from sparsefn.tree import Tree, leaves_of
 
 # These leave an entry at zero whose weight, gradient and moments are zero, where their
 # numbers are sane.
@@ -83,76 +73,6 @@ def _is_sane(group: Mapping[str, Any], least: float) -> bool:
     )
 
 
-@torch.no_grad()
-def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> None:
-    """Set the moments of a parameter to their first values where they are not live.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    >>> optimizer.state[weight]["momentum_buffer"] = torch.ones(2)
-    >>> clear_moments(Record("w", weight, optimizer), torch.tensor([True, False]))
-    >>> optimizer.state[weight]
-    {'momentum_buffer': tensor([1., 0.])}
-
-    Args:
-        record: The parameter, its optimizer, and the user's function `clear`, which
-            does all of this if there is one.
-        live: Bool tensor of the parameter's shape: where moments are kept.
-        value: What trains after the update. Copies of the weights are set to it.
-            Default: the parameter.
-    """
-    value = record.parameter.detach() if value is None else value
-    for optimizer, state in optimizer_states(record):
-        if record.clear is not None:
-            record.clear(state, ~live)
-        elif joins(optimizer):
-            _forget_history(optimizer, state, record.parameter, live)
-        else:
-            for found in found_in(record, optimizer, state):
-                _clear(
-                    found,
-                    live,
-                    value,
-                    first_value(optimizer, record.parameter, found.path),
-                )
-
-
-def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> None:
-    if found.fault:
-        return
-    moment = found.tensor
-    if type(live) is not Tensor and not is_sharded(moment):
-        live = local_tensor(live)
-        value = local_tensor(value)
-    live = live.reshape(moment.shape).to(moment.device)
-    if found.is_copy:
-        moment.copy_(torch.where(live, moment, value.reshape(moment.shape).to(moment)))
-    elif found.zero is not None:
-        moment.masked_fill_(~live, found.zero)
-    else:
-        moment.masked_fill_(~live, first)
-
-
-def _forget_history(
-    optimizer: Optimizer, state: Mapping[str, Any], parameter: Tensor, live: Tensor
-) -> None:
-    """Clear the state of LBFGS if its history has entries of a parameter that are not
-    live.
-
-    Its vectors are all parameters end to end, and all numbers of its history follow
-    from all entries.
-    """
-    start = 0
-    for other in optimizer.param_groups[0]["params"]:
-        if other is parameter:
-            break
-        start += other.numel()
-    gone = ~live.reshape(-1)
-    vectors = [vector for _, vector in tensors_in(state) if vector.ndim == 1]
-    if any(vector[start : start + len(gone)][gone].any() for vector in vectors):
-        optimizer.state.clear()
-
-
 def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
     """Raise ValueError where an optimizer's state shows that moments of masked weights
     are not known.
@@ -191,11 +111,9 @@ def restart(records: Iterable[Record]) -> None:
         record.moments = None
 
 
-def clear_changed(
-    records: Sequence[Record], view: TrainView, new: State, old: State
-) -> None:
+def clear_changed(rows: Sequence[tuple[Record, Tensor, Tensor]], old: Tree) -> None:
     """Set moments to their first values where weights are pruned, grew, or were set by
-    an update from old to new.
+    an update.
 
     >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
@@ -203,16 +121,22 @@ def clear_changed(
     >>> algorithm = sf.one_shot(0.5)
     >>> old = algorithm.init({"w": weight.detach()})
     >>> new = algorithm.update(old, {"w": torch.ones(1, 2)}, 0)
-    >>> clear_changed([Record("w", weight, optimizer)], algorithm.view, new, old)
+    >>> record = Record("w", weight, optimizer, support=old.masks["w"])
+    >>> clear_changed([(record, new.params["w"], new.masks["w"])], old.params)
     >>> optimizer.state[weight]
     {'momentum_buffer': tensor([[0., 1.]])}
+
+    Args:
+        rows: Each record, which knows the support before, with its leaf and support
+            after the update.
+        old: The tree that trains, before the update.
     """
-    rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
-    for record, row in zip(records, rows, strict=True):
-        same = row[0] is row[1] and row[2] is row[3]
-        if (
-            is_sparse(row[0], row[2])
-            and not same
-            and (live := live_entries(*row)) is not None
-        ):
-            clear_moments(record, live, row[2])
+    sparse = sparse_among([row[2] for row in rows], [row[1] for row in rows])
+    for row, masked, stepped in zip(rows, sparse, leaves_of(old), strict=True):
+        record, value, support = row
+        before = record.support
+        if not masked or (support is before and value is stepped):
+            continue
+        (live,) = live_leaves([(support, before, value, stepped)])
+        if live is not None:
+            clear_moments(record, live, value)

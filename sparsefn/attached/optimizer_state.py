@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from sparsefn.attached.records import Record, groups_with, inner_optimizers
 from sparsefn.compose.foreign import BASES, holds_numbers, layout
-from sparsefn.engine.processes import local_tensor
+from sparsefn.engine.processes import is_sharded, local_tensor
 
 # Copies and averages of the weights, by name, and the optimizers with such a name: ""
 # is any.
@@ -376,6 +376,79 @@ def _read_subclass(path: str, moment: Tensor) -> StateTensor:
 
 def _code_of_zero(qmap: Tensor, dtype: torch.dtype) -> Tensor:
     return qmap.abs().argmin().to(dtype)
+
+
+# ---- clearing ------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> None:
+    """Set the moments of a parameter to their first values where they are not live.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> optimizer.state[weight]["momentum_buffer"] = torch.ones(2)
+    >>> clear_moments(Record("w", weight, optimizer), torch.tensor([True, False]))
+    >>> optimizer.state[weight]
+    {'momentum_buffer': tensor([1., 0.])}
+
+    Args:
+        record: The parameter, its optimizer, and the user's function `clear`, which
+            does all of this if there is one.
+        live: Bool tensor of the parameter's shape: where moments are kept.
+        value: What trains after the update. Copies of the weights are set to it.
+            Default: the parameter.
+    """
+    value = record.parameter.detach() if value is None else value
+    for optimizer, state in optimizer_states(record):
+        if record.clear is not None:
+            record.clear(state, ~live)
+        elif joins(optimizer):
+            _forget_history(optimizer, state, record.parameter, live)
+        else:
+            for found in found_in(record, optimizer, state):
+                _clear(
+                    found,
+                    live,
+                    value,
+                    first_value(optimizer, record.parameter, found.path),
+                )
+
+
+def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> None:
+    if found.fault:
+        return
+    moment = found.tensor
+    if type(live) is not Tensor and not is_sharded(moment):
+        live = local_tensor(live)
+        value = local_tensor(value)
+    live = live.reshape(moment.shape).to(moment.device)
+    if found.is_copy:
+        moment.copy_(torch.where(live, moment, value.reshape(moment.shape).to(moment)))
+    elif found.zero is not None:
+        moment.masked_fill_(~live, found.zero)
+    else:
+        moment.masked_fill_(~live, first)
+
+
+def _forget_history(
+    optimizer: Optimizer, state: Mapping[str, Any], parameter: Tensor, live: Tensor
+) -> None:
+    """Clear the state of LBFGS if its history has entries of a parameter that are not
+    live.
+
+    Its vectors are all parameters end to end, and all numbers of its history follow
+    from all entries.
+    """
+    start = 0
+    for other in optimizer.param_groups[0]["params"]:
+        if other is parameter:
+            break
+        start += other.numel()
+    gone = ~live.reshape(-1)
+    vectors = [vector for _, vector in tensors_in(state) if vector.ndim == 1]
+    if any(vector[start : start + len(gone)][gone].any() for vector in vectors):
+        optimizer.state.clear()
 
 
 # ---- checks --------------------------------------------------------------------------

@@ -9,19 +9,40 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.moments import check_moments, clear_moments, zeros_stay
-from sparsefn.attached.optimizer_state import note_states, with_other_states
-from sparsefn.attached.records import Record, address, differ, trained_records
+from sparsefn.attached.moments import check_moments, zeros_stay
+from sparsefn.attached.optimizer_state import (
+    clear_moments,
+    note_states,
+    with_other_states,
+)
+from sparsefn.attached.records import (
+    Record,
+    address,
+    addresses,
+    differ,
+    note_all,
+    trained_records,
+    written_among,
+)
 from sparsefn.attached.writes import (
     check_followers,
     check_kinds,
-    hiding,
     stains,
     taken_over,
 )
 from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
-from sparsefn.state import Algorithm, State, Step, effective, has_optimizer, masked_view
+from sparsefn.state import (
+    Algorithm,
+    State,
+    Step,
+    effective,
+    has_optimizer,
+    has_own_support,
+    masked_view,
+)
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
+
+TrainedRow = tuple[Record, Tensor, Tensor]
 
 
 class Placed:
@@ -101,7 +122,7 @@ class Placed:
         or a view reads weights: until then it reaches nothing.
         """
         records = self.weights.values()
-        written = [record for record in records if record.is_written()]
+        written = written_among(records)
         if written:
             check_kinds("before_step", self.state, written)
             stained = stains(self.state, written)
@@ -178,16 +199,14 @@ class Placed:
         state = self.state
         view = self.algorithm.view
         records = self.weights.values()
-        written = [
-            record for record in records if record.written or record.is_written()
-        ]
+        self._note_writes()
+        written = [record for record in records if record.written]
         if written:
             check_kinds("after_step", state, written)
         self.check_following("after_step")
         self.zero_pruned(records)
-        is_plain = view.get(state) is state.params and not any(
-            record.hidden for record in records
-        )
+        trains_params = view.get is masked_view.get or view.get(state) is state.params
+        is_plain = trains_params and not any(record.hidden for record in records)
         if is_plain and not written and not mixes:
             return state
         state = taken_over(
@@ -207,16 +226,21 @@ class Placed:
         return state
 
     @torch.no_grad()
-    def show(self, new: State, old: State | None = None) -> None:
+    def show(
+        self,
+        new: State,
+        old: State | None = None,
+        trained: Sequence[TrainedRow] | None = None,
+    ) -> None:
         """Put the effective weights of a state into the module, and keep the params
         that those do not show.
 
         Leaves that are those of `old`, under its masks, are known to be zero where they
-        are pruned.
+        are pruned. `trained` are the rows of the new state, where they are known.
         """
         params = dict(new.params)
         records = list(self.weights.values())
-        held = {address(record.parameter) for record in self.records}
+        own = addresses([record.parameter for record in self.records])
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
         shows = zeroed(
@@ -224,26 +248,29 @@ class Placed:
         )
         visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
         hiding(new, fresh, [visible[r.name] for r in fresh])
-        for record in records:
+        shown = addresses([visible[r.name] for r in records])
+        places = zip(records, own[: len(records)], shown, strict=True)
+        for record, mine, other in places:
             name = record.name
-            parameter = record.parameter
-            leaf = params[record.name]
-            if record.hidden and address(leaf) in held:  # a map may hand on its latents
+            leaf = params[name]
+            if record.hidden and address(leaf) in own:  # a map may hand on its latents
                 params[name] = leaf.clone()
-            if address(visible[name]) != address(parameter):
-                parameter.copy_(visible[name])
+            if other != mine:
+                record.parameter.copy_(visible[name])
             if not record.hidden:
-                params[name] = parameter.detach()
-            record.note()
+                params[name] = record.parameter.detach()
             record.written = False
-        rows, _ = zipped(
-            self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new)
-        )
-        for record, leaf, support in rows:
+        note_all(records)
+        for record, leaf, support in self.rows(new) if trained is None else trained:
             record.support = support
             if record.beside and address(leaf) != address(record.parameter):
                 record.parameter.copy_(leaf)
         self.state = new._replace(params=params)
+
+    def rows(self, state: State) -> list[TrainedRow]:
+        """What trains in a state: each record with its leaf and its support."""
+        view = self.algorithm.view
+        return zipped(self.trained, view.get(state), view.support(state))[0]
 
     def show_trained(self) -> None:
         """Let the module hold what trains, also where it is pruned: a step begins."""
@@ -284,8 +311,8 @@ class Placed:
         A step that is left out has no gradients. An optimizer that lets entries reach
         others gets everything masked.
         """
+        self._note_writes()
         for record in self.weights.values():
-            record.written = record.written or record.is_written()
             if not record.trains:
                 record.parameter.grad = None
         records = [record for record in self.trained if record.optimizer is optimizer]
@@ -309,6 +336,10 @@ class Placed:
                 )
         self.moving = optimizer
 
+    def _note_writes(self) -> None:
+        for record in written_among(self.weights.values()):
+            record.written = True
+
     def mask_states(self, optimizer: Optimizer) -> None:
         """Mask the moments of the states that an optimizer has got since the last step,
         as by `load_state_dict`.
@@ -316,6 +347,8 @@ class Placed:
         new = with_other_states(
             [record for record in self.trained if record.optimizer is optimizer]
         )
+        if not new:
+            return
         check_moments(optimizer, new)
         note_states(new)
         for record in new:
@@ -333,20 +366,44 @@ class Placed:
         if self._mixes:
             self.drop_writes()
         moved = [record for record in self.records if record.optimizer is optimizer]
-        for record in moved:
-            record.note()
+        note_all(moved)
         if with_other_states(moved, grown=True):
             check_moments(optimizer, self.trained)
             note_states(moved)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""
-        held = {address(record.parameter) for record in self.records}
+        held = set(addresses([record.parameter for record in self.records]))
         leaves, rebuild = opened(tree)
-        return rebuild(
-            [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
-        )
+        rows = zip(leaves, addresses(leaves), strict=True)
+        return rebuild([leaf.clone() if at in held else leaf for leaf, at in rows])
 
 
 def _same(name: str, new: State, old: State) -> bool:
     return new.params[name] is old.params[name] and new.masks[name] is old.masks[name]
+
+
+def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
+    """Set `hidden` of records whose leaves have, or may come to have, values that the
+    effective weights do not show.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> state = State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
+    >>> hiding(state, [record], [torch.tensor([1.0, 0.0])])
+    >>> record.hidden
+    True
+    """
+    pairs = {
+        record.name: (x, state.params[record.name])
+        for record, x in zip(records, shown, strict=True)
+    }
+    pairs = {
+        name: pair
+        for name, pair in pairs.items()
+        if is_sparse(state.masks[name], pair[1])
+    }
+    hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
+    found = dict(zip(pairs, hides, strict=True))
+    for record in records:
+        record.hidden = bool(record.follows) or found.get(record.name, False)

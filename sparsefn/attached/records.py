@@ -94,6 +94,17 @@ class Record:
         self.seen = (self.parameter._version, address(self.parameter))
 
 
+def written_among(records: Iterable[Record]) -> list[Record]:
+    """The records of parameters to which somebody has written since `note`."""
+    return [record for record in records if record.is_written()]
+
+
+def note_all(records: Iterable[Record]) -> None:
+    """Take some parameters as they are for known."""
+    for record in records:
+        record.note()
+
+
 def groups_with(optimizer: Optimizer, parameter: Tensor) -> Iterator[dict[str, Any]]:
     """The parameter groups of an optimizer that have a parameter.
 
@@ -326,6 +337,11 @@ def _forget_length(optimizer: Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         optimizer._numel_cache = None
         optimizer.state.clear()
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """The address of each tensor."""
+    return [address(x) for x in tensors]
 
 
 def address(x: Tensor) -> int:

@@ -12,7 +12,7 @@ from sparsefn.attached.records import Record, differ, optimizers_of
 from sparsefn.engine.leaves import either, is_sparse, zeroed
 from sparsefn.engine.processes import full_tensors, is_sharded
 from sparsefn.modules.wrappers import own_tensors
-from sparsefn.state import Algorithm, State, has_own_support
+from sparsefn.state import Algorithm, State
 from sparsefn.tree import all_finite
 from sparsefn.tree.chosen import matching
 
@@ -307,32 +307,6 @@ def gradient_of_others(stained: Collection[str]) -> str:
         "the write, its gradient is the one of unmasked weights: after a write call "
         "apply_masks(), then compute the loss"
     )
-
-
-def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
-    """Set `hidden` of records whose leaves have, or may come to have, values that the
-    effective weights do not show.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
-    >>> state = State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
-    >>> hiding(state, [record], [torch.tensor([1.0, 0.0])])
-    >>> record.hidden
-    True
-    """
-    pairs = {
-        record.name: (x, state.params[record.name])
-        for record, x in zip(records, shown, strict=True)
-    }
-    pairs = {
-        name: pair
-        for name, pair in pairs.items()
-        if is_sparse(state.masks[name], pair[1])
-    }
-    hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
-    found = dict(zip(pairs, hides, strict=True))
-    for record in records:
-        record.hidden = bool(record.follows) or found.get(record.name, False)
 
 
 def stains(state: State, records: Iterable[Record]) -> dict[str, int]:

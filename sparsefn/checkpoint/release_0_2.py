@@ -12,6 +12,8 @@ from torch import Tensor
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
+_FIELDS = ("masks", "scores", "key", "opt", "support")
+
 
 def with_parts(template: Tree, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The tensors of a checkpoint under the paths of today; those of today as they are.
@@ -31,9 +33,10 @@ def with_parts(template: Tree, found: Mapping[str, Tensor]) -> Mapping[str, Tens
     """
     today: dict[str, str] = {}
     for prefix, state in _states(template).items():
+        fields = {field: f"{prefix}{field}" for field in _FIELDS}
         today |= {
             path: old
-            for path, old in _old_paths(state, prefix, *_fields(prefix)).items()
+            for path, old in _old_paths(state, prefix, fields).items()
             if path != old
         }
     if not today or any(path in found for path in today):
@@ -58,52 +61,24 @@ def _states(template: Tree) -> dict[str, State]:
     return states
 
 
-def _fields(prefix: str) -> tuple[str, str, str, str, str]:
-    return (
-        f"{prefix}masks",
-        f"{prefix}scores",
-        f"{prefix}key",
-        f"{prefix}opt",
-        f"{prefix}support",
-    )
-
-
-def _old_paths(
-    state: State, now: str, masks: str, scores: str, key: str, opt: str, support: str
-) -> dict[str, str]:
-    """The path of each leaf of a state, and the one that it had."""
-    fields = {
-        "masks": masks,
-        "scores": scores,
-        "key": key,
-        "opt": opt,
-        "support": support,
-    }
+def _old_paths(state: State, now: str, fields: Mapping[str, str]) -> dict[str, str]:
+    """The path of each leaf of a state, and the one that it had; `fields` are the old
+    paths of its fields.
+    """
     found = {}
     for field, old in fields.items():
         for path in flatten(getattr(state, field))[0]:
             end = f".{path}" if path else ""
             found[f"{now}{field}{end}"] = f"{old}{end}"
+    scores = fields["scores"]
     for i, part in enumerate(state.parts):
-        if "latent" in state.scores:
-            within = f"{scores}.inner"
-            olds = (
-                f"{within}.masks",
-                f"{within}.scores",
-                key,
-                opt,
-                f"{within}.support",
-            )
-        elif "rewind" in state.scores:
-            olds = (masks, f"{scores}.inner", key, opt, support)
+        if "rewind" in state.scores:
+            olds = {**fields, "scores": f"{scores}.inner"}
         else:
-            within = f"{scores}.{i}"
-            olds = (
-                f"{within}.masks",
-                f"{within}.scores",
-                f"{key}.{i}",
-                f"{opt}.{i}",
-                f"{within}.support",
-            )
-        found |= _old_paths(part, f"{now}parts.{i}.", *olds)
+            is_inner = "latent" in state.scores
+            name = "inner" if is_inner else str(i)
+            olds = {field: f"{scores}.{name}.{field}" for field in _FIELDS}
+            for field in ("key", "opt"):
+                olds[field] = fields[field] if is_inner else f"{fields[field]}.{i}"
+        found |= _old_paths(part, f"{now}parts.{i}.", olds)
     return found

@@ -11,10 +11,10 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, leaves_of, opened, paths, same_structure
+from sparsefn.tree import Tree, leaves_of, opened, paths
 
 _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not two
-_WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
+WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
 
 # Names that optimizers give to a basis, beside which moments may have the weight's
 # shape and belong to no weight: an entry is a direction. GaLore, Fira, APOLLO and Conda
@@ -164,7 +164,7 @@ def find(
     def refused(path: str, what: str) -> ValueError:
         return ValueError(
             "with_optimizer: cannot find moments of pruned weights in the state of "
-            f"{name_of(optimizer)}: at {path!r} {what}; {_WAY_OUT}"
+            f"{name_of(optimizer)}: at {path!r} {what}; {WAY_OUT}"
         )
 
     state = _init_on_meta(optimizer, rebuild(probes))
@@ -203,36 +203,8 @@ def _init_on_meta(optimizer: ForeignOptimizer, probes: Tree) -> Tree:
         raise ValueError(
             f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its "
             f"init fails on tensors of the meta device ({type(error).__name__}: "
-            f"{error}); {_WAY_OUT}"
+            f"{error}); {WAY_OUT}"
         ) from error
-
-
-def owners_in(
-    opt: Tree, found: MomentPlaces, optimizer: object, leaves: Sequence[Tensor]
-) -> list[int]:
-    """The owners of a state's leaves, if the state fits what was found.
-
-    >>> from sparsefn.compose import foreign
-    >>> foreign.owners_in(
-    ...     {"mu": torch.ones(2)},
-    ...     foreign.MomentPlaces([0], {"mu": 0}),
-    ...     "adam",
-    ...     [torch.ones(2)],
-    ... )
-    [0]
-
-    ValueError for a state of another structure, or with another shape in place of a
-    moment.
-    """
-    if same_structure(found.like, opt) and all(
-        i < 0 or leaf.shape == leaves[i].shape
-        for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
-    ):
-        return found.owners
-    raise ValueError(
-        f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its state "
-        f"takes another form for leaves of other sizes; {_WAY_OUT}"
-    )
 
 
 def no_tensor(optimizer: object, opt: Tree, i: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sparsefn.algorithms.frame import framed
 from sparsefn.algorithms.static import dense
@@ -75,69 +75,50 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         parts = tuple(state._replace(params=(), masks=()) for state in states)
         return State(params, masks, support=support, parts=parts)
 
+    names = [str(i) for i in range(len(algorithms))]
+
+    def each(state: State) -> list[tuple[str, Algorithm, State]]:
+        return list(zip(names, algorithms, split(state), strict=True))
+
     def init(params: Tree) -> State:
         float_leaves(params)  # which names what is no tree
-        rows = shares(params, params)
-        return join(
-            [
-                algorithm.init(row)
-                for algorithm, row in zip(algorithms, rows, strict=True)
-            ],
-            params,
-        )
+        rows = zip(algorithms, shares(params, params), strict=True)
+        return join([algorithm.init(row) for algorithm, row in rows], params)
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        given = (
-            [None for _ in algorithms] if grads is None else shares(grads, state.params)
-        )
-        rows = zip(algorithms, split(state), given, strict=True)
-        return join(
-            [
-                update_of(algorithm).inner(part, row, step)
-                for algorithm, part, row in rows
-            ],
-            state.params,
-        )
+        given: list[Leaves | None] = [None] * len(algorithms)
+        if grads is not None:
+            given = [*shares(grads, state.params)]
+        parts = [
+            update_of(algorithm).inner(part, row, step)
+            for (_, algorithm, part), row in zip(each(state), given, strict=True)
+        ]
+        return join(parts, state.params)
 
-    def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
-        return lambda state: {
-            str(i): fn(algorithm.view, part)
-            for i, (algorithm, part) in enumerate(
-                zip(algorithms, split(state), strict=True)
-            )
-        }
+    def get(state: State) -> Tree:
+        return {name: own.view.get(part) for name, own, part in each(state)}
 
     def put(state: State, tree: Tree) -> State:
-        rows = enumerate(zip(algorithms, split(state), strict=True))
-        parts = [
-            algorithm.view.put(part, tree[str(i)]) for i, (algorithm, part) in rows
-        ]
+        parts = [own.view.put(part, tree[name]) for name, own, part in each(state)]
         return join(parts, state.params)._replace(opt=state.opt)
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        rows = enumerate(
-            zip(algorithms, split(state), shares(grads, state.params), strict=True)
-        )
+        rows = zip(each(state), shares(grads, state.params), strict=True)
         return {
-            str(i): algorithm.view.grads(part, row, step)
-            for i, (algorithm, part, row) in rows
+            name: own.view.grads(part, row, step) for (name, own, part), row in rows
         }
 
+    def support(state: State) -> Tree:
+        return {name: own.view.support(part) for name, own, part in each(state)}
+
     def settle(state: State) -> State:
-        rows = zip(algorithms, split(state), strict=True)
         parts = [
-            part if algorithm.settled is None else algorithm.settled(part)
-            for algorithm, part in rows
+            part if own.settled is None else own.settled(part)
+            for _, own, part in each(state)
         ]
         return join(parts, state.params)._replace(opt=state.opt)
 
-    ends = (
-        settle
-        if any(algorithm.settled is not None for algorithm in algorithms)
-        else None
-    )
+    settles = any(algorithm.settled is not None for algorithm in algorithms)
     plain = all(algorithm.view is masked_view for algorithm in algorithms)
-    view = TrainView(
-        each(lambda v, s: v.get(s)), put, grads_of, each(lambda v, s: v.support(s))
-    )
-    return framed(init, update, masked_view if plain else view, settled=ends)
+    view = masked_view if plain else TrainView(get, put, grads_of, support)
+    return framed(init, update, view, settled=settle if settles else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsefn.algorithms.frame import framed, overwriting
 from sparsefn.compose import foreign
-from sparsefn.compose.descent import Descent, compiled_well
+from sparsefn.compose.descent import Descent, Moments, compiled_well
 from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import check_trigger, described, uncalled
@@ -120,21 +120,24 @@ def with_optimizer(
                 f"sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got {got}"
             )
     masks = update_of(algorithm)
-    inside = Descent(optimizer, algorithm.view, mask_moments, reset_grown)
+    inside = Descent(optimizer, algorithm.view)
+    moments = Moments(optimizer, algorithm.view, mask_moments, reset_grown)
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if has_optimizer(state):
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
-        return inside.begun(state)
+        state = inside.restarted(state)
+        moments.check(state)
+        inside.prime(state)
+        return state
 
     def advance(state: State, grads: Tree, step: Step) -> State:
-        stepped = inside.stepped(state, grads, step, skip is not None and skip(step))
-        state = overwriting(masks, stepped.state, grads, step)._replace(
-            opt=stepped.state.opt
-        )
-        tidied = inside.tidied(state, stepped, grads)
-        chosen: State = choose(reset(step), inside.restarted, tidied)
+        after = inside.stepped(state, grads, step, skip)
+        opt = after.state.opt
+        state = overwriting(masks, after.state, grads, step)._replace(opt=opt)
+        state = moments.cleared(state, after, grads)
+        chosen: State = choose(reset(step), inside.restarted, state)
         return chosen
 
     @compiled_well

@@ -15,7 +15,6 @@ these functions take.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
@@ -31,6 +30,7 @@ from sparsefn.engine.checks import (
     check_keys,
     fraction_at,
     is_number,
+    keywords_of,
     listed,
     named,
 )
@@ -284,12 +284,8 @@ def _alias(entry: Entry, name: str, other: str) -> dict[str, object]:
 
 def _options(make: Callable[..., Algorithm]) -> list[str]:
     # The keys that an entry may have besides those of the grammar.
-    named = [
-        p.name
-        for p in inspect.signature(make).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    return [name for name in named[1:] if name not in ("where", "init", "key", "when")]
+    options = keywords_of(make)[1:]
+    return [name for name in options if name not in ("where", "init", "key", "when")]
 
 
 def _part(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import optree
@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Made, number, uncalled
-from sparsefn.engine.leaves import blockwise, leafwise
-from sparsefn.engine.numbers import like
+from sparsefn.engine.leaves import leafwise
 from sparsefn.engine.processes import localized
-from sparsefn.engine.surroundings import backends, constants
+from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, check_tree, leaves_of, zipped
 
 Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes out
 Rebuild = Callable[[Sequence[Tensor]], Tree]
-Kernel = Callable[[Iterable[blockwise.Row]], object]
-Step = Callable[[Sequence[Row]], Sequence[Row]]
+# (rows, numbers of a step) -> results of each row, and the numbers after it
+Formula = Callable[[Sequence[Row], Row], tuple[list[Row], Any]]
 # params, masks, gradients and any moments
 Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]
-_IN_BLOCKS = {torch.float32, torch.bool}
 
 
 class _Pair(NamedTuple):
@@ -93,23 +91,10 @@ def rate_at(lr: Level, count: Tensor) -> Tensor:
     >>> rate_at(lambda step: 0.5 / (1 + step), torch.tensor(1))
     tensor(0.2500, dtype=torch.float64)
     """
-    return like(count, lr(count) if callable(lr) else lr).double()
-
-
-def known_rate(lr: Level, count: Tensor) -> Tensor | None:
-    """The learning rate, if Python may know it and the count: no transform, mode or
-    device hides them.
-
-    >>> (
-    ...     known_rate(0.5, torch.tensor(1)),
-    ...     known_rate(torch.tensor(0.5, requires_grad=True), torch.tensor(1)),
-    ... )
-    (tensor(0.5000, dtype=torch.float64), None)
-    """
-    if not count.is_cpu:
-        return None
-    rate = rate_at(lr, count)
-    return None if constants([count, rate]) is None else rate
+    rate = lr(count) if callable(lr) else lr
+    if isinstance(rate, Tensor):
+        return rate.double()
+    return torch.full((), rate, dtype=torch.float64, device=count.device)
 
 
 def check_fitting(
@@ -135,10 +120,8 @@ def check_fitting(
         raise ValueError(
             f"expected params in update for weight_decay={weight_decay}, got None"
         )
-    if params is not None:
-        check_like("grads", grads, params)
-    if moments is not None:
-        check_like("grads", grads, moments)
+    likes = [tree for tree in (params, moments) if tree is not None]
+    check_like("grads", grads, *likes)
 
 
 def check_rate(lr: Level) -> None:
@@ -192,94 +175,56 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
     return trees
 
 
-def in_blocks(
-    rows: Sequence[Row],
-    add: Callable[..., Sequence[Tensor] | None],
-    kernel: Kernel,
-    others: Step,
-) -> list[Row]:
-    """The results of a kernel for each row that `add(blocks, *row)` takes, and of
-    `others` for the rest, in order.
+def by_backend(
+    name: str, rows: Sequence[Row], numbers: Row, formula: Formula, *options: object
+) -> tuple[list[Row], Any] | None:
+    """What the backend of a device makes of rows and numbers, the count before others;
+    a formula makes the rows that it leaves. None where it declines.
 
-    >>> in_blocks(
-    ...     [(torch.ones(2).double(),)],
-    ...     lambda blocks, x: None,
-    ...     list,
-    ...     lambda rows: [(x + 1,) for (x,) in rows],
-    ... )
-    [(tensor([2., 2.], dtype=torch.float64),)]
+    >>> by_backend("none", [], (torch.tensor(0),), lambda *given: given)
     """
-    blocks: list[blockwise.Row] = []
-    made = [add(blocks, *row) if _goes_in_blocks(row) else None for row in rows]
-    if blocks:
-        blockwise.run_blocks(kernel, blocks)
-    left = [row for row, done in zip(rows, made, strict=True) if done is None]
-    rest = iter(others(left) if left else ())
-    return [next(rest) if done is None else tuple(done) for done in made]
+    backend = BACKENDS.get((name, numbers[0].device.type))
+    made = None if backend is None else backend(rows, numbers, *options)
+    if made is None:
+        return None
+    results, after = made
+    left = [row for row, done in zip(rows, results, strict=True) if done is None]
+    rest = iter(formula(left, numbers)[0] if left else ())
+    return [next(rest) if done is None else tuple(done) for done in results], after
 
 
-def _goes_in_blocks(row: Row) -> bool:
-    return all(x.dtype in _IN_BLOCKS for x in row)
-
-
-def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree]:
-    """New params and moments: by a kernel, or by `step`, which gives updates of rows of
-    (*moments, gradient, param).
+def under_masks(
+    name: str, trees: Trees, lr: Level, old: Row, formula: Formula, *options: object
+) -> tuple[list[Tree], Any] | None:
+    """New params, moments and numbers of a step under masks, by the backend of a
+    device; None where there is none.
 
     >>> w = torch.ones(2)
     >>> trees = [w], [torch.tensor([True, False])], [w], []
-    >>> under_masks_in_blocks(trees, list, lambda rows: [(-g,) for g, _ in rows])
-    [[tensor([0., 1.])]]
+    >>> old = (torch.tensor(0),)
+    >>> under_masks("sgd", trees, 1.0, old, lambda *rows: None, 0.0, False, 0.0)
+    ([[tensor([0., 1.])]], tensor(1))
 
-    Gradients count as zero off the masks, and params move only on them.
+    Gradients count as zero off the masks, and params move only on them. `old` are the
+    numbers of the state, the count before others; the rate is added to them. The
+    formula makes updates and moments of rows of (*moments, gradient, param).
     """
-    params, masks, grads, moments = trees
-    check_fitting(grads, params, moments[0] if moments else None)
-    rows, rebuild = localized(*zipped(params, masks, *moments, grads))
-    n = len(moments)
-    # of the mask, the moments, the gradient and the param
-    over = (n + 2, *range(1, n + 1))
-
-    def add(
-        blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor
-    ) -> Sequence[Tensor] | None:
-        large = p.numel() >= blockwise.SMALL
-        return (
-            blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over)
-            if large
-            else None
-        )
-
-    def others(left: Sequence[Row]) -> Sequence[Row]:
-        old, covers, *momenta, slopes = zip(*left, strict=True)
-        stepped = step(
-            list(zip(*momenta, leafwise.zeroed(covers, slopes), old, strict=True))
-        )
-        moved = leafwise.added(covers, old, [row[0] for row in stepped])
-        return [(new, *row[1:]) for new, row in zip(moved, stepped, strict=True)]
-
-    return trees_of(in_blocks(rows, add, kernel, others), n + 1, rebuild)
-
-
-def by_backend(
-    name: str, lr: Level, numbers: Row, trees: Trees, *options: object
-) -> tuple[list[Tree], Any] | None:
-    """What the backend of a device makes of a step: new params and moments, and new
-    numbers, the count before others.
-
-    >>> by_backend("none", 0.1, (torch.tensor(0),), ({}, {}, {}, []))
-    """
-    device = numbers[0].device.type
-    if not backends.has_backend(name, device):
+    if (name, old[0].device.type) not in BACKENDS:
         return None
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, grads, *moments))
-    made = backends.asked(
-        name, device, rows, (*numbers, rate_at(lr, numbers[0])), *options
-    )
-    return (
-        None
-        if made is None
-        else (trees_of(made[0], len(moments) + 1, rebuild), made[1])
-    )
+
+    def masked(left: Sequence[Row], numbers: Row) -> tuple[list[Row], Any]:
+        old, covers, slopes, *momenta = zip(*left, strict=True)
+        seen = leafwise.zeroed(covers, slopes)
+        stepped, after = formula(list(zip(*momenta, seen, old, strict=True)), numbers)
+        moved = leafwise.added(covers, old, [row[0] for row in stepped])
+        new = [(x, *row[1:]) for x, row in zip(moved, stepped, strict=True)]
+        return new, after
+
+    numbers = (*old, rate_at(lr, old[0]))
+    made = by_backend(name, rows, numbers, masked, *options)
+    if made is None:
+        return None
+    return trees_of(made[0], len(moments) + 1, rebuild), made[1]

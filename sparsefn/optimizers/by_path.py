@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparsefn.engine.checks import check_pairs, described, shown
+from sparsefn.engine.checks import check_pairs, described, listed, shown
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_like, flatten, tops
@@ -102,8 +102,8 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         if not set(owners) <= set(names) <= set(known):
             raise ValueError(
                 "parts: expected one optimizer for each of the parts "
-                f"{_listed(known)} of the trained tree, got optimizers for "
-                f"{_listed(names)}"
+                f"{listed(known) or 'none'} of the trained tree, got optimizers for "
+                f"{listed(names)}"
             )
         leaves: dict[str, Leaves] = {name: {} for name in names}
         for owner, (path, leaf) in zip(owners, flatten(tree)[0].items(), strict=True):
@@ -111,10 +111,6 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         return list(leaves.values())
 
     return _split(split, optimizers)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
 
 
 def _check_optimizer(call: str, place: str, optimizer: object) -> None:
@@ -143,26 +139,19 @@ def _split(
         return [row or () for row in split(tree, like)]
 
     def init(params: Tree) -> Tree:
-        return packed(
-            [
-                optimizer.init(row)
-                for optimizer, row in zip(each, share(params, params), strict=True)
-            ]
-        )
+        rows = zip(each, share(params, params), strict=True)
+        return packed([optimizer.init(row) for optimizer, row in rows])
 
     def update(
         grads: Tree, state: Tree, *, params: Tree = None, inplace: bool = False
     ) -> tuple[Tree, Tree]:
+        like = grads
+        given: list[Tree] = [None] * len(keys)
         if params is not None:
             check_like("grads", grads, params)
-        given = [None for _ in keys] if params is None else share(params, params)
-        rows = zip(
-            each,
-            keys,
-            share(grads, grads if params is None else params),
-            given,
-            strict=True,
-        )
+            like = params
+            given = share(params, params)
+        rows = zip(each, keys, share(grads, like), given, strict=True)
         stepped = [
             optimizer.update(g, state[key], params=p, inplace=inplace)
             for optimizer, key, g, p in rows
@@ -174,12 +163,10 @@ def _split(
         grads: Tree, state: Tree, params: Tree, masks: Tree
     ) -> tuple[Tree, Tree] | None:
         check_like("grads", grads, params)
+        shared = [share(tree, params) for tree in (grads, params, masks)]
         stepped = []
-        for optimizer, key, *row in zip(
-            each, keys, *(share(x, params) for x in (grads, params, masks)), strict=True
-        ):
+        for optimizer, key, g, p, m in zip(each, keys, *shared, strict=True):
             one_pass = optimizer.under_masks
-            (g, p, m) = row
             done = None if one_pass is None else one_pass(g, state[key], p, m)
             if done is None:
                 return None

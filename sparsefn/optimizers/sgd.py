@@ -1,17 +1,15 @@
-"""SGD: its formula leaf by leaf, and a step under masks in one pass over CPU memory."""
+"""Stochastic gradient descent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import described
-from sparsefn.engine.leaves import BLOCK, blockwise, leafwise, lists
+from sparsefn.engine.leaves import lists
 from sparsefn.engine.processes import localized
 from sparsefn.optimizers import base
 from sparsefn.optimizers.base import Optimizer, Row
@@ -69,93 +67,50 @@ def sgd(
     def moments(state: SgdState) -> list[Tree]:
         return [state.momentum] if momentum else []
 
-    def leaf(rate: Tensor, *row: Tensor) -> Row:
-        *buffers, g, p = row
-        dtype = g.dtype
-        kind = torch.promote_types(g.dtype, torch.float32)
-        g = g.to(kind)
-        if weight_decay:
-            g = g + weight_decay * p.to(kind)
-        if momentum:
-            b = momentum * buffers[0].to(kind) + g
-            buffers = [b.to(dtype)]
-            g = g + momentum * b if nesterov else b
-        # Rounded explicitly: type promotion rounds a batched 0-d tensor at another
-        # place than a single one.
-        return (-rate.to(g.device, kind) * g).to(dtype), *buffers
+    def formula(rows: Sequence[Row], numbers: Row) -> tuple[list[Row], Tensor]:
+        # The update and the momentum of each row of momentum, gradient and param.
+        count, rate = numbers
 
-    def ended(trees: list[Tree], count: Tensor) -> tuple[Tree, SgdState]:
-        return trees[0], SgdState(count, *trees[1:])
+        def leaf(*row: Tensor) -> Row:
+            *buffers, g, p = row
+            dtype = g.dtype
+            kind = torch.promote_types(g.dtype, torch.float32)
+            g = g.to(kind)
+            if weight_decay:
+                g = g + weight_decay * p.to(kind)
+            if momentum:
+                b = momentum * buffers[0].to(kind) + g
+                buffers = [b.to(dtype)]
+                g = g + momentum * b if nesterov else b
+            # Rounded explicitly: type promotion rounds a batched 0-d tensor at another
+            # place than a single one.
+            return (-rate.to(g.device, kind) * g).to(dtype), *buffers
+
+        return lists.each(leaf, *zip(*rows, strict=True)), count + 1
 
     def update(
         grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False
     ) -> tuple[Tree, SgdState]:
+        buffers = moments(state)
         base.check_fitting(
-            grads, params, state.momentum if momentum else None, weight_decay, inplace
+            grads, params, buffers[0] if buffers else None, weight_decay, inplace
         )
         rows, rebuild = localized(
-            *zipped(*moments(state), grads, params if weight_decay else grads)
+            *zipped(*buffers, grads, params if weight_decay else grads)
         )
-        stepped = lists.each(
-            partial(leaf, base.rate_at(lr, state.count)), *zip(*rows, strict=True)
-        )
-        return ended(
-            base.trees_of(stepped, 2 if momentum else 1, rebuild), state.count + 1
-        )
+        made, count = formula(rows, (state.count, base.rate_at(lr, state.count)))
+        updates, *new = base.trees_of(made, len(buffers) + 1, rebuild)
+        return updates, SgdState(count, *new)
 
     def under_masks(
         grads: Tree, state: SgdState, params: Tree, masks: Tree
     ) -> tuple[Tree, SgdState] | None:
-        given = (params, masks, grads, moments(state))
-        rate = base.known_rate(lr, state.count)
-        if rate is None:
-            made = base.by_backend(
-                "sgd", lr, (state.count,), given, momentum, nesterov, weight_decay
-            )
-            return None if made is None else ended(*made)
-        kernel = partial(_in_blocks, rate, momentum, nesterov, weight_decay)
-        trees = base.under_masks_in_blocks(
-            given, kernel, lambda rows: [leaf(rate, *row) for row in rows]
-        )
-        return ended(trees, state.count + 1)
+        trees = (params, masks, grads, moments(state))
+        options = (momentum, nesterov, weight_decay)
+        made = base.under_masks("sgd", trees, lr, (state.count,), formula, *options)
+        if made is None:
+            return None
+        (moved, *new), count = made
+        return moved, SgdState(count, *new)
 
     return Optimizer(init, update, under_masks)
-
-
-# ---- one pass over memory ------------------------------------------------------------
-
-
-def _in_blocks(
-    rate: Tensor,
-    momentum: float,
-    nesterov: bool,
-    weight_decay: float,
-    blocks: Iterable[blockwise.Row],
-) -> None:
-    # The operations of `leaf` one by one: numpy rounds each as torch does. Results may
-    # be written over their inputs.
-    f = np.float32
-    size = f(rate.item())
-    keep = f(momentum)
-    decay = f(weight_decay)
-    buffers = [np.empty(BLOCK, f) for _ in range(3)]
-    for mask, *row in blocks:
-        gradient, p, new = row[-4:-1] if momentum else row
-        g, extra, wide = (x[: p.size] for x in buffers)
-        # nothing remembers the gradient off the mask
-        if not (momentum or weight_decay):
-            leafwise.widen_block(mask, wide)
-            leafwise.descend_block(wide, p, np.multiply(gradient, size, out=extra), new)
-            continue
-        leafwise.zero_block(mask, gradient, g, wide)
-        if weight_decay:
-            np.add(g, np.multiply(p, decay, out=extra), out=g)
-        if momentum:
-            old = row[0]
-            buffer = row[-1]
-            np.add(np.multiply(old, keep, out=buffer), g, out=buffer)
-            if nesterov:
-                np.add(g, np.multiply(buffer, keep, out=extra), out=g)
-            else:
-                g = buffer
-        leafwise.descend_block(wide, p, np.multiply(g, size, out=extra), new)

@@ -1,7 +1,7 @@
 """Maps over optree pytrees that know the dotted path of every leaf."""
 
+from sparsefn.tree.alike import check_grads as check_grads
 from sparsefn.tree.alike import check_like as check_like
-from sparsefn.tree.alike import identical as identical
 from sparsefn.tree.alike import leaves_like as leaves_like
 from sparsefn.tree.alike import map_with_path
 from sparsefn.tree.alike import same_structure as same_structure
@@ -9,6 +9,7 @@ from sparsefn.tree.alike import structure_error as structure_error
 from sparsefn.tree.leaves import Leaves as Leaves
 from sparsefn.tree.leaves import Tree as Tree
 from sparsefn.tree.leaves import flatten, leaves_of, opened
+from sparsefn.tree.leaves import identical as identical
 from sparsefn.tree.leaves import leaves_at as leaves_at
 from sparsefn.tree.leaves import none_paths as none_paths
 from sparsefn.tree.leaves import paths as paths

@@ -28,27 +28,27 @@ def same_structure(tree: Tree, like: Tree) -> bool:
     return optree.tree_structure(tree) == optree.tree_structure(like)
 
 
-def identical(a: Tree, b: Tree) -> bool:
-    """Whether two trees hold the same tensors, not only equal ones.
-
-    >>> w = torch.ones(1)
-    >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
-    (True, False)
-    """
-    xs = leaves_of(a)
-    ys = leaves_of(b)
-    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
-
-
 def leaves_like(tree: Tree, like: Tree) -> list[Tree]:
     """Leaves of `tree` in the order of `like`, whose structure it must have.
 
     >>> leaves_like({"b": 1, "a": 2}, {"a": 0, "b": 0})
     [2, 1]
     """
-    if not same_structure(tree, like):
+    both = _leaves_of_both(tree, like)
+    if both is None:
         raise ValueError(structure_error("tree", tree, like, "the other"))
-    return leaves_of(tree)
+    return both[0]
+
+
+def _leaves_of_both(tree: Tree, like: Tree) -> tuple[list[Tree], list[Tree]] | None:
+    # None for two structures.
+    if torch.compiler.is_compiling():
+        if not same_structure(tree, like):
+            return None
+        return leaves_of(tree), leaves_of(like)
+    leaves, structure = optree.tree_flatten(tree)
+    wanted, known = optree.tree_flatten(like)
+    return (leaves, wanted) if structure == known else None
 
 
 def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
@@ -133,21 +133,25 @@ def _why(tree: Tree, path: str, unknown: Sequence[str], model: str) -> str:
 
 
 def check_like(
-    what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True
+    what: str, tree: Tree, *likes: Tree, dtype: bool = True, layout: bool = True
 ) -> None:
     """Raise unless `tree` has the structure, shapes and (on demand) dtypes and
-    placements of `like`.
+    placements of each of `likes`.
 
     >>> check_like("grads", {"w": torch.zeros(2)}, {"w": torch.zeros(3)})
     Traceback (most recent call last):
         ...
     ValueError: expected grads of shape (3,) at 'w', got (2,)
     """
-    if not same_structure(tree, like):
+    for like in likes:
+        _check_like(what, tree, like, dtype, layout)
+
+
+def _check_like(what: str, tree: Tree, like: Tree, dtype: bool, layout: bool) -> None:
+    both = _leaves_of_both(tree, like)
+    if both is None:
         raise ValueError(structure_error(what, tree, like))
-    leaves = leaves_of(tree)
-    wanted = leaves_of(like)
-    for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
+    for i, (leaf, want) in enumerate(zip(*both, strict=True)):
         if not isinstance(leaf, Tensor):
             raise TypeError(
                 f"expected {what} to be tensors, got {type(leaf).__name__} at "
@@ -175,6 +179,25 @@ def check_like(
                 f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got "
                 f"{leaf.dtype}"
             )
+
+
+def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
+    """Raise for gradients that do not fit the params.
+
+    Without `layout`, DTensors may be laid out otherwise.
+    """
+    if grads is None:
+        return
+    try:
+        check_like("grads", grads, params, layout=layout)
+    except ValueError:
+        for path in () if same_structure(grads, params) else none_paths(grads):
+            raise ValueError(
+                f"expected a gradient for every param, got None at {path!r}: a frozen "
+                "param, or one that the loss does not use, has none; give zeros, or "
+                "leave it out of params"
+            ) from None
+        raise
 
 
 def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:

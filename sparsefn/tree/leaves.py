@@ -77,7 +77,7 @@ def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
             tree, iter(values)
         )
     leaves, treedef = optree.tree_flatten(tree)
-    return leaves, lambda values: optree.tree_unflatten(treedef, values)
+    return leaves, treedef.unflatten
 
 
 def zipped(
@@ -94,6 +94,18 @@ def zipped(
     """
     leaves, rebuild = opened(tree)
     return list(zip(leaves, *map(leaves_of, others), strict=True)), rebuild
+
+
+def identical(a: Tree, b: Tree) -> bool:
+    """Whether two trees hold the same tensors, not only equal ones.
+
+    >>> w = torch.ones(1)
+    >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
+    (True, False)
+    """
+    xs = leaves_of(a)
+    ys = leaves_of(b)
+    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
 
 
 def _children(

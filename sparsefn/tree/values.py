@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import brought
-from sparsefn.engine.processes import agreed, full_tensors, is_sharded
+from sparsefn.engine.processes import agreed, any_sharded, full_tensors
 from sparsefn.engine.surroundings import at_compile_time, concrete
 from sparsefn.tree.leaves import Tree, flatten, leaves_of
 
@@ -138,7 +138,7 @@ def all_finite(tree: Tree) -> Tensor:
     tensor(False)
     """
     leaves = leaves_of(tree)
-    if any(map(is_sharded, leaves)):  # in one message, whatever the number of leaves
+    if any_sharded(leaves):  # in one message, whatever the number of leaves
         odd = [(~leaf.detach().isfinite()).sum() for leaf in leaves]
         counts = agreed(
             {"call": "all_finite"},

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.moments import clear_changed, clear_moments, restart, zeros_stay
+from sparsefn.attached.moments import clear_changed, zeros_stay
+from sparsefn.attached.optimizer_state import clear_moments
 from sparsefn.attached.records import Record
 
 
@@ -127,22 +128,10 @@ def test_moments_of_changed_leaves_alone_are_read():
     record = one("Adam", shape=(2, 2))
     record.optimizer.state[record.parameter]["exp_avg"] = torch.ones(2, 2)
     state = sf.static(0.5, init="magnitude").init({"w": torch.ones(2, 2)})
-    clear_changed([record], sf.state.masked_view, state, state)
+    mask = state.masks["w"]
+    record.support = mask
+    clear_changed([(record, state.params["w"], mask)], state.params)
     assert record.optimizer.state[record.parameter]["exp_avg"].all()
-    clear_changed(
-        [record],
-        sf.state.masked_view,
-        state,
-        state._replace(masks={"w": ~state.masks["w"]}),
-    )
+    record.support = ~mask
+    clear_changed([(record, state.params["w"], mask)], state.params)
     assert not record.optimizer.state[record.parameter]["exp_avg"].any()
-
-
-def test_an_optimizer_starts_anew():
-    record = one("Adam")
-    record.parameter.grad = torch.ones(2)
-    record.optimizer.step()
-    restart([record])
-    assert not record.optimizer.state
-    record.optimizer.step()
-    assert record.optimizer.state[record.parameter]["step"] == 1

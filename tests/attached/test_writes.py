@@ -2,12 +2,12 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.attached.placed import hiding
 from sparsefn.attached.records import Record, owned_parameters
 from sparsefn.attached.writes import (
     check_links,
     check_members,
     check_order,
-    hiding,
     in_module,
     left_dense,
     links_of,

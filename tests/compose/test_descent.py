@@ -1,12 +1,17 @@
 import pytest
 import torch
 
-from sparsefn.compose.descent import live_entries, live_leaves
+from sparsefn.compose.descent import live_leaves
 from sparsefn.engine.leaves import donation, lists
 
 BEFORE = torch.tensor([True, True, False, True])
 AFTER = torch.tensor([True, False, True, True])
 STEPPED = torch.tensor([1.0, 2.0, 0.0, torch.nan])
+
+
+def live_entries(*row, **options):
+    (live,) = live_leaves([row], **options)
+    return live
 
 
 def test_moments_end_where_the_support_ends_and_where_it_begins():

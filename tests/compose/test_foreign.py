@@ -105,11 +105,15 @@ def test_the_smaller_sizes_of_a_leaf_stay_what_they_are():
     params = {"w": PARAMS["w"], "v": PARAMS["v"]}
     found = foreign.find(Remembers(init), params, [True, True])
     assert found.owners == [0, -1, -1]
-    assert foreign.owners_in(init(params), found, None, optree.tree_leaves(params)) == [
-        0,
-        -1,
-        -1,
-    ]
+
+
+def test_a_state_whose_form_depends_on_sizes_is_refused():
+    def init(params):
+        largest = max(p.numel() for p in optree.tree_leaves(params))
+        return [torch.zeros_like(p) for p in params.values()] * (1 + (largest > 1000))
+
+    with pytest.raises(ValueError, match="takes another form for leaves of other siz"):
+        rigl(Remembers(init)).init(PARAMS)
 
 
 def test_moments_are_told_from_other_tensors():

@@ -84,6 +84,20 @@ def test_an_algorithm_of_ones_own_has_its_name_and_its_keys():
 
 
 @pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (sf.set, {"by_sign": True}, {"drop": sf.scores.ranked(sf.scores.magnitude)}),
+        (sf.snfs, {"decay": 0.5}, {"grow": sf.scores.momentum(0.5)}),
+    ],
+)
+def test_keys_of_the_last_release_warn_and_do_what_they_did(make, old, new):
+    config = {"algorithm": "mine", "sparsity": 0.5, **old}
+    with pytest.warns(DeprecationWarning, match=rf"{make.__name__}\({min(old)}=\)"):
+        ours = sf.config.from_config(config, key=KEY, algorithms={"mine": make})
+    same(ours, make(0.5, key=KEY, **new))
+
+
+@pytest.mark.parametrize(
     ("config", "sparsity"),
     [
         (0.75, 0.75),

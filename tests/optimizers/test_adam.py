@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import sparsefn.optimizers as O
-from sparsefn.optimizers.adam import AdamNumbers, _step
 
 ADAMS = [
     lambda lr: O.adam(lr),
@@ -96,18 +95,3 @@ def test_adam_is_differentiable_in_gradients_and_rates():
         assert torch.autograd.forward_ad.unpack_dual(
             stepped(one, dual)
         ).tangent.item() == pytest.approx(-5)
-
-
-def test_a_leaf_that_is_not_plain_is_left_to_torch():
-    one = torch.ones((), dtype=torch.float64)
-    numbers = AdamNumbers(one, one, beta1=0.5, beta2=0.5)
-    x = torch.full((5,), 2.0)
-    ((update, mu, nu),) = _step(numbers, [(x, x, x, x)])
-    wanted = x.clone().requires_grad_()
-    ((by_torch, *moments),) = _step(numbers, [(x, x, wanted, x)])
-    assert by_torch.requires_grad and not update.requires_grad
-    for got, want in zip((update, mu, nu), (by_torch, *moments), strict=True):
-        assert torch.equal(got, want)
-    halves = [x.bfloat16()] * 4
-    ((update, mu, nu),) = _step(numbers, [halves])
-    assert {leaf.dtype for leaf in (update, mu, nu)} == {torch.bfloat16}

@@ -36,7 +36,7 @@ from sparsefn.engine.checks.factories import (
     with_call,
 )
 from sparsefn.engine.checks.plain import called, check_keys, listed, named
-from sparsefn.engine.checks.presets import preset
+from sparsefn.engine.checks.presets import keywords_of, preset
 from sparsefn.engine.checks.rounding import (
     CountRule,
     as_fraction,

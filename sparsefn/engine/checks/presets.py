@@ -42,7 +42,8 @@ def preset(
     (shape, *, color='red')
 
     The keywords that are `renamed` are those of an older release: each gives the
-    keywords to write now, and a DeprecationWarning.
+    keywords to write now, and a DeprecationWarning. They are not in the signature;
+    `keywords_of` has them.
     """
 
     def decorate(text: Callable[[], None]) -> Callable[P, Thing]:
@@ -63,10 +64,26 @@ def preset(
         functools.update_wrapper(make, base)
         made: Any = functools.update_wrapper(make, text, ("__module__", *_NAMES))
         made.__wrapped__ = base
+        made._renamed = tuple(renamed)
         made.__signature__ = whole.replace(parameters=parameters)
         return described(make)
 
     return decorate
+
+
+def keywords_of(make: Callable[..., object]) -> list[str]:
+    """The names of a function's arguments, but for **kwargs; of a preset also those of
+    an older release.
+
+    >>> keywords_of(lambda shape, *, color="black": shape)
+    ['shape', 'color']
+    """
+    named = [
+        p.name
+        for p in inspect.signature(make).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    return [*named, *getattr(make, "_renamed", ())]
 
 
 def _translated(

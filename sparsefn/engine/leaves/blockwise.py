@@ -44,62 +44,6 @@ def flat_memory(*tensors: Tensor, least: int | None = None) -> Row | None:
     return None if found is None else tuple(x.reshape(-1) for x in found)
 
 
-def add_row(
-    rows: list[Row],
-    *tensors: Tensor,
-    results: int,
-    least: int | None = None,
-    over: Sequence[int] = (),
-) -> list[Tensor] | None:
-    """Append the flat memory of tensors and of new ones, which are returned; None, and
-    no row, as in `flat_memory`.
-
-    >>> from sparsefn.engine.leaves import blockwise
-    >>> rows = []
-    >>> (sums,) = blockwise.add_row(
-    ...     rows, torch.ones(2), torch.ones(2), results=1, least=1
-    ... )
-    >>> a, b, out = rows[0]
-    >>> out[:] = a + b
-    >>> sums
-    tensor([2., 2.])
-
-    The new tensors have the shape and dtype of the last one. `over` names a tensor for
-    each of the last results, whose memory that result takes if it is given away.
-    """
-    flat = flat_memory(*tensors, least=least)
-    return None if flat is None else append_row(rows, flat, tensors, results, over)
-
-
-def add_masked_row(
-    rows: list[Row],
-    mask: Tensor,
-    *tensors: Tensor,
-    results: int,
-    over: Sequence[int] = (),
-) -> list[Tensor] | None:
-    """`add_row` of a mask and tensors that it belongs to; a 0-d mask, that of a dense
-    leaf, is True everywhere.
-
-    >>> from sparsefn.engine.leaves import blockwise
-    >>> rows = []
-    >>> _ = blockwise.add_masked_row(
-    ...     rows, torch.tensor(True), torch.ones(64, 64), results=1
-    ... )
-    >>> rows[0][0]
-    array([ True,  True,  True, ...,  True,  True,  True], shape=(4096,))
-
-    `over` counts the mask as the tensor 0.
-    """
-    if mask.ndim:
-        return add_row(rows, mask, *tensors, results=results, over=over)
-    flat = flat_memory(*tensors)
-    if flat is None:
-        return None
-    everywhere = np.broadcast_to(np.True_, flat[0].shape)  # one byte
-    return append_row(rows, (everywhere, *flat), (mask, *tensors), results, over)
-
-
 def append_row(
     rows: list[Row],
     flat: Row,
@@ -119,6 +63,9 @@ def append_row(
     ...     len(rows[0]),
     ... )
     (torch.Size([2]), 2)
+
+    The new tensors have the shape and dtype of the last one. `over` names a tensor for
+    each of the last results, whose memory that result takes if it is given away.
     """
     # it may be the first to be taken
     shape = tensors[-1].shape

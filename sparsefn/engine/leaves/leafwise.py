@@ -346,54 +346,6 @@ def _move(blocks: Iterable[Row]) -> None:
             _either(mask, out, old, out, spare.view(out.dtype))
 
 
-def zero_block(mask: Array, floats: Array, out: Array, wide: Array) -> None:
-    """float32 numbers on a mask, and +0.0 off it; `wide` becomes the mask as integers
-    of a float's width.
-
-    >>> import numpy as np
-    >>> from sparsefn.engine.leaves import leafwise
-    >>> out, wide = np.empty((2, 2), np.float32)
-    >>> leafwise.zero_block(
-    ...     np.array([True, False]), np.array([7, -np.inf], np.float32), out, wide
-    ... )
-    >>> out, wide.view(np.int32)
-    (array([7., 0.], dtype=float32), array([1, 0], dtype=int32))
-    """
-    widen_block(mask, wide)
-    _cover(wide, floats, out)
-
-
-def widen_block(mask: Array, wide: Array) -> None:
-    """The mask as integers of a float's width, in memory of float32."""
-    np.copyto(wide.view(np.int32), mask.view(np.int8))
-
-
-def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
-    """The param less its update on a mask that was widened, the param off it.
-
-    The update is overwritten.
-
-    >>> import numpy as np
-    >>> from sparsefn.engine.leaves import leafwise
-    >>> wide, p = (
-    ...     np.array([1, 0], np.int32).view(np.float32),
-    ...     np.array([3, -0.0], np.float32),
-    ... )
-    >>> leafwise.descend_block(wide, p, np.array([1, np.nan], np.float32), out=p)
-    >>> p
-    array([ 2., -0.], dtype=float32)
-
-    `out` may be the param.
-    """
-    _cover(wide, update, update)
-    # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
-    np.subtract(p, update, out=out)
-
-
-def _cover(wide: Array, floats: Array, out: Array) -> None:
-    np.multiply(wide.view(np.int32), floats.view(np.int32), out=out.view(np.int32))
-
-
 def _differ(mask: Array, bits: Array, others: Array | int, spare: Array) -> bool:
     off = spare[: bits.size]
     np.not_equal(bits, others, out=off)

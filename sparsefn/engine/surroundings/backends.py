@@ -2,7 +2,8 @@
 of its own with the same bits.
 
 A backend is registered by `BACKENDS[name, device type] = function`. The function gets
-what stands here; it returns None for what it leaves to this library.
+what stands here; it returns None for what it leaves to this library. The CPU's steps of
+optimizers are in `leaves/steps.py`.
 
 - `winners(entries, counts, spans, joint)`: the masks of `selection/dispatch.py`'s
   operator.
@@ -15,7 +16,9 @@ what stands here; it returns None for what it leaves to this library.
 - `adam(rows, numbers, betas, eps, decay, decoupled)`: a step under masks. A row is a
   param, its mask, gradient and moments; `numbers` are the count, the powers of the
   betas and the rate. Gives the new param and moments of each row, and the new count and
-  powers.
+  powers. None in place of a row's leaves it to this library.
+- `adam_updates(rows, numbers, betas, eps, decay, decoupled)`: without masks. A row is
+  the moments, the gradient and the param; gives its update and new moments.
 - `sgd(rows, numbers, momentum, nesterov, decay)`: the same; `numbers` are the count and
   the rate.
 """

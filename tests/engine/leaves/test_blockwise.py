@@ -48,15 +48,12 @@ def test_memory_is_for_plain_tensors_of_one_shape():
 def test_new_tensors_of_a_row_share_their_memory(dtype):
     rows, x = [], torch.ones(2, 3, dtype=dtype)
     with torch.device("meta"):
-        out, rest = blockwise.add_row(rows, x, results=2, least=1)
+        flat = blockwise.flat_memory(x, least=1)
+        out, rest = blockwise.append_row(rows, flat, [x], 2)
     given, memory, _ = rows[0]
     memory[:] = given
     assert (
         out.dtype == dtype == rest.dtype
         and out.device.type == "cpu"
         and torch.equal(out, x)
-    )
-    assert (
-        blockwise.add_row(rows, x, torch.ones(3), results=1, least=1) is None
-        and len(rows) == 1
     )

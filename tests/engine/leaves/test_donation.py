@@ -78,7 +78,8 @@ def test_memory_is_taken_once_and_only_inside():
         x = torch.ones(8192)
         at, rows = x.data_ptr(), []
         with donation.donating([x] if inside else []):
-            first, second = blockwise.add_row(rows, x, results=2, over=(0, 0))
+            flat = blockwise.flat_memory(x)
+            first, second = blockwise.append_row(rows, flat, [x], 2, over=(0, 0))
         assert (first.data_ptr() == at) is (type(x) is donation.Emptied) is inside
         assert second.data_ptr() != at and second.shape == (8192,)
     assert donation.claim(torch.ones(1)) is None

@@ -15,12 +15,27 @@ from sparsefn.engine.surroundings.backends import BACKENDS
 KEY = sf.random.key(3)
 X = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0))
 THERE = {"w": torch.empty(3, 2, device="meta")}
-NAMES = {"winners", "draws", "draws_of_leaves", "coins", "adam", "sgd"}
+NAMES = {
+    "winners",
+    "draws",
+    "draws_of_leaves",
+    "coins",
+    "adam",
+    "adam_updates",
+    "sgd",
+}
 
 
 def under_masks(optimizer):
     state = optimizer.init(THERE)
     return optimizer.under_masks(THERE, state, THERE, {"w": THERE["w"] > 0})
+
+
+def adam_updates():
+    params = {"w": X[0]}
+    optimizer = sf.optimizers.adamw(0.1)
+    updates, _ = optimizer.update(params, optimizer.init(params), params=params)
+    return updates["w"]
 
 
 # The CPU's memory is read as it is: a transform hides it.
@@ -46,6 +61,7 @@ CALLS = {
         lambda: torch.vmap(lambda p: flips(KEY, p, None, 40))(X[0].sigmoid()),
     ),
     "adam": ("meta", lambda: under_masks(sf.optimizers.adam(0.1))),
+    "adam_updates": ("cpu", adam_updates),
     "sgd": ("meta", lambda: under_masks(sf.optimizers.sgd(0.1, momentum=0.9))),
 }
 
