@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.carried import Prune, PrunedBlock
+from sparsefn.calibration.cache import (
+    BrokenChainError,
+    CalledAgainError,
+    cache_tree,
+    in_memory,
+    on_disk,
+    own_call,
+)
+from sparsefn.calibration.capture import Chain, PausedRun, lent_calls
+from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import (
     check_data,
     names_of,
     warn_of_padding,
     weights_of_call,
 )
-from sparsefn.calibration.steps import Asked, chunks_of, steps_of
+from sparsefn.calibration.one_block import (
+    Asked,
+    Prune,
+    PrunedBlock,
+    part_of,
+    prune_block,
+    with_part,
+)
 from sparsefn.calibration.sums import Stats
-from sparsefn.engine.checks import check_call
-from sparsefn.modules.calls import Example, as_call
+from sparsefn.engine.checks import check_call, check_int
+from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.modules.wrappers import Named
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten
+from sparsefn.tree import flatten, opened
 from sparsefn.tree.chosen import matching
 
 
@@ -62,9 +82,18 @@ def in_order(
     `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
     not computed, so the outputs of the last block are not either.
     """
-    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
     state, steps = _begun(
-        module, state, blocks, prune, inputs, inputs_from, offload, progress, **options
+        module,
+        state,
+        blocks,
+        prune,
+        inputs,
+        progress,
+        of=of,
+        chunk_size=chunk_size,
+        tokens=tokens,
+        inputs_from=inputs_from,
+        offload=offload,
     )
     for done in _shown(steps, len(blocks)) if progress else steps:
         state = done.state
@@ -154,10 +183,20 @@ def by_block(
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
     """
-    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
-    return _begun(
-        module, state, blocks, prune, inputs, inputs_from, offload, True, **options
-    )[1]
+    _, steps = _begun(
+        module,
+        state,
+        blocks,
+        prune,
+        inputs,
+        True,
+        of=of,
+        chunk_size=chunk_size,
+        tokens=tokens,
+        inputs_from=inputs_from,
+        offload=offload,
+    )
+    return steps
 
 
 def _begun(
@@ -166,13 +205,13 @@ def _begun(
     blocks: Sequence[Where],
     prune: Prune,
     inputs: Example,
-    inputs_from: str,
-    offload: str | None,
     errors: bool,
     *,
     of: str | Sequence[str],
     chunk_size: int | None,
     tokens: Tensor | None,
+    inputs_from: str,
+    offload: str | None,
 ) -> tuple[State, Iterator[PrunedBlock]]:
     # The state that the blocks begin with, and what prunes them, with errors if
     # somebody reads them.
@@ -193,8 +232,9 @@ def _begun(
     check_call("prune", prune, "stats")
     names = names_of(of)
     call = as_call(inputs)
-    state = dense().init(weights_of_call(module, None)) if state is None else state
-    leaves = weights_of_call(module, state)
+    model = Named.of(module)
+    state = dense().init(weights_of_call(model, None)) if state is None else state
+    leaves = weights_of_call(model, state)
     asked = list[Asked]()
     check_data("in_order", module, tokens, call)
     warn_of_padding("in_order", module, [(call, tokens)])
@@ -210,9 +250,143 @@ def _begun(
                 f"in_order: no product was seen with a leaf of the block {block!r}"
             )
         asked.append((block, chosen))
-    return state, steps_of(
-        module, state, asked, prune, chunks, names, inputs_from, offload, errors
+    return state, _pruned(
+        model, state, asked, prune, chunks, names, inputs_from, offload, errors
     )
+
+
+def _pruned(
+    model: Named,
+    start: State,
+    asked: list[Asked],
+    prune: Prune,
+    chunks: list[tuple[Call, Tensor | None]],
+    of: Sequence[str],
+    inputs_from: str,
+    offload: str | None,
+    errors: bool,
+) -> Iterator[PrunedBlock]:
+    # Part by part, else with the whole model.
+    if not asked:
+        return
+    state = start
+    done = 0
+    calls = [call for call, _ in chunks]
+    tokens = [counted for _, counted in chunks]
+    with contextlib.ExitStack() as stack:
+        cache = (
+            in_memory
+            if offload is None
+            else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
+        )
+        try:
+            chain = _chain(model, start, [chosen for _, chosen in asked], calls)
+            runs = [PausedRun(model, chain, call, cache) for call in calls]
+            for number, path in enumerate(chain.order):
+                if any(number not in run.calls for run in runs):
+                    source = state if inputs_from == "pruned" else start
+                    weights = weights_of_call(model, source)
+                    for run in runs:
+                        run.go_on(number, weights)
+                part = chain.parts[path]
+                own = [
+                    one for one, at in zip(asked, chain.at, strict=True) if at == number
+                ]
+                wanted = errors or number + 1 < len(chain.order)
+                results, outputs = prune_block(
+                    part,
+                    part_of(state, part.own),
+                    own,
+                    prune,
+                    partial(lent_calls, runs, number, bool(own)),
+                    of,
+                    inputs_from=inputs_from,
+                    tokens=tokens,
+                    narrow=chain.narrow and all(counted is None for counted in tokens),
+                    errors=errors,
+                    cache=partial(cache_tree, cache=cache) if wanted else None,
+                )
+                for result in results:
+                    state = with_part(state, result.state)
+                    done += 1
+                    yield result._replace(state=state)
+                for run, out in zip(runs, outputs, strict=wanted):
+                    run.done(number, out)
+        except BrokenChainError as error:
+            why = str(error)
+            again = isinstance(error, CalledAgainError)
+    left = asked[done:]
+    if not left:
+        return
+    if again:
+        why += ": the statistics of its weights are the sums over all calls"
+    if again or len(left) > 1:
+        warnings.warn(
+            f"in_order: the whole model runs once for each block, as {why}",
+            UserWarning,
+            stacklevel=3,
+        )
+    for block, chosen in left:
+        (result,), _ = prune_block(
+            model,
+            part_of(state if inputs_from == "pruned" else start, model.own),
+            [(block, chosen)],
+            prune,
+            lambda: map(own_call, calls),
+            of,
+            inputs_from="dense",
+            tokens=tokens,
+            cache=None,
+        )
+        state = with_part(state, part_of(result.state, chosen))
+        yield result._replace(state=state, why=why)
+
+
+def _chain(
+    model: Named,
+    state: State,
+    chosen: Sequence[Sequence[str]],
+    calls: Sequence[Call],
+) -> Chain:
+    # One example says as much as all of them, where they can be told apart.
+    with contextlib.suppress(Exception):
+        return chain_of(model, state, chosen, next(chunks_of((calls[0], None), 1))[0])
+    return chain_of(model, state, chosen, calls[0])
+
+
+def chunks_of(
+    data: tuple[Call, Tensor | None], size: int | None
+) -> Iterator[tuple[Call, Tensor | None]]:
+    """The calls for so many examples each, with the tokens that count in them.
+
+    Without a size there is one call.
+
+    >>> [
+    ...     (args[0].tolist(), kwargs)
+    ...     for (args, kwargs), _ in chunks_of((((torch.arange(3),), {}), None), 2)
+    ... ]
+    [([0, 1], {}), ([2], {})]
+
+    Every tensor is split along its first axis. ValueError where they are not of one
+    length.
+    """
+    if size is None:
+        yield data
+        return
+    check_int("in_order", "chunk_size", size, 1)
+    leaves, rebuild = opened(data)
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    lengths = {len(x) if x.ndim else 0 for x in tensors}
+    if len(lengths) != 1 or 0 in lengths:
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise ValueError(
+            "in_order: expected tensors with one number of examples to split, got "
+            f"shapes {shapes}"
+        )
+    for first in range(0, lengths.pop(), size):
+        yield rebuild(
+            [x[first : first + size] if isinstance(x, Tensor) else x for x in leaves]
+        )
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:

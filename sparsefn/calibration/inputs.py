@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.kept import own_call
-from sparsefn.calibration.products import Watch
+from sparsefn.calibration.cache import own_call
+from sparsefn.calibration.products import Watch, under_watch, unwatched
 from sparsefn.calibration.sums import Stats
-from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, limited_tables, quiet_call, tensors_for
 from sparsefn.modules.originals import computed_from, layer_of
 from sparsefn.modules.padding import padding_in
 from sparsefn.modules.weights import is_conv1d, is_weight
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import Named
 from sparsefn.state import State, Where
 from sparsefn.tree import Tree, leaves_of
 from sparsefn.tree.chosen import as_globs, matching
@@ -117,16 +116,17 @@ def inputs(
     State.
     """
     names = names_of(of)
-    weights = weights_of_call(module, state)
+    named = Named.of(module)
+    weights = weights_of_call(named, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
-    matrices = {path: path for path in chosen if weights[path].ndim > 1}
+    matrices = [path for path in chosen if weights[path].ndim > 1]
     check_data("inputs", module, tokens, (args, kwargs))
     warn_of_padding("inputs", module, [((args, kwargs), tokens)])
-    stats, _ = collector(module, weights, matrices, names)(
+    stats, _ = collector(named, weights, matrices, names)(
         own_call((args, kwargs)), tokens
     )
     stats = {path: stats[path] for path in chosen if path in stats}
-    check_finite_stats(stats, lambda path: layer_at(module, path))
+    check_finite_stats(stats, named)
     globs: list[Where] = (
         [paths]
         if callable(paths)
@@ -137,7 +137,7 @@ def inputs(
         if not any(path in stats and stats[path]["count"].any() for path in asked):
             raise ValueError(
                 "inputs: no product was seen with "
-                f"{', '.join(layer_at(module, path) for path in asked)}"
+                f"{', '.join(layer_at(named, path) for path in asked)}"
             )
     return stats
 
@@ -277,10 +277,10 @@ def _drops(part: nn.Module) -> bool:
     return any(shares) or (isinstance(part, _DROPOUT) and part.p > 0)
 
 
-def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]:
+def weights_of_call(named: Named, state: State | None) -> dict[str, Tensor]:
     """The weights that a module is to run with, by name, each in memory of its own.
 
-    >>> list(weights_of_call(torch.nn.Linear(2, 1), None))
+    >>> list(weights_of_call(Named.of(torch.nn.Linear(2, 1)), None))
     ['weight', 'bias']
     """
     if state is not None and not isinstance(state, State):
@@ -291,37 +291,37 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
     if state is not None:
         check_one_state(state)
     given = tensors_for(
-        module, "parameters", {} if state is None else state, partial=state is None
+        named.module,
+        "parameters",
+        {} if state is None else state,
+        partial=state is None,
+        own=named.own,
     )
-    weights = {name: tensor.detach() for name, (_, tensor) in given.items()}
+    written = limited_tables(named.module)
     storages = set[int]()
-    written = limited_tables(module)
-    for name, x in weights.items():
+    weights = dict[str, Tensor]()
+    for name, (at, x) in given.items():
         start = x.untyped_storage().data_ptr()
-        if name in written or start in storages:
-            weights[name] = x.clone()
+        shared = at in written or start in storages
+        weights[name] = x.detach().clone() if shared else x.detach()
         storages.add(start)
     return weights
 
 
 def collector(
-    module: nn.Module,
+    named: Named,
     weights: Mapping[str, Tensor],
-    chosen: Mapping[str, str],
+    chosen: Iterable[str],
     names: Sequence[str],
     narrow: bool = False,
 ) -> Callable[[Call, Tensor | None], tuple[Stats, Tree]]:
-    """A function of a call of the module with these weights: the statistics of some
-    leaves, and what the call returns.
+    """A function of a call of the module with these weights: the statistics of the
+    chosen leaves, and what the call returns.
 
-    `chosen` are the module's own names of the leaves by the names that they go by.
-
-    >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> collect = collector(
-    ...     layer, {"weight": torch.ones(1, 2)}, {"7.weight": "weight"}, ["count"]
-    ... )
+    >>> layer = Named.of(torch.nn.Linear(2, 1, bias=False))
+    >>> collect = collector(layer, {"weight": torch.ones(1, 2)}, ["weight"], ["count"])
     >>> stats, out = collect(((torch.ones(5, 2),), {}), None)
-    >>> stats["7.weight"], out.shape
+    >>> stats["weight"], out.shape
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)},
     torch.Size([5, 1]))
 
@@ -331,35 +331,31 @@ def collector(
     and not at all operations. The second argument are the tokens whose inputs are
     counted.
     """
-    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
+    module = named.module
+    at = {name: path for name, (path, _) in named.own.items()}
     plain = {
-        path: own for path, own in chosen.items() if not computed_from(module, at[own])
+        name: weights[name] for name in chosen if not computed_from(module, at[name])
     }
-    watch = Watch({path: weights[own] for path, own in plain.items()}, "gram" in names)
-    given = (
-        {own: under_watch(weights[own], watch) for own in plain.values()}
-        if narrow
-        else {}
-    )
-    run = quiet_call(module, {**weights, **given})
+    watch = Watch(plain, "gram" in names)
+    given = {name: under_watch(x, watch) for name, x in plain.items() if narrow}
+    run = quiet_call(named, {**weights, **given})
+    wide = bool(plain) and not narrow
 
     def collect(call: Call, tokens: Tensor | None) -> tuple[Stats, Tree]:
         watch.start(tokens)
         with (
             torch.no_grad(),
             without_fusion(),
-            watch if chosen and not narrow else contextlib.nullcontext(),
+            watch if wide else contextlib.nullcontext(),
         ):
             out = unwatched(run(call))
         stats = watch.stats()
         watch.start(None)
-        for path, own in plain.items():
-            if path not in stats and _is_seen(module, at[own], weights[own]):
-                unreached = _unreached(layer_of(module, at[own]), weights[own])
-                stats[path] = {
-                    name: x
-                    for name, x in unreached.items()
-                    if name == "count" or name in names
+        for name, weight in plain.items():
+            if name not in stats and _is_seen(module, at[name], weight):
+                unreached = _unreached(layer_of(module, at[name]), weight)
+                stats[name] = {
+                    of: x for of, x in unreached.items() if of == "count" or of in names
                 }
         return stats, out
 
@@ -388,16 +384,17 @@ def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
     }
 
 
-def check_finite_stats(
-    stats: Stats, told: Callable[[str], str], what: str = "inputs"
-) -> None:
-    """Raise ValueError where inputs were not finite, with what is told of the first
-    such leaf.
+def check_finite_stats(stats: Stats, named: Named, what: str = "inputs") -> None:
+    """Raise ValueError where inputs were not finite, with the first such leaf.
 
-    >>> check_finite_stats({"w": {"square": torch.tensor([torch.inf])}}, repr)
+    >>> check_finite_stats(
+    ...     {"weight": {"square": torch.tensor([torch.inf])}},
+    ...     Named.of(torch.nn.Linear(2, 1)),
+    ... )
     Traceback (most recent call last):
         ...
-    ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums
+    ValueError: inputs: expected finite inputs of 'weight' (Linear), got NaN or infinity
+    in sums
     """
     # All are asked for before the first is waited for, and once where leaves share
     # their sums.
@@ -406,8 +403,8 @@ def check_finite_stats(
     for path, of in stats.items():
         if not finite[id(of["square"])]:
             raise ValueError(
-                f"{what}: expected finite inputs of {told(path)}, got NaN or infinity "
-                "in sums"
+                f"{what}: expected finite inputs of {layer_at(named, path)}, got NaN "
+                "or infinity in sums"
             )
 
 
@@ -421,32 +418,30 @@ def _finite(stats: dict[str, Tensor]) -> Tensor:
     )
 
 
-def layer_at(module: nn.Module, path: str, name: str = "") -> str:
-    """The path of a leaf, or the name that it goes by, and what it belongs to, for
-    errors.
+def layer_at(named: Named, name: str) -> str:
+    """The name of a leaf, and the layer that it belongs to, for errors.
 
-    >>> layer_at(torch.nn.Sequential(torch.nn.Embedding(2, 2)), "0.weight")
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(2, 2))
+    >>> layer_at(Named.of(model), "0.weight")
     "'0.weight' (Embedding)"
     """
-    at = own_tensors(module, "parameters")[path][0]
-    if found := computed_from(module, at):
+    at = named.own[name][0]
+    if found := computed_from(named.module, at):
         return (
-            f"{(name or path)!r} ({found.path!r} is computed from it: make it a "
-            f"parameter with {found.mend})"
+            f"{name!r} ({found.path!r} is computed from it: make it a parameter with "
+            f"{found.mend})"
         )
-    return f"{(name or path)!r} ({type(layer_of(module, at)).__name__})"
+    return f"{name!r} ({type(layer_of(named.module, at)).__name__})"
 
 
-def is_table(module: nn.Module, name: str) -> bool:
+def is_table(named: Named, name: str) -> bool:
     """Whether a leaf is the table of an embedding, whose rows are looked up.
 
-    >>> is_table(torch.nn.Embedding(2, 2), "weight")
+    >>> is_table(Named.of(torch.nn.Embedding(2, 2)), "weight")
     True
     """
-    return isinstance(
-        layer_of(module, own_tensors(module, "parameters")[name][0]),
-        nn.Embedding | nn.EmbeddingBag,
-    )
+    layer = layer_of(named.module, named.own[name][0])
+    return isinstance(layer, nn.Embedding | nn.EmbeddingBag)
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
