@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
-from sparsefn.calibration.sums import Stats, Sums, as_stats, patch_sums, row_sums
+from sparsefn.calibration.sums import (
+    Stats,
+    Sums,
+    added_sums,
+    as_stats,
+    patch_sums,
+    row_sums,
+)
 from sparsefn.engine.surroundings import CAST, GROUPED, TorchDispatchMode
 from sparsefn.tree import Tree, leaves_of
 
@@ -269,7 +276,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sums: Sums,
     ) -> None:
         """Add sums to those of the same outputs of a leaf."""
-        outputs = leaf.numel() // len(sums.square)
+        outputs = leaf.numel() // len(sums["square"])
         was, _, parts = self.found.setdefault(path, (transposed, outputs, {}))
         if was != transposed:
             raise ValueError(
@@ -277,7 +284,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "with paths="
             )
         old = parts.get((first, end))
-        parts[first, end] = sums if old is None else old.plus(sums)
+        parts[first, end] = sums if old is None else added_sums(old, sums)
 
 
 _PRODUCTS = {  # and where their factors begin among the arguments
