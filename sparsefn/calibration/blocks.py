@@ -26,7 +26,6 @@ from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import (
     check_data,
     names_of,
-    warn_of_padding,
     weights_of_call,
 )
 from sparsefn.calibration.one_block import (
@@ -236,8 +235,7 @@ def _begun(
     state = dense().init(weights_of_call(model, None)) if state is None else state
     leaves = weights_of_call(model, state)
     asked = list[Asked]()
-    check_data("in_order", module, tokens, call)
-    warn_of_padding("in_order", module, [(call, tokens)])
+    check_data("in_order", module, [(call, tokens)])
     chunks = list(chunks_of((call, tokens), chunk_size))
     for block in blocks:
         chosen = [

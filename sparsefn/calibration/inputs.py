@@ -120,11 +120,9 @@ def inputs(
     weights = weights_of_call(named, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
     matrices = [path for path in chosen if weights[path].ndim > 1]
-    check_data("inputs", module, tokens, (args, kwargs))
-    warn_of_padding("inputs", module, [((args, kwargs), tokens)])
-    stats, _ = collector(named, weights, matrices, names)(
-        own_call((args, kwargs)), tokens
-    )
+    check_data("inputs", module, [((args, kwargs), tokens)])
+    collect = collector(named, weights, matrices, names)
+    stats, _ = collect(own_call((args, kwargs)), tokens)
     stats = {path: stats[path] for path in chosen if path in stats}
     check_finite_stats(stats, named)
     globs: list[Where] = (
@@ -158,12 +156,14 @@ def names_of(of: str | Sequence[str]) -> tuple[str, ...]:
     return _ALL if "gram" in names else _ALL[:2]
 
 
-def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) -> None:
-    """Raise where a mask hides tokens and nothing says which tokens count.
+def check_data(
+    what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]
+) -> None:
+    """Raise where a mask hides tokens and nothing says which tokens count, or where
+    that does not fit the call; warn of dropout, and of ids that are padded.
 
-    Also warns of dropout.
-
-    >>> check_data("inputs", torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
+    >>> call = ((torch.ones(2, 3),), {})
+    >>> check_data("inputs", torch.nn.Linear(3, 1), [(call, torch.ones(2, 3))])
     Traceback (most recent call last):
         ...
     TypeError: inputs: expected tokens to be a bool tensor, True for each token that
@@ -177,72 +177,14 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
             f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first",
             stacklevel=3,
         )
-    given = _by_name(module, call)
-    shapes = [
-        x.shape[:2] for x in leaves_of(list(given.values())) if isinstance(x, Tensor)
-    ]
-    two = _has_decoder(module)
-    if tokens is None:
-        for name, mask in given.items():
-            end = next((end for end in _HIDDEN if name.endswith(end)), None)
-            if (
-                end is None
-                or not isinstance(mask, Tensor)
-                or mask.ndim != 2
-                or shapes.count(mask.shape) < 2
-            ):
-                continue
-            hidden = int((mask == _HIDDEN[end]).sum())
-            other = "~" if _HIDDEN[end] else ""
-            if hidden and bool(((mask == 0) | (mask == 1)).all()):
-                mend = (
-                    f"leave it out of the statistics with tokens={other}{name}.bool()"
-                )
-                raise ValueError(
-                    f"{what}: expected whole windows, but {name!r} hides {hidden} of "
-                    f"{mask.numel()} tokens as padding: "
-                    + ("give examples of one length in one call" if two else mend)
-                )
-        return
-    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
-        got = (
-            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            if isinstance(tokens, Tensor)
-            else type(tokens).__name__
-        )
-        raise TypeError(
-            f"{what}: expected tokens to be a bool tensor, True for each token that "
-            f"counts, got {got}"
-        )
-    if two:
-        raise ValueError(
-            f"{what}: expected a model of one sequence with tokens, got an encoder "
-            "with a decoder"
-        )
-    if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
-        wanted = tuple(tokens.shape[::-1])
-        raise ValueError(
-            f"{what}: expected tokens of shape {wanted}, as the call has, got "
-            f"{tuple(tokens.shape)}"
-        )
-
-
-def warn_of_padding(
-    what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]
-) -> None:
-    """Warn of calls whose ids are padded, where nothing says which tokens count.
-
-    >>> warn_of_padding(
-    ...     "inputs", torch.nn.Linear(1, 1), [(((torch.ones(2, 3),), {}), None)]
-    ... )
-    """
-    given = [
-        item
-        for call, tokens in data
-        if tokens is None
-        for item in _by_name(module, call).items()
-    ]
-    ids = [value for name, value in given if name.endswith("input_ids")]
+    ids = list[Tree]()
+    for call, tokens in data:
+        given = _by_name(module, call)
+        if tokens is None:
+            _check_masks(what, module, given)
+            ids += [x for name, x in given.items() if name.endswith("input_ids")]
+        else:
+            _check_tokens(what, module, given, tokens)
     if padding := padding_in(module, ids):
         mend = (
             "give the model the attention_mask of its tokenizer, and leave it out "
@@ -255,6 +197,59 @@ def warn_of_padding(
             UserWarning,
             stacklevel=3,
         )
+
+
+def _check_masks(what: str, module: nn.Module, given: Mapping[str, Tree]) -> None:
+    shapes = _shapes(given)
+    for name, mask in given.items():
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            continue
+        value = next((x for end, x in _HIDDEN.items() if name.endswith(end)), None)
+        if value is None or shapes.count(mask.shape) < 2:
+            continue
+        hidden = int((mask == value).sum())
+        if hidden and bool(((mask == 0) | (mask == 1)).all()):
+            other = "~" if value else ""
+            mend = f"leave it out of the statistics with tokens={other}{name}.bool()"
+            if _has_decoder(module):
+                mend = "give examples of one length in one call"
+            raise ValueError(
+                f"{what}: expected whole windows, but {name!r} hides {hidden} of "
+                f"{mask.numel()} tokens as padding: {mend}"
+            )
+
+
+def _check_tokens(
+    what: str, module: nn.Module, given: Mapping[str, Tree], tokens: object
+) -> None:
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
+        got = (
+            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            if isinstance(tokens, Tensor)
+            else type(tokens).__name__
+        )
+        raise TypeError(
+            f"{what}: expected tokens to be a bool tensor, True for each token that "
+            f"counts, got {got}"
+        )
+    if _has_decoder(module):
+        raise ValueError(
+            f"{what}: expected a model of one sequence with tokens, got an encoder "
+            "with a decoder"
+        )
+    shapes = _shapes(given)
+    if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
+        wanted = tuple(tokens.shape[::-1])
+        raise ValueError(
+            f"{what}: expected tokens of shape {wanted}, as the call has, got "
+            f"{tuple(tokens.shape)}"
+        )
+
+
+def _shapes(given: Mapping[str, Tree]) -> list[torch.Size]:
+    # The first two dimensions of all tensors of a call.
+    tensors = leaves_of(list(given.values()))
+    return [x.shape[:2] for x in tensors if isinstance(x, Tensor)]
 
 
 def _by_name(module: nn.Module, call: Call) -> dict[str, Tree]:

@@ -26,7 +26,7 @@ from sparsefn.calibration.folders import (
     only_run_in,
     some,
 )
-from sparsefn.calibration.inputs import check_data, names_of, warn_of_padding
+from sparsefn.calibration.inputs import check_data, names_of
 from sparsefn.calibration.one_block import Prune, added_stats, prune_block
 from sparsefn.calibration.plan import (
     OUTSIDE,
@@ -143,9 +143,7 @@ def stream(
             )
         plan = planned(source, blocks, make, device)
         data = list(zip(calls, counted, strict=True))
-        for call, one in data:
-            check_data("stream", plan.model.module, one, call)
-        warn_of_padding("stream", plan.model.module, data)
+        check_data("stream", plan.model.module, data)
         run = {
             "model": digest_of_model(source / "config.json", plan.stored),
             "batches": digest_of_batches(data),
