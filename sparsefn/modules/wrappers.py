@@ -92,6 +92,18 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> OwnTenso
     }
 
 
+def named_tensors(
+    module: nn.Module, kind: str = "parameters", *, tied: bool = False
+) -> dict[str, Tensor]:
+    """The tensors of `own_tensors` by name.
+
+    >>> list(named_tensors(torch.nn.Linear(2, 1)))
+    ['weight', 'bias']
+    """
+    own = own_tensors(module, kind, tied=tied)
+    return {name: tensor for name, (_, tensor) in own.items()}
+
+
 @dataclass(frozen=True)
 class Named:
     """A module, or a part of one, and its parameters under the names that a state has

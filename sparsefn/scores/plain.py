@@ -37,7 +37,12 @@ class Function(Made):
     """A score that is a function, and has another way to be read besides."""
 
     def __init__(self, fn: Callable[..., Tree]) -> None:
-        functools.update_wrapper(self, fn)  # type: ignore[arg-type]
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The values."""
+        return self.fn(*args)
 
     def __repr__(self) -> str:
         known = self.made_by or self.__qualname__  # type: ignore[attr-defined]
@@ -70,11 +75,6 @@ class OfUnits(Function):
     def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
         super().__init__(fn)
         self.pattern = pattern
-        self.fn = fn
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The values by the name of the set."""
-        return self.fn(*args)
 
 
 class OfInputs(Function):
@@ -87,11 +87,6 @@ class OfInputs(Function):
     ) -> None:
         super().__init__(fn)
         self.check = check
-        self.fn = fn
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The scores of all leaves."""
-        return self.fn(*args)
 
 
 class Drawn(Function):
