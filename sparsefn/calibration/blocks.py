@@ -6,8 +6,9 @@ import contextlib
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from sparsefn.calibration.cache import (
     on_disk,
     own_call,
 )
-from sparsefn.calibration.capture import Chain, PausedRun, lent_calls
+from sparsefn.calibration.capture import PausedRun, lent_calls
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import (
     check_data,
@@ -44,6 +45,8 @@ from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
 from sparsefn.tree import flatten, opened
 from sparsefn.tree.chosen import matching
+
+T = TypeVar("T")
 
 
 def in_order(
@@ -278,7 +281,9 @@ def _pruned(
             else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
         )
         try:
-            chain = _chain(model, start, [chosen for _, chosen in asked], calls)
+            chosen = [paths for _, paths in asked]
+            find = partial(chain_of, model, start, chosen)
+            chain = with_one_example(find, calls[0])  # which says as much as all
             runs = [PausedRun(model, chain, call, cache) for call in calls]
             for number, path in enumerate(chain.order):
                 if any(number not in run.calls for run in runs):
@@ -324,11 +329,11 @@ def _pruned(
             UserWarning,
             stacklevel=3,
         )
-    for block, chosen in left:
+    for one in left:
         (result,), _ = prune_block(
             model,
             part_of(state if inputs_from == "pruned" else start, model.own),
-            [(block, chosen)],
+            [one],
             prune,
             lambda: map(own_call, calls),
             of,
@@ -336,20 +341,20 @@ def _pruned(
             tokens=tokens,
             cache=None,
         )
-        state = with_part(state, part_of(result.state, chosen))
+        state = with_part(state, part_of(result.state, one[1]))
         yield result._replace(state=state, why=why)
 
 
-def _chain(
-    model: Named,
-    state: State,
-    chosen: Sequence[Sequence[str]],
-    calls: Sequence[Call],
-) -> Chain:
-    # One example says as much as all of them, where they can be told apart.
+def with_one_example(run: Callable[[Call], T], call: Call) -> T:
+    """What a function gives for the first example of a call, or for all of them, where
+    it fails or they cannot be told apart.
+
+    >>> with_one_example(lambda call: len(call[0][0]), ((torch.ones(3, 2),), {}))
+    1
+    """
     with contextlib.suppress(Exception):
-        return chain_of(model, state, chosen, next(chunks_of((calls[0], None), 1))[0])
-    return chain_of(model, state, chosen, calls[0])
+        return run(next(chunks_of((call, None), 1))[0])
+    return run(call)
 
 
 def chunks_of(

@@ -39,7 +39,7 @@ from sparsefn.calibration.folders import (
     write_whole,
 )
 from sparsefn.modules.wrappers import Named
-from sparsefn.state import State, Where
+from sparsefn.state import Where
 from sparsefn.tree.chosen import matching
 
 OUTSIDE = ""  # the part that is in no list
@@ -95,21 +95,6 @@ class Plan(NamedTuple):
         """The weights of the model, of which those outside of all parts have values."""
         own = {name: param.detach() for name, (_, param) in self.model.own.items()}
         return own | self.load(OUTSIDE, device)[0]
-
-
-def bare(weights: dict[str, Tensor]) -> State:
-    """The state of weights without masks, which it does not copy.
-
-    >>> bare({"w": torch.ones(1)}).masks
-    {'w': tensor(True)}
-    """
-    return State(
-        weights,
-        {
-            name: torch.ones((), dtype=torch.bool, device=x.device)
-            for name, x in weights.items()
-        },
-    )
 
 
 def planned(

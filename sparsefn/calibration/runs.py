@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.blocks import chunks_of
+from sparsefn.calibration.blocks import with_one_example
 from sparsefn.calibration.cache import (
     BrokenChainError,
     CachedTensor,
@@ -26,9 +25,9 @@ from sparsefn.calibration.cache import (
 from sparsefn.calibration.capture import Chain, PausedRun, intercepted, lent_calls
 from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collector, weights_of_call, without_fusion
-from sparsefn.calibration.plan import Plan, bare, check_places
+from sparsefn.calibration.plan import Plan, check_places
 from sparsefn.modules.calls import Call, quiet_call
-from sparsefn.state import Where
+from sparsefn.state import State, Where, everywhere
 from sparsefn.tree import Tree
 
 
@@ -150,12 +149,10 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[CachedTree]:
     """
     if not plan.order:
         return []
-    with contextlib.suppress(Exception):
-        return _forms(plan, next(chunks_of((call, None), 1))[0], device)
-    return _forms(plan, call, device)
+    return with_one_example(partial(_forms, plan, device), call)
 
 
-def _forms(plan: Plan, call: Call, device: torch.device) -> list[CachedTree]:
+def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
     parts = plan.model.parts(plan.order)
     called = list[str]()
     outputs = dict[str, Tree]()
@@ -170,7 +167,8 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[CachedTree]:
         if own not in outputs:
             called.append(own)
             part = parts[path]
-            weights = weights_of_call(part, bare(plan.load(path, device)[0]))
+            params, _ = plan.load(path, device)
+            weights = weights_of_call(part, State(params, everywhere(params)))
             matrices = [name for name, x in weights.items() if x.ndim > 1]
             collect = collector(part, weights, matrices, ["count"])
             stats, outputs[own] = collect((args, kwargs), None)

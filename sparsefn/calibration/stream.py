@@ -31,7 +31,6 @@ from sparsefn.calibration.one_block import Prune, added_stats, prune_block
 from sparsefn.calibration.plan import (
     OUTSIDE,
     Plan,
-    bare,
     check_part,
     finish,
     planned,
@@ -44,7 +43,7 @@ from sparsefn.distributed.rows import by_rows
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.processes import agree, agreement, check_alike
 from sparsefn.modules.calls import Call, Example, as_call
-from sparsefn.state import Algorithm, State, Where, effective
+from sparsefn.state import Algorithm, State, Where, effective, everywhere
 from sparsefn.tree import Tree, flatten, leaves_of
 
 T = TypeVar("T")
@@ -272,7 +271,7 @@ def _pruned(
     weights, digest = plan.load(path, runs.device)
     results, outputs = prune_block(
         runs.chain.parts[path],
-        bare(weights),
+        State(weights, everywhere(weights)),
         plan.blocks.get(path, []),
         together(prune),
         partial(runs.calls, number),
