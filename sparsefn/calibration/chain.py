@@ -5,6 +5,7 @@ with the results of the model.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,6 +27,7 @@ from sparsefn.modules.calls import Call
 from sparsefn.modules.wrappers import Named
 from sparsefn.state import State
 from sparsefn.tree import Tree, leaves_of
+from sparsefn.tree.originals import computed_name
 
 # parts whose outputs are kept to the end, as the model does more with them than hand
 # them on
@@ -116,17 +118,12 @@ def _chain(
 def _lists_above(model: Named, names: Sequence[str]) -> list[str]:
     # The paths of the parts that hold some leaves and are in a list of parts; the
     # innermost comes first.
-    inner = ".parametrizations."
-    places = [model.own[name][0] for name in names]
-    owners = [
-        (at.split(inner)[0] if inner in at else at.rpartition(".")[0]).split(".")
-        for at in places
-    ]
-    common = list[str]()
-    for steps in zip(*owners, strict=False):
-        if len(set(steps)) > 1:
-            break
-        common.append(steps[0])
+    owners = list[list[str]]()
+    for name in names:
+        at = model.own[name][0]
+        weight = computed_name(at) or at
+        owners.append(weight.split(".")[:-1])
+    common = os.path.commonprefix(owners)  # noqa: RUF071  # of lists of names
     above = [".".join(common[:n]) for n in range(len(common), 0, -1)]
     listed = [
         path
