@@ -18,11 +18,11 @@ from sparsefn.calibration.cache import (
     BrokenChainError,
     CalledAgainError,
     cache_tree,
+    copied_call,
     in_memory,
     on_disk,
-    own_call,
 )
-from sparsefn.calibration.capture import PausedRun, lent_calls
+from sparsefn.calibration.capture import PausedRun, guarded_calls
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import (
     check_data,
@@ -84,7 +84,7 @@ def in_order(
     `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
     not computed, so the outputs of the last block are not either.
     """
-    state, steps = _begun(
+    state, steps = _prepared(
         module,
         state,
         blocks,
@@ -185,7 +185,7 @@ def by_block(
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
     """
-    _, steps = _begun(
+    _, steps = _prepared(
         module,
         state,
         blocks,
@@ -201,7 +201,7 @@ def by_block(
     return steps
 
 
-def _begun(
+def _prepared(
     module: nn.Module,
     state: State | None,
     blocks: Sequence[Where],
@@ -290,7 +290,7 @@ def _pruned(
                     source = state if inputs_from == "pruned" else start
                     weights = weights_of_call(model, source)
                     for run in runs:
-                        run.go_on(number, weights)
+                        run.advance(number, weights)
                 part = chain.parts[path]
                 own = [
                     one for one, at in zip(asked, chain.at, strict=True) if at == number
@@ -301,7 +301,7 @@ def _pruned(
                     part_of(state, part.own),
                     own,
                     prune,
-                    partial(lent_calls, runs, number, bool(own)),
+                    partial(guarded_calls, runs, number, bool(own)),
                     of,
                     inputs_from=inputs_from,
                     tokens=tokens,
@@ -314,7 +314,7 @@ def _pruned(
                     done += 1
                     yield result._replace(state=state)
                 for run, out in zip(runs, outputs, strict=wanted):
-                    run.done(number, out)
+                    run.finish(number, out)
         except BrokenChainError as error:
             why = str(error)
             again = isinstance(error, CalledAgainError)
@@ -335,7 +335,7 @@ def _pruned(
             part_of(state if inputs_from == "pruned" else start, model.own),
             [one],
             prune,
-            lambda: map(own_call, calls),
+            lambda: map(copied_call, calls),
             of,
             inputs_from="dense",
             tokens=tokens,

@@ -183,12 +183,12 @@ def read_tree(
     return optree.tree_unflatten(tree.structure, map(read, tree.leaves))
 
 
-def own_call(call: Call) -> Call:
+def copied_call(call: Call) -> Call:
     """A call with copies of its tensors and objects, as a model may write into what it
     is called with.
 
     >>> x = torch.ones(1)
-    >>> args, _ = own_call(((x, [x]), {}))
+    >>> args, _ = copied_call(((x, [x]), {}))
     >>> args, args[0] is args[1][0], args[0] is x
     ((tensor([1.]), [tensor([1.])]), True, False)
     """

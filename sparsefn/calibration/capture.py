@@ -21,10 +21,10 @@ from sparsefn.calibration.cache import (
     Slot,
     Touched,
     cache_tree,
+    copied_call,
     form_of,
     in_memory,
     marked,
-    own_call,
     read_tree,
 )
 from sparsefn.calibration.inputs import without_fusion
@@ -171,7 +171,7 @@ class PausedRun:
     >>> call = ((torch.ones(3, 2),), {})
     >>> chain = chain_of(model, state, [["0.weight"], ["1.weight"]], call)
     >>> run = PausedRun(model, chain, call)
-    >>> run.go_on(0, state.params)
+    >>> run.advance(0, state.params)
     >>> run.call(0)[0][0].shape
     torch.Size([3, 2])
 
@@ -191,7 +191,7 @@ class PausedRun:
         # the call that is the last to get outputs of a call
         self.last: dict[int, int] = {}
 
-    def go_on(self, number: int, weights: Mapping[str, Tensor]) -> None:
+    def advance(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Find out the arguments of the part of a number, where they are not known, and
         of those after it.
 
@@ -236,7 +236,7 @@ class PausedRun:
 
         try:
             with torch.no_grad(), without_fusion(), intercepted(self.chain.parts, run):
-                quiet_call(self.model, weights)(own_call(self.start))
+                quiet_call(self.model, weights)(copied_call(self.start))
         except _Stop:
             pass
         except Touched as touched:
@@ -254,7 +254,7 @@ class PausedRun:
             raise BrokenChainError(f"{self.chain.order[number]!r} {error}") from None
         return args, kwargs
 
-    def lent(self, number: int, again: bool) -> Iterator[Call]:
+    def guarded_call(self, number: int, again: bool) -> Iterator[Call]:
         """The arguments of the part of a number, which it must not write into.
 
         It may where nobody reads them after: it does not run `again`, and no later part
@@ -275,7 +275,7 @@ class PausedRun:
                 f"{self.chain.order[number]!r} writes into its inputs"
             )
 
-    def done(self, number: int, outputs: CachedTree) -> None:
+    def finish(self, number: int, outputs: CachedTree) -> None:
         """Take the outputs of a part, and forget what is not needed any more."""
         if outputs.form() != self.chain.forms[number]:
             raise BrokenChainError(
@@ -288,12 +288,14 @@ class PausedRun:
         self.outputs = {i: one for i, one in self.outputs.items() if i in needed}
 
 
-def lent_calls(runs: Iterable[PausedRun], number: int, again: bool) -> Iterator[Call]:
+def guarded_calls(
+    runs: Iterable[PausedRun], number: int, again: bool
+) -> Iterator[Call]:
     """What each of some runs calls the part of a number with; BrokenChainError where a
     part writes into it.
     """
     for run in runs:
-        yield from run.lent(number, again)
+        yield from run.guarded_call(number, again)
 
 
 def _key(leaf: object) -> object:

@@ -16,8 +16,8 @@ from sparsefn.calibration.cache import (
     CalledAgainError,
     Touched,
     cache_tree,
+    copied_call,
     in_memory,
-    own_call,
 )
 from sparsefn.calibration.capture import Chain, NeededError, PausedRun, recorded
 from sparsefn.calibration.inputs import collector, weights_of_call
@@ -83,7 +83,7 @@ def _chain(
     collect = collector(model, weights, leaves, _WANTED)
     parts = model.parts(_with_siblings(model.module, at))
     (stats, _), order, forms, why = recorded(
-        parts, lambda: collect(own_call(call), None)
+        parts, lambda: collect(copied_call(call), None)
     )
     _check_order(stats, chosen)
     for path in at:
@@ -168,14 +168,14 @@ def _by_parts(
     kinds = set[type]()
     whole = weights_of_call(model, state)
     for number, path in enumerate(chain.order):
-        run.go_on(number, whole)
+        run.advance(number, whole)
         part = chain.parts[path]
         weights = weights_of_call(part, part_of(state, part.own))
         asked = [
             paths for at, paths in zip(chain.at, chosen, strict=True) if at == number
         ]
         own = [name for name in part.own if any(name in paths for paths in asked)]
-        for given in run.lent(number, bool(own)):
+        for given in run.guarded_call(number, bool(own)):
             before = [x.clone() for x in _tensors(given)]
             try:
                 collect = collector(part, weights, own, _WANTED, chain.narrow)
@@ -191,7 +191,7 @@ def _by_parts(
             if own and not all(map(_equal, before, _tensors(given))):
                 raise BrokenChainError(f"{path!r} writes into its inputs")
         stats |= found
-        run.done(number, cache_tree(out, in_memory))
+        run.finish(number, cache_tree(out, in_memory))
     return stats
 
 

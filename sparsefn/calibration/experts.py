@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.cache import own_call
+from sparsefn.calibration.cache import copied_call
 from sparsefn.calibration.inputs import weights_of_call
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import quiet_call
@@ -85,10 +85,10 @@ def experts(
                 if path is not None and x.ndim > 1 and len(x) in sizes
             ]
             part.register_forward_hook(
-                _noted(leaves, place, sizes.pop(), stats), with_kwargs=True
+                _hook(leaves, place, sizes.pop(), stats), with_kwargs=True
             )
     with torch.no_grad():
-        quiet_call(named, weights)(own_call((args, kwargs)))
+        quiet_call(named, weights)(copied_call((args, kwargs)))
     if not stats:
         raise ValueError(
             "experts: expected a module with parameters [experts, out, in] that is "
@@ -98,7 +98,7 @@ def experts(
     return stats
 
 
-def _noted(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
+def _hook(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
     # A hook that adds what a call of experts says of each.
     def hook(
         part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any

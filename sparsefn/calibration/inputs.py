@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.cache import own_call
+from sparsefn.calibration.cache import copied_call
 from sparsefn.calibration.products import Watch, under_watch, unwatched
 from sparsefn.calibration.sums import Stats
 from sparsefn.ensemble import check_one_state
@@ -122,7 +122,7 @@ def inputs(
     matrices = [path for path in chosen if weights[path].ndim > 1]
     check_data("inputs", module, [((args, kwargs), tokens)])
     collect = collector(named, weights, matrices, names)
-    stats, _ = collect(own_call((args, kwargs)), tokens)
+    stats, _ = collect(copied_call((args, kwargs)), tokens)
     stats = {path: stats[path] for path in chosen if path in stats}
     check_finite_stats(stats, named)
     globs: list[Where] = (

@@ -18,11 +18,11 @@ from sparsefn.calibration.cache import (
     BrokenChainError,
     CachedTensor,
     CachedTree,
+    copied_call,
     form_of,
     on_disk,
-    own_call,
 )
-from sparsefn.calibration.capture import Chain, PausedRun, intercepted, lent_calls
+from sparsefn.calibration.capture import Chain, PausedRun, guarded_calls, intercepted
 from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collector, weights_of_call, without_fusion
 from sparsefn.calibration.plan import Plan, check_places
@@ -63,7 +63,7 @@ class Runs:
         self.paused = [PausedRun(plan.model, self.chain, call, cache) for call in calls]
         self.entered: set[int] = set()  # parts before which the model itself computes
 
-    def reach(self, number: int) -> None:
+    def advance(self, number: int) -> None:
         """Find out what the part of a number is called with, by the leaves of the model
         outside of all parts.
         """
@@ -72,11 +72,11 @@ class Runs:
         self.entered.add(number)
         weights = self.plan.outside(self.device)
         for run in self.paused:
-            run.go_on(number, weights)
+            run.advance(number, weights)
 
     def calls(self, number: int) -> Iterator[Call]:
         """What each batch calls the part of a number with."""
-        return lent_calls(
+        return guarded_calls(
             self.paused, number, self.plan.order[number] in self.plan.blocks
         )
 
@@ -98,18 +98,18 @@ class Runs:
 
         return cache
 
-    def done(self, number: int, outputs: Sequence[CachedTree]) -> None:
+    def finish(self, number: int, outputs: Sequence[CachedTree]) -> None:
         """Go on to the next part, with the outputs of one."""
         for run, out in zip(self.paused, outputs, strict=True):
-            run.done(number, out)
+            run.finish(number, out)
 
-    def passed(self, number: int) -> None:
+    def skip(self, number: int) -> None:
         """Go on to the next part, with the outputs in files where they are still
         needed.
         """
         for i, run in enumerate(self.paused):
             if (file := self._file(number, i)).exists():
-                run.done(number, _in_file(file, self.chain.forms[number]))
+                run.finish(number, _in_file(file, self.chain.forms[number]))
             else:
                 del run.calls[number]
 
@@ -181,7 +181,7 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
         )
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
-        quiet_call(plan.model, plan.outside(device))(own_call(call))
+        quiet_call(plan.model, plan.outside(device))(copied_call(call))
     for path in plan.order:
         if (times := called.count(path)) != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")

@@ -244,9 +244,9 @@ def _streamed(
     before = set[int]()
     for number, path in enumerate(plan.order):
         with agreement(everyone()):
-            runs.reach(number)
+            runs.advance(number)
             if number < done and number != last:
-                runs.passed(number)
+                runs.skip(number)
                 continue
             before = runs.needed() if path in plan.blocks else before
             weights, digest, errors = _pruned(plan, runs, number, prune, of)
@@ -279,7 +279,7 @@ def _pruned(
         tokens=runs.tokens,
         cache=runs.cache(number),
     )
-    runs.done(number, outputs)
+    runs.finish(number, outputs)
     if results:
         weights = flatten(effective(results[-1].state))[0]
     return weights, digest, {str(one.block): one.error for one in results}

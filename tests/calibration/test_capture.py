@@ -22,7 +22,7 @@ def captured_in(model, parts, first=0, outputs=None, order=("0", "1", "2"), x=No
     chain = Chain(named.parts(parts), order, [FORM] * len(order), frozenset(), [])
     run = PausedRun(named, chain, call)
     run.outputs = outputs or {}
-    run.go_on(first, sf.modules.params_of(model))
+    run.advance(first, sf.modules.params_of(model))
     return [run.calls[number] for number in range(first, first + len(run.calls))]
 
 
@@ -159,17 +159,17 @@ def test_outputs_are_kept_as_long_as_a_part_needs_them():
     run, weights = paused(model), sf.modules.params_of(model)
     held = []
     for number, part in enumerate(model.layers):
-        run.go_on(number, weights)
+        run.advance(number, weights)
         args, kwargs = run.call(number)
-        run.done(number, cache.cache_tree(part(*args, **kwargs), cache.in_memory))
+        run.finish(number, cache.cache_tree(part(*args, **kwargs), cache.in_memory))
         held.append(sorted(run.outputs))
     assert held == [[0], [0, 1], [2]] and not run.calls
     assert torch.equal(cache.read_tree(run.outputs[2]), model(torch.ones(2, 4)))
     always = paused(model, always=[0])
     for number, part in enumerate(model.layers):
-        always.go_on(number, weights)
+        always.advance(number, weights)
         args, kwargs = always.call(number)
-        always.done(number, cache.cache_tree(part(*args, **kwargs), cache.in_memory))
+        always.finish(number, cache.cache_tree(part(*args, **kwargs), cache.in_memory))
     assert sorted(always.outputs) == [0, 2]
 
 
@@ -178,18 +178,18 @@ def test_what_was_forgotten_and_is_needed_is_named():
     run = paused(model)
     run.outputs[1] = cache.cache_tree(torch.ones(2, 4), cache.in_memory)
     with pytest.raises(NeededError) as error:
-        run.go_on(2, sf.modules.params_of(model))
+        run.advance(2, sf.modules.params_of(model))
     assert error.value.number == 0
 
 
 def test_other_outputs_than_before_are_an_error():
     model = Skips()
     run = paused(model)
-    run.go_on(0, sf.modules.params_of(model))
+    run.advance(0, sf.modules.params_of(model))
     with pytest.raises(
         cache.BrokenChainError, match=r"'layers\.0' does not always return the same"
     ):
-        run.done(0, cache.cache_tree((torch.ones(2, 4),), cache.in_memory))
+        run.finish(0, cache.cache_tree((torch.ones(2, 4),), cache.in_memory))
 
 
 def test_one_tensor_that_many_parts_get_is_kept_once():
@@ -212,5 +212,5 @@ def test_one_tensor_that_many_parts_get_is_kept_once():
 
     model = Masked()
     run = paused(model, keep)
-    run.go_on(0, sf.modules.params_of(model))
+    run.advance(0, sf.modules.params_of(model))
     assert len(count) == 2 and len(run.calls) == 3
