@@ -286,11 +286,9 @@ def _pruned(
             chain = with_one_example(find, calls[0])  # which says as much as all
             runs = [PausedRun(model, chain, call, cache) for call in calls]
             for number, path in enumerate(chain.order):
-                if any(number not in run.calls for run in runs):
-                    source = state if inputs_from == "pruned" else start
-                    weights = weights_of_call(model, source)
-                    for run in runs:
-                        run.advance(number, weights)
+                _advance(
+                    runs, number, model, state if inputs_from == "pruned" else start
+                )
                 part = chain.parts[path]
                 own = [
                     one for one, at in zip(asked, chain.at, strict=True) if at == number
@@ -343,6 +341,15 @@ def _pruned(
         )
         state = with_part(state, part_of(result.state, one[1]))
         yield result._replace(state=state, why=why)
+
+
+def _advance(
+    runs: Sequence[PausedRun], number: int, model: Named, state: State
+) -> None:
+    if any(number not in run.calls for run in runs):
+        weights = weights_of_call(model, state)
+        for run in runs:
+            run.advance(number, weights)
 
 
 def with_one_example(run: Callable[[Call], T], call: Call) -> T:

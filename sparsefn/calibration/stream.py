@@ -168,7 +168,7 @@ def stream(
                     runs = Runs(
                         plan, share(calls), share(counted), Path(scratch), device
                     )
-                    journal = _streamed(plan, runs, journal, prune, names)
+                    journal = _streamed(runs, journal, prune, names)
                 except BrokenChainError as error:
                     raise ValueError(
                         "stream: expected layers that run one after the other, but "
@@ -226,14 +226,13 @@ def _work(out: Path) -> Path:
     return work
 
 
-def _streamed(
-    plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]
-) -> Journal:
+def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
+    plan = runs.plan
     if not journal.parts:
         with agreement(everyone()):
-            journal = _written(
-                plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {}
-            )
+            weights, digest = plan.load(OUTSIDE, runs.device)
+            journal = _written(plan, journal, OUTSIDE, weights, Part(digest, {}))
+            del weights
     done = len(journal.parts) - 1
     last = max(
         (number for number in range(done) if plan.order[number] in plan.blocks),
@@ -249,11 +248,11 @@ def _streamed(
                 runs.skip(number)
                 continue
             before = runs.needed() if path in plan.blocks else before
-            weights, digest, errors = _pruned(plan, runs, number, prune, of)
+            weights, part = _pruned(runs, number, prune, of)
         # the outputs of all processes are on the disk by now
         with agreement(everyone()):
             if number >= done:
-                journal = _written(plan, journal, path, weights, digest, errors)
+                journal = _written(plan, journal, path, weights, part)
             elif place()[0] == 0:
                 check_part(plan, journal.out, path, weights)
             del weights
@@ -265,14 +264,14 @@ def _streamed(
 
 
 def _pruned(
-    plan: Plan, runs: Runs, number: int, prune: Prune, of: Sequence[str]
-) -> tuple[dict[str, Tensor], str, dict[str, float | None]]:
-    path = plan.order[number]
-    weights, digest = plan.load(path, runs.device)
+    runs: Runs, number: int, prune: Prune, of: Sequence[str]
+) -> tuple[dict[str, Tensor], Part]:
+    path = runs.plan.order[number]
+    weights, digest = runs.plan.load(path, runs.device)
     results, outputs = prune_block(
         runs.chain.parts[path],
         State(weights, everywhere(weights)),
-        plan.blocks.get(path, []),
+        runs.plan.blocks.get(path, []),
         together(prune),
         partial(runs.calls, number),
         of,
@@ -282,7 +281,8 @@ def _pruned(
     runs.finish(number, outputs)
     if results:
         weights = flatten(effective(results[-1].state))[0]
-    return weights, digest, {str(one.block): one.error for one in results}
+    errors = {str(one.block): one.error for one in results}
+    return weights, Part(digest, errors)
 
 
 def _written(
@@ -290,10 +290,8 @@ def _written(
     journal: Journal,
     path: str,
     weights: dict[str, Tensor],
-    digest: str,
-    errors: dict[str, float | None],
+    part: Part,
 ) -> Journal:
-    part = Part(digest, errors)
     if place()[0]:
         return journal._replace(parts=(*journal.parts, part))
     write_part(plan, journal.out, path, weights)
@@ -306,9 +304,9 @@ def place() -> tuple[int, int]:
     >>> place()
     (0, 1)
     """
-    return (
-        (distributed.get_rank(), distributed.get_world_size()) if everyone() else (0, 1)
-    )
+    if not everyone():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def share(items: Sequence[T]) -> Sequence[T]:
@@ -319,9 +317,8 @@ def share(items: Sequence[T]) -> Sequence[T]:
     [1, 2, 3]
     """
     number, processes = place()
-    return items[
-        len(items) * number // processes : len(items) * (number + 1) // processes
-    ]
+    start, end = (len(items) * i // processes for i in (number, number + 1))
+    return items[start:end]
 
 
 def together(prune: Callable[[Stats], Algorithm]) -> Callable[[Stats], Algorithm]:
