@@ -76,8 +76,7 @@ def _chain(
 ) -> Chain:
     if "" in at:
         raise BrokenChainError("a block has weights all over the model")
-    # of parts in each other the outermost
-    at = [min((one for one in at if is_inside(path, one)), key=len) for path in at]
+    at = [_outermost(path, at) for path in at]
     weights = weights_of_call(model, state)
     leaves = dict.fromkeys(path for paths in chosen for path in paths)
     collect = collector(model, weights, leaves, _WANTED)
@@ -113,6 +112,11 @@ def _chain(
                 f"{path!r} gets other inputs where parts run one by one"
             )
     return chain
+
+
+def _outermost(path: str, parts: Sequence[str]) -> str:
+    # Of the parts that a path is in, the one that the others are in.
+    return min((part for part in parts if is_inside(path, part)), key=len)
 
 
 def _lists_above(model: Named, names: Sequence[str]) -> list[str]:
@@ -171,10 +175,11 @@ def _by_parts(
         run.advance(number, whole)
         part = chain.parts[path]
         weights = weights_of_call(part, part_of(state, part.own))
-        asked = [
-            paths for at, paths in zip(chain.at, chosen, strict=True) if at == number
-        ]
-        own = [name for name in part.own if any(name in paths for paths in asked)]
+        asked = set[str]()
+        for at, paths in zip(chain.at, chosen, strict=True):
+            if at == number:
+                asked.update(paths)
+        own = [name for name in part.own if name in asked]
         for given in run.guarded_call(number, bool(own)):
             before = [x.clone() for x in _tensors(given)]
             try:

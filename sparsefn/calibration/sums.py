@@ -220,7 +220,8 @@ def as_stats(
         groups.append(functools.reduce(added_sums, inside) if inside else nothing)
     stats = dict(groups[0])
     if len(groups) > 1:
-        stats = {name: torch.stack([own[name] for own in groups]) for name in one}
+        for name in stats:
+            stats[name] = torch.stack([own[name] for own in groups])
     if transposed:
         stats["square"] = stats["square"][..., None]
     return stats

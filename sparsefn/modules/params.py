@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparsefn.modules.calls import tensors_for
 from sparsefn.modules.sparse_linear import Layout, with_sparse_linears
-from sparsefn.modules.wrappers import check_not_sharded, named_tensors, own_tensors
+from sparsefn.modules.wrappers import check_not_sharded, own_tensors, tensors_by_name
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
@@ -42,7 +42,7 @@ def params_of(module: nn.Module, *, trainable: bool = False) -> dict[str, Tensor
     """
     return {
         name: p.detach().clone()
-        for name, p in named_tensors(module).items()
+        for name, p in tensors_by_name(module).items()
         if p.requires_grad or not trainable
     }
 
@@ -55,7 +55,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
     Detached copies, in the order of `named_buffers`, non-persistent ones included.
     """
-    buffers = named_tensors(module, "buffers")
+    buffers = tensors_by_name(module, "buffers")
     return {name: b.detach().clone() for name, b in buffers.items()}
 
 
@@ -86,7 +86,7 @@ def bake(
     new["buffers"] = {} if buffers is None else tensors_for(module, "buffers", buffers)
     baked = deep_copy(module)
     for kind, tensors in new.items():
-        own = named_tensors(baked, kind)
+        own = tensors_by_name(baked, kind)
         for name, (_, tensor) in tensors.items():
             own[name].data = tensor.detach().clone()
     return baked

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.modules.calls import check_shape
-from sparsefn.modules.wrappers import named_tensors, without_wrappers
+from sparsefn.modules.wrappers import tensors_by_name, without_wrappers
 from sparsefn.state import everywhere
 
 _AO = "parametrizations"
@@ -46,8 +46,8 @@ def from_pruned(
     are no strings, for weights that are not floating-point and for what is no dense
     tensor. Other keys of a checkpoint are ignored.
     """
-    own = named_tensors(module)
-    buffers = named_tensors(module, "buffers")
+    own = tensors_by_name(module)
+    buffers = tensors_by_name(module, "buffers")
     _check_parametrizations(module)
     tensors = (
         {**own, **buffers}

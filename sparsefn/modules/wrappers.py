@@ -92,12 +92,12 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> OwnTenso
     }
 
 
-def named_tensors(
+def tensors_by_name(
     module: nn.Module, kind: str = "parameters", *, tied: bool = False
 ) -> dict[str, Tensor]:
     """The tensors of `own_tensors` by name.
 
-    >>> list(named_tensors(torch.nn.Linear(2, 1)))
+    >>> list(tensors_by_name(torch.nn.Linear(2, 1)))
     ['weight', 'bias']
     """
     own = own_tensors(module, kind, tied=tied)
