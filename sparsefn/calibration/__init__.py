@@ -8,9 +8,9 @@ inputs of a block come from the pruned blocks before it.
 """
 
 from sparsefn.calibration.blocks import by_block, in_order, outlier_ratios
-from sparsefn.calibration.carried import PrunedBlock
 from sparsefn.calibration.experts import experts
 from sparsefn.calibration.inputs import inputs
+from sparsefn.calibration.one_block import PrunedBlock
 from sparsefn.calibration.stream import stream
 from sparsefn.calibration.sums import fill_unreached
 from sparsefn.engine.numbers import as_matrix

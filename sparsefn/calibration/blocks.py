@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Iterator, Sequence
-from typing import Any
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.carried import Prune, PrunedBlock
+from sparsefn.calibration.cache import (
+    BrokenChainError,
+    CalledAgainError,
+    cache_tree,
+    copied_call,
+    in_memory,
+    on_disk,
+)
+from sparsefn.calibration.capture import PausedRun, guarded_calls
+from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import (
     check_data,
     names_of,
-    warn_of_padding,
     weights_of_call,
 )
-from sparsefn.calibration.steps import Asked, chunks_of, steps_of
+from sparsefn.calibration.one_block import (
+    Asked,
+    Prune,
+    PrunedBlock,
+    part_of,
+    prune_block,
+    with_part,
+)
 from sparsefn.calibration.sums import Stats
-from sparsefn.engine.checks import check_call
-from sparsefn.modules.calls import Example, as_call
+from sparsefn.engine.checks import check_call, check_int
+from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.modules.wrappers import Named
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten
+from sparsefn.tree import flatten, opened
 from sparsefn.tree.chosen import matching
+
+T = TypeVar("T")
 
 
 def in_order(
@@ -62,9 +84,18 @@ def in_order(
     `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
     not computed, so the outputs of the last block are not either.
     """
-    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
-    state, steps = _begun(
-        module, state, blocks, prune, inputs, inputs_from, offload, progress, **options
+    state, steps = _prepared(
+        module,
+        state,
+        blocks,
+        prune,
+        inputs,
+        progress,
+        of=of,
+        chunk_size=chunk_size,
+        tokens=tokens,
+        inputs_from=inputs_from,
+        offload=offload,
     )
     for done in _shown(steps, len(blocks)) if progress else steps:
         state = done.state
@@ -154,25 +185,35 @@ def by_block(
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
     """
-    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
-    return _begun(
-        module, state, blocks, prune, inputs, inputs_from, offload, True, **options
-    )[1]
+    _, steps = _prepared(
+        module,
+        state,
+        blocks,
+        prune,
+        inputs,
+        True,
+        of=of,
+        chunk_size=chunk_size,
+        tokens=tokens,
+        inputs_from=inputs_from,
+        offload=offload,
+    )
+    return steps
 
 
-def _begun(
+def _prepared(
     module: nn.Module,
     state: State | None,
     blocks: Sequence[Where],
     prune: Prune,
     inputs: Example,
-    inputs_from: str,
-    offload: str | None,
     errors: bool,
     *,
     of: str | Sequence[str],
     chunk_size: int | None,
     tokens: Tensor | None,
+    inputs_from: str,
+    offload: str | None,
 ) -> tuple[State, Iterator[PrunedBlock]]:
     # The state that the blocks begin with, and what prunes them, with errors if
     # somebody reads them.
@@ -193,11 +234,11 @@ def _begun(
     check_call("prune", prune, "stats")
     names = names_of(of)
     call = as_call(inputs)
-    state = dense().init(weights_of_call(module, None)) if state is None else state
-    leaves = weights_of_call(module, state)
+    model = Named.of(module)
+    state = dense().init(weights_of_call(model, None)) if state is None else state
+    leaves = weights_of_call(model, state)
     asked = list[Asked]()
-    check_data("in_order", module, tokens, call)
-    warn_of_padding("in_order", module, [(call, tokens)])
+    check_data("in_order", module, [(call, tokens)])
     chunks = list(chunks_of((call, tokens), chunk_size))
     for block in blocks:
         chosen = [
@@ -210,9 +251,152 @@ def _begun(
                 f"in_order: no product was seen with a leaf of the block {block!r}"
             )
         asked.append((block, chosen))
-    return state, steps_of(
-        module, state, asked, prune, chunks, names, inputs_from, offload, errors
+    return state, _pruned(
+        model, state, asked, prune, chunks, names, inputs_from, offload, errors
     )
+
+
+def _pruned(
+    model: Named,
+    start: State,
+    asked: list[Asked],
+    prune: Prune,
+    chunks: list[tuple[Call, Tensor | None]],
+    of: Sequence[str],
+    inputs_from: str,
+    offload: str | None,
+    errors: bool,
+) -> Iterator[PrunedBlock]:
+    # Part by part, else with the whole model.
+    if not asked:
+        return
+    state = start
+    done = 0
+    calls = [call for call, _ in chunks]
+    tokens = [counted for _, counted in chunks]
+    with contextlib.ExitStack() as stack:
+        cache = (
+            in_memory
+            if offload is None
+            else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
+        )
+        try:
+            chosen = [paths for _, paths in asked]
+            find = partial(chain_of, model, start, chosen)
+            chain = with_one_example(find, calls[0])  # which says as much as all
+            runs = [PausedRun(model, chain, call, cache) for call in calls]
+            for number, path in enumerate(chain.order):
+                _advance(
+                    runs, number, model, state if inputs_from == "pruned" else start
+                )
+                part = chain.parts[path]
+                own = [
+                    one for one, at in zip(asked, chain.at, strict=True) if at == number
+                ]
+                wanted = errors or number + 1 < len(chain.order)
+                results, outputs = prune_block(
+                    part,
+                    part_of(state, part.own),
+                    own,
+                    prune,
+                    partial(guarded_calls, runs, number, bool(own)),
+                    of,
+                    inputs_from=inputs_from,
+                    tokens=tokens,
+                    narrow=chain.narrow and all(counted is None for counted in tokens),
+                    errors=errors,
+                    cache=partial(cache_tree, cache=cache) if wanted else None,
+                )
+                for result in results:
+                    state = with_part(state, result.state)
+                    done += 1
+                    yield result._replace(state=state)
+                for run, out in zip(runs, outputs, strict=wanted):
+                    run.finish(number, out)
+        except BrokenChainError as error:
+            why = str(error)
+            again = isinstance(error, CalledAgainError)
+    left = asked[done:]
+    if not left:
+        return
+    if again:
+        why += ": the statistics of its weights are the sums over all calls"
+    if again or len(left) > 1:
+        warnings.warn(
+            f"in_order: the whole model runs once for each block, as {why}",
+            UserWarning,
+            stacklevel=3,
+        )
+    for one in left:
+        (result,), _ = prune_block(
+            model,
+            part_of(state if inputs_from == "pruned" else start, model.own),
+            [one],
+            prune,
+            lambda: map(copied_call, calls),
+            of,
+            inputs_from="dense",
+            tokens=tokens,
+            cache=None,
+        )
+        state = with_part(state, part_of(result.state, one[1]))
+        yield result._replace(state=state, why=why)
+
+
+def _advance(
+    runs: Sequence[PausedRun], number: int, model: Named, state: State
+) -> None:
+    if any(number not in run.calls for run in runs):
+        weights = weights_of_call(model, state)
+        for run in runs:
+            run.advance(number, weights)
+
+
+def with_one_example(run: Callable[[Call], T], call: Call) -> T:
+    """What a function gives for the first example of a call, or for all of them, where
+    it fails or they cannot be told apart.
+
+    >>> with_one_example(lambda call: len(call[0][0]), ((torch.ones(3, 2),), {}))
+    1
+    """
+    with contextlib.suppress(Exception):
+        return run(next(chunks_of((call, None), 1))[0])
+    return run(call)
+
+
+def chunks_of(
+    data: tuple[Call, Tensor | None], size: int | None
+) -> Iterator[tuple[Call, Tensor | None]]:
+    """The calls for so many examples each, with the tokens that count in them.
+
+    Without a size there is one call.
+
+    >>> [
+    ...     (args[0].tolist(), kwargs)
+    ...     for (args, kwargs), _ in chunks_of((((torch.arange(3),), {}), None), 2)
+    ... ]
+    [([0, 1], {}), ([2], {})]
+
+    Every tensor is split along its first axis. ValueError where they are not of one
+    length.
+    """
+    if size is None:
+        yield data
+        return
+    check_int("in_order", "chunk_size", size, 1)
+    leaves, rebuild = opened(data)
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    lengths = {len(x) if x.ndim else 0 for x in tensors}
+    if len(lengths) != 1 or 0 in lengths:
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise ValueError(
+            "in_order: expected tensors with one number of examples to split, got "
+            f"shapes {shapes}"
+        )
+    for first in range(0, lengths.pop(), size):
+        yield rebuild(
+            [x[first : first + size] if isinstance(x, Tensor) else x for x in leaves]
+        )
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:

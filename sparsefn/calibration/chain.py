@@ -5,28 +5,29 @@ with the results of the model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.carried import block_weights, state_in
-from sparsefn.calibration.caught import NeededError, recorded
-from sparsefn.calibration.inputs import collector, weights_of_call
-from sparsefn.calibration.kept import (
+from sparsefn.calibration.cache import (
     BrokenChainError,
     CalledAgainError,
     Touched,
+    cache_tree,
+    copied_call,
     in_memory,
-    own_call,
-    stow,
 )
-from sparsefn.calibration.paused import Chain, Paused
+from sparsefn.calibration.capture import Chain, NeededError, PausedRun, recorded
+from sparsefn.calibration.inputs import collector, weights_of_call
+from sparsefn.calibration.one_block import part_of
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import Named
 from sparsefn.state import State
-from sparsefn.tree import Tree, flatten, leaves_of
+from sparsefn.tree import Tree, leaves_of
+from sparsefn.tree.originals import computed_name
 
 # parts whose outputs are kept to the end, as the model does more with them than hand
 # them on
@@ -35,28 +36,8 @@ _WANTED = ("count", "square")
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def names_in(
-    module: nn.Module, parts: Mapping[str, nn.Module]
-) -> dict[str, dict[str, str]]:
-    """The names in the model of the weights of some parts, by the parts' own names.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(2, 1))
-    >>> names_in(model, {"1": model[1]})
-    {'1': {'weight': '1.weight', 'bias': '1.bias'}}
-    """
-    names = {
-        id(tensor): name
-        for name, (_, tensor) in own_tensors(module, "parameters").items()
-    }
-    found: dict[str, dict[str, str]] = {}
-    for path, part in parts.items():
-        own = own_tensors(part, "parameters")
-        found[path] = {name: names[id(tensor)] for name, (_, tensor) in own.items()}
-    return found
-
-
 def chain_of(
-    module: nn.Module, state: State, chosen: Sequence[Sequence[str]], call: Call
+    model: Named, state: State, chosen: Sequence[Sequence[str]], call: Call
 ) -> Chain:
     """The parts that hold these leaves, a list of paths a block, and all that is called
     between them.
@@ -65,9 +46,8 @@ def chain_of(
     ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
     ... )
     >>> state = sf.dense().init(sf.modules.params_of(model))
-    >>> chain = chain_of(
-    ...     model, state, [["0.weight"], ["2.weight"]], ((torch.ones(3, 2),), {})
-    ... )
+    >>> call = ((torch.ones(3, 2),), {})
+    >>> chain = chain_of(Named.of(model), state, [["0.weight"], ["2.weight"]], call)
     >>> chain.order, chain.at
     (['0', '1', '2'], [0, 2])
 
@@ -76,25 +56,18 @@ def chain_of(
     differ, and where the model does not call the parts one after the other, ValueError
     where the blocks are in another order than the model has them.
     """
-    places = {
-        name: place for name, (place, _) in own_tensors(module, "parameters").items()
-    }
-
-    def lists_above(paths: Sequence[str]) -> list[str]:
-        return _lists_above(module, [places[path] for path in paths])
-
-    above = [lists_above(paths) for paths in chosen]
+    above = [_lists_above(model, paths) for paths in chosen]
     for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
         at = [paths[min(level, len(paths) - 1)] for paths in above]
         try:
-            return _chain(module, state, chosen, at, call, narrow)
+            return _chain(model, state, chosen, at, call, narrow)
         except BrokenChainError as error:
             why = error
     raise why
 
 
 def _chain(
-    module: nn.Module,
+    model: Named,
     state: State,
     chosen: Sequence[Sequence[str]],
     at: Sequence[str],
@@ -104,14 +77,12 @@ def _chain(
     if "" in at:
         raise BrokenChainError("a block has weights all over the model")
     at = [_outermost(path, at) for path in at]
-    weights = weights_of_call(module, state)
-    together = list(dict.fromkeys(path for paths in chosen for path in paths))
-    parts = _parts(module, at)
+    weights = weights_of_call(model, state)
+    leaves = dict.fromkeys(path for paths in chosen for path in paths)
+    collect = collector(model, weights, leaves, _WANTED)
+    parts = model.parts(_with_siblings(model.module, at))
     (stats, _), order, forms, why = recorded(
-        parts,
-        lambda: collector(module, weights, {path: path for path in together}, _WANTED)(
-            own_call(call), None
-        ),
+        parts, lambda: collect(copied_call(call), None)
     )
     _check_order(stats, chosen)
     for path in at:
@@ -122,13 +93,12 @@ def _chain(
     if why:
         raise BrokenChainError(why)
     numbers = [order.index(path) for path in at]
-    kept = frozenset[int]()
     end = max(numbers) + 1
-    names = names_in(module, parts)
+    kept = frozenset[int]()
     while True:
-        chain = Chain(parts, names, order[:end], forms[:end], kept, numbers, narrow)
+        chain = Chain(parts, order[:end], forms[:end], kept, numbers, narrow)
         try:
-            alone = _by_parts(module, state, chain, chosen, call)
+            alone = _by_parts(model, state, chain, chosen, call)
             break
         except NeededError as error:
             kept |= {error.number}
@@ -144,84 +114,81 @@ def _chain(
     return chain
 
 
-def _lists_above(module: nn.Module, places: Sequence[str]) -> list[str]:
-    # The paths of the parts that hold some tensors and are in a list of parts; the
+def _outermost(path: str, parts: Sequence[str]) -> str:
+    # Of the parts that a path is in, the one that the others are in.
+    return min((part for part in parts if is_inside(path, part)), key=len)
+
+
+def _lists_above(model: Named, names: Sequence[str]) -> list[str]:
+    # The paths of the parts that hold some leaves and are in a list of parts; the
     # innermost comes first.
-    inner = ".parametrizations."
-    owners = [
-        (at.split(inner)[0] if inner in at else at.rpartition(".")[0]).split(".")
-        for at in places
-    ]
-    common = list[str]()
-    for names in zip(*owners, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
+    owners = list[list[str]]()
+    for name in names:
+        at = model.own[name][0]
+        weight = computed_name(at) or at
+        owners.append(weight.split(".")[:-1])
+    common = os.path.commonprefix(owners)  # noqa: RUF071  # of lists of names
     above = [".".join(common[:n]) for n in range(len(common), 0, -1)]
     listed = [
         path
         for path in above
-        if isinstance(module.get_submodule(path.rpartition(".")[0]), _LISTS)
+        if isinstance(model.module.get_submodule(path.rpartition(".")[0]), _LISTS)
     ]
     return listed or [*above, ""][:1]
 
 
-def _parts(module: nn.Module, at: Sequence[str]) -> dict[str, nn.Module]:
-    # The parts at these paths and, of those in a list, the others in it, which data
-    # passes as well.
-    parts = {path: module.get_submodule(path) for path in at}
+def _with_siblings(module: nn.Module, at: Sequence[str]) -> dict[str, None]:
+    # These paths of parts and, of parts in a list, the others in it, which data passes
+    # as well.
+    paths = dict.fromkeys(at)
     for above in dict.fromkeys(path.rpartition(".")[0] for path in at):
         if isinstance(holder := module.get_submodule(above), _LISTS):
-            for name, part in holder.named_children():
+            for name, _ in holder.named_children():
                 path = f"{above}.{name}".lstrip(".")
-                if not any(_inside(one, path) or _inside(path, one) for one in at):
-                    parts[path] = part
-    return {path: part for path, part in parts.items() if part is not module}
+                if not any(is_inside(one, path) or is_inside(path, one) for one in at):
+                    paths[path] = None
+    return paths
 
 
-def _outermost(path: str, parts: Iterable[str]) -> str:
-    # Of the parts that a path is in, the one that the others are in.
-    return min((part for part in parts if _inside(path, part)), key=len)
+def is_inside(path: str, other: str) -> bool:
+    """Whether a path is another one, or that of something in it.
 
-
-def _inside(path: str, other: str) -> bool:
+    >>> is_inside("0.weight", "0"), is_inside("0", "0"), is_inside("01", "0")
+    (True, True, False)
+    """
     return f"{path}.".startswith(f"{other}.")
 
 
 def _by_parts(
-    module: nn.Module,
+    model: Named,
     state: State,
     chain: Chain,
     chosen: Sequence[Sequence[str]],
     call: Call,
 ) -> Stats:
     # The statistics over one call, part by part.
-    paused = Paused(module, chain, call)
+    run = PausedRun(model, chain, call)
     stats = Stats()
     kinds = set[type]()
-    leaves = (flatten(state.params)[0], flatten(state.masks)[0])
-    whole = weights_of_call(module, state)
+    whole = weights_of_call(model, state)
     for number, path in enumerate(chain.order):
-        paused.go_on(number, whole)
+        run.advance(number, whole)
         part = chain.parts[path]
-        names = chain.names[path]
-        weights = block_weights(part, names, state_in(*leaves, names.values()))
-        asked = {
-            name
-            for at, paths in zip(chain.at, chosen, strict=True)
-            if at == number
-            for name in paths
-        }
-        own = {path: name for name, path in names.items() if path in asked}
-        for given in paused.lent(number, bool(own)):
+        weights = weights_of_call(part, part_of(state, part.own))
+        asked = set[str]()
+        for at, paths in zip(chain.at, chosen, strict=True):
+            if at == number:
+                asked.update(paths)
+        own = [name for name in part.own if name in asked]
+        for given in run.guarded_call(number, bool(own)):
             before = [x.clone() for x in _tensors(given)]
             try:
                 collect = collector(part, weights, own, _WANTED, chain.narrow)
                 found, out = collect(given, None)
                 # the other pass; layers of a kind remember as much as the first
-                if own and type(part) not in kinds:
-                    kinds.add(type(part))
-                    _, out = collect(paused.call(number), None)
+                if own and type(part.module) not in kinds:
+                    kinds.add(type(part.module))
+                    _, out = collect(run.call(number), None)
             except (Touched, Exception) as error:  # which the model did not raise
                 raise BrokenChainError(
                     f"{path!r} by itself raises {type(error).__name__}: {error}"
@@ -229,7 +196,7 @@ def _by_parts(
             if own and not all(map(_equal, before, _tensors(given))):
                 raise BrokenChainError(f"{path!r} writes into its inputs")
         stats |= found
-        paused.done(number, stow(out, in_memory))
+        run.finish(number, cache_tree(out, in_memory))
     return stats
 
 
@@ -238,9 +205,7 @@ def _tensors(tree: Tree) -> list[Tensor]:
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
-    return torch.equal(x.isnan(), y.isnan()) and torch.equal(
-        x.nan_to_num(), y.nan_to_num()
-    )
+    return x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -249,26 +214,18 @@ def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     x = one["square"]
     y = other["square"]
     if x.device.type == "cpu":
-        return x.shape == y.shape and _equal(x, y)
+        return _equal(x, y)
     return x.shape == y.shape and torch.allclose(x, y, rtol=1e-3, equal_nan=True)
 
 
 def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
     # Statistics come in the order in which their leaves were first used.
-    used = {
-        path: number
-        for number, (path, of) in enumerate(stats.items())
-        if of["count"].any()
-    }
-
-    def first_used(paths: Sequence[str]) -> str:
-        return min(
-            (path for path in paths if path in used), key=used.__getitem__, default=""
-        )
-
-    first = [first_used(paths) for paths in chosen]
-    for before, after in itertools.pairwise(filter(None, first)):
-        if used[after] < used[before]:
+    used = [path for path, of in stats.items() if of["count"].any()]
+    first = list[str]()
+    for paths in chosen:
+        first += [path for path in used if path in paths][:1]
+    for before, after in itertools.pairwise(first):
+        if used.index(after) < used.index(before):
             raise ValueError(
                 "in_order: expected blocks in the order in which data passes them, "
                 f"but {after!r} is used before {before!r}; to prune in several rounds "

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefn.calibration.cache import copied_call
 from sparsefn.calibration.inputs import weights_of_call
-from sparsefn.calibration.kept import own_call
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import quiet_call
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import Named
 from sparsefn.state import State
 from sparsefn.tree import Tree
 
@@ -64,12 +64,13 @@ def experts(
     and for outputs that are not finite; each with the path. TypeError for a `state`
     that is no State.
     """
-    weights = weights_of_call(module, state)
+    weights = weights_of_call(Named.of(module), state)
     shared: dict[int, Any] = {
         id(x): x for x in (*module.parameters(), *module.buffers())
     }
     own = copy.deepcopy(module, shared)  # for hooks, with the module's tensors
-    paths = {at: path for path, (at, _) in own_tensors(own, "parameters").items()}
+    named = Named.of(own)
+    paths = {at: path for path, (at, _) in named.own.items()}
     stats: Stats = {}
     for place, part in own.named_modules():
         held = {
@@ -84,10 +85,10 @@ def experts(
                 if path is not None and x.ndim > 1 and len(x) in sizes
             ]
             part.register_forward_hook(
-                _noted(leaves, place, sizes.pop(), stats), with_kwargs=True
+                _hook(leaves, place, sizes.pop(), stats), with_kwargs=True
             )
     with torch.no_grad():
-        quiet_call(own, weights)(own_call((args, kwargs)))
+        quiet_call(named, weights)(copied_call((args, kwargs)))
     if not stats:
         raise ValueError(
             "experts: expected a module with parameters [experts, out, in] that is "
@@ -97,7 +98,7 @@ def experts(
     return stats
 
 
-def _noted(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
+def _hook(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
     # A hook that adds what a call of experts says of each.
     def hook(
         part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any

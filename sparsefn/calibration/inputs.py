@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.kept import own_call
-from sparsefn.calibration.products import Watch
+from sparsefn.calibration.cache import copied_call
+from sparsefn.calibration.products import Watch, under_watch, unwatched
 from sparsefn.calibration.sums import Stats
-from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, limited_tables, quiet_call, tensors_for
 from sparsefn.modules.originals import computed_from, layer_of
 from sparsefn.modules.padding import padding_in
 from sparsefn.modules.weights import is_conv1d, is_weight
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import Named
 from sparsefn.state import State, Where
 from sparsefn.tree import Tree, leaves_of
 from sparsefn.tree.chosen import as_globs, matching
@@ -117,16 +116,15 @@ def inputs(
     State.
     """
     names = names_of(of)
-    weights = weights_of_call(module, state)
+    named = Named.of(module)
+    weights = weights_of_call(named, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
-    matrices = {path: path for path in chosen if weights[path].ndim > 1}
-    check_data("inputs", module, tokens, (args, kwargs))
-    warn_of_padding("inputs", module, [((args, kwargs), tokens)])
-    stats, _ = collector(module, weights, matrices, names)(
-        own_call((args, kwargs)), tokens
-    )
+    matrices = [path for path in chosen if weights[path].ndim > 1]
+    check_data("inputs", module, [((args, kwargs), tokens)])
+    collect = collector(named, weights, matrices, names)
+    stats, _ = collect(copied_call((args, kwargs)), tokens)
     stats = {path: stats[path] for path in chosen if path in stats}
-    check_finite_stats(stats, lambda path: layer_at(module, path))
+    check_finite_stats(stats, named)
     globs: list[Where] = (
         [paths]
         if callable(paths)
@@ -137,7 +135,7 @@ def inputs(
         if not any(path in stats and stats[path]["count"].any() for path in asked):
             raise ValueError(
                 "inputs: no product was seen with "
-                f"{', '.join(layer_at(module, path) for path in asked)}"
+                f"{', '.join(layer_at(named, path) for path in asked)}"
             )
     return stats
 
@@ -158,12 +156,14 @@ def names_of(of: str | Sequence[str]) -> tuple[str, ...]:
     return _ALL if "gram" in names else _ALL[:2]
 
 
-def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) -> None:
-    """Raise where a mask hides tokens and nothing says which tokens count.
+def check_data(
+    what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]
+) -> None:
+    """Raise where a mask hides tokens and nothing says which tokens count, or where
+    that does not fit the call; warn of dropout, and of ids that are padded.
 
-    Also warns of dropout.
-
-    >>> check_data("inputs", torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
+    >>> call = ((torch.ones(2, 3),), {})
+    >>> check_data("inputs", torch.nn.Linear(3, 1), [(call, torch.ones(2, 3))])
     Traceback (most recent call last):
         ...
     TypeError: inputs: expected tokens to be a bool tensor, True for each token that
@@ -177,72 +177,14 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
             f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first",
             stacklevel=3,
         )
-    given = _by_name(module, call)
-    shapes = [
-        x.shape[:2] for x in leaves_of(list(given.values())) if isinstance(x, Tensor)
-    ]
-    two = _has_decoder(module)
-    if tokens is None:
-        for name, mask in given.items():
-            end = next((end for end in _HIDDEN if name.endswith(end)), None)
-            if (
-                end is None
-                or not isinstance(mask, Tensor)
-                or mask.ndim != 2
-                or shapes.count(mask.shape) < 2
-            ):
-                continue
-            hidden = int((mask == _HIDDEN[end]).sum())
-            other = "~" if _HIDDEN[end] else ""
-            if hidden and bool(((mask == 0) | (mask == 1)).all()):
-                mend = (
-                    f"leave it out of the statistics with tokens={other}{name}.bool()"
-                )
-                raise ValueError(
-                    f"{what}: expected whole windows, but {name!r} hides {hidden} of "
-                    f"{mask.numel()} tokens as padding: "
-                    + ("give examples of one length in one call" if two else mend)
-                )
-        return
-    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
-        got = (
-            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            if isinstance(tokens, Tensor)
-            else type(tokens).__name__
-        )
-        raise TypeError(
-            f"{what}: expected tokens to be a bool tensor, True for each token that "
-            f"counts, got {got}"
-        )
-    if two:
-        raise ValueError(
-            f"{what}: expected a model of one sequence with tokens, got an encoder "
-            "with a decoder"
-        )
-    if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
-        wanted = tuple(tokens.shape[::-1])
-        raise ValueError(
-            f"{what}: expected tokens of shape {wanted}, as the call has, got "
-            f"{tuple(tokens.shape)}"
-        )
-
-
-def warn_of_padding(
-    what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]
-) -> None:
-    """Warn of calls whose ids are padded, where nothing says which tokens count.
-
-    >>> warn_of_padding(
-    ...     "inputs", torch.nn.Linear(1, 1), [(((torch.ones(2, 3),), {}), None)]
-    ... )
-    """
-    given = [
-        item
-        for call, tokens in data
-        if tokens is None
-        for item in _by_name(module, call).items()
-    ]
-    ids = [value for name, value in given if name.endswith("input_ids")]
+    ids = list[Tree]()
+    for call, tokens in data:
+        given = _by_name(module, call)
+        if tokens is None:
+            _check_masks(what, module, given)
+            ids += [x for name, x in given.items() if name.endswith("input_ids")]
+        else:
+            _check_tokens(what, module, given, tokens)
     if padding := padding_in(module, ids):
         mend = (
             "give the model the attention_mask of its tokenizer, and leave it out "
@@ -255,6 +197,59 @@ def warn_of_padding(
             UserWarning,
             stacklevel=3,
         )
+
+
+def _check_masks(what: str, module: nn.Module, given: Mapping[str, Tree]) -> None:
+    shapes = _shapes(given)
+    for name, mask in given.items():
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            continue
+        value = next((x for end, x in _HIDDEN.items() if name.endswith(end)), None)
+        if value is None or shapes.count(mask.shape) < 2:
+            continue
+        hidden = int((mask == value).sum())
+        if hidden and bool(((mask == 0) | (mask == 1)).all()):
+            other = "~" if value else ""
+            mend = f"leave it out of the statistics with tokens={other}{name}.bool()"
+            if _has_decoder(module):
+                mend = "give examples of one length in one call"
+            raise ValueError(
+                f"{what}: expected whole windows, but {name!r} hides {hidden} of "
+                f"{mask.numel()} tokens as padding: {mend}"
+            )
+
+
+def _check_tokens(
+    what: str, module: nn.Module, given: Mapping[str, Tree], tokens: object
+) -> None:
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
+        got = (
+            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            if isinstance(tokens, Tensor)
+            else type(tokens).__name__
+        )
+        raise TypeError(
+            f"{what}: expected tokens to be a bool tensor, True for each token that "
+            f"counts, got {got}"
+        )
+    if _has_decoder(module):
+        raise ValueError(
+            f"{what}: expected a model of one sequence with tokens, got an encoder "
+            "with a decoder"
+        )
+    shapes = _shapes(given)
+    if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
+        wanted = tuple(tokens.shape[::-1])
+        raise ValueError(
+            f"{what}: expected tokens of shape {wanted}, as the call has, got "
+            f"{tuple(tokens.shape)}"
+        )
+
+
+def _shapes(given: Mapping[str, Tree]) -> list[torch.Size]:
+    # The first two dimensions of all tensors of a call.
+    tensors = leaves_of(list(given.values()))
+    return [x.shape[:2] for x in tensors if isinstance(x, Tensor)]
 
 
 def _by_name(module: nn.Module, call: Call) -> dict[str, Tree]:
@@ -277,10 +272,10 @@ def _drops(part: nn.Module) -> bool:
     return any(shares) or (isinstance(part, _DROPOUT) and part.p > 0)
 
 
-def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]:
+def weights_of_call(named: Named, state: State | None) -> dict[str, Tensor]:
     """The weights that a module is to run with, by name, each in memory of its own.
 
-    >>> list(weights_of_call(torch.nn.Linear(2, 1), None))
+    >>> list(weights_of_call(Named.of(torch.nn.Linear(2, 1)), None))
     ['weight', 'bias']
     """
     if state is not None and not isinstance(state, State):
@@ -291,37 +286,37 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
     if state is not None:
         check_one_state(state)
     given = tensors_for(
-        module, "parameters", {} if state is None else state, partial=state is None
+        named.module,
+        "parameters",
+        {} if state is None else state,
+        partial=state is None,
+        own=named.own,
     )
-    weights = {name: tensor.detach() for name, (_, tensor) in given.items()}
+    written = limited_tables(named.module)
     storages = set[int]()
-    written = limited_tables(module)
-    for name, x in weights.items():
+    weights = dict[str, Tensor]()
+    for name, (at, x) in given.items():
         start = x.untyped_storage().data_ptr()
-        if name in written or start in storages:
-            weights[name] = x.clone()
+        shared = at in written or start in storages
+        weights[name] = x.detach().clone() if shared else x.detach()
         storages.add(start)
     return weights
 
 
 def collector(
-    module: nn.Module,
+    named: Named,
     weights: Mapping[str, Tensor],
-    chosen: Mapping[str, str],
+    chosen: Iterable[str],
     names: Sequence[str],
     narrow: bool = False,
 ) -> Callable[[Call, Tensor | None], tuple[Stats, Tree]]:
-    """A function of a call of the module with these weights: the statistics of some
-    leaves, and what the call returns.
+    """A function of a call of the module with these weights: the statistics of the
+    chosen leaves, and what the call returns.
 
-    `chosen` are the module's own names of the leaves by the names that they go by.
-
-    >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> collect = collector(
-    ...     layer, {"weight": torch.ones(1, 2)}, {"7.weight": "weight"}, ["count"]
-    ... )
+    >>> layer = Named.of(torch.nn.Linear(2, 1, bias=False))
+    >>> collect = collector(layer, {"weight": torch.ones(1, 2)}, ["weight"], ["count"])
     >>> stats, out = collect(((torch.ones(5, 2),), {}), None)
-    >>> stats["7.weight"], out.shape
+    >>> stats["weight"], out.shape
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)},
     torch.Size([5, 1]))
 
@@ -331,35 +326,31 @@ def collector(
     and not at all operations. The second argument are the tokens whose inputs are
     counted.
     """
-    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
+    module = named.module
+    at = {name: path for name, (path, _) in named.own.items()}
     plain = {
-        path: own for path, own in chosen.items() if not computed_from(module, at[own])
+        name: weights[name] for name in chosen if not computed_from(module, at[name])
     }
-    watch = Watch({path: weights[own] for path, own in plain.items()}, "gram" in names)
-    given = (
-        {own: under_watch(weights[own], watch) for own in plain.values()}
-        if narrow
-        else {}
-    )
-    run = quiet_call(module, {**weights, **given})
+    watch = Watch(plain, "gram" in names)
+    given = {name: under_watch(x, watch) for name, x in plain.items() if narrow}
+    run = quiet_call(named, {**weights, **given})
+    wide = bool(plain) and not narrow
 
     def collect(call: Call, tokens: Tensor | None) -> tuple[Stats, Tree]:
         watch.start(tokens)
         with (
             torch.no_grad(),
             without_fusion(),
-            watch if chosen and not narrow else contextlib.nullcontext(),
+            watch if wide else contextlib.nullcontext(),
         ):
             out = unwatched(run(call))
         stats = watch.stats()
         watch.start(None)
-        for path, own in plain.items():
-            if path not in stats and _is_seen(module, at[own], weights[own]):
-                unreached = _unreached(layer_of(module, at[own]), weights[own])
-                stats[path] = {
-                    name: x
-                    for name, x in unreached.items()
-                    if name == "count" or name in names
+        for name, weight in plain.items():
+            if name not in stats and _is_seen(module, at[name], weight):
+                unreached = _unreached(layer_of(module, at[name]), weight)
+                stats[name] = {
+                    of: x for of, x in unreached.items() if of == "count" or of in names
                 }
         return stats, out
 
@@ -388,16 +379,17 @@ def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
     }
 
 
-def check_finite_stats(
-    stats: Stats, told: Callable[[str], str], what: str = "inputs"
-) -> None:
-    """Raise ValueError where inputs were not finite, with what is told of the first
-    such leaf.
+def check_finite_stats(stats: Stats, named: Named, what: str = "inputs") -> None:
+    """Raise ValueError where inputs were not finite, with the first such leaf.
 
-    >>> check_finite_stats({"w": {"square": torch.tensor([torch.inf])}}, repr)
+    >>> check_finite_stats(
+    ...     {"weight": {"square": torch.tensor([torch.inf])}},
+    ...     Named.of(torch.nn.Linear(2, 1)),
+    ... )
     Traceback (most recent call last):
         ...
-    ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums
+    ValueError: inputs: expected finite inputs of 'weight' (Linear), got NaN or infinity
+    in sums
     """
     # All are asked for before the first is waited for, and once where leaves share
     # their sums.
@@ -406,8 +398,8 @@ def check_finite_stats(
     for path, of in stats.items():
         if not finite[id(of["square"])]:
             raise ValueError(
-                f"{what}: expected finite inputs of {told(path)}, got NaN or infinity "
-                "in sums"
+                f"{what}: expected finite inputs of {layer_at(named, path)}, got NaN "
+                "or infinity in sums"
             )
 
 
@@ -421,32 +413,30 @@ def _finite(stats: dict[str, Tensor]) -> Tensor:
     )
 
 
-def layer_at(module: nn.Module, path: str, name: str = "") -> str:
-    """The path of a leaf, or the name that it goes by, and what it belongs to, for
-    errors.
+def layer_at(named: Named, name: str) -> str:
+    """The name of a leaf, and the layer that it belongs to, for errors.
 
-    >>> layer_at(torch.nn.Sequential(torch.nn.Embedding(2, 2)), "0.weight")
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(2, 2))
+    >>> layer_at(Named.of(model), "0.weight")
     "'0.weight' (Embedding)"
     """
-    at = own_tensors(module, "parameters")[path][0]
-    if found := computed_from(module, at):
+    at = named.own[name][0]
+    if found := computed_from(named.module, at):
         return (
-            f"{(name or path)!r} ({found.path!r} is computed from it: make it a "
-            f"parameter with {found.mend})"
+            f"{name!r} ({found.path!r} is computed from it: make it a parameter with "
+            f"{found.mend})"
         )
-    return f"{(name or path)!r} ({type(layer_of(module, at)).__name__})"
+    return f"{name!r} ({type(layer_of(named.module, at)).__name__})"
 
 
-def is_table(module: nn.Module, name: str) -> bool:
+def is_table(named: Named, name: str) -> bool:
     """Whether a leaf is the table of an embedding, whose rows are looked up.
 
-    >>> is_table(torch.nn.Embedding(2, 2), "weight")
+    >>> is_table(Named.of(torch.nn.Embedding(2, 2)), "weight")
     True
     """
-    return isinstance(
-        layer_of(module, own_tensors(module, "parameters")[name][0]),
-        nn.Embedding | nn.EmbeddingBag,
-    )
+    layer = layer_of(named.module, named.own[name][0])
+    return isinstance(layer, nn.Embedding | nn.EmbeddingBag)
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:

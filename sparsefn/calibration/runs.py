@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,25 +13,21 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.carried import block_weights
-from sparsefn.calibration.caught import intercepted
-from sparsefn.calibration.chain import names_in
-from sparsefn.calibration.folders import naming, write_whole
-from sparsefn.calibration.inputs import collector, without_fusion
-from sparsefn.calibration.kept import (
+from sparsefn.calibration.blocks import with_one_example
+from sparsefn.calibration.cache import (
     BrokenChainError,
-    KeptTensor,
-    OutputForm,
-    Stowed,
+    CachedTensor,
+    CachedTree,
+    copied_call,
     form_of,
-    own_call,
+    on_disk,
 )
-from sparsefn.calibration.paused import Chain, Paused, lent_calls
-from sparsefn.calibration.plan import Plan, bare, check_places
-from sparsefn.calibration.steps import chunks_of
-from sparsefn.calibration.stored import on_disk
+from sparsefn.calibration.capture import Chain, PausedRun, guarded_calls, intercepted
+from sparsefn.calibration.folders import naming, write_whole
+from sparsefn.calibration.inputs import collector, weights_of_call, without_fusion
+from sparsefn.calibration.plan import Plan, check_places
 from sparsefn.modules.calls import Call, quiet_call
-from sparsefn.state import Where
+from sparsefn.state import State, Where, everywhere
 from sparsefn.tree import Tree
 
 
@@ -52,25 +47,23 @@ class Runs:
         scratch: Path,
         device: torch.device,
     ) -> None:
-        parts = {path: plan.model.get_submodule(path) for path in plan.order}
+        parts = plan.model.parts(plan.order)
         forms = forms_of(plan, calls[0], device)
         self.plan = plan
         self.work = scratch.parent
         self.tokens = tokens
         self.device = device
-        self.chain = Chain(
-            parts, names_in(plan.model, parts), plan.order, forms, frozenset(), []
-        )
-        kept = on_disk(scratch)
+        self.chain = Chain(parts, plan.order, forms, frozenset(), [])
+        disk = on_disk(scratch)
 
-        def keep(x: Tensor) -> KeptTensor:
+        def cache(x: Tensor) -> CachedTensor:
             with naming(scratch):
-                return kept(x)
+                return disk(x)
 
-        self.paused = [Paused(plan.model, self.chain, call, keep) for call in calls]
+        self.paused = [PausedRun(plan.model, self.chain, call, cache) for call in calls]
         self.entered: set[int] = set()  # parts before which the model itself computes
 
-    def reach(self, number: int) -> None:
+    def advance(self, number: int) -> None:
         """Find out what the part of a number is called with, by the leaves of the model
         outside of all parts.
         """
@@ -79,21 +72,21 @@ class Runs:
         self.entered.add(number)
         weights = self.plan.outside(self.device)
         for run in self.paused:
-            run.go_on(number, weights)
+            run.advance(number, weights)
 
     def calls(self, number: int) -> Iterator[Call]:
         """What each batch calls the part of a number with."""
-        return lent_calls(
+        return guarded_calls(
             self.paused, number, self.plan.order[number] in self.plan.blocks
         )
 
-    def keep(self, number: int) -> Callable[[Tree], Stowed]:
+    def cache(self, number: int) -> Callable[[Tree], CachedTree]:
         """How to keep the outputs of a part, those of one batch after another, and
         again.
         """
         turns = itertools.cycle(range(len(self.paused)))
 
-        def keep(out: Tree) -> Stowed:
+        def cache(out: Tree) -> CachedTree:
             file = self._file(number, next(turns))
             tensors = [
                 x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)
@@ -101,22 +94,22 @@ class Runs:
             # to a full disk torch itself raises no OSError
             torch.save(tensors, saved := io.BytesIO())
             write_whole(file, lambda path: path.write_bytes(saved.getbuffer()))
-            return _stowed(file, form_of(out))
+            return _in_file(file, form_of(out))
 
-        return keep
+        return cache
 
-    def done(self, number: int, outputs: Sequence[Stowed]) -> None:
+    def finish(self, number: int, outputs: Sequence[CachedTree]) -> None:
         """Go on to the next part, with the outputs of one."""
         for run, out in zip(self.paused, outputs, strict=True):
-            run.done(number, out)
+            run.finish(number, out)
 
-    def passed(self, number: int) -> None:
+    def skip(self, number: int) -> None:
         """Go on to the next part, with the outputs in files where they are still
         needed.
         """
         for i, run in enumerate(self.paused):
             if (file := self._file(number, i)).exists():
-                run.done(number, _stowed(file, self.chain.forms[number]))
+                run.finish(number, _in_file(file, self.chain.forms[number]))
             else:
                 del run.calls[number]
 
@@ -139,10 +132,11 @@ class Runs:
         return self.work / f"outputs-{number}-{batch}.pt"
 
 
-def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
+def forms_of(plan: Plan, call: Call, device: torch.device) -> list[CachedTree]:
     """What each part of a model returns, without the tensors in it.
 
-    >>> layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    >>> from sparsefn.modules.wrappers import Named
+    >>> layers = Named.of(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
     >>> forms_of(
     ...     Plan(Path("."), {}, layers, [], {}, {"": []}), ((), {}), torch.device("cpu")
     ... )
@@ -155,32 +149,30 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     """
     if not plan.order:
         return []
-    with contextlib.suppress(Exception):
-        return _forms(plan, next(chunks_of((call, None), 1))[0], device)
-    return _forms(plan, call, device)
+    return with_one_example(partial(_forms, plan, device), call)
 
 
-def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
-    parts = {path: plan.model.get_submodule(path) for path in plan.order}
+def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
+    parts = plan.model.parts(plan.order)
     called = list[str]()
-    names = names_in(plan.model, parts)
     outputs = dict[str, Tree]()
     used = dict[str, list[str]]()
 
     def run(
-        path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tree:
         # the part itself, with its weights
         if called[-1:] == [own := path.rpartition(".")[0]]:
-            return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if own not in outputs:
             called.append(own)
-            weights = block_weights(part, names[path], bare(plan.load(path, device)[0]))
-            matrices = {name: name for name, x in weights.items() if x.ndim > 1}
-            stats, outputs[own] = collector(part, weights, matrices, ["count"])(
-                (args, kwargs), None
-            )
-            used[own] = list(stats)  # as they are first used
+            part = parts[path]
+            params, _ = plan.load(path, device)
+            weights = weights_of_call(part, State(params, everywhere(params)))
+            matrices = [name for name, x in weights.items() if x.ndim > 1]
+            collect = collector(part, weights, matrices, ["count"])
+            stats, outputs[own] = collect((args, kwargs), None)
+            used[own] = [part.own[name][0] for name in stats]  # as they are first used
             form_of(outputs[own])
             called.pop()
         called.append(path)
@@ -189,7 +181,7 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         )
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
-        quiet_call(plan.model, plan.outside(device))(own_call(call))
+        quiet_call(plan.model, plan.outside(device))(copied_call(call))
     for path in plan.order:
         if (times := called.count(path)) != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")
@@ -197,29 +189,23 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         if path != other:
             raise BrokenChainError(f"{path!r} is called before {other!r}")
     for path, blocks in plan.blocks.items():
-        first = {
-            names[path][name]: i
-            for i, name in enumerate(used[path.rpartition(".")[0]])
-            if name in names[path]
-        }
+        turns = used[path.rpartition(".")[0]]
         places: list[tuple[int, Where]] = []
         for block, chosen in blocks:
-            turns = [first[name] for name in chosen if name in first]
-            if turns:
-                places.append((min(turns), block))
+            at = [parts[path].own[name][0] for name in chosen]
+            if seen := [turns.index(one) for one in at if one in turns]:
+                places.append((min(seen), block))
         check_places(places)
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
 
 
-def _stowed(file: Path, form: OutputForm) -> Stowed:
+def _in_file(file: Path, form: CachedTree) -> CachedTree:
     places = itertools.count()
-    return Stowed(
-        form.tree,
-        [
-            KeptTensor(partial(_read, file, next(places))) if leaf is None else leaf
-            for leaf in form.leaves
-        ],
-    )
+    leaves = [
+        CachedTensor(partial(_read, file, next(places))) if leaf is None else leaf
+        for leaf in form.leaves
+    ]
+    return CachedTree(form.structure, leaves)
 
 
 def _read(file: Path, place: int) -> Tensor:

@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from sparsefn.calibration.carried import Prune, prune_block
-from sparsefn.calibration.folders import INDEX
-from sparsefn.calibration.inputs import check_data, names_of, warn_of_padding
-from sparsefn.calibration.journal import (
+from sparsefn.calibration.cache import BrokenChainError
+from sparsefn.calibration.folders import (
+    INDEX,
     PLACE,
     Journal,
     Part,
@@ -24,18 +24,29 @@ from sparsefn.calibration.journal import (
     digest_of_model,
     journal_in,
     only_run_in,
+    some,
 )
-from sparsefn.calibration.kept import BrokenChainError, unstow
-from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
+from sparsefn.calibration.inputs import check_data, names_of
+from sparsefn.calibration.one_block import Prune, added_stats, prune_block
+from sparsefn.calibration.plan import (
+    OUTSIDE,
+    Plan,
+    check_part,
+    finish,
+    planned,
+    write_part,
+)
 from sparsefn.calibration.runs import Runs
-from sparsefn.calibration.shards import check_part, finish, write_part
-from sparsefn.calibration.shares import place, share, together
+from sparsefn.calibration.sums import Stats
 from sparsefn.distributed.ends import everyone
+from sparsefn.distributed.rows import by_rows
 from sparsefn.engine.checks import check_call
-from sparsefn.engine.processes import agreement
+from sparsefn.engine.processes import agree, agreement, check_alike
 from sparsefn.modules.calls import Call, Example, as_call
-from sparsefn.state import Where, effective
-from sparsefn.tree import flatten, leaves_of
+from sparsefn.state import Algorithm, State, Where, effective, everywhere
+from sparsefn.tree import Tree, flatten, leaves_of
+
+T = TypeVar("T")
 
 
 def stream(
@@ -130,12 +141,11 @@ def stream(
                 "twice"
             )
         plan = planned(source, blocks, make, device)
-        for call, one in zip(calls, counted, strict=True):
-            check_data("stream", plan.model, one, call)
-        warn_of_padding("stream", plan.model, zip(calls, counted, strict=True))
+        data = list(zip(calls, counted, strict=True))
+        check_data("stream", plan.model.module, data)
         run = {
             "model": digest_of_model(source / "config.json", plan.stored),
-            "batches": digest_of_batches(zip(calls, counted, strict=True)),
+            "batches": digest_of_batches(data),
             "blocks": repr(
                 [chosen for own in plan.blocks.values() for _, chosen in own]
             ),
@@ -158,7 +168,7 @@ def stream(
                     runs = Runs(
                         plan, share(calls), share(counted), Path(scratch), device
                     )
-                    journal = _streamed(plan, runs, journal, prune, names)
+                    journal = _streamed(runs, journal, prune, names)
                 except BrokenChainError as error:
                     raise ValueError(
                         "stream: expected layers that run one after the other, but "
@@ -216,14 +226,13 @@ def _work(out: Path) -> Path:
     return work
 
 
-def _streamed(
-    plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]
-) -> Journal:
+def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
+    plan = runs.plan
     if not journal.parts:
         with agreement(everyone()):
-            journal = _written(
-                plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {}
-            )
+            weights, digest = plan.load(OUTSIDE, runs.device)
+            journal = _written(plan, journal, OUTSIDE, weights, Part(digest, {}))
+            del weights
     done = len(journal.parts) - 1
     last = max(
         (number for number in range(done) if plan.order[number] in plan.blocks),
@@ -234,16 +243,16 @@ def _streamed(
     before = set[int]()
     for number, path in enumerate(plan.order):
         with agreement(everyone()):
-            runs.reach(number)
+            runs.advance(number)
             if number < done and number != last:
-                runs.passed(number)
+                runs.skip(number)
                 continue
             before = runs.needed() if path in plan.blocks else before
-            weights, digest, errors = _pruned(plan, runs, number, prune, of)
+            weights, part = _pruned(runs, number, prune, of)
         # the outputs of all processes are on the disk by now
         with agreement(everyone()):
             if number >= done:
-                journal = _written(plan, journal, path, weights, digest, errors)
+                journal = _written(plan, journal, path, weights, part)
             elif place()[0] == 0:
                 check_part(plan, journal.out, path, weights)
             del weights
@@ -255,26 +264,25 @@ def _streamed(
 
 
 def _pruned(
-    plan: Plan, runs: Runs, number: int, prune: Prune, of: Sequence[str]
-) -> tuple[dict[str, Tensor], str, dict[str, float | None]]:
-    path = plan.order[number]
-    weights, digest = plan.load(path, runs.device)
+    runs: Runs, number: int, prune: Prune, of: Sequence[str]
+) -> tuple[dict[str, Tensor], Part]:
+    path = runs.plan.order[number]
+    weights, digest = runs.plan.load(path, runs.device)
     results, outputs = prune_block(
-        *(
-            runs.chain.parts[path],
-            runs.chain.names[path],
-            bare(weights),
-            plan.blocks.get(path, []),
-        ),
-        *(together(prune), partial(runs.calls, number), of),
+        runs.chain.parts[path],
+        State(weights, everywhere(weights)),
+        runs.plan.blocks.get(path, []),
+        together(prune),
+        partial(runs.calls, number),
+        of,
         tokens=runs.tokens,
-        keep=runs.keep(number),
-        read=unstow,
+        cache=runs.cache(number),
     )
-    runs.done(number, outputs)
+    runs.finish(number, outputs)
     if results:
         weights = flatten(effective(results[-1].state))[0]
-    return weights, digest, {str(one.block): one.error for one in results}
+    errors = {str(one.block): one.error for one in results}
+    return weights, Part(digest, errors)
 
 
 def _written(
@@ -282,11 +290,112 @@ def _written(
     journal: Journal,
     path: str,
     weights: dict[str, Tensor],
-    digest: str,
-    errors: dict[str, float | None],
+    part: Part,
 ) -> Journal:
-    part = Part(digest, errors)
     if place()[0]:
         return journal._replace(parts=(*journal.parts, part))
     write_part(plan, journal.out, path, weights)
     return journal.done(part)
+
+
+def place() -> tuple[int, int]:
+    """The number of this process, and how many there are.
+
+    >>> place()
+    (0, 1)
+    """
+    if not everyone():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def share(items: Sequence[T]) -> Sequence[T]:
+    """The part of a sequence that is this process's: runs that follow each other, as
+    long as each other or longer by 1.
+
+    >>> share([1, 2, 3])
+    [1, 2, 3]
+    """
+    number, processes = place()
+    start, end = (len(items) * i // processes for i in (number, number + 1))
+    return items[start:end]
+
+
+def together(prune: Callable[[Stats], Algorithm]) -> Callable[[Stats], Algorithm]:
+    """The same function for all processes: it gets the sums over all of them, and they
+    deal out the rows of weights.
+
+    >>> prune = sf.one_shot
+    >>> together(prune) is prune
+    True
+
+    Every process calls the result with its own statistics, and then the algorithm that
+    it makes. Each adds the sums in the order of the processes, so that they have the
+    same bits on all and each time. An error on one process is raised on all, if they
+    are inside of an agreement, and so is ValueError where what they make is not the
+    same.
+    """
+    if not everyone():
+        return prune
+
+    def of_all(stats: Stats) -> Algorithm:
+        algorithm = prune(_total(stats))
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                "stream: expected prune to give an Algorithm, got "
+                f"{type(algorithm).__name__}"
+            )
+
+        def update(state: State, grads: Tree, step: Any) -> State:
+            with by_rows():
+                done = algorithm.update(state, grads, step)
+                check_alike(
+                    "what prune made",
+                    *flatten(done.params)[0].values(),
+                    *flatten(done.masks)[0].values(),
+                )
+            return done
+
+        return algorithm._replace(update=update)
+
+    return of_all
+
+
+def _total(stats: Stats) -> Stats:
+    # The sums of all processes, on each of them. A tensor that leaves share is sent
+    # once.
+    agree(everyone())
+    own = list({id(x): x for of in stats.values() for x in of.values()}.values())
+    index = {id(x): i for i, x in enumerate(own)}
+    named: dict[str, dict[str, int]] = {}
+    for path, of in stats.items():
+        named[path] = {name: index[id(x)] for name, x in of.items()}
+    told: list[Any] = [None] * place()[1]
+    distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
+    for number, (theirs, _) in enumerate(told):
+        if others := sorted({*theirs} ^ {*told[0][0]}):
+            raise ValueError(
+                "stream: expected data of the same leaves on all processes, but "
+                f"{number} and 0 differ at {some(others)}"
+            )
+    total: Stats = {}
+    for number, (theirs, kinds) in enumerate(told):
+        if number == place()[0]:
+            sent = [x.contiguous() for x in own]
+        else:
+            sent = [
+                torch.empty(shape, dtype=dtype, device=own[0].device)
+                for shape, dtype in kinds
+            ]
+        for x in sent:
+            distributed.broadcast(x, number)
+        total = added_stats(total, _stats_of(theirs, sent))
+    return total
+
+
+def _stats_of(places: Mapping[str, Mapping[str, int]], sums: Sequence[Tensor]) -> Stats:
+    # The sums of each leaf, out of a list of them and their places in it.
+    stats: Stats = {}
+    for path, of in places.items():
+        stats[path] = {name: sums[i] for name, i in of.items()}
+    return stats

@@ -5,54 +5,33 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Stats = dict[str, dict[str, Tensor]]  # of leaves, by path
-
-
-class Sums(NamedTuple):
-    """Statistics of the inputs of some outputs: `number`, `square` (inputs,) and, if
-    asked for, `gram`.
-
-    >>> from sparsefn.calibration.sums import row_sums
-    >>> row_sums(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), gram=True)
-    Sums(number=2, square=tensor([10.,  4.], dtype=torch.float64), gram=tensor([[10.,
-    2.],
-            [ 2.,  4.]]))
-    """
-
-    number: int
-    square: Tensor
-    gram: Tensor | None
-
-    def plus(self, other: Sums) -> Sums:
-        """The sums over both inputs."""
-        gram = (
-            None if self.gram is None or other.gram is None else self.gram + other.gram
-        )
-        return Sums(self.number + other.number, self.square + other.square, gram)
+# of some outputs: "count", "square" (inputs,) and, if asked for, "gram"
+Sums = dict[str, Tensor]
+Stats = dict[str, Sums]  # of leaves, by path
 
 
 def row_sums(x: Tensor, gram: bool) -> Sums:
     """The sums over the rows of a matrix.
 
-    >>> row_sums(torch.ones(3, 2), gram=False)
-    Sums(number=3, square=tensor([3., 3.], dtype=torch.float64), gram=None)
+    >>> row_sums(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), gram=True)
+    {'count': tensor(2), 'square': tensor([10.,  4.], dtype=torch.float64),
+    'gram': tensor([[10.,  2.],
+            [ 2.,  4.]])}
 
     Squares are rounded to float32, and added in float64. Products are added in float32,
     or in float64 if x is.
     """
     width = x.shape[1]
-    return Sums(
-        len(x),
-        _squares(x),
-        _gram(_parts(x, width, products=True), width, x) if gram else None,
-    )
+    sums = {"count": torch.tensor(len(x), device=x.device), "square": _squares(x)}
+    if gram:
+        sums["gram"] = _gram(_parts(x, width, products=True), width, x)
+    return sums
 
 
 def patch_sums(
@@ -66,44 +45,40 @@ def patch_sums(
     of its groups.
 
     >>> patch_sums(torch.ones(1, 1, 3), (2,), ((1,), (0,), (1,)), 1, gram=True)
-    [Sums(number=2, square=tensor([2., 2.], dtype=torch.float64), gram=tensor([[2., 2.],
-            [2., 2.]]))]
+    [{'count': tensor(2), 'square': tensor([2., 2.], dtype=torch.float64),
+    'gram': tensor([[2., 2.],
+            [2., 2.]])}]
 
     `x` is (examples, channels, ...), `sizes` are stride, padding and dilation of each
     dimension.
     """
     # A patch adds the squares of its entries, whichever example it is from.
     seen = _patches(_squares(x)[None], kernel, *sizes)
-    count = len(x) * math.prod(seen.shape[2 : 2 + len(kernel)])
+    places = len(x) * math.prod(seen.shape[2 : 2 + len(kernel)])
+    count = torch.tensor(places, device=x.device)
     square = seen.flatten(2, 1 + len(kernel)).sum(2).reshape(groups, -1)
+    sums: list[Sums] = [{"count": count, "square": one} for one in square]
     if not gram:
-        return [Sums(count, one, None) for one in square]
+        return sums
     width = square.shape[1]
     times = math.prod(kernel)
-    grams = []
-    for own in torch.split(x, x.shape[1] // groups, 1):
+    for group, own in enumerate(torch.split(x, x.shape[1] // groups, 1)):
         parts = (
             _patches(part, kernel, *sizes)
             for part in _parts(own, own[:1].numel() * times, products=True)
         )
-        grams.append(
-            _gram(
-                (p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts),
-                width,
-                x,
-            )
-        )
-    return [
-        Sums(count, one, product) for one, product in zip(square, grams, strict=True)
-    ]
+        rows = (p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts)
+        sums[group]["gram"] = _gram(rows, width, x)
+    return sums
 
 
-def _none(like: Sums) -> Sums:
-    return Sums(
-        0,
-        torch.zeros_like(like.square),
-        None if like.gram is None else torch.zeros_like(like.gram),
-    )
+def added_sums(sums: Sums, more: Sums) -> Sums:
+    """The sums over both inputs.
+
+    >>> added_sums({"count": torch.tensor(1)}, {"count": torch.tensor(2)})
+    {'count': tensor(3)}
+    """
+    return {name: x + more[name] for name, x in sums.items()}
 
 
 def _parts(x: Tensor, width: int, products: bool = False) -> Iterator[Tensor]:
@@ -218,7 +193,7 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def as_stats(
     parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool
-) -> dict[str, Tensor]:
+) -> Sums:
     """The statistics of a leaf from those of parts of its outputs,
     `{(first, end): sums}`.
 
@@ -237,23 +212,16 @@ def as_stats(
     {'count': (2,), 'square': (2, 3), 'gram': (2, 3, 3)}
     """
     one = next(iter(parts.values()))
+    nothing = {name: torch.zeros_like(x) for name, x in one.items()}
     step = math.gcd(outputs, *itertools.chain(*parts))
-    groups = []
+    groups = list[Sums]()
     for first in range(0, outputs, step):
         inside = [sums for (begin, end), sums in parts.items() if begin <= first < end]
-        groups.append(functools.reduce(Sums.plus, inside) if inside else _none(one))
-    pick: Callable[[list[Tensor]], Tensor] = (
-        torch.stack if len(groups) > 1 else lambda values: values[0]
-    )
-    count = pick(
-        [torch.tensor(sums.number, device=one.square.device) for sums in groups]
-    )
-    stats = {
-        "count": count,
-        "square": pick(
-            [sums.square[:, None] if transposed else sums.square for sums in groups]
-        ),
-    }
-    if one.gram is not None:
-        stats["gram"] = pick([sums.gram for sums in groups if sums.gram is not None])
+        groups.append(functools.reduce(added_sums, inside) if inside else nothing)
+    stats = dict(groups[0])
+    if len(groups) > 1:
+        for name in stats:
+            stats[name] = torch.stack([own[name] for own in groups])
+    if transposed:
+        stats["square"] = stats["square"][..., None]
     return stats

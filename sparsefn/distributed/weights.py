@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.engine.processes import words_of
 from sparsefn.modules.calls import check_shape, check_state, tensors_for
-from sparsefn.modules.wrappers import mend_of_names, own_tensors
+from sparsefn.modules.wrappers import mend_of_names, tensors_by_name
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
@@ -39,10 +39,7 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     """
     check_state("commit", state, " second")
     weights = tensors_for(model, "parameters", state, partial)
-    own = {
-        name: parameter
-        for name, (_, parameter) in own_tensors(model, "parameters").items()
-    }
+    own = tensors_by_name(model)
     written = {name: weights[name][1] for name in flatten(state.params)[0]}
     for name, weight in written.items():
         _check_fits("commit", name, weight, own[name])
@@ -70,10 +67,7 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     off.
     """
     check_state("grads_of", state, " second")
-    own = {
-        name: parameter
-        for name, (_, parameter) in own_tensors(model, "parameters").items()
-    }
+    own = tensors_by_name(model)
     leaves, rebuild = flatten(state.params)
     if unknown := [name for name in leaves if name not in own]:
         mend = mend_of_names(unknown, own)

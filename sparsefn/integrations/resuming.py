@@ -9,7 +9,7 @@ from torch import nn
 
 from sparsefn.engine.checks import uncalled
 from sparsefn.engine.processes import is_sharded
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import tensors_by_name
 from sparsefn.state import Algorithm
 
 Source = Algorithm | Callable[[int], Algorithm]
@@ -75,7 +75,7 @@ def check_same_run(model: nn.Module, saved: Saved, step: int) -> None:
             f"SparsityCallback: expected masks of step {step}, got those of step "
             f"{saved['step']}"
         )
-    for name, (_, weight) in own_tensors(model, "parameters").items():
+    for name, weight in tensors_by_name(model).items():
         mask = saved["tensors"].get(f"masks.{name}")
         if (
             mask is not None

@@ -13,7 +13,7 @@ from sparsefn.engine.checks import aligned, natural
 from sparsefn.engine.processes import check_plain
 from sparsefn.modules.calls import check_shape
 from sparsefn.modules.params import bake
-from sparsefn.modules.wrappers import check_not_sharded, own_tensors
+from sparsefn.modules.wrappers import check_not_sharded, tensors_by_name
 from sparsefn.state import inside
 from sparsefn.tree import Tree, flatten
 
@@ -163,12 +163,7 @@ def _leaves(average: nn.Module | Mapping[str, Tensor], masks: Tree) -> list[_Lea
 def _tensors(average: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(average, nn.Module):
         check_not_sharded("sf.modules.mask_average", average)
-        return {
-            name: tensor
-            for name, (_, tensor) in own_tensors(
-                average, "parameters", tied=True
-            ).items()
-        }
+        return tensors_by_name(average, tied=True)
     if not isinstance(average, Mapping):
         raise TypeError(
             f"mask_average: {_WANTED}, got {type(average).__name__}: where it has a "

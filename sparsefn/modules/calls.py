@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from sparsefn.modules.originals import check_masked
 from sparsefn.modules.wrappers import (
+    Named,
+    OwnTensors,
     check_not_parallel,
     check_not_sharded,
     mend_of_names,
@@ -32,8 +34,6 @@ _CHECKPOINTED = (
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-# by name: the dotted path in the module, and the tensor
-Named = dict[str, tuple[str, Tensor]]
 
 
 def as_call(example: Example) -> Call:
@@ -132,30 +132,23 @@ def call_with_buffers(
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 
 
-def quiet_call(
-    module: nn.Module, weights: Mapping[str, Tensor]
-) -> Callable[[Call], Tree]:
-    """What the module returns with other weights, as a function of calls, with no word
-    on what it changes.
+def quiet_call(named: Named, weights: Mapping[str, Tensor]) -> Callable[[Call], Tree]:
+    """What a module returns with other weights, as a function of calls, with no word on
+    what it changes.
 
-    >>> run = quiet_call(
-    ...     torch.nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)}
-    ... )
-    >>> run(((torch.ones(2),), {}))
+    >>> layer = Named.of(torch.nn.Linear(2, 1, bias=False))
+    >>> quiet_call(layer, {"weight": torch.ones(1, 2)})(((torch.ones(2),), {}))
     tensor([2.])
 
     It may write into the weights that `limited_tables` names.
     """
-    own = {
-        name: (at, weights[name])
-        for name, (at, _) in own_tensors(module, "parameters").items()
-    }
-    tensors = _prepared(module, own, None)
-    return lambda call: _called(module, *tensors, *call)[0]
+    given = {name: (at, weights[name]) for name, (at, _) in named.own.items()}
+    tensors = _prepared(named.module, given, None)
+    return lambda call: _called(named.module, *tensors, *call)[0]
 
 
 def limited_tables(module: nn.Module) -> list[str]:
-    """The names of the weights that a forward of the module writes: tables of
+    """The paths of the weights that a forward of the module writes: tables of
     embeddings with `max_norm`.
 
     >>> limited_tables(
@@ -167,7 +160,7 @@ def limited_tables(module: nn.Module) -> list[str]:
     """
     tables = _limited(module)
     own = own_tensors(module, "parameters") if tables else {}
-    return [name for name, (_, tensor) in own.items() if _is_among(tensor, tables)]
+    return [at for at, tensor in own.values() if _is_among(tensor, tables)]
 
 
 def _is_among(tensor: Tensor, others: list[Tensor]) -> bool:
@@ -218,14 +211,18 @@ def _run(
     kwargs: Tree,
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
     weights = tensors_for(module, "parameters", params, partial)
-    for name in (tables := limited_tables(module)):
-        at, table = weights[name]
-        weights[name] = (at, table.clone())
-    result = _called(module, *_prepared(module, weights, buffers), args, kwargs)
+    written = limited_tables(module)
+    tables = {
+        name: (at, table.clone())
+        for name, (at, table) in weights.items()
+        if at in written
+    }
+    tensors = _prepared(module, weights | tables, buffers)
+    result = _called(module, *tensors, args, kwargs)
     scaled = [
         name
-        for name in tables
-        if module.training and _changed(weights[name][1], weights[name][1])
+        for name, (_, table) in tables.items()
+        if module.training and _changed(table, table)
     ]
     if scaled:
         warnings.warn(
@@ -240,8 +237,8 @@ def _run(
 
 
 def _prepared(
-    module: nn.Module, weights: Named, buffers: Mapping[str, Tensor] | None
-) -> tuple[Named, Named]:
+    module: nn.Module, weights: OwnTensors, buffers: Mapping[str, Tensor] | None
+) -> tuple[OwnTensors, OwnTensors]:
     check_not_sharded("sf.modules.call", module)
     given = (
         tensors_for(module, "buffers", {}, True)
@@ -255,14 +252,14 @@ def _prepared(
 
 
 def _called(
-    module: nn.Module, weights: Named, given: Named, args: Tree, kwargs: Tree
+    module: nn.Module, weights: OwnTensors, given: OwnTensors, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     # functional_call writes buffers that the forward replaced into the dict it was
     # given.
     tensors = dict([*weights.values(), *copies.values()])
     tables = limited_tables(module)
-    lent = {name: tensor for name, (_, tensor) in weights.items() if name not in tables}
+    lent = {name: x for name, (at, x) in weights.items() if at not in tables}
     with _unwritten(module, lent), _unchanged(module), _without_checkpointing():
         out = torch.func.functional_call(module, tensors, args, kwargs)
     changed = [
@@ -385,8 +382,12 @@ def _without_checkpointing() -> Iterator[None]:
 
 
 def tensors_for(
-    module: nn.Module, kind: str, given: Tree, partial: bool = False
-) -> Named:
+    module: nn.Module,
+    kind: str,
+    given: Tree,
+    partial: bool = False,
+    own: OwnTensors | None = None,
+) -> OwnTensors:
     """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers"
     that a module is to run with.
 
@@ -398,9 +399,10 @@ def tensors_for(
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
     `given` is a State or a tree; with `partial` the module's own tensors fill in for
-    missing ones. Raises as `call` does.
+    missing ones, and with `own` they have the names that these have. Raises as `call`
+    does.
     """
-    own = own_tensors(module, kind)
+    own = own_tensors(module, kind) if own is None else own
     if isinstance(given, State):
         places = {name: at for name, (at, _) in own.items()}
         check_masked("masks", module, places, flatten(given.masks)[0])

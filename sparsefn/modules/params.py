@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparsefn.modules.calls import tensors_for
 from sparsefn.modules.sparse_linear import Layout, with_sparse_linears
-from sparsefn.modules.wrappers import check_not_sharded, own_tensors
+from sparsefn.modules.wrappers import check_not_sharded, own_tensors, tensors_by_name
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
@@ -40,10 +40,9 @@ def params_of(module: nn.Module, *, trainable: bool = False) -> dict[str, Tensor
     ... )
     (['weight'], tensor([2.]))
     """
-    own = own_tensors(module, "parameters")
     return {
         name: p.detach().clone()
-        for name, (_, p) in own.items()
+        for name, p in tensors_by_name(module).items()
         if p.requires_grad or not trainable
     }
 
@@ -56,10 +55,8 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
     Detached copies, in the order of `named_buffers`, non-persistent ones included.
     """
-    return {
-        name: b.detach().clone()
-        for name, (_, b) in own_tensors(module, "buffers").items()
-    }
+    buffers = tensors_by_name(module, "buffers")
+    return {name: b.detach().clone() for name, b in buffers.items()}
 
 
 def bake(
@@ -89,9 +86,9 @@ def bake(
     new["buffers"] = {} if buffers is None else tensors_for(module, "buffers", buffers)
     baked = deep_copy(module)
     for kind, tensors in new.items():
-        own = own_tensors(baked, kind)
+        own = tensors_by_name(baked, kind)
         for name, (_, tensor) in tensors.items():
-            own[name][1].data = tensor.detach().clone()
+            own[name].data = tensor.detach().clone()
     return baked
 
 

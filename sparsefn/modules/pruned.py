@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.modules.calls import check_shape
-from sparsefn.modules.wrappers import own_tensors, without_wrappers
+from sparsefn.modules.wrappers import tensors_by_name, without_wrappers
 from sparsefn.state import everywhere
 
 _AO = "parametrizations"
@@ -46,13 +46,8 @@ def from_pruned(
     are no strings, for weights that are not floating-point and for what is no dense
     tensor. Other keys of a checkpoint are ignored.
     """
-    own = {
-        name: parameter
-        for name, (_, parameter) in own_tensors(module, "parameters").items()
-    }
-    buffers = {
-        name: buffer for name, (_, buffer) in own_tensors(module, "buffers").items()
-    }
+    own = tensors_by_name(module)
+    buffers = tensors_by_name(module, "buffers")
     _check_parametrizations(module)
     tensors = (
         {**own, **buffers}

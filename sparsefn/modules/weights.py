@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from sparsefn.modules.originals import computed_from, layer_of
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import own_tensors, tensors_by_name
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import Where
 from sparsefn.tree import check_globs, glob_match
@@ -102,9 +102,7 @@ def weights_of(
             stacklevel=2,
         )
     chosen = frozenset(
-        name
-        for name, (_, param) in own_tensors(module, "parameters").items()
-        if id(param) in found
+        name for name, param in tensors_by_name(module).items() if id(param) in found
     )
     return lambda path, leaf: path in chosen
 

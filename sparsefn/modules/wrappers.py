@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.tree import check_not_lazy
+
+# by name: the dotted path in the module, and the tensor
+OwnTensors = dict[str, tuple[str, Tensor]]
 
 # The child that holds the wrapped module, and the classes that hold one so. Classes are
 # told by name, as importing them would load torch's compiler.
@@ -54,9 +58,7 @@ def _unwrapped(module: nn.Module) -> tuple[str, nn.Module]:
     return prefix, module
 
 
-def own_tensors(
-    module: nn.Module, kind: str, *, tied: bool = False
-) -> dict[str, tuple[str, Tensor]]:
+def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> OwnTensors:
     """`{name: (dotted path in the module, tensor)}` of the parameters or buffers of a
     module.
 
@@ -88,6 +90,52 @@ def own_tensors(
         _without_wrappers(inner, name): (prefix + name, tensor)
         for name, tensor in found
     }
+
+
+def tensors_by_name(
+    module: nn.Module, kind: str = "parameters", *, tied: bool = False
+) -> dict[str, Tensor]:
+    """The tensors of `own_tensors` by name.
+
+    >>> list(tensors_by_name(torch.nn.Linear(2, 1)))
+    ['weight', 'bias']
+    """
+    own = own_tensors(module, kind, tied=tied)
+    return {name: tensor for name, (_, tensor) in own.items()}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A module, or a part of one, and its parameters under the names that a state has
+    for them.
+
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(1, 3, bias=False)
+    ... )
+    >>> part = Named.of(model).parts(["1"])["1"]
+    >>> part.module, list(part.own), part.own["1.weight"][0]
+    (Linear(in_features=1, out_features=3, bias=False), ['1.weight'], 'weight')
+
+    `own` has the dotted path in the module and the tensor of each, as `own_tensors`.
+    """
+
+    module: nn.Module
+    own: OwnTensors
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Named:
+        """The whole of a module."""
+        return cls(module, own_tensors(module, "parameters"))
+
+    def parts(self, paths: Iterable[str]) -> dict[str, Named]:
+        """The submodules at some paths, with the names of the whole."""
+        names = {id(tensor): name for name, (_, tensor) in self.own.items()}
+        found: dict[str, Named] = {}
+        for path in paths:
+            part = self.module.get_submodule(path)
+            own = own_tensors(part, "parameters").values()
+            found[path] = Named(part, {names[id(x)]: (at, x) for at, x in own})
+        return found
 
 
 def _without_wrappers(root: nn.Module, path: str) -> str:

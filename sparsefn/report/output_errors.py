@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from sparsefn.engine.checks import aligned
 from sparsefn.engine.numbers import as_matrix
-from sparsefn.scores.data import Stats
+from sparsefn.scores.data import Stats, check_stats
 from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
 from sparsefn.tree.chosen import matching
@@ -77,11 +77,7 @@ def output_errors(
     statistics, and for one glob in place of a sequence. Reading the values waits for
     the device.
     """
-    if not isinstance(stats, Mapping):
-        raise TypeError(
-            "output_errors: expected stats by path, of sf.calibration.inputs, got "
-            f"{type(stats).__name__}"
-        )
+    check_stats("output_errors", stats)
     if isinstance(blocks, str):
         raise TypeError(
             "output_errors: expected blocks to be a sequence, with a glob a block, "

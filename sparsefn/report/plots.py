@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -262,19 +262,13 @@ def _short(paths: list[str]) -> list[str]:
     ['…0.self_attention.query.weight', '…1.self_attention.query.weight']
     """
     parts = [path.split(".") for path in paths]
-    shared = (
-        len(list(takewhile(lambda same: len({*same}) == 1, zip(*parts, strict=False))))
-        if len(paths) > 1
-        else 0
-    )
+    begin = os.path.commonprefix(parts)  # noqa: RUF071  # of lists of names
+    shared = len(begin) if len(paths) > 1 else 0
     names = []
-    for path, own in zip(paths, parts, strict=True):
-        name = (
-            path
-            if len(path) <= _LONGEST or not shared
-            else "…" + ".".join(own[shared:])
-        )
-        names.append(
-            name if len(name) <= _LONGEST else f"{name[:13]}…{name[14 - _LONGEST :]}"
-        )
+    for name, own in zip(paths, parts, strict=True):
+        if len(name) > _LONGEST and shared:
+            name = "…" + ".".join(own[shared:])
+        if len(name) > _LONGEST:
+            name = f"{name[:13]}…{name[14 - _LONGEST :]}"
+        names.append(name)
     return names

@@ -125,14 +125,9 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
     def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         kind = by(weight.detach())
         if not isinstance(kind, Tensor) or kind.shape != weight.shape:
-            got = (
-                f"shape {tuple(kind.shape)}"
-                if isinstance(kind, Tensor)
-                else type(kind).__name__
-            )
             raise ValueError(
                 f"ranked: expected by to give shape {tuple(weight.shape)} at "
-                f"{path!r}, got {got}"
+                f"{path!r}, got {_shape_of(kind)}"
             )
         # which can be sorted
         kind = kind.to(torch.uint8) if kind.dtype == torch.bool else kind
@@ -201,15 +196,10 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
         def checked(rows: Tensor) -> Tensor:
             made: object = fn(rows)
             if not isinstance(made, Tensor) or made.shape != rows.shape[:-1]:
-                got = (
-                    f"shape {tuple(made.shape)}"
-                    if isinstance(made, Tensor)
-                    else type(made).__name__
-                )
-                name = shown(fn)
                 raise ValueError(
-                    f"by_unit: expected {name} to give shape {tuple(rows.shape[:-1])} "
-                    f"of {tuple(rows.shape)} at {path!r}, got {got}"
+                    f"by_unit: expected {shown(fn)} to give shape "
+                    f"{tuple(rows.shape[:-1])} of {tuple(rows.shape)} at {path!r}, got "
+                    f"{_shape_of(made)}"
                 )
             return made
 
@@ -230,3 +220,9 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     if isinstance(made, Accumulated):
         return made._replace(value=OfUnits(pattern, made.value))
     return OfUnits(pattern, made)
+
+
+def _shape_of(made: object) -> str:
+    if isinstance(made, Tensor):
+        return f"shape {tuple(made.shape)}"
+    return type(made).__name__

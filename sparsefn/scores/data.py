@@ -248,16 +248,26 @@ def _of_inputs(
     )
 
 
-def _faults(name: str, stats: Stats) -> dict[str, str]:
-    # What is wrong with the statistics of each leaf. Values are read here, as scores
-    # may be computed in a transform.
-    faults = {}
-    source = "experts" if name == "reap" else "inputs"
+def check_stats(name: str, stats: object, source: str = "inputs") -> None:
+    """Raise TypeError for statistics that are not by path.
+
+    >>> check_stats("wanda", torch.ones(2))
+    Traceback (most recent call last):
+        ...
+    TypeError: wanda: expected stats by path, of sf.calibration.inputs, got Tensor
+    """
     if not isinstance(stats, Mapping):
         raise TypeError(
             f"{name}: expected stats by path, of sf.calibration.{source}, got "
             f"{type(stats).__name__}"
         )
+
+
+def _faults(name: str, stats: Stats) -> dict[str, str]:
+    # What is wrong with the statistics of each leaf. Values are read here, as scores
+    # may be computed in a transform.
+    faults = {}
+    check_stats(name, stats, "experts" if name == "reap" else "inputs")
     key = "norm" if name == "reap" else "square"
     for path, of in stats.items():
         missing = [one for one in ("count", key) if one not in of]

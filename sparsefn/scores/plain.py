@@ -38,7 +38,12 @@ class Function(Made):
     """A score that is a function, and has another way to be read besides."""
 
     def __init__(self, fn: Callable[..., Tree]) -> None:
-        functools.update_wrapper(self, fn)  # type: ignore[arg-type]
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The values."""
+        return self.fn(*args)
 
     def __repr__(self) -> str:
         known = self.made_by or self.__qualname__  # type: ignore[attr-defined]
@@ -71,11 +76,6 @@ class OfUnits(Function):
     def __init__(self, pattern: TiedPattern, fn: Callable[..., Tree]) -> None:
         super().__init__(fn)
         self.pattern = pattern
-        self.fn = fn
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The values by the name of the set."""
-        return self.fn(*args)
 
 
 class OfInputs(Function):
@@ -88,11 +88,6 @@ class OfInputs(Function):
     ) -> None:
         super().__init__(fn)
         self.check = check
-        self.fn = fn
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The scores of all leaves."""
-        return self.fn(*args)
 
 
 class Drawn(Function):

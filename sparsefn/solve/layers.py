@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_call, described
 from sparsefn.engine.numbers import as_matrix
-from sparsefn.scores.data import UNREACHED, Stats
+from sparsefn.scores.data import UNREACHED, Stats, check_stats
 from sparsefn.state import Step
 
 
@@ -44,11 +44,7 @@ def layerwise(
     other statistics, and for what is no function of three arguments.
     """
     check_call("fn", fn, "weight", "gram", "mask")
-    if not isinstance(stats, Mapping):
-        raise TypeError(
-            "layerwise: expected stats by path, of sf.calibration.inputs, got "
-            f"{type(stats).__name__}"
-        )
+    check_stats("layerwise", stats)
     unreached = {
         path
         for path, of in stats.items()

@@ -15,8 +15,8 @@ from torch.sparse._semi_structured_conversions import (
 )
 
 import sparsefn as sf
-from sparsefn.modules import semi_structured
-from sparsefn.modules.semi_structured import without_sparse_cores
+from sparsefn.modules import sparse_linear
+from sparsefn.modules.sparse_linear import without_sparse_cores
 
 Cutlass = torch.sparse.SparseSemiStructuredTensorCUTLASS
 CUDA = torch.device("cuda", 0)
@@ -45,7 +45,7 @@ def converted(monkeypatch):
         packed, meta = sparse_semi_structured_from_dense_cutlass(weight)
         return Cutlass(weight.shape, packed, meta, None, None, None)
 
-    monkeypatch.setattr(semi_structured, "without_sparse_cores", lambda device: "")
+    monkeypatch.setattr(sparse_linear, "without_sparse_cores", lambda device: "")
     monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", convert)
     return seen
 
@@ -176,13 +176,13 @@ def test_all_weights_that_do_not_fit_are_named():
         "torch.float16 or .* at 'b', got"
     )
     with pytest.raises(ValueError, match=told):
-        semi_structured.make_semi_structured(layers, masks)
+        sparse_linear.make_semi_structured(layers, masks)
 
 
 def test_a_weight_on_the_meta_device_is_refused():
     (layer,), state = one()
     with pytest.raises(ValueError, match="8.0 or higher at '0.weight', got meta"):
-        semi_structured.make_semi_structured(
+        sparse_linear.make_semi_structured(
             {"0.weight": layer.to("meta")}, {"0.weight": state.masks["0"]["weight"]}
         )
 
@@ -193,7 +193,7 @@ def test_a_layer_that_fits_is_left_alone_where_another_does_not(converted):
     weights = [good.weight, bad.weight]
     masks = {"good": state.masks["0"]["weight"], "bad": other.masks["0"]["weight"]}
     with pytest.raises(ValueError, match="'bad'"):
-        semi_structured.make_semi_structured({"good": good, "bad": bad}, masks)
+        sparse_linear.make_semi_structured({"good": good, "bad": bad}, masks)
     assert [good.weight, bad.weight] == weights and not converted
 
 
@@ -201,7 +201,7 @@ def test_an_error_of_torch_names_the_path(monkeypatch):
     def refuse(weight):
         raise RuntimeError("cuSPARSELt not supported on your machine.")
 
-    monkeypatch.setattr(semi_structured, "without_sparse_cores", lambda device: "")
+    monkeypatch.setattr(sparse_linear, "without_sparse_cores", lambda device: "")
     monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", refuse)
     text = (
         "layout='semi': torch makes no semi-structured tensor of '0.weight': "
@@ -227,8 +227,8 @@ def test_an_older_gpu_is_told_from_a_newer_one(monkeypatch):
 
 def test_sides_and_dtypes_are_those_of_torchs_table():
     table = torch.sparse.SparseSemiStructuredTensorCUSPARSELT._DTYPE_SHAPE_CONSTRAINTS
-    for dtype in semi_structured._DTYPES:
-        assert table[dtype][:2] == (semi_structured._SIDE, semi_structured._SIDE)
+    for dtype in sparse_linear._DTYPES:
+        assert table[dtype][:2] == (sparse_linear._SIDE, sparse_linear._SIDE)
 
 
 def test_torch_itself_refuses_the_cpu():

@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 import sparsefn as sf
 import sparsefn.modules as M
 from sparsefn.checkpoint import tree_equal
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import Named, own_tensors
 
 nm = sf.patterns.nm
 
@@ -258,3 +258,15 @@ def test_other_unknown_names_and_sequences():
         M.call(net, [p.detach() for p in net.parameters()], torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"unknown \['wieght'\]$"):
         M.call(nn.Linear(1, 1, bias=False), {"wieght": torch.ones(1, 1)}, torch.ones(1))
+
+
+def test_parts_have_the_names_of_the_whole():
+    model = nn.Sequential(compiled(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)))
+    model[1][0].weight = model[0].weight
+    named = Named.of(model)
+    assert list(named.own) == ["0.weight", "0.bias", "1.0.bias"]
+    own = named.parts(["1"])["1"].own
+    assert [(name, at) for name, (at, _) in own.items()] == [
+        ("0.weight", "0.weight"),
+        ("1.0.bias", "0.bias"),
+    ]

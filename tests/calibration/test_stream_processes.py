@@ -7,8 +7,8 @@ import torch
 from distributed.harness import on_ranks
 
 import sparsefn as sf
-from sparsefn.calibration.carried import added_stats
-from sparsefn.calibration.shares import place, share, together
+from sparsefn.calibration.one_block import added_stats
+from sparsefn.calibration.stream import place, share, together
 from sparsefn.distributed.ends import everyone
 from sparsefn.engine.processes import agreement
 from sparsefn.solve import blocked

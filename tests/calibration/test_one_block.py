@@ -1,13 +1,17 @@
 """One block with the calls that it gets."""
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.calibration.carried import prune_block
+from sparsefn.calibration import cache
+from sparsefn.calibration.cache import cache_tree, read_tree
+from sparsefn.calibration.one_block import prune_block
+from sparsefn.modules.wrappers import Named
 
 NAMES = {
     "0.weight": "7.up.weight",
@@ -15,11 +19,17 @@ NAMES = {
     "2.weight": "7.down.weight",
     "2.bias": "7.down.bias",
 }
+in_memory = partial(cache_tree, cache=cache.in_memory)
 UP, DOWN = ("up", ["7.up.weight"]), ("down", ["7.down.weight"])
 
 
 def part():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+
+
+def named(block):
+    own = Named.of(block).own
+    return Named(block, {NAMES.get(name, name): at for name, at in own.items()})
 
 
 def started(block):
@@ -33,9 +43,8 @@ def wanda(stats):
 
 
 def pruned(block, state, blocks, x, **options):
-    return prune_block(
-        block,
-        NAMES,
+    results, outputs = prune_block(
+        named(block),
         state,
         blocks,
         wanda,
@@ -43,6 +52,7 @@ def pruned(block, state, blocks, x, **options):
         ["square"],
         **options,
     )
+    return results, [read_tree(out) for out in outputs]
 
 
 def run(state, block, x):
@@ -85,8 +95,9 @@ def test_from_dense_inputs_it_runs_once():
 
     start = started(block)
     results, outputs = prune_block(
-        block, NAMES, start, [UP, DOWN], wanda, counted, ["square"], inputs_from="dense"
+        named(block), start, [UP, DOWN], wanda, counted, ["square"], inputs_from="dense"
     )
+    outputs = [read_tree(out) for out in outputs]
     assert len(calls) == 1 and [done.error for done in results] == [None, None]
     assert all(
         torch.equal(out, run(start, block, one))
@@ -107,14 +118,13 @@ def test_it_runs_and_keeps_no_more_than_is_wanted():
 
     def keep(out):
         kept.append(out)
-        return out
+        return in_memory(out)
 
     def asked(**options):
         calls.clear()
         kept.clear()
         return prune_block(
-            block,
-            NAMES,
+            named(block),
             started(block),
             [UP, DOWN],
             wanda,
@@ -123,17 +133,20 @@ def test_it_runs_and_keeps_no_more_than_is_wanted():
             **options,
         )
 
-    results, outputs = asked(keep=keep)
+    results, outputs = asked(cache=keep)
     assert len(calls) == 3 and len(kept) == 9 and all(done.error for done in results)
-    few, others = asked(keep=keep, errors=False)
+    few, others = asked(cache=keep, errors=False)
     assert (
         len(calls) == 3
         and len(kept) == 3
         and [done.error for done in few] == [None, None]
     )
-    assert all(torch.equal(*pair) for pair in zip(outputs, others, strict=True))
-    assert asked(keep=None)[1] == [] and len(calls) == 2
-    none, _ = asked(keep=None, inputs_from="dense")
+    assert all(
+        torch.equal(read_tree(one), read_tree(other))
+        for one, other in zip(outputs, others, strict=True)
+    )
+    assert asked(cache=None)[1] == [] and len(calls) == 2
+    none, _ = asked(cache=None, inputs_from="dense")
     assert len(calls) == 1 and len(none) == 2
     assert sf.checkpoint.tree_equal(results[-1].state, few[-1].state)
 
@@ -146,17 +159,16 @@ def test_a_part_without_blocks_only_runs():
     )
 
 
-def test_outputs_are_kept_and_read_as_asked():
+def test_outputs_are_kept_as_asked():
     block, x, kept = part(), torch.randn(2, 8, 6), []
 
     def keep(out):
         kept.append(out)
-        return len(kept) - 1
+        return in_memory(out)
 
-    (done,), outputs = pruned(
-        block, started(block), [UP], x, keep=keep, read=kept.__getitem__
-    )
-    assert outputs == [2, 3] and torch.equal(kept[3], run(done.state, block, x[1]))
+    (done,), outputs = pruned(block, started(block), [UP], x, cache=keep)
+    assert len(kept) == 4 and outputs[1] is kept[3]
+    assert torch.equal(outputs[1], run(done.state, block, x[1]))
 
 
 def test_tokens_that_do_not_count_are_left_out():
@@ -170,8 +182,7 @@ def test_tokens_that_do_not_count_are_left_out():
 
     calls = [((one,), {}) for one in x]
     prune_block(
-        block,
-        NAMES,
+        named(block),
         started(block),
         [UP, DOWN],
         noted,
@@ -234,19 +245,14 @@ def test_a_leaf_that_is_not_seen_is_told_but_for_tables():
         def forward(self, x):
             return self.up(x)
 
-    names = {"up.weight": "up.weight", "up.bias": "up.bias"}
     for kind, told in [(nn.Embedding(3, 6), False), (nn.Bilinear(6, 6, 2), True)]:
         block = Looked(kind)
-        own = names | {
-            f"other.{name}": f"other.{name}" for name, _ in kind.named_parameters()
-        }
         state, chosen = (
             sf.dense().init(sf.modules.params_of(block)),
             ["up.weight", "other.weight"],
         )
         run = [
-            block,
-            own,
+            named(block),
             state,
             [("*", chosen)],
             wanda,
