@@ -1,24 +1,26 @@
-"""The analysis of a traced program: a label for every dimension of every tensor."""
+"""The analysis of a traced program: a label for every dimension of every tensor; and
+what stays of it where some atoms go.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx
 
-from sparsefn.shrinking import contractions, layers, lookups, norms
-from sparsefn.shrinking.atoms import Atoms, Ids, product
-from sparsefn.shrinking.constants import of_leaf
+from sparsefn.shrinking import moves, norms, rules
+from sparsefn.shrinking.atoms import Atoms, Flags, Ids, Label, product
 from sparsefn.shrinking.moves import MOVES, divided, move, pad
-from sparsefn.shrinking.recurrent import recurrent
-from sparsefn.shrinking.steps import Book, Step
-from sparsefn.shrinking.tried import pointwise, tried
+from sparsefn.shrinking.probe import of_leaf, pointwise, tried
 from sparsefn.shrinking.values import (
+    Book,
+    Step,
     Value,
     bind,
     blank,
@@ -290,23 +292,21 @@ _PARTS = frozenset(
 )
 _POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = {
-    "linear": layers.linear_layer,
-    "addmm": lambda step: layers.addmm(step) or contractions.matmul(step),
-    **dict.fromkeys(
-        ("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), contractions.matmul
-    ),
+    "linear": rules.linear_layer,
+    "addmm": lambda step: rules.addmm(step) or rules.matmul(step),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), rules.matmul),
     **dict.fromkeys(
         (f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)),
-        layers.convolution,
+        rules.convolution,
     ),
-    "convolution": layers.convolution,
-    "einsum": contractions.einsum,
-    "bilinear": contractions.bilinear,
-    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), contractions.grouped_mm),
-    "scaled_dot_product_attention": contractions.attention,
-    "embedding": lookups.embedding,
-    "index": lookups.index,
-    "index_select": lookups.index_select,
+    "convolution": rules.convolution,
+    "einsum": rules.einsum,
+    "bilinear": rules.bilinear,
+    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), rules.grouped_mm),
+    "scaled_dot_product_attention": rules.attention,
+    "embedding": moves.embedding,
+    "index": moves.index,
+    "index_select": moves.index_select,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     "group_norm": norms.group_norm,
     **dict.fromkeys(
@@ -314,7 +314,7 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("pad", "constant_pad_nd"), pad),
     "mean": norms.mean_over,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), rules.recurrent),
     **dict.fromkeys(
         [
             "full",
@@ -344,3 +344,117 @@ _RULES: dict[str, Rule] = {
     "dropout": _dropout,
     "channel_shuffle": _shuffle,
 }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cut:
+    """A program of which some atoms go."""
+
+    analysis: Analysis
+    alive: Flags  # by atom
+    known: dict[int, tuple[Ids, Flags, Tensor | None]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
+
+    def kept(self, label: Label, size: int = 0) -> Flags:
+        """Which indices of a dimension stay; of one without label all of them."""
+        return np.ones(size, bool) if label is None else self._places(label)[1]
+
+    def _places(self, label: Ids) -> tuple[Ids, Flags, Tensor | None]:
+        # The indices that stay, as flags and as numbers (None: all), known by id of the
+        # label, which is held.
+        if id(label) not in self.known:
+            keep = np.asarray(
+                self.alive[self.analysis.book.atoms.resolve(label)].all(1)
+            )
+            self.known[id(label)] = (
+                label,
+                keep,
+                None if keep.all() else torch.from_numpy(keep).nonzero().flatten(),
+            )
+        return self.known[id(label)]
+
+    def loses(self, value: Value) -> bool:
+        """Whether any dimension loses indices."""
+        return any(
+            label is not None and self._places(label)[2] is not None
+            for label in value.labels
+        )
+
+    def size(self, value: Value) -> list[int]:
+        """The shape of a tensor after the cut."""
+        return [int(keep.sum()) for keep in map(self.kept, value.labels, value.shape)]
+
+    def indices(self, name: str) -> tuple[Tensor | None, ...]:
+        """Of a leaf the indices that stay along each dimension; None: all."""
+        value = self.analysis.leaves.get(name)
+        labels = () if value is None else value.labels
+        return tuple(
+            None if label is None else self._places(label)[2] for label in labels
+        )
+
+    def take(self, name: str, x: Tensor) -> Tensor:
+        """A leaf without the entries that go, in memory of its own."""
+        return taken(x, self.indices(name))
+
+    def mask(self, name: str) -> Tensor:
+        """The mask of a leaf: an entry stays if its index along every dimension
+        does.
+        """
+        value = self.analysis.leaves[name]
+        made = torch.ones(value.shape, dtype=torch.bool, device="cpu")
+        for d, keep in enumerate(map(self.kept, value.labels, value.shape)):
+            if not keep.all():
+                made &= torch.from_numpy(keep).reshape(
+                    [-1 if e == d else 1 for e in range(made.ndim)]
+                )
+        return made
+
+
+def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """The entries of a tensor at indices along each dimension (None: all), in memory of
+    their own.
+
+    >>> taken(torch.tensor([[1, 2], [3, 4]]), (None, torch.tensor([1])))
+    tensor([[2],
+            [4]])
+    """
+    made = x.detach()
+    for d, some in enumerate(indices):
+        made = made if some is None else made.index_select(d, some.to(x.device))
+    return made.clone() if all(some is None for some in indices) else made
+
+
+def free(analysis: Analysis) -> Cut:
+    """Without any atom that may go; but one index of each dimension stays."""
+    atoms = analysis.book.atoms
+    return one_stays(Cut(analysis, atoms.reason[: atoms.count] > 0))
+
+
+def one_stays(cut: Cut) -> Cut:
+    """A cut that leaves the first index of a dimension all of whose indices would
+    go.
+    """
+    alive = cut.alive.copy()
+    for label in labels_of(cut.analysis):
+        if not alive[label].all(1).any():
+            alive[label[:1]] = True
+    return Cut(cut.analysis, alive)
+
+
+def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The biases that take in what constants give whose inputs go, in float64: a proof
+    sees no rounding of theirs.
+    """
+    made: dict[str, Tensor] = {}
+    for fold in cut.analysis.book.folds:
+        gone = ~cut.kept(fold.label)
+        constants = np.where(gone & np.isfinite(fold.constants), fold.constants, 0.0)
+        if constants.any():
+            groups, _, inputs = fold.weights.shape
+            shift = (
+                (fold.weights * constants.reshape(groups, 1, inputs)).sum(2).reshape(-1)
+            )
+            bias = made.get(fold.bias, params[fold.bias])
+            made[fold.bias] = bias.double() + torch.from_numpy(shift).to(bias.device)
+    return made

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -19,16 +20,63 @@ from sparsefn.modules.originals import computed_from
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
-from sparsefn.shrinking.analysis import Analysis, analyse, labels_of
+from sparsefn.shrinking.analysis import (
+    Analysis,
+    Cut,
+    analyse,
+    free,
+    labels_of,
+    one_stays,
+)
 from sparsefn.shrinking.atoms import Atoms, Ids
 from sparsefn.shrinking.costs import cost
-from sparsefn.shrinking.cut import Cut, free, one_stays
-from sparsefn.shrinking.members import Member
 from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
-from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
-from sparsefn.shrinking.traced import Trace, shapes_of, traced
+from sparsefn.shrinking.trace import (
+    Trace,
+    has_shuffles,
+    shapes_of,
+    traced,
+    without_shuffles,
+)
 from sparsefn.tree.originals import Computed
+
+
+class Member(NamedTuple):
+    """Where the units of a group lie in one leaf: along `dim`, the unit of each index,
+    -1 for none.
+    """
+
+    leaf: str
+    dim: int
+    units: npt.NDArray[np.int64]
+
+    def tied(self) -> list[Any]:
+        """The member as `sf.patterns.tied` takes it: [leaf, dim], with a block and
+        parts, or with the units of all indices.
+        """
+        units = self.units
+        count = int(self.units.max()) + 1
+        steps = np.nonzero(np.diff(units))[0]
+        block = int(steps[0]) + 1 if len(steps) else len(units)
+        parts = len(units) // (block * count)
+        if parts and np.array_equal(
+            units, np.tile(np.repeat(np.arange(count), block), parts)
+        ):
+            if parts > 1:
+                return [self.leaf, self.dim, block, parts]
+            return [self.leaf, self.dim, block] if block > 1 else [self.leaf, self.dim]
+        return [self.leaf, self.dim, units.tolist()]
+
+    def __str__(self) -> str:
+        _, _, *rest = self.tied()
+        here = f"{self.leaf}[{self.dim}]"
+        if not rest:
+            return here
+        if isinstance(rest[0], list):
+            return f"{here} ({int((self.units >= 0).sum())} of {len(self.units)})"
+        parts = f" in {rest[1]} parts" if rest[1:] else ""
+        return f"{here} (blocks of {rest[0]}{parts})"
 
 
 class Group(NamedTuple):

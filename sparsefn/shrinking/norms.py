@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from sparsefn.shrinking.atoms import Label, product
-from sparsefn.shrinking.constants import elementwise
 from sparsefn.shrinking.moves import divided
-from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.tried import constants_of, tried
-from sparsefn.shrinking.values import Constants, Value, replaced, values_in
+from sparsefn.shrinking.probe import constants_of, elementwise, tried
+from sparsefn.shrinking.values import Constants, Step, Value, replaced, values_in
 
 
 def layer_norm(step: Step) -> Value:

@@ -15,9 +15,14 @@ from sparsefn.budgets.filling import Priced
 from sparsefn.modules.calls import Example
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
-from sparsefn.shrinking.costs import check_unit, distinct, parameters, terms_of
-from sparsefn.shrinking.products import products
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.costs import (
+    check_unit,
+    distinct,
+    parameters,
+    products,
+    terms_of,
+)
+from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import values_in
 
 Scores = npt.NDArray[np.float64]

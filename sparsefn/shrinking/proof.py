@@ -6,6 +6,8 @@ import contextlib
 import copy
 import dataclasses
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -17,9 +19,34 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.modules.calls import Call, Example, as_call
-from sparsefn.shrinking.progress import Progress
-from sparsefn.shrinking.traced import first_line
+from sparsefn.shrinking.trace import first_line
 from sparsefn.shrinking.values import module_of
+
+EVERY = 10.0  # seconds
+
+
+class Progress:
+    """Says on stderr what a call does, at most one line in EVERY seconds, and none in
+    the first ones.
+
+    >>> tell = Progress("shrink")
+    >>> tell("traces the model")
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, doing: str) -> None:
+        now = time.monotonic()
+        if now - self.last > EVERY:
+            self.last = now
+            print(
+                f"{self.name}: {now - self.start:.0f} s so far, {doing}",
+                file=sys.stderr,
+                flush=True,
+            )
+
 
 TOLERANCE = 1e-10  # of the largest value of an output, in float64
 _NEAR = 1e-4  # in float32

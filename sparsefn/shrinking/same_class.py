@@ -9,19 +9,24 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sparsefn.shrinking.configs import set_configs
-from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.folded_norms import NormFold, fold_norms
-from sparsefn.shrinking.guesses import (
+from sparsefn.shrinking.analysis import Cut
+from sparsefn.shrinking.attributes import (
     Guess,
     Pairs,
     give_back,
     guesses,
     node_sizes,
     outputs_of,
+    set_configs,
     settle,
 )
-from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
+from sparsefn.shrinking.layer_sizes import (
+    COUNTED,
+    NormFold,
+    averages,
+    fold_norms,
+    resize,
+)
 from sparsefn.shrinking.values import module_of, named_module, named_tensors, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
@@ -59,7 +64,7 @@ def same_class(
     stays as it was, unless a config says it. The reason, where there is no such model,
     names the first module that does not give those outputs.
 
-    Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an
+    Norms of torch that lose entries become those of `sparsefn.shrinking.layers`. Of an
     RMS norm in a module's own code the weight and eps are scaled, which is the same:
     `scaled` names these parameters. Configs are set where a new model from them equals
     the smaller one; `notes` says where not.

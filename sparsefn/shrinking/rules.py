@@ -1,0 +1,450 @@
+"""Layers and products: which dimensions are joined, which sums need 0 where indices go,
+and which outputs are constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparsefn.shrinking.atoms import Flags, Label, product
+from sparsefn.shrinking.moves import divided
+from sparsefn.shrinking.values import Fold, Step, Value, replaced, values_in
+
+
+def contract(
+    step: Step, words: Sequence[str], ins: Sequence[Value], out: str, shift: Any = None
+) -> Value:
+    """An einsum plus a shift: of the letters that are summed over an index may go where
+    one of the sides is 0.
+    """
+    labels: dict[str, Label] = {}
+    zeros: dict[str, Flags] = {}
+    for letter in dict.fromkeys("".join(words)):
+        sides = zip(ins, words, strict=True)
+        at = [
+            (v, d)
+            for v, word in sides
+            for d, x in enumerate(word)
+            if x == letter and v.shape[d] > 1
+        ]
+        labels[letter] = step.join(*(v.labels[d] for v, d in at)) if at else None
+        if at:
+            zeros[letter] = np.any([v.zero(d) for v, d in at], 0)
+            if letter not in out:
+                step.sums(labels[letter], zeros[letter])
+    made: Value = step.outs
+    gone = [np.where(zeros[c], 0.0, np.nan) if c in zeros else None for c in out]
+    return shifted(
+        step,
+        made._replace(labels=tuple(labels.get(c) for c in out), gone=tuple(gone)),
+        shift,
+    )
+
+
+def shifted(step: Step, out: Value, shift: Any) -> Value:
+    """A result with what is added to it, aligned from the right: a bias leaves the
+    constants that it has.
+    """
+    if not isinstance(shift, Value):
+        return out
+    labels = list(out.labels)
+    gone = list(out.gone)
+    for i in range(1, len(out.shape) + 1):
+        has = i <= len(shift.shape) and shift.shape[-i] == out.shape[-i] > 1
+        if has:
+            labels[-i] = step.join(labels[-i], shift.labels[-i])
+        a = gone[-i]
+        b = shift.gone[-i] if has else None
+        gone[-i] = None if a is None or b is None else a + b
+    return out._replace(labels=tuple(labels), gone=tuple(gone))
+
+
+def matmul(step: Step) -> Value:
+    """Products of matrices and vectors: matmul, mm, bmm, mv, dot, and those to which
+    something is added.
+    """
+    added = step.arguments["self"] if "add" in step.name else None
+    x, y = values_in(
+        {k: v for k, v in step.arguments.items() if added is None or k != "self"}
+    )
+    lead = [list("abcdefgh"[8 - max(len(v.shape) - 2, 0) :]) for v in (x, y)]
+    words = [
+        lead[0] + ["i", "k"][-len(x.shape) :],
+        lead[1] + ["k", "j"][: len(y.shape)],
+    ]
+    out = max(lead, key=len)
+    if len(x.shape) > 1:
+        out = [*out, "i"]
+    if len(y.shape) > 1:
+        out = [*out, "j"]
+    scaled = [step.arguments.get(name, 1) for name in ("beta", "alpha")]
+    made = contract(
+        step, ["".join(word) for word in words], [x, y], "".join(out), added
+    )
+    return (
+        made
+        if scaled == [1, 1] or added is None
+        else made._replace(gone=(None,) * len(made.gone))
+    )
+
+
+def einsum(step: Step) -> Value:
+    return contract(step, *parsed(step.arguments))
+
+
+def parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
+    """The letters of the dimensions of an einsum's tensors, these, and the letters of
+    the result, without dots.
+    """
+    ins = list(arguments["tensors"])
+    left, arrow, out = arguments["equation"].replace(" ", "").partition("->")
+    words = left.split(",")
+    if not arrow:
+        letters = sorted(set(left) - set(",."))
+        out = "..." * ("..." in left) + "".join(
+            c for c in letters if left.count(c) == 1
+        )
+    dots = [
+        len(v.shape) - len(word.replace("...", ""))
+        for v, word in zip(ins, words, strict=True)
+    ]
+    words = [
+        word.replace("...", "0123456789"[10 - n :])
+        for n, word in zip(dots, words, strict=True)
+    ]
+    return words, ins, out.replace("...", "0123456789"[10 - max(dots) :])
+
+
+def bilinear(step: Step) -> Value:
+    x, y, w, bias = (
+        step.arguments[name] for name in ("input1", "input2", "weight", "bias")
+    )
+    lead = "abcdefgh"[: len(x.shape) - 1]
+    return contract(step, [lead + "i", lead + "j", "oij"], [x, y, w], lead + "o", bias)
+
+
+def grouped_mm(step: Step) -> Value:
+    """The rows of x are those of one expert after another: which expert's depends on
+    values.
+    """
+    x, w = values_in(step.arguments)[:2]
+    step.freeze(w.labels[0], "looks up any of its entries")
+    made: Value = step.outs
+    if len(w.shape) != 3 or len(x.shape) != 2:
+        step.mixes(x, w)
+        return made
+    return contract(
+        step,
+        ["tk", "ekn"],
+        [x, w._replace(gone=(np.zeros(w.shape[0]), *w.gone[1:]))],
+        "tn",
+    )
+
+
+def attention(step: Step) -> Value:
+    """Scaled dot-product attention.
+
+    With grouped queries each head of keys and values is repeated.
+    """
+    q, k, v, mask = (
+        step.arguments[name] for name in ("query", "key", "value", "attn_mask")
+    )
+    lead = "abcdefgh"[: len(q.shape) - 2]
+    if step.arguments["enable_gqa"] and (times := q.shape[-3] // k.shape[-3]) > 1:
+        readers = step.atoms.new(times, rank=2)
+        k, v = (_repeated(u, readers, times) for u in (k, v))
+    scores = contract(step, [lead + "sd", lead + "td"], [q, k], lead + "st")
+    if isinstance(mask, Value):
+        for i in range(1, len(mask.shape) + 1):
+            if mask.shape[-i] > 1:
+                step.join(scores.labels[-i], mask.labels[-i])
+    step.freeze(scores.labels[-1], "has a softmax over it")
+    out = contract(
+        step,
+        [lead + "s", lead + "tv"],
+        [q._replace(shape=q.shape[:-1]), v],
+        lead + "sv",
+    )
+    return out._replace(gone=(*v.gone[:-2], None, v.gone[-1]))
+
+
+def _repeated(value: Value, readers: Label, times: int) -> Value:
+    heads = value.labels[-3]
+    size = value.shape[-3]
+    gone = value.gone[-3]
+    return value._replace(
+        shape=(*value.shape[:-3], size * times, *value.shape[-2:]),
+        labels=(
+            *value.labels[:-3],
+            product(heads, size, readers, times),
+            *value.labels[-2:],
+        ),
+        gone=(
+            *value.gone[:-3],
+            None if gone is None else np.repeat(gone, times),
+            *value.gone[-2:],
+        ),
+    )
+
+
+Array = npt.NDArray[np.float64]
+
+
+class Sides(NamedTuple):
+    """The groups of a layer, with the number of outputs and inputs of each, and in
+    which dimensions of the weight.
+    """
+
+    groups: int
+    outputs: int
+    inputs: int
+    # the weight is (inputs, outputs, ...), as those of transposed convolutions
+    turned: bool
+
+
+def linear_layer(step: Step) -> Value:
+    x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
+    lead = "abcdefgh"[: len(x.shape) - 1]
+    if len(w.shape) != 2:
+        return contract(step, [lead + "i", "i"], [x, w], lead, bias)
+    label = step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None
+    return _layer(
+        step,
+        x,
+        len(x.shape) - 1,
+        label,
+        w.labels[0],
+        w,
+        bias,
+        Sides(1, w.shape[0], w.shape[1], False),
+        True,
+    )
+
+
+def addmm(step: Step) -> Value | None:
+    """A linear layer that holds its weight transposed.
+
+    It is None for products of other things.
+    """
+    bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
+    if (
+        w.name is None
+        or len(bias.shape) != 1
+        or step.arguments["beta"] != 1
+        or step.arguments["alpha"] != 1
+    ):
+        return None
+    label = step.join(x.labels[1], w.labels[0]) if x.shape[1] > 1 else None
+    return _layer(
+        step,
+        x,
+        1,
+        label,
+        w.labels[1],
+        w,
+        bias,
+        Sides(1, w.shape[1], w.shape[0], True),
+        True,
+    )
+
+
+def convolution(step: Step) -> Value:
+    """Convolutions of any rank, grouped, depthwise and transposed."""
+    x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
+    groups = step.arguments["groups"]
+    turned = step.arguments.get("transposed", "transpose" in step.name)
+    # without a batch dimension channels come first
+    at = len(x.shape) - len(w.shape) + 1
+    for label in (*x.labels[at + 1 :], *w.labels[2:]):
+        step.freeze(label, "mixes its entries")
+    c = x.labels[at]
+    o = w.labels[1 if turned else 0]
+    i = w.labels[0 if turned else 1]
+    inputs = x.shape[at] // groups
+    outputs = w.shape[1] if turned else w.shape[0] // groups
+    if groups == 1 or turned:
+        c = step.join(c, i) if x.shape[at] > 1 else None
+    if groups > 1:
+        group, part = divided(step, c, groups, inputs, (2, 1))
+        if turned:
+            o = product(group, groups, o if outputs > 1 else None, outputs)
+        else:
+            group = step.join(group, divided(step, o, groups, outputs, (2, 1))[0])
+            if inputs > 1:
+                step.join(part, i)
+        step.book.groups[step.node] = group
+    padding = step.arguments.get("padding", 0)
+    plain = not turned and (
+        padding == "valid" or not any(np.atleast_1d(padding).tolist())
+        if padding != "same"
+        else False
+    )
+    return _layer(
+        step, x, at, c, o, w, bias, Sides(groups, outputs, inputs, turned), plain
+    )
+
+
+def _layer(
+    step: Step,
+    x: Value,
+    at: int,
+    c: Label,
+    o: Label,
+    w: Value,
+    bias: Any,
+    sides: Sides,
+    plain: bool,
+) -> Value:
+    # `plain`: every output reads every input as often, so that constants give
+    # constants.
+    size = sides.groups * sides.outputs
+    constants = _known(x, at, plain)
+    matrix = _matrix(step, w, sides)
+    if matrix is None:
+        unread, rows = _flags(w, sides)
+        made = np.where(rows, 0.0, np.nan)
+    else:
+        kept, sums = matrix
+        unread = ~kept.any(1).reshape(-1)
+        inner = constants.reshape(sides.groups, 1, sides.inputs)
+        varies = (kept & np.isnan(inner)).any(2).reshape(-1)
+        made = np.where(
+            varies, np.nan, (sums * np.nan_to_num(inner)).sum(2).reshape(-1)
+        )
+        if _takes(step, bias, size) and c is not None and np.isfinite(constants).any():
+            step.book.folds.append(Fold(bias.name, sums, constants, c))
+            constants = np.where(np.isnan(constants), np.nan, 0.0)
+    step.sums(c, unread | (constants == 0))
+    out: Value = step.outs
+    rest = len(out.shape) - at - 1
+    labels = (*x.labels[:at], o if size > 1 else None, *([None] * rest))
+    gone = (*([None] * at), made if size > 1 else None, *([None] * rest))
+    if isinstance(bias, Value) and rest:
+        nothing = [None] * rest
+        bias = bias._replace(
+            shape=(size, *[1] * rest),
+            labels=(*bias.labels, *nothing),
+            gone=(*bias.gone, *nothing),
+        )
+    return shifted(step, out._replace(labels=labels, gone=gone), bias)
+
+
+def _known(x: Value, at: int, plain: bool) -> Array:
+    gone = x.gone[at]
+    known = np.full(x.shape[at], np.nan) if gone is None else gone
+    return known if plain else np.where(known == 0, 0.0, np.nan)
+
+
+def _matrix(step: Step, w: Value, sides: Sides) -> tuple[Flags, Array] | None:
+    # Which weights of (group, output, input) are kept, and their sums over the kernel,
+    # where masks are given.
+    if step.book.masks is None or w.real is None:
+        return None
+    shape = (
+        (sides.groups, sides.inputs, sides.outputs)
+        if sides.turned
+        else (sides.groups, sides.outputs, sides.inputs)
+    )
+    swap = (0, 2, 1) if sides.turned else (0, 1, 2)
+    rows = w.real.double().reshape(*shape, -1)
+    kept = (
+        torch.ones_like(rows, dtype=torch.bool)
+        if w.mask is None
+        else w.mask.reshape(rows.shape)
+    )
+    return kept.any(-1).numpy().transpose(swap), rows.sum(-1).numpy().transpose(swap)
+
+
+def _flags(w: Value, sides: Sides) -> tuple[Flags, Flags]:
+    # Which inputs no weight reads, and which outputs no weight makes, as the weight's
+    # own dimensions tell.
+    if sides.groups == 1:
+        return (w.zero(0), w.zero(1)) if sides.turned else (w.zero(1), w.zero(0))
+    size = sides.outputs if sides.turned else sides.inputs  # of a group, in dimension 1
+    parts = [np.tile(w.zero(1), sides.groups)] if size > 1 else []
+    whole = np.all(
+        [*parts, np.repeat(w.zero(0).reshape(sides.groups, -1).all(1), size)], 0
+    )
+    return (w.zero(0), whole) if sides.turned else (whole, w.zero(0))
+
+
+def _takes(step: Step, bias: Any, size: int) -> bool:
+    # Whether a bias may take in what constant inputs give: a vector that is read in
+    # this place alone.
+    return (
+        isinstance(bias, Value)
+        and bias.name is not None
+        and bias.reads == 1
+        and bias.shape == (size,)
+    )
+
+
+# how many, and which is the candidate
+_GATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
+
+
+def recurrent(step: Step) -> Any:
+    """A hidden unit is 0 at all times where its candidate gate, the cell's in an LSTM,
+    and its first state are.
+    """
+    gates, candidate = _GATES[step.name]
+    x = step.arguments["input"]
+    params = step.arguments["params"]
+    outs = values_in(step.outs)
+    states = values_in(step.arguments["hx"])
+    per = 4 if step.arguments["has_biases"] else 2
+    sides = 2 if step.arguments["bidirectional"] else 1
+    size = outs[1].shape[-1]
+    # projections of the state
+    if any(value.shape[0] != gates * size for value in params):
+        step.mixes(x, *states, *params)
+        return step.outs
+    for label in (label for state in states for label in state.labels[:-1]):
+        step.freeze(label, "has a state for each layer and sequence")
+    hidden = step.join(*(state.labels[-1] for state in states))
+    zero = np.all([state.zero(len(state.shape) - 1) for state in states], 0)
+    below = x.labels[-1]
+    below_zero = x.zero(len(x.shape) - 1)
+    above = []
+    for start in range(0, len(params), per):
+        w_in, w_state, *biases = params[start : start + per]
+        rows = step.join(*(value.labels[0] for value in (w_in, w_state, *biases)))
+        gate, unit = divided(step, rows, gates, size) if gates > 1 else (None, rows)
+        step.freeze(gate, "has a gate of each kind")
+        hidden = step.join(hidden, unit, w_state.labels[1])
+        silent = (
+            np.all(
+                [
+                    v.zero(0).reshape(gates, size)[candidate]
+                    for v in (w_in, w_state, *biases)
+                ],
+                0,
+            )
+            & zero
+        )
+        step.freeze(
+            hidden,
+            "keeps its state in it, and it is not 0 where it is masked",
+            ~silent & ~w_state.zero(1),
+        )
+        if w_in.shape[1] > 1:
+            step.sums(step.join(below, w_in.labels[1]), below_zero | w_in.zero(1))
+        above.append(silent)
+        if len(above) % sides == 0:
+            below = product(None, sides, hidden, size)
+            below_zero = np.concatenate(above[-sides:])
+    made = []
+    for out in outs:
+        wide = out.shape[-1] == size * sides and out is outs[0]
+        silent = below_zero if wide else np.all(above, 0)
+        rest = [None] * (len(out.shape) - 1)
+        gone = np.where(silent, 0.0, np.nan)
+        made.append(
+            out._replace(labels=(*rest, below if wide else hidden), gone=(*rest, gone))
+        )
+    return replaced(step.outs, made)
