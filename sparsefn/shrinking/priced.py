@@ -19,7 +19,6 @@ from sparsefn.shrinking.costs import (
     check_unit,
     distinct,
     parameters,
-    products,
     terms_of,
 )
 from sparsefn.shrinking.trace import traced
@@ -276,7 +275,7 @@ def weights(model: nn.Module, example: Example) -> Weights:
         for n, x in analysis.graph.named_parameters(remove_duplicate=False)
     }
     found = []
-    for p in products(analysis):
+    for p in analysis.book.products:
         factors = tuple(names[leaf] for leaf in p.leaves if leaf in names)
         found.append((p.flops, factors))
     return Weights(leaves, tuple(found))

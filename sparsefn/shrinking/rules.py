@@ -25,25 +25,19 @@ def contract(
     labels: dict[str, Label] = {}
     zeros: dict[str, Flags] = {}
     for letter in dict.fromkeys("".join(words)):
-        sides = zip(ins, words, strict=True)
         at = [
             (v, d)
-            for v, word in sides
+            for v, word in zip(ins, words, strict=True)
             for d, x in enumerate(word)
             if x == letter and v.shape[d] > 1
         ]
-        labels[letter] = step.join(*(v.labels[d] for v, d in at)) if at else None
         if at:
+            labels[letter] = step.join(*(v.labels[d] for v, d in at))
             zeros[letter] = np.any([v.zero(d) for v, d in at], 0)
             if letter not in out:
                 step.sums(labels[letter], zeros[letter])
-    made: Value = step.outs
     gone = [np.where(zeros[c], 0.0, np.nan) if c in zeros else None for c in out]
-    return shifted(
-        step,
-        made._replace(labels=tuple(labels.get(c) for c in out), gone=tuple(gone)),
-        shift,
-    )
+    return shifted(step, step.outs.along(map(labels.get, out), gone), shift)
 
 
 def shifted(step: Step, out: Value, shift: Any) -> Value:
@@ -55,60 +49,51 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
     labels = list(out.labels)
     gone = list(out.gone)
     for i in range(1, len(out.shape) + 1):
-        has = i <= len(shift.shape) and shift.shape[-i] == out.shape[-i] > 1
-        if has:
-            labels[-i] = step.join(labels[-i], shift.labels[-i])
         a = gone[-i]
-        b = shift.gone[-i] if has else None
-        gone[-i] = None if a is None or b is None else a + b
-    return out._replace(labels=tuple(labels), gone=tuple(gone))
+        gone[-i] = None
+        if i <= len(shift.shape) and shift.shape[-i] == out.shape[-i] > 1:
+            labels[-i] = step.join(labels[-i], shift.labels[-i])
+            b = shift.gone[-i]
+            gone[-i] = None if a is None or b is None else a + b
+    return out.along(labels, gone)
 
 
 def matmul(step: Step) -> Value:
-    """Products of matrices and vectors: matmul, mm, bmm, mv, dot, and those to which
-    something is added.
-    """
+    """Products of matrices and vectors, and those to which something is added."""
     added = step.arguments["self"] if "add" in step.name else None
-    x, y = values_in(
-        {k: v for k, v in step.arguments.items() if added is None or k != "self"}
-    )
-    lead = [list("abcdefgh"[8 - max(len(v.shape) - 2, 0) :]) for v in (x, y)]
-    words = [
-        lead[0] + ["i", "k"][-len(x.shape) :],
-        lead[1] + ["k", "j"][: len(y.shape)],
-    ]
-    out = max(lead, key=len)
-    if len(x.shape) > 1:
-        out = [*out, "i"]
-    if len(y.shape) > 1:
-        out = [*out, "j"]
-    scaled = [step.arguments.get(name, 1) for name in ("beta", "alpha")]
-    made = contract(
-        step, ["".join(word) for word in words], [x, y], "".join(out), added
-    )
-    return (
-        made
-        if scaled == [1, 1] or added is None
-        else made._replace(gone=(None,) * len(made.gone))
-    )
+    x, y = values_in(step.arguments)[-2:]
+    rows = "ik"[-len(x.shape) :]
+    columns = "kj"[: len(y.shape)]
+    lead = [_leading(len(v.shape) - 2) for v in (x, y)]
+    words = [lead[0] + rows, lead[1] + columns]
+    out = max(lead, key=len) + rows[:-1] + columns[1:]
+    made = contract(step, words, [x, y], out, added)
+    step.multiplies(made.dims + x.dims[-1:], x, y)
+    if added is None or step.arguments["beta"] == step.arguments["alpha"] == 1:
+        return made
+    return made.along(made.labels, [None] * len(out))
+
+
+def _leading(count: int) -> str:
+    # Letters of the dimensions in front, which are aligned from the right.
+    return "abcdefgh"[8 - max(count, 0) :]
 
 
 def einsum(step: Step) -> Value:
-    return contract(step, *parsed(step.arguments))
+    words, ins, out = _parsed(step.arguments)
+    _multiply_pairs(step, words, ins, out)
+    return contract(step, words, ins, out)
 
 
-def parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
-    """The letters of the dimensions of an einsum's tensors, these, and the letters of
-    the result, without dots.
-    """
+def _parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
+    # The letters of the dimensions of an einsum's tensors, these, and the letters of
+    # the result, without dots.
     ins = list(arguments["tensors"])
     left, arrow, out = arguments["equation"].replace(" ", "").partition("->")
     words = left.split(",")
     if not arrow:
-        letters = sorted(set(left) - set(",."))
-        out = "..." * ("..." in left) + "".join(
-            c for c in letters if left.count(c) == 1
-        )
+        letters = sorted(c for c in left if left.count(c) == 1 and c not in ",.")
+        out = "".join(["..." if "..." in left else "", *letters])
     dots = [
         len(v.shape) - len(word.replace("...", ""))
         for v, word in zip(ins, words, strict=True)
@@ -120,11 +105,45 @@ def parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
     return words, ins, out.replace("...", "0123456789"[10 - max(dots) :])
 
 
+def _multiply_pairs(
+    step: Step, words: Sequence[str], ins: Sequence[Value], out: str
+) -> None:
+    # Two factors at a time, by the path or from the left; what only one of them has is
+    # summed before.
+    dims: dict[str, tuple[int, Label]] = {}
+    for value, word in zip(ins, words, strict=True):
+        for letter, dim in zip(word, value.dims, strict=True):
+            if letter not in dims or dim[0] > 1:
+                dims[letter] = dim
+    path = list(step.arguments["path"] or ())
+    left: list[tuple[str, Value | None]] = list(zip(words, ins, strict=True))
+    while len(left) > 1:
+        i, j = sorted((path.pop(0), path.pop(0))) if path else (0, 1)
+        pair = [left.pop(j), left.pop(i)][::-1]
+        needed = set(out).union(*(word for word, _ in left))
+        shared = set(pair[0][0]) & set(pair[1][0])
+        letters = [
+            c for c in dict.fromkeys(pair[0][0] + pair[1][0]) if c in needed | shared
+        ]
+        # else it is no product of matrices
+        if any(c not in needed and dims[c][0] > 1 for c in letters):
+            factors = [
+                value
+                for word, value in pair
+                if value is not None and set(word) <= set(letters)
+            ]
+            step.multiplies(tuple(dims[c] for c in letters), *factors)
+        word = "".join(c for c in letters if c in needed)
+        left.insert(len(left) if step.arguments["path"] else 0, (word, None))
+
+
 def bilinear(step: Step) -> Value:
     x, y, w, bias = (
         step.arguments[name] for name in ("input1", "input2", "weight", "bias")
     )
-    lead = "abcdefgh"[: len(x.shape) - 1]
+    step.multiplies(x.dims[:-1] + w.dims, w)
+    step.multiplies(x.dims[:-1] + w.dims[:1] + y.dims[-1:])
+    lead = _leading(len(x.shape) - 1)
     return contract(step, [lead + "i", lead + "j", "oij"], [x, y, w], lead + "o", bias)
 
 
@@ -133,17 +152,15 @@ def grouped_mm(step: Step) -> Value:
     values.
     """
     x, w = values_in(step.arguments)[:2]
+    rows = x.dims[1:] if len(x.shape) > len(w.shape) else x.dims
+    step.multiplies(rows + w.dims[-1:])
     step.freeze(w.labels[0], "looks up any of its entries")
     made: Value = step.outs
     if len(w.shape) != 3 or len(x.shape) != 2:
-        step.mixes(x, w)
+        step.freeze_all([x, w], "mixes its entries")
         return made
-    return contract(
-        step,
-        ["tk", "ekn"],
-        [x, w._replace(gone=(np.zeros(w.shape[0]), *w.gone[1:]))],
-        "tn",
-    )
+    any_expert = w._replace(gone=(np.zeros(w.shape[0]), *w.gone[1:]))
+    return contract(step, ["tk", "ekn"], [x, any_expert], "tn")
 
 
 def attention(step: Step) -> Value:
@@ -154,7 +171,9 @@ def attention(step: Step) -> Value:
     q, k, v, mask = (
         step.arguments[name] for name in ("query", "key", "value", "attn_mask")
     )
-    lead = "abcdefgh"[: len(q.shape) - 2]
+    step.multiplies((*q.dims, k.dims[-2]))
+    step.multiplies((*q.dims[:-1], k.dims[-2], v.dims[-1]))
+    lead = _leading(len(q.shape) - 2)
     if step.arguments["enable_gqa"] and (times := q.shape[-3] // k.shape[-3]) > 1:
         readers = step.atoms.new(times, rank=2)
         k, v = (_repeated(u, readers, times) for u in (k, v))
@@ -164,32 +183,19 @@ def attention(step: Step) -> Value:
             if mask.shape[-i] > 1:
                 step.join(scores.labels[-i], mask.labels[-i])
     step.freeze(scores.labels[-1], "has a softmax over it")
-    out = contract(
-        step,
-        [lead + "s", lead + "tv"],
-        [q._replace(shape=q.shape[:-1]), v],
-        lead + "sv",
-    )
-    return out._replace(gone=(*v.gone[:-2], None, v.gone[-1]))
+    rows = q._replace(shape=q.shape[:-1])
+    out = contract(step, [lead + "s", lead + "tv"], [rows, v], lead + "sv")
+    return out.along(out.labels, (*v.gone[:-2], None, v.gone[-1]))
 
 
 def _repeated(value: Value, readers: Label, times: int) -> Value:
-    heads = value.labels[-3]
-    size = value.shape[-3]
-    gone = value.gone[-3]
-    return value._replace(
-        shape=(*value.shape[:-3], size * times, *value.shape[-2:]),
-        labels=(
-            *value.labels[:-3],
-            product(heads, size, readers, times),
-            *value.labels[-2:],
-        ),
-        gone=(
-            *value.gone[:-3],
-            None if gone is None else np.repeat(gone, times),
-            *value.gone[-2:],
-        ),
-    )
+    shape = list(value.shape)
+    labels = list(value.labels)
+    gone = list(value.gone)
+    shape[-3] *= times
+    labels[-3] = product(labels[-3], value.shape[-3], readers, times)
+    gone[-3] = None if gone[-3] is None else np.repeat(gone[-3], times)
+    return value._replace(shape=tuple(shape)).along(labels, gone)
 
 
 Array = npt.NDArray[np.float64]
@@ -209,28 +215,19 @@ class Sides(NamedTuple):
 
 def linear_layer(step: Step) -> Value:
     x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
-    lead = "abcdefgh"[: len(x.shape) - 1]
     if len(w.shape) != 2:
+        lead = _leading(len(x.shape) - 1)
+        step.multiplies(x.dims, x, w)
         return contract(step, [lead + "i", "i"], [x, w], lead, bias)
     label = step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None
+    sides = Sides(1, w.shape[0], w.shape[1], False)
     return _layer(
-        step,
-        x,
-        len(x.shape) - 1,
-        label,
-        w.labels[0],
-        w,
-        bias,
-        Sides(1, w.shape[0], w.shape[1], False),
-        True,
+        step, x, len(x.shape) - 1, label, w.labels[0], w, bias, sides, plain=True
     )
 
 
-def addmm(step: Step) -> Value | None:
-    """A linear layer that holds its weight transposed.
-
-    It is None for products of other things.
-    """
+def addmm(step: Step) -> Value:
+    """A linear layer that holds its weight transposed, or a product of other things."""
     bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
     if (
         w.name is None
@@ -238,19 +235,10 @@ def addmm(step: Step) -> Value | None:
         or step.arguments["beta"] != 1
         or step.arguments["alpha"] != 1
     ):
-        return None
+        return matmul(step)
     label = step.join(x.labels[1], w.labels[0]) if x.shape[1] > 1 else None
-    return _layer(
-        step,
-        x,
-        1,
-        label,
-        w.labels[1],
-        w,
-        bias,
-        Sides(1, w.shape[1], w.shape[0], True),
-        True,
-    )
+    sides = Sides(1, w.shape[1], w.shape[0], True)
+    return _layer(step, x, 1, label, w.labels[1], w, bias, sides, plain=True)
 
 
 def convolution(step: Step) -> Value:
@@ -263,8 +251,7 @@ def convolution(step: Step) -> Value:
     for label in (*x.labels[at + 1 :], *w.labels[2:]):
         step.freeze(label, "mixes its entries")
     c = x.labels[at]
-    o = w.labels[1 if turned else 0]
-    i = w.labels[0 if turned else 1]
+    o, i = (w.labels[1], w.labels[0]) if turned else (w.labels[0], w.labels[1])
     inputs = x.shape[at] // groups
     outputs = w.shape[1] if turned else w.shape[0] // groups
     if groups == 1 or turned:
@@ -279,14 +266,9 @@ def convolution(step: Step) -> Value:
                 step.join(part, i)
         step.book.groups[step.node] = group
     padding = step.arguments.get("padding", 0)
-    plain = not turned and (
-        padding == "valid" or not any(np.atleast_1d(padding).tolist())
-        if padding != "same"
-        else False
-    )
-    return _layer(
-        step, x, at, c, o, w, bias, Sides(groups, outputs, inputs, turned), plain
-    )
+    unpadded = padding == "valid" or (padding != "same" and not np.any(padding))
+    sides = Sides(groups, outputs, inputs, turned)
+    return _layer(step, x, at, c, o, w, bias, sides, plain=unpadded and not turned)
 
 
 def _layer(
@@ -298,11 +280,16 @@ def _layer(
     w: Value,
     bias: Any,
     sides: Sides,
+    *,
     plain: bool,
 ) -> Value:
     # `plain`: every output reads every input as often, so that constants give
     # constants.
+    out: Value = step.outs
     size = sides.groups * sides.outputs
+    moved = x if sides.turned else out  # where the weights are
+    places = tuple((n, None) for n in moved.shape[at + 1 :])
+    step.multiplies(x.dims[:at] + places + w.dims, x, w)
     constants = _known(x, at, plain)
     matrix = _matrix(step, w, sides)
     if matrix is None:
@@ -312,26 +299,23 @@ def _layer(
         kept, sums = matrix
         unread = ~kept.any(1).reshape(-1)
         inner = constants.reshape(sides.groups, 1, sides.inputs)
-        varies = (kept & np.isnan(inner)).any(2).reshape(-1)
-        made = np.where(
-            varies, np.nan, (sums * np.nan_to_num(inner)).sum(2).reshape(-1)
-        )
-        if _takes(step, bias, size) and c is not None and np.isfinite(constants).any():
+        varies = (kept & np.isnan(inner)).any(2)
+        made = np.where(varies, np.nan, (sums * np.nan_to_num(inner)).sum(2))
+        made = made.reshape(-1)
+        if _takes(bias, size) and c is not None and np.isfinite(constants).any():
             step.book.folds.append(Fold(bias.name, sums, constants, c))
             constants = np.where(np.isnan(constants), np.nan, 0.0)
     step.sums(c, unread | (constants == 0))
-    out: Value = step.outs
-    rest = len(out.shape) - at - 1
-    labels = (*x.labels[:at], o if size > 1 else None, *([None] * rest))
-    gone = (*([None] * at), made if size > 1 else None, *([None] * rest))
-    if isinstance(bias, Value) and rest:
-        nothing = [None] * rest
-        bias = bias._replace(
-            shape=(size, *[1] * rest),
-            labels=(*bias.labels, *nothing),
-            gone=(*bias.gone, *nothing),
-        )
-    return shifted(step, out._replace(labels=labels, gone=gone), bias)
+    labels = [*x.labels[:at], *out.labels[at:]]
+    gone = list(out.gone)
+    if size > 1:
+        labels[at] = o
+        gone[at] = made
+    if isinstance(bias, Value):
+        rest = [None] * len(places)
+        bias = bias._replace(shape=(*bias.shape, *(1 for _ in places)))
+        bias = bias.along((*bias.labels, *rest), (*bias.gone, *rest))
+    return shifted(step, out.along(labels, gone), bias)
 
 
 def _known(x: Value, at: int, plain: bool) -> Array:
@@ -373,7 +357,7 @@ def _flags(w: Value, sides: Sides) -> tuple[Flags, Flags]:
     return (w.zero(0), whole) if sides.turned else (whole, w.zero(0))
 
 
-def _takes(step: Step, bias: Any, size: int) -> bool:
+def _takes(bias: Any, size: int) -> bool:
     # Whether a bias may take in what constant inputs give: a vector that is read in
     # this place alone.
     return (
@@ -395,6 +379,9 @@ def recurrent(step: Step) -> Any:
     gates, candidate = _GATES[step.name]
     x = step.arguments["input"]
     params = step.arguments["params"]
+    for w in params:
+        if len(w.shape) == 2:
+            step.multiplies(x.dims[:-1] + w.dims, w)
     outs = values_in(step.outs)
     states = values_in(step.arguments["hx"])
     per = 4 if step.arguments["has_biases"] else 2
@@ -402,7 +389,7 @@ def recurrent(step: Step) -> Any:
     size = outs[1].shape[-1]
     # projections of the state
     if any(value.shape[0] != gates * size for value in params):
-        step.mixes(x, *states, *params)
+        step.freeze_all([x, *states, *params], "mixes its entries")
         return step.outs
     for label in (label for state in states for label in state.labels[:-1]):
         step.freeze(label, "has a state for each layer and sequence")
@@ -417,16 +404,9 @@ def recurrent(step: Step) -> Any:
         gate, unit = divided(step, rows, gates, size) if gates > 1 else (None, rows)
         step.freeze(gate, "has a gate of each kind")
         hidden = step.join(hidden, unit, w_state.labels[1])
-        silent = (
-            np.all(
-                [
-                    v.zero(0).reshape(gates, size)[candidate]
-                    for v in (w_in, w_state, *biases)
-                ],
-                0,
-            )
-            & zero
-        )
+        silent = zero
+        for value in (w_in, w_state, *biases):
+            silent = silent & value.zero(0).reshape(gates, size)[candidate]
         step.freeze(
             hidden,
             "keeps its state in it, and it is not 0 where it is masked",
@@ -442,9 +422,6 @@ def recurrent(step: Step) -> Any:
     for out in outs:
         wide = out.shape[-1] == size * sides and out is outs[0]
         silent = below_zero if wide else np.all(above, 0)
-        rest = [None] * (len(out.shape) - 1)
-        gone = np.where(silent, 0.0, np.nan)
-        made.append(
-            out._replace(labels=(*rest, below if wide else hidden), gone=(*rest, gone))
-        )
+        labels = (*out.labels[:-1], below if wide else hidden)
+        made.append(out.along(labels, (*out.gone[:-1], np.where(silent, 0.0, np.nan))))
     return replaced(step.outs, made)

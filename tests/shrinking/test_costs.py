@@ -11,7 +11,7 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.costs import cost, distinct, parameters, products, terms_of
+from sparsefn.shrinking.costs import cost, distinct, parameters, terms_of
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.trace import traced
@@ -34,7 +34,7 @@ class Of(nn.Module):
 
 def found(shape, function, x):
     model = Of(shape, function).eval()
-    some = products(analyse(traced(model, x)))
+    some = analyse(traced(model, x)).book.products
     return (
         sum(product.flops for product in some),
         flops_of(model, (x,)),
@@ -108,7 +108,7 @@ def test_recurrent_layers_multiply_at_every_step():
         nn.LSTM(4, 3, num_layers=2, bidirectional=True).eval(),
         torch.ones(5, 2, 4),
     )
-    some = products(analyse(traced(model, x)))
+    some = analyse(traced(model, x)).book.products
     assert sum(product.flops for product in some) == 2 * 10 * sum(
         w.numel() for w in model.parameters() if w.ndim == 2
     )

@@ -100,14 +100,17 @@ def test_names_and_places_of_operations():
 
 
 def step_of(atoms):
-    node = fx.Graph().placeholder("x")
-    return Step(node, "sum", "sum at 'layer'", {}, None, Book(atoms, False, True, None))
+    node = fx.Graph().call_function(aten.sum.default)
+    node.meta["nn_module_stack"] = {"": ("layer", None)}
+    return Step(node, {}, None, Book(atoms, False, True, None))
 
 
 def test_joins_give_the_first_label_or_none():
     atoms = Atoms()
     step, a, b, c = step_of(atoms), atoms.new(2), atoms.new(2), atoms.new(2)
-    assert step.join(a, b) is a and step.atoms is atoms and step.target == "x"
+    assert (
+        step.join(a, b) is a and step.atoms is atoms and step.target is aten.sum.default
+    )
     assert (atoms.find(a) == atoms.find(b)).all()
     assert step.join(c, None) is None
     assert (
