@@ -171,8 +171,8 @@ def _in_groups(x: Tensor, count: int, *_: Any) -> int:
     return x[0].numel() // count
 
 
-def _repeats(step: Step, ins: Any, outs: Any) -> Any:
-    known = _OF_GRIDS(step, ins, outs)
+def _repeats(step: Step, ins: Any, outs: Any, wanted: Any) -> Any:
+    known = _OF_GRIDS(step, ins, outs, wanted)
     ones = {
         (0, e)
         for e, n in enumerate(outs[0].shape)

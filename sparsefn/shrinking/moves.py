@@ -5,6 +5,8 @@ inputs each output index came. Tables: rows that any input may ask for stay.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsefn.shrinking.atoms import Ids, Label
+from sparsefn.shrinking.atoms import Flags, Ids, Label
 from sparsefn.shrinking.values import (
     Constants,
     Step,
@@ -36,6 +38,10 @@ _SAME = frozenset(["contiguous", "clone", "alias", "detach", "lift_fresh_copy"])
 _REPEATS = frozenset(["expand", "expand_as", "broadcast_to", "repeat", "tile"])
 
 
+Array = npt.NDArray[np.float64]
+_Place = tuple[int, int]  # (number of the tensor, dimension)
+
+
 class Reading(NamedTuple):
     """From where the indices of one dimension of an input went: along these output
     dimensions, -1 for elsewhere.
@@ -57,57 +63,34 @@ def move(step: Step) -> Any:
     outs = values_in(step.outs)
     if step.name in _SAME:
         return replaced(
-            step.outs,
-            [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs],
+            step.outs, [out.along(ins[0].labels, ins[0].gone) for out in outs]
         )
-    if (
-        isinstance(dim := step.arguments.get("dim"), int)
-        and step.is_symbolic
-        and ins[0].shape
-    ):
+    dim = step.arguments.get("dim")
+    if isinstance(dim, int) and step.is_symbolic and ins[0].shape:
         step.freeze(
             ins[0].labels[dim % len(ins[0].shape)],
             "cuts it at a place that depends on the sizes of inputs",
         )
-    several = len(ins) > 1 and any(
-        label is not None for value in ins for label in value.labels
-    )
-    wanted = [
-        (k, d)
-        for k, value in enumerate(ins)
-        for d, label in enumerate(value.labels)
-        if value.shape[d] > 1 and (label is not None or several)
-    ]
-    known = _readings(step, ins, outs, wanted)
-    found: dict[tuple[int, int], list[_Rows]] = {}
-    for k, value in enumerate(ins):
-        pieces: dict[tuple[int, int], list[_Rows]] = {}
-        for d in [d for i, d in wanted if i == k]:
-            label = value.labels[d]
-            rows = (
-                np.zeros((value.shape[d], 1), np.int64)
-                if label is None
-                else step.atoms.resolve(label)
-            )
-            for j, reading in enumerate(known.readings[k, d]):
-                for e, piece in read_off(step, reading, rows, value.gone[d]).items():
-                    pieces.setdefault((j, e), []).append(piece)
-        for place, some in pieces.items():
-            found.setdefault(place, []).append(_product(some))
-    fills_zeros = not step.arguments.get("value")
+    known = _readings(step, ins, outs)
+    # of each dimension of an output what it has from each input
+    pieces: dict[_Place, dict[int, list[_Rows]]]
+    pieces = defaultdict(lambda: defaultdict(list))
+    for (k, d), readings in known.readings.items():
+        label = ins[k].labels[d]
+        if label is None:
+            label = np.zeros((ins[k].shape[d], 1), np.int64)
+        for j, reading in enumerate(readings):
+            for e, piece in read_off(step, reading, label, ins[k].gone[d]).items():
+                pieces[j, e][k].append(piece)
     made = []
     for j, out in enumerate(outs):
         labels = list(out.labels)
         gone = list(out.gone)
         for e, size in enumerate(out.shape):
-            if (j, e) in found:
-                labels[e], constants = _merged(step, found[j, e])
-                keep = (
-                    (constants == 0) & fills_zeros
-                    if known.filled
-                    else np.isfinite(constants)
-                )
-                gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
+            if (j, e) in pieces:
+                merged = _merged(step, list(map(_product, pieces[j, e].values())))
+                labels[e] = merged.label
+                gone[e] = _constants(step, merged.gone, known.filled)
             elif (j, e) in known.repeats:
                 labels[e] = step.atoms.new(size, rank=2)
             # places within a pixel
@@ -115,8 +98,16 @@ def move(step: Step) -> Any:
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
                 labels[e] = step.join(labels[e], ins[1].labels[e])
-        made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
+        made.append(out.along(labels, gone))
     return replaced(step.outs, made)
+
+
+def _constants(step: Step, gone: Array, filled: bool) -> Constants:
+    # Those that are left where an operation fills in a number of its own.
+    keep = np.isfinite(gone)
+    if filled:
+        keep = (gone == 0) & (not step.arguments.get("value"))
+    return np.where(keep, gone, np.nan) if keep.any() else None
 
 
 def pad(step: Step) -> Any:
@@ -129,19 +120,14 @@ def pad(step: Step) -> Any:
         label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]
     ):
         return move(step)
-    gone = [
-        None if label is None else some
-        for label, some in zip(x.labels, x.gone, strict=True)
-    ]
-    if step.arguments.get("mode", "constant") == "constant" and any(
-        n > 0 for n in pads
-    ):
-        fill = step.arguments.get("value") or 0.0
-        gone = [
-            None if some is None else np.where(some == fill, some, np.nan)
-            for some in gone
-        ]
-    return step.outs._replace(labels=x.labels, gone=tuple(gone))
+    gone: list[Constants] = []
+    fills = step.arguments.get("mode", "constant") == "constant" and max(pads) > 0
+    for label, some in zip(x.labels, x.gone, strict=True):
+        if label is not None and some is not None and fills:
+            fill = step.arguments.get("value") or 0.0
+            some = np.where(some == fill, some, np.nan)
+        gone.append(None if label is None else some)
+    return step.outs.along(x.labels, gone)
 
 
 def divided(
@@ -152,29 +138,23 @@ def divided(
     """
     if label is None:
         return None, None
-    index = np.arange(m * n).reshape(m, n)
     dims = [axis for axis, size in enumerate((m, n)) if size > 1]
-    pieces = read_off(
-        step,
-        Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])),
-        label,
-        None,
-        ranks,
-    )
-    labels = [
-        step.atoms.resolve(pieces[axis].rows) if axis in pieces else None
-        for axis in (0, 1)
-    ]
-    first, second = (
-        None if some is None or not some.shape[1] else some for some in labels
-    )
-    return first, second
+    index = np.arange(m * n).reshape([(m, n)[axis] for axis in dims])
+    pieces = read_off(step, Reading(tuple(dims), index), label, None, ranks)
+    labels: list[Label] = [None, None]
+    for axis, piece in pieces.items():
+        labels[axis] = piece._replace(rows=step.atoms.resolve(piece.rows)).label
+    return labels[0], labels[1]
 
 
 class _Rows(NamedTuple):
     rows: Ids
-    reached: npt.NDArray[np.bool_]  # which output indices come from here
-    gone: npt.NDArray[np.float64]
+    reached: Flags  # which output indices come from here
+    gone: Array
+
+    @property
+    def label(self) -> Label:
+        return self.rows if self.rows.shape[1] else None
 
 
 def read_off(
@@ -190,11 +170,9 @@ def read_off(
         if reached.any():
             step.freeze(rows[index.reshape(-1)[:1]], "takes this index alone")
         return {}
-    constants = (
-        np.full(index.shape, np.nan)
-        if gone is None
-        else np.where(reached, gone[index], np.nan)
-    )
+    constants = np.full(index.shape, np.nan)
+    if gone is not None:
+        constants = np.where(reached, gone[index], np.nan)
     made = {}
     rows = step.atoms.resolve(rows)
     for axis, e in enumerate(dims):
@@ -204,15 +182,13 @@ def read_off(
             part = _factor(step, np.where(reached, column[index], -1), axis, ranks)
             if part is not None:
                 along.append(part)
+        label = np.zeros((index.shape[axis], 0), np.int64)
+        if along:
+            label = np.stack(along, 1)
         first = np.where(reached, constants, -np.inf).max(others)
         even = ((constants == np.expand_dims(first, others)) | ~reached).all(others)
-        size = index.shape[axis]
-        label = np.stack(along, 1) if along else np.zeros((size, 0), np.int64)
-        made[e] = _Rows(
-            label,
-            np.asarray(reached.any(others)),
-            np.where(even & np.isfinite(first), first, np.nan),
-        )
+        kept = np.where(even & np.isfinite(first), first, np.nan)
+        made[e] = _Rows(label, np.asarray(reached.any(others)), kept)
     return made
 
 
@@ -258,54 +234,50 @@ def _product(pieces: list[_Rows]) -> _Rows:
     return _Rows(rows, np.any([piece.reached for piece in pieces], 0), gone)
 
 
-def _merged(step: Step, parts: list[_Rows]) -> tuple[Label, npt.NDArray[np.float64]]:
+def _merged(step: Step, parts: list[_Rows]) -> _Rows:
     # What one output dimension has from several inputs.
     rows, reached, gone = parts[0]
     rows = np.where(reached[:, None], rows, 0)
     for other in parts[1:]:
         both = reached & other.reached
         step.join(rows[both], other.rows[both])
-        gone = np.where(
-            other.reached,
-            np.where(both & ~(gone == other.gone), np.nan, other.gone),
-            gone,
-        )
+        differ = both & ~(gone == other.gone)
+        gone = np.where(other.reached, np.where(differ, np.nan, other.gone), gone)
         width = max(rows.shape[1], other.rows.shape[1])
         rows, more = (
             np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows)
         )
         rows = np.where((other.reached & ~reached)[:, None], more, rows)
         reached = reached | other.reached
-    rows = step.atoms.resolve(rows)
-    return (rows if rows.shape[1] else None), gone
+    return _Rows(step.atoms.resolve(rows), reached, gone)
 
 
 # ------------------------------------------------ coordinates
 class _Known(NamedTuple):
     # of each dimension of each input, one for each output
-    readings: dict[tuple[int, int], list[Reading]]
-    repeats: set[tuple[int, int]]  # dimensions of outputs along which they repeat
+    readings: dict[_Place, list[Reading]]
+    repeats: set[_Place]  # dimensions of outputs along which they repeat
     filled: bool  # some entries come from no input
 
 
-def _readings(
-    step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
-) -> _Known:
-    key = (
-        "move",
-        step.target,
-        step.shown,
-        tuple(value.shape for value in ins),
-        tuple(wanted),
-    )
-    if (known := step.book.known).get(key) is None:
+def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+    labelled = any(label is not None for value in ins for label in value.labels)
+    wanted = [
+        (k, d)
+        for k, value in enumerate(ins)
+        for d, label in enumerate(value.labels)
+        if value.shape[d] > 1 and (label is not None or (labelled and len(ins) > 1))
+    ]
+    shapes = tuple(value.shape for value in ins)
+    key = ("move", step.target, step.shown, shapes, tuple(wanted))
+    if step.book.known.get(key) is None:
         views = _of_views(step, ins[0], wanted) if len(ins) == 1 else None
-        known[key] = views or _of_grids(step, ins, outs, wanted)
-    made: _Known = known[key]
+        step.book.known[key] = views or _of_grids(step, ins, outs, wanted)
+    made: _Known = step.book.known[key]
     return made
 
 
-def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known | None:
+def _of_views(step: Step, value: Value, wanted: list[_Place]) -> _Known | None:
     # Read off strides, without memory, where all outputs are views of a contiguous
     # input; else None.
     schema = step.target._schema
@@ -320,22 +292,24 @@ def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known
         for out in outs
     ):
         return None
-    readings: dict[tuple[int, int], list[Reading]] = {}
+    readings: dict[_Place, list[Reading]] = {}
     for _, d in wanted:
-        made = [
-            _of_view(out, math.prod(value.shape[d + 1 :]), value.shape[d])
-            for out in outs
-        ]
+        below = math.prod(value.shape[d + 1 :])
+        made = [_of_view(out, below, value.shape[d]) for out in outs]
         readings[0, d] = [reading for reading in made if reading is not None]
         if len(readings[0, d]) < len(made):
             return None
-    repeats = {
-        (j, e)
-        for j, out in enumerate(outs)
-        for e, n in enumerate(out.shape)
-        if n > 1 and out.stride(e) == 0
+    repeats = {(j, e) for j, e in _dims_of(step, outs) if outs[j].stride(e) == 0}
+    return _Known(readings, repeats, False)
+
+
+def _dims_of(step: Step, outs: Sequence[Any]) -> set[_Place]:
+    # The dimensions of the outputs of an operation that may repeat its input.
+    if step.name not in _REPEATS:
+        return set()
+    return {
+        (j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1
     }
-    return _Known(readings, repeats if step.name in _REPEATS else set(), False)
 
 
 def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
@@ -353,9 +327,7 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
     position = np.full((1,) * len(dims), view.storage_offset(), np.int64)
     for axis, e in enumerate(dims):
         line = np.arange(view.shape[e]) * view.stride(e)
-        position = position + line.reshape(
-            [-1 if a == axis else 1 for a in range(len(dims))]
-        )
+        position = position + line.reshape(-1, *[1] * (len(dims) - axis - 1))
     lower = sum(
         reach[e] for e in range(view.ndim) if e not in dims and view.stride(e) % span
     )
@@ -365,47 +337,39 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
 
 
 def _of_grids(
-    step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
+    step: Step, ins: list[Value], outs: list[Value], wanted: list[_Place]
 ) -> _Known:
     arguments = step.arguments
     # what padding fills in
     if "value" in arguments and arguments.get("mode", "constant") == "constant":
         arguments = {**arguments, "value": -1.0}
-    readings: dict[tuple[int, int], list[Reading]] = {}
-    repeats = {
-        (j, e)
-        for j, out in enumerate(outs)
-        for e, n in enumerate(out.shape)
-        if n > 1 and step.name in _REPEATS
-    }
+    readings: dict[_Place, list[Reading]] = {}
+    repeats = _dims_of(step, outs)
     reached = [np.zeros(out.shape, bool) for out in outs]
     for k, value in enumerate(ins):
         given = [
             torch.full(other.shape, -1, dtype=torch.float64, device="cpu")
             for other in ins
         ]
-        given[k] = torch.arange(
-            math.prod(value.shape), dtype=torch.float64, device="cpu"
-        ).reshape(value.shape)
+        count = math.prod(value.shape)
+        given[k] = torch.arange(count, dtype=torch.float64, device="cpu").reshape(
+            value.shape
+        )
         grids = [
             out.numpy().astype(np.int64)
             for out in run_op(step.target, arguments, given)
         ]
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
-            repeats = {
-                (i, e)
-                for i, e in repeats
-                if i != j or (grid == grid.take([0], e)).all()
-            }
+        repeats = {
+            (j, e) for j, e in repeats if (grids[j] == grids[j].take([0], e)).all()
+        }
         for d in [d for i, d in wanted if i == k]:
             below = max(1, math.prod(value.shape[d + 1 :]))
-            indices = [
-                np.where(grid < 0, -1, grid // below % value.shape[d]) for grid in grids
-            ]
-            readings[k, d] = [
-                _along(index, list(range(index.ndim))) for index in indices
-            ]
+            readings[k, d] = []
+            for grid in grids:
+                index = np.where(grid < 0, -1, grid // below % value.shape[d])
+                readings[k, d].append(_along(index, list(range(index.ndim))))
     return _Known(readings, repeats, not all(some.all() for some in reached))
 
 
@@ -432,9 +396,9 @@ def embedding(step: Step) -> Value:
     w = step.arguments["weight"]
     at = step.arguments["indices"]
     step.freeze(w.labels[0], "looks up any of its rows")
-    out: Value = step.outs
-    rest = [None] * len(at.shape)
-    return out._replace(labels=(*at.labels, w.labels[1]), gone=(*rest, w.gone[1]))
+    nothing = [None] * len(at.shape)
+    made: Value = step.outs.along((*at.labels, w.labels[1]), (*nothing, w.gone[1]))
+    return made
 
 
 def index(step: Step) -> Value:
@@ -454,35 +418,25 @@ def index_select(step: Step) -> Value:
 
 def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
     out: Value = step.outs
-    labels: list[Any] = [None] * len(out.shape)
-    gone: list[Any] = [None] * len(out.shape)
-    for i in at.values():
-        for label in i.labels:
-            step.freeze(label, "is looked up by it")
-    (dim, only) = next(iter(at.items()))
-    several = len(at) > 1
-    if several or only.real is None or only.dtype == torch.bool or len(only.shape) != 1:
-        for d in at:
-            step.freeze(x.labels[d], "looks up any of its entries")
-    else:
-        wanted = only.real.numpy() % x.shape[dim]
-        rows = x.labels[dim]
-        if rows is not None:
-            piece = read_off(step, Reading((0,), wanted), rows, x.gone[dim])[0]
-            labels[dim] = piece.rows if piece.rows.shape[1] else None
-            gone[dim] = piece.gone
+    indices = list(at.values())
+    step.freeze_all(indices, "is looked up by it")
+    if any(index.dtype == torch.bool for index in indices):
+        step.freeze_all([x], "looks up any of its entries")
+        return out
     # The indices lie where the first of them is if they are neighbours, else in front.
     dims = sorted(at)
-    broadcast = len(np.broadcast_shapes(*(i.shape for i in at.values())))
-    if any(i.dtype == torch.bool for i in at.values()):
-        for label in x.labels:
-            step.freeze(label, "looks up any of its entries")
-        return out
     first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
-    left = [d for d in range(len(x.shape)) if d not in at]
-    places = [*left[:first], *([None] * broadcast), *left[first:]]
-    for e, place in enumerate(places):
-        if place is not None:
-            labels[e] = x.labels[place]
-            gone[e] = x.gone[place]
-    return out._replace(labels=tuple(labels), gone=tuple(gone))
+    rank = len(np.broadcast_shapes(*(index.shape for index in indices)))
+    looked = out.along([None] * rank, [None] * rank)
+    if len(at) > 1 or indices[0].real is None or len(indices[0].shape) != 1:
+        for d in at:
+            step.freeze(x.labels[d], "looks up any of its entries")
+    elif (rows := x.labels[first]) is not None:
+        reading = Reading((0,), indices[0].real.numpy() % x.shape[first])
+        piece = read_off(step, reading, rows, x.gone[first])[0]
+        looked = out.along([piece.label], [piece.gone])
+    labels = [label for d, label in enumerate(x.labels) if d not in at]
+    gone = [some for d, some in enumerate(x.gone) if d not in at]
+    labels[first:first] = looked.labels
+    gone[first:first] = looked.gone
+    return out.along(labels, gone)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsefn.shrinking.atoms import Label, product
 from sparsefn.shrinking.moves import divided
-from sparsefn.shrinking.probe import constants_of, elementwise, tried
+from sparsefn.shrinking.probe import elementwise, tried, with_constants
 from sparsefn.shrinking.values import Constants, Step, Value, replaced, values_in
 
 
@@ -97,7 +97,7 @@ def batch_norm(step: Step) -> Any:
     step.join(
         product(None, len(others), x.labels[1], x.shape[1]), np.concatenate(labels)
     )
-    gone = elementwise(step, ins, [1] + [0] * len(others), x.shape[1], flat=True)
+    gone = elementwise(step, ins, [1] + [0] * len(others), x.shape[1])
     out, *stats = values_in(step.outs)
     out = out._replace(
         labels=x.labels,
@@ -108,20 +108,15 @@ def batch_norm(step: Step) -> Any:
 
 def mean_over(step: Step) -> Value:
     x = step.arguments["self"]
-    out = step.outs
     over = mean_dims(step.arguments.get("dim"), len(x.shape))
     for d in over:
         averaged(step, x.labels[d], x, d)
-    left = [
-        d for d in range(len(x.shape)) if step.arguments.get("keepdim") or d not in over
+    labels = [
+        None if d in over else label
+        for d, label in enumerate(x.labels)
+        if step.arguments.get("keepdim") or d not in over
     ]
-    labels = tuple(None if d in over else x.labels[d] for d in left)
-    places = [(0, e) for e, label in enumerate(labels) if label is not None]
-    found = constants_of(step, [x], [out], places)
-    made: Value = out._replace(
-        labels=labels, gone=tuple(found.get((0, e)) for e in range(len(left)))
-    )
-    return made
+    return with_constants(step, [x], [step.outs.along(labels, step.outs.gone)])[0]
 
 
 def mean_dims(dim: object, rank: int) -> list[int]:

@@ -4,8 +4,10 @@ the results are constant.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +19,13 @@ from sparsefn.shrinking.values import (
     Constants,
     Step,
     Value,
+    labelled,
     replaced,
     run_op,
     values_in,
 )
 
+Shapes = list[tuple[int, ...]]
 _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
@@ -51,32 +55,21 @@ def many_sizes(count: int) -> Tensor:
     torch.Size([8, 4])
     """
     draw = torch.Generator().manual_seed(0)
-    sizes = 10 ** (
-        12
-        * torch.rand(_DRAWS, count, generator=draw, device="cpu", dtype=torch.float64)
-        - 6
-    )
-    signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").repeat(
-        _DRAWS // 2
-    )[:, None]
-    made = sizes * signs
+    x = torch.rand(_DRAWS, count, generator=draw, device="cpu", dtype=torch.float64)
+    made = 10 ** (12 * x - 6)
+    made[1::2] *= -1
     made[-1] = 0
     return made
 
 
 def elementwise(
-    step: Step,
-    ins: list[Value],
-    at: Sequence[int | None],
-    size: int,
-    *,
-    flat: bool = False,
+    step: Step, ins: list[Value], at: Sequence[int | None], size: int
 ) -> Constants:
     """The constants of a result along a dimension, which is this dimension of each
     input (None: it has none).
 
-    All draws of what varies must give the same number, and a number. `flat`: the
-    operation takes one input with a dimension in front of it, and the others without.
+    All draws of what varies must give the same number, and a number. The operation
+    takes the first input with a dimension in front of it, as norms take a batch.
     """
     known = [
         None if d is None else value.gone[d] for value, d in zip(ins, at, strict=True)
@@ -87,37 +80,28 @@ def elementwise(
         return None
     if any(value.real is None and 0 in value.shape for value in ins):
         return None
-    given = []
+    rows = []
     for value, constants in zip(ins, known, strict=True):
         if value.real is not None and value.real.numel() == 1:
-            given.append(value.real.double().reshape(1, 1))
-        else:
-            given.append(
-                torch.from_numpy(
-                    np.full(size, np.nan) if constants is None else constants
-                )[None]
-            )
-    varies = [bool(x.isnan().any()) for x in given]
-    draws = _DRAWS if any(varies) else 1
-    for i, x in enumerate(given):
-        made = (
-            torch.where(x.isnan(), many_sizes((i + 1) * size)[:, -size:], x)
-            if varies[i]
-            else x.expand(draws, size)
-        )
-        if flat:
-            made = made.reshape(-1) if i else made.reshape(1, -1)
-        given[i] = made
+            constants = np.full(size, float(value.real))
+        elif constants is None:
+            constants = np.full(size, np.nan)
+        rows.append(torch.from_numpy(constants))
+    draws = _DRAWS if any(row.isnan().any() for row in rows) else 1
+    given = []
+    for i, row in enumerate(rows):
+        made = row.expand(draws, size)
+        if draws > 1 and row.isnan().any():
+            made = torch.where(row.isnan(), many_sizes((i + 1) * size)[:, -size:], row)
+        given.append(made.reshape(-1))
+    given[0] = given[0][None]
     try:
         out = run_op(step.target, in_double(step.arguments), given)[0]
     except (RuntimeError, TypeError, IndexError, NotImplementedError):
         return None
-    out = out.reshape(draws, size) if flat else out
-    return (
-        _same(out)
-        if out.shape == (draws, size) and out.dtype.is_floating_point
-        else None
-    )
+    if out.numel() != draws * size or not out.dtype.is_floating_point:
+        return None
+    return _same(out.reshape(draws, size))
 
 
 def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -136,43 +120,6 @@ def _same(draws: Tensor, near: float = 0.0) -> Constants:
     rows = draws.double().numpy()
     constant = np.isclose(rows, rows[0], near, 0.0).all(0) & np.isfinite(rows[0])
     return np.where(constant, rows[0], np.nan) if constant.any() else None
-
-
-def by_running(
-    step: Step,
-    ins: list[Value],
-    outs: list[Value],
-    places: list[tuple[int, int]],
-    made: list[list[Tensor]],
-) -> dict[tuple[int, int], Constants]:
-    """The constants of outputs along dimensions, found by running the operation on
-    draws of its inputs.
-
-    `made` are the draws. Slices of inputs that are constant have their constant in
-    them. `places` are (output, dimension): a slice is constant if all of its entries
-    are one number in all draws.
-    """
-    results = []
-    for draw in made:
-        given = []
-        for x, value in zip(draw, ins, strict=True):
-            for d, constants in enumerate(value.gone if x.is_floating_point() else ()):
-                if constants is not None:
-                    view = torch.from_numpy(constants).reshape(
-                        [-1 if e == d else 1 for e in range(x.ndim)]
-                    )
-                    x = torch.where(view.isnan(), x, view)
-            given.append(x)
-        results.append(run_op(step.target, in_double(step.arguments), given))
-    found: dict[tuple[int, int], Constants] = {}
-    for j, e in places:
-        rows = torch.cat(
-            [run[j].movedim(e, 0).reshape(outs[j].shape[e], -1) for run in results], 1
-        )
-        if rows.is_floating_point() and rows.shape[1]:
-            # a mean of one number over another length is rounded otherwise
-            found[j, e] = _same(rows.T, 1e-12)
-    return found
 
 
 Place = tuple[int, int]  # (number of the tensor, dimension)
@@ -194,26 +141,22 @@ def pointwise(step: Step) -> Any:
     ins = values_in(step.arguments)
     made = []
     for out in values_in(step.outs):
-        labels = []
-        gone = []
+        labels = list(out.labels)
+        gone = list(out.gone)
         for e, size in enumerate(out.shape):
-            at = [e - len(out.shape) + len(value.shape) for value in ins]
-            has = [
-                d if d >= 0 and value.shape[d] == size > 1 else None
-                for value, d in zip(ins, at, strict=True)
-            ]
-            some = [
+            at: list[int | None] = []
+            for value in ins:
+                d = e - len(out.shape) + len(value.shape)
+                at.append(d if d >= 0 and value.shape[d] == size > 1 else None)
+            aligned = [
                 value.labels[d]
-                for value, d in zip(ins, has, strict=True)
+                for value, d in zip(ins, at, strict=True)
                 if d is not None
             ]
-            labels.append(step.join(*some) if some else None)
-            gone.append(
-                elementwise(step, ins, has, size)
-                if some and labels[-1] is not None
-                else None
-            )
-        made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
+            labels[e] = step.join(*aligned) if aligned else None
+            if labels[e] is not None:
+                gone[e] = elementwise(step, ins, at, size)
+        made.append(out.along(labels, gone))
     return replaced(step.outs, made)
 
 
@@ -226,15 +169,9 @@ def tried(step: Step) -> Any:
     """
     ins = values_in(step.arguments)
     outs = values_in(step.outs)
-    open_ = {
-        (k, d)
-        for k, value in enumerate(ins)
-        for d, label in enumerate(value.labels)
-        if label is not None
-    }
+    open_ = set(labelled(ins))
     labels = [list(out.labels) for out in outs]
-    gone = [list(out.gone) for out in outs]
-    for passed in _passes(step, ins, outs, open_) if open_ else ():
+    for passed in _passes(step, ins, frozenset(open_)) if open_ else ():
         open_ -= set(passed.ties)
         label = step.join(*(ins[k].labels[d] for k, d in passed.ties))
         if not passed.places:
@@ -244,55 +181,56 @@ def tried(step: Step) -> Any:
             labels[j][e] = label
     for k, d in sorted(open_):
         step.freeze(ins[k].labels[d], "mixes its entries")
-    places = [
-        (j, e)
-        for j, some in enumerate(labels)
-        for e, label in enumerate(some)
-        if label is not None
-    ]
-    for (j, e), constants in constants_of(step, ins, outs, places).items():
-        gone[j][e] = constants
-    made = [
-        out._replace(labels=tuple(a), gone=tuple(b))
-        for out, a, b in zip(outs, labels, gone, strict=True)
-    ]
-    return replaced(step.outs, made)
+    made = [out.along(some, out.gone) for out, some in zip(outs, labels, strict=True)]
+    return replaced(step.outs, with_constants(step, ins, made))
 
 
-def constants_of(
-    step: Step, ins: list[Value], outs: list[Value], places: list[Place]
-) -> dict[Place, Any]:
-    """The constants of these dimensions of outputs, found by running the operation
-    twice at each of two lengths.
+def with_constants(step: Step, ins: list[Value], outs: list[Value]) -> list[Value]:
+    """The outputs with the constants of their dimensions that have a label, found by
+    running the operation twice at each of two lengths.
 
     The lengths are of dimensions that have no label, such as tokens, of which there may
     be others when the program runs: the mean of a constant over them is the same at all
     lengths, and its softmax is not.
     """
-    if not places or all(
+    if not labelled(outs) or all(
         constants is None for value in ins for constants in value.gone
     ):
-        return {}
+        return outs
     whole = [value.shape for value in ins]
-    other = _shapes(ins, _length)
-    for lengths in ([whole, other], [whole]):
-        try:
-            draws = [
-                _draw(ins, sign, shapes) for shapes in lengths for sign in (1.0, -1.0)
-            ]
-            made = [_with_real(ins, draw) for draw in draws]
-            return by_running(step, ins, outs, places, made)
-        except _FAILS:
-            pass
-    return {}
+    for lengths in ([whole, _shapes(ins, _length)], [whole]):
+        with contextlib.suppress(*_FAILS):
+            return _constant_at(step, ins, outs, lengths)
+    return outs
 
 
-def _with_real(ins: list[Value], draw: list[Tensor]) -> list[Tensor]:
-    # What is known of the inputs in place of drawn numbers.
-    return [
-        x if value.real is None else value.real.to(x.dtype)
-        for x, value in zip(draw, ins, strict=True)
-    ]
+def _constant_at(
+    step: Step, ins: list[Value], outs: list[Value], lengths: list[Shapes]
+) -> list[Value]:
+    # A slice is constant if all of its entries are one number in all draws. Slices of
+    # inputs that are constant have their constant in them.
+    runs = []
+    for shapes in lengths:
+        for sign in (1.0, -1.0):
+            given = []
+            for x, value in zip(_draw(ins, sign, shapes), ins, strict=True):
+                if value.real is not None:
+                    x = value.real.to(x.dtype)
+                for d, constants in enumerate(value.gone):
+                    if constants is not None and x.is_floating_point():
+                        view = torch.from_numpy(constants)
+                        view = view.reshape(-1, *[1] * (x.ndim - d - 1))
+                        x = torch.where(view.isnan(), x, view)
+                given.append(x)
+            runs.append(run_op(step.target, in_double(step.arguments), given))
+    gone = [list(out.gone) for out in outs]
+    for j, e in labelled(outs):
+        size = outs[j].shape[e]
+        rows = torch.cat([run[j].movedim(e, 0).reshape(size, -1) for run in runs], 1)
+        if rows.is_floating_point() and rows.shape[1]:
+            # a mean of one number over another length is rounded otherwise
+            gone[j][e] = _same(rows.T, 1e-12)
+    return [out.along(out.labels, some) for out, some in zip(outs, gone, strict=True)]
 
 
 def _length(n: int) -> int:
@@ -301,84 +239,65 @@ def _length(n: int) -> int:
     return _SHORT if n > _SHORT else n + 1
 
 
-def _shapes(ins: list[Value], length: Callable[[int], int]) -> list[tuple[int, ...]]:
+def _shapes(ins: list[Value], length: Callable[[int], int]) -> Shapes:
     # With other lengths of the dimensions that have no label, such as tokens and the
     # sides of images.
-    def shape_of(value: Value) -> tuple[int, ...]:
-        return tuple(
-            length(n) if label is None else n
-            for n, label in zip(value.shape, value.labels, strict=True)
-        )
-
-    return [shape_of(value) for value in ins]
+    made = []
+    for value in ins:
+        sizes = [length(n) if label is None else n for n, label in value.dims]
+        made.append(tuple(sizes))
+    return made
 
 
-def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
+def _zeroed(ins: list[Value], ties: Iterable[Place]) -> list[Place]:
+    # Of which any slice is 0, should it go.
     return [(k, d) for k, d in ties if ins[k].zero(d).any()]
 
 
-def _with_zeros(value: Value) -> tuple[bool, ...]:
-    # Of each dimension whether any slice is 0, should it go.
-    return tuple(bool(value.zero(d).any()) for d in range(len(value.shape)))
-
-
-def _passes(
-    step: Step, ins: list[Value], outs: list[Value], open_: set[Place]
-) -> list[Pass]:
-    zero = tuple(_with_zeros(value) for value in ins)
-    key = (
-        "tried",
-        step.target,
-        step.shown,
-        frozenset(open_),
-        tuple((v.shape, v.dtype) for v in ins),
-        zero,
-    )
+def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]:
+    every = [(k, d) for k, value in enumerate(ins) for d in range(len(value.shape))]
+    kinds = tuple((value.shape, value.dtype) for value in ins)
+    zeroed = tuple(_zeroed(ins, every))
+    key = ("tried", step.target, step.shown, open_, kinds, zeroed)
     known = step.book.known
     if key not in known or any(
         value.real is not None and not value.dtype.is_floating_point for value in ins
     ):
-        known[key] = list(_found(step, ins, open_))
+        short = _shapes(ins, lambda n: min(n, _SHORT))
+        whole = [value.shape for value in ins]
+        known[key] = _found_at(step, ins, open_, short)
+        if not known[key] and short != whole:
+            known[key] = _found_at(step, ins, open_, whole)
     passes: list[Pass] = known[key]
     return passes
 
 
-def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
-    short = _shapes(ins, lambda n: min(n, _SHORT))
-    whole = [value.shape for value in ins]
-    for shapes in [whole] if short == whole else [short, whole]:
-        found = list(_found_at(step, ins, open_, shapes))
-        if found:
-            yield from found
-            return
-
-
 def _found_at(
-    step: Step, ins: list[Value], open_: set[Place], shapes: list[tuple[int, ...]]
-) -> Iterator[Pass]:
-    whole = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+    step: Step, ins: list[Value], open_: frozenset[Place], shapes: Shapes
+) -> list[Pass]:
+    integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
     if any(
-        value.dtype.is_complex or (value.dtype in whole and value.real is None)
+        value.dtype.is_complex or (value.dtype in integers and value.real is None)
         for value in ins
     ):
-        return
-    arguments = in_double(step.arguments)
+        return []
+
+    run = partial(run_op, step.target, in_double(step.arguments))
     try:
-        positive = any(
-            out.isnan().any()
-            for out in run_op(step.target, arguments, _draw(ins, 0.0, shapes))
-        )
-        draws = [_draw(ins, 2.0 if positive else sign, shapes) for sign in (0.0, -1.0)]
-        wanted = [run_op(step.target, arguments, draw) for draw in draws]
-        again = run_op(step.target, arguments, draws[0])
+        nan = any(out.isnan().any() for out in run(_draw(ins, 0.0, shapes)))
+        signs = (2.0, 2.0) if nan else (0.0, -1.0)
+        draws = [_draw(ins, sign, shapes) for sign in signs]
+        wanted = [run(draw) for draw in draws]
+        again = run(draws[0])
     except _FAILS:
-        return
+        return []
     # it draws numbers itself
     if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):
-        return
+        return []
     # a constant tells nothing
     if any(out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]):
-        return
+        return []
+    found: list[Pass] = []
     done: set[Place] = set()
     for k, d in sorted(open_):
         size = ins[k].shape[d]
@@ -388,76 +307,72 @@ def _found_at(
             for i, v in enumerate(ins)
             if v.shape[-right:][:1] == (size,) and len(v.shape) >= right
         ]
-        with_vectors = [
-            (k, d),
-            *((i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,)),
-        ]
-        for ties in (tuple(aligned), tuple(with_vectors), ((k, d),)):
+        vectors = [(i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,)]
+        for ties in (aligned, [(k, d), *vectors], [(k, d)]):
             if (k, d) in done or done & set(ties):
                 continue
-            places = _places(
-                step, arguments, ins, ties, list(zip(draws, wanted, strict=True))
-            )
+            places = _places(run, ins, ties, list(zip(draws, wanted, strict=True)))
             if places is not None:
                 done |= set(ties)
-                yield Pass(ties, places)
+                found.append(Pass(tuple(ties), places))
+    return found
+
+
+Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 def _places(
-    step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...], draws: Any
+    run: Run, ins: list[Value], ties: list[Place], draws: Any
 ) -> tuple[Place, ...] | None:
     # Where the outputs lose what the inputs lose; None where they do not.
-    dims = dict(ties)
     size = ins[ties[0][0]].shape[ties[0][1]]
-    found: list[tuple[Place, ...]] = []
-    for draw, wanted, count in ((*draws[0], max(1, size // 2)), (*draws[1], size - 1)):
+    found = []
+    for (draw, wanted), count in zip(draws, (max(1, size // 2), size - 1), strict=True):
         order = torch.from_numpy(np.random.default_rng(size).permutation(size))
         keep = order[:count].sort().values
-        gone = order[count:]
-        places: list[Place] = []
+        smaller = list(draw)
         try:
-            smaller = [
-                x.index_select(dims[i], keep) if i in dims else x
-                for i, x in enumerate(draw)
-            ]
-            got = run_op(step.target, arguments, smaller)
+            for i, d in ties:
+                smaller[i] = draw[i].index_select(d, keep)
+            got = run(smaller)
         except _FAILS:
             return None
-        for j, (a, b) in enumerate(zip(wanted, got, strict=True)):
-            if not a.numel() and a.shape == b.shape:
-                continue
-            moved = [
-                e
-                for e in range(a.ndim)
-                if a.ndim == b.ndim and a.shape[e] != b.shape[e]
-            ]
-            if len(moved) == 1 and (a.shape[moved[0]], b.shape[moved[0]]) == (
-                size,
-                count,
-            ):
-                places.append((j, moved[0]))
-                if not _close(a.index_select(moved[0], keep), b):
-                    return None
-            elif moved or a.shape != b.shape:
-                return None
-        if places and len(places) < sum(out.numel() > 0 for out in got):
+        places = _lost(wanted, got, keep, size)
+        if places is None or 0 < len(places) < sum(out.numel() > 0 for out in got):
             return None
         if not places:
-            zeroed = dict(_zeroed(ins, ties))
-            with_zeros = [
-                x.index_fill(zeroed[i], gone, 0) if i in zeroed else x
-                for i, x in enumerate(draw)
-            ]
-            masked = run_op(step.target, arguments, with_zeros)
-            if not zeroed or not all(
-                _close(a, b) for a, b in zip(masked, got, strict=True)
-            ):
+            zeroed = _zeroed(ins, ties)
+            masked = list(draw)
+            for i, d in zeroed:
+                masked[i] = draw[i].index_fill(d, order[count:], 0)
+            if not zeroed or not all(map(_close, run(masked), got)):
                 return None
-        found.append(tuple(places))
-    return found[0] if found[0] == found[1] else None
+        found.append(places)
+    return tuple(found[0]) if found[0] == found[1] else None
 
 
-def _draw(ins: list[Value], sign: float, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+def _lost(
+    wanted: list[Tensor], got: list[Tensor], keep: Tensor, size: int
+) -> list[Place] | None:
+    # The dimensions of outputs that lost what is not kept, and nothing else did; None
+    # where that is not so.
+    places = []
+    for j, (a, b) in enumerate(zip(wanted, got, strict=True)):
+        if a.shape == b.shape:
+            continue
+        if a.ndim != b.ndim:
+            return None
+        moved = [e for e in range(a.ndim) if a.shape[e] != b.shape[e]]
+        e = moved[0]
+        if len(moved) > 1 or (a.shape[e], b.shape[e]) != (size, len(keep)):
+            return None
+        if not _close(a.index_select(e, keep), b):
+            return None
+        places.append((j, e))
+    return places
+
+
+def _draw(ins: list[Value], sign: float, shapes: Shapes) -> list[Tensor]:
     # Numbers of both signs (0), of one, or further positive ones (2).
     made = []
     for i, (value, shape) in enumerate(zip(ins, shapes, strict=True)):

@@ -89,6 +89,16 @@ def values_in(tree: Any) -> list[Value]:
     return [value for part in tree for value in values_in(part)]
 
 
+def labelled(values: Iterable[Value]) -> list[tuple[int, int]]:
+    """The dimensions that have a label, as (number of the tensor, dimension)."""
+    return [
+        (k, d)
+        for k, value in enumerate(values)
+        for d, label in enumerate(value.labels)
+        if label is not None
+    ]
+
+
 def by_name(rules: Mapping[str, T]) -> dict[str, T]:
     """Rules by each name in their keys.
 
