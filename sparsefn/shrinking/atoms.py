@@ -49,13 +49,8 @@ class Atoms:
         """
         while self.count + size > len(self.parent):
             for name in ("parent", "parts", "reason", "rank"):
-                setattr(
-                    self,
-                    name,
-                    np.concatenate(
-                        [getattr(self, name), np.zeros_like(getattr(self, name))]
-                    ),
-                )
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
         new = slice(self.count, self.count + size)
         ids = np.arange(new.start, new.stop)
         self.parent[new] = ids
@@ -99,8 +94,10 @@ class Atoms:
 
     def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
         """All atoms of these indices stay, for this reason."""
-        number = 0 if label is None else self._number(why)
-        if label is not None and (which is None or which.any()):
+        if label is None:
+            return
+        number = self._number(why)
+        if which is None or which.any():
             ids = self.resolve(label if which is None else label[which])
             self.reason[ids[self.reason[ids] == 0]] = number
 
@@ -112,62 +109,62 @@ class Atoms:
             return
         if a.shape[1] == b.shape[1] == 1:
             both = self.resolve(np.concatenate([a, b]))
-            one = both[: len(a)]
-            two = both[len(a) :]
+            one, two = np.split(both, 2)
             if (one == two).all():
                 return
             if both.shape[1] == 1 and not self.reason[both].any():
                 self._unite(one[:, 0], two[:, 0])
                 return
-        while True:
+        done = False
+        while not done:
             one, two = self._apart(a, b)
-            many = [(side > 0).sum(1) for side in (one, two)]
-            differ = (many[0] > 0) | (many[1] > 0)
+            differ = (one > 0).any(1) | (two > 0).any(1)
             if not differ.any():
                 return
             a = a[differ]
             b = b[differ]
-            one = one[differ]
-            two = two[differ]
-            n, m = (counts[differ] for counts in many)
-            if (only := (n == 0) | (m == 0)).any():  # further factors on one side
-                self.freeze(one[only], why)
-                self.freeze(two[only], why)
-                done = only
-            elif (same := n == m).any():
-                same &= n == n[same].min()
-                width = int(n[same][0])
-                self._unite(one[same, :width].ravel(), two[same, :width].ravel())
-                done = same
-            elif (single := (n == 1) | (m == 1)).any():
-                whole = np.where(n == 1, one[:, 0], two[:, 0])[single]
-                done = single & self._divide(
-                    whole, one[single], two[single], n[single] == 1
-                )
-            else:
-                self.freeze(one, f"{why}, and divided in two ways")
-                self.freeze(two, f"{why}, and divided in two ways")
-                return
-            if done.all():
-                return
+            done = self._match(one[differ], two[differ], why)
+
+    def _match(self, one: Ids, two: Ids, why: str) -> bool:
+        # Join what is alone on each side, as far as one step can; whether that is all.
+        n = (one > 0).sum(1)
+        m = (two > 0).sum(1)
+        only = (n == 0) | (m == 0)
+        same = n == m
+        single = (n == 1) | (m == 1)
+        if only.any():  # further factors on one side
+            self.freeze(one[only], why)
+            self.freeze(two[only], why)
+            return bool(only.all())
+        if same.any():
+            width = n[same].min()
+            same &= n == width
+            self._unite(one[same, :width].ravel(), two[same, :width].ravel())
+            return bool(same.all())
+        if single.any():
+            divided = self._divide(one[single], two[single], n[single] == 1)
+            return divided and bool(single.all())
+        self.freeze(one, f"{why}, and divided in two ways")
+        self.freeze(two, f"{why}, and divided in two ways")
+        return True
 
     def _apart(self, a: Ids, b: Ids) -> tuple[Ids, Ids]:
         # What either side has that the other has not, in each row from the left.
         sides = []
-        a = self.resolve(a)
-        b = self.resolve(b)
-        both = [np.where(self.reason[side] > 0, 0, side) for side in (a, b)]
+        both = [self.resolve(label) for label in (a, b)]
+        both = [np.where(self.reason[side] > 0, 0, side) for side in both]
         for mine, other in (both, both[::-1]):
-            alone = np.where((mine[:, :, None] == other[:, None, :]).any(2), 0, mine)
-            alone = np.take_along_axis(
-                alone, np.argsort(alone == 0, axis=1, kind="stable"), 1
-            )
+            shared = (mine[:, :, None] == other[:, None, :]).any(2)
+            alone = np.where(shared, 0, mine)
+            order = np.argsort(alone == 0, axis=1, kind="stable")
+            alone = np.take_along_axis(alone, order, 1)
             sides.append(alone[:, : max(1, alone.any(0).sum())])
         return sides[0], sides[1]
 
-    def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> bool:
-        # An atom is the product of several; of an atom that comes twice the first row
-        # counts, and joins go on.
+    def _divide(self, one: Ids, two: Ids, first: Flags) -> bool:
+        # An atom, of the first side or of the second, is the product of several of the
+        # other; of an atom that comes twice the first row counts, and joins go on.
+        whole = np.where(first, one[:, 0], two[:, 0])
         atoms, at = np.unique(whole, return_index=True)
         width = max(one.shape[1], two.shape[1])
         if width > self.parts.shape[1]:
