@@ -20,7 +20,14 @@ from sparsefn.shrinking.layers import (
 )
 from sparsefn.shrinking.norms import mean_dims
 from sparsefn.shrinking.resizing import Resizing, aten, refused, scale
-from sparsefn.shrinking.values import bind, opname, tensors_of, values_in
+from sparsefn.shrinking.values import (
+    arguments_of,
+    bind,
+    by_name,
+    opname,
+    tensors_of,
+    values_in,
+)
 
 Rule = Callable[[Resizing], None]
 
@@ -42,13 +49,11 @@ def sized(change: Resizing) -> None:
 
 def resize_split(change: Resizing) -> None:
     """Parts of a dimension that loses entries, which lose some each."""
-    x = change.values["self"]
-    dim = change.values["dim"] % len(change.values["self"].shape)
+    x, dim = change.along
     if dim in change.lost(x):
         sizes = [change.cut.size(out)[dim] for out in change.outs]
-        change.become(
-            aten.split_with_sizes.default, change.arguments["self"], sizes, dim
-        )
+        whole = change.arguments["self"]
+        change.become(aten.split_with_sizes.default, whole, sizes, dim)
 
 
 def repeat(change: Resizing) -> None:
@@ -59,20 +64,19 @@ def repeat(change: Resizing) -> None:
     made = list(change.arguments[key])
     for i in range(1, len(made) + 1):
         inside = x.shape[-i] if i <= len(x.shape) else 1
-        made[-i] = _times(
-            made[-i], change.kept(out, len(out.shape) - i).reshape(-1, inside)
-        )
+        kept = change.kept(out, len(out.shape) - i)
+        made[-i] = _times(made[-i], kept.reshape(-1, inside))
     change.arguments[key] = made
 
 
 def repeat_interleave(change: Resizing) -> None:
-    x = change.values["self"]
-    out = change.outs[0]
-    dim = change.values.get("dim")
-    if dim is None or not isinstance(change.values.get("repeats"), int):
+    times = change.arguments["repeats"]
+    if change.values.get("dim") is None or not isinstance(
+        change.values["repeats"], int
+    ):
         change.refuse("it repeats each of them by a number of its own")
-    dim = dim % len(x.shape)
-    table = change.kept(out, dim).reshape(x.shape[dim], -1).T
+    x, dim = change.along
+    table = change.kept(change.outs[0], dim).reshape(x.shape[dim], -1).T
     change.arguments["repeats"] = _times(change.arguments["repeats"], table)
 
 
@@ -87,18 +91,16 @@ def squeeze(change: Resizing) -> None:
     belong.
     """
     x = change.values["self"]
-    asked = change.values.get("dim")
-    if asked is None:
-        asked = range(len(x.shape))
-    dims = [asked] if isinstance(asked, int) else asked
+    dims = change.values.get("dim")
+    if dims is None:
+        dims = range(len(x.shape))
+    if isinstance(dims, int):
+        dims = [dims]
     dims = [d % max(len(x.shape), 1) for d in dims]
     after = change.cut.size(x)
     if any(after[d] == 1 != x.shape[d] for d in dims):
-        change.become(
-            aten.squeeze.dims,
-            change.arguments["self"],
-            [d for d in dims if x.shape[d] == 1],
-        )
+        one = [d for d in dims if x.shape[d] == 1]
+        change.become(aten.squeeze.dims, change.arguments["self"], one)
 
 
 def resize_convolution(change: Resizing) -> None:
@@ -123,23 +125,14 @@ def channel_shuffle(change: Resizing) -> None:
 
 def resize_layer_norm(change: Resizing) -> None:
     x = change.values["input"]
-    some = len(change.arguments["normalized_shape"])
+    given = change.arguments
+    some = len(given["normalized_shape"])
     dims = list(range(len(x.shape) - some, len(x.shape)))
     if set(dims) & set(change.lost(x)):
         count = change.number("input", dims)
-        given = change.arguments
-        tail = [
-            given["weight"],
-            *([given["bias"]] if "bias" in given else []),
-            given["eps"],
-        ]
-        change.become(
-            counted_layer_norm if "bias" in given else counted_rms_norm,
-            given["input"],
-            count,
-            some,
-            *tail,
-        )
+        norm = counted_layer_norm if "bias" in given else counted_rms_norm
+        tail = [given[name] for name in ("weight", "bias", "eps") if name in given]
+        change.become(norm, given["input"], count, some, *tail)
 
 
 def resize_group_norm(change: Resizing) -> None:
@@ -151,10 +144,9 @@ def resize_group_norm(change: Resizing) -> None:
     change.count("num_groups", left)
     if keep.sum() * groups != len(keep) * left:
         count = change.number("input", range(2, len(x.shape)), len(keep) // groups)
-        tail = [given[name] for name in ("weight", "bias", "eps")]
-        change.become(
-            counted_group_norm, given["input"], given["num_groups"], count, *tail
-        )
+        names = ("weight", "bias", "eps")
+        tail = [given["num_groups"], count, *(given[name] for name in names)]
+        change.become(counted_group_norm, given["input"], *tail)
 
 
 def resize_mean(change: Resizing) -> None:
@@ -164,13 +156,9 @@ def resize_mean(change: Resizing) -> None:
     if set(dims) & set(change.lost(x)):
         if given["dtype"] is not None:
             change.refuse("it counts them in another dtype")
-        change.become(
-            counted_mean,
-            given["self"],
-            change.number("self", dims),
-            dims,
-            given.get("keepdim", False),
-        )
+        count = change.number("self", dims)
+        keepdim = given.get("keepdim", False)
+        change.become(counted_mean, given["self"], count, dims, keepdim)
 
 
 def resize_attention(change: Resizing) -> None:
@@ -211,42 +199,34 @@ def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
     return made
 
 
-_SPLITS = (
-    "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk "
-    "tensor_split"
-)
-_SIZES = (
-    "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
-    "rand randn"
-)
-_NEW = "new_zeros new_ones new_full new_empty"
 # Of other operations no argument speaks of sizes or places: the proof tells where one
 # does.
-RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_SIZES.split(), *_NEW.split()), sized),
-    **dict.fromkeys(_SPLITS.split(), resize_split),
-    **dict.fromkeys(("repeat", "tile"), repeat),
-    "repeat_interleave": repeat_interleave,
-    "squeeze": squeeze,
-    **dict.fromkeys(("slice", "narrow"), resizing.cut_slice),
-    "select": resizing.cut_select,
-    "index_select": resizing.cut_index_select,
-    "index": resizing.cut_index,
-    "roll": resizing.cut_roll,
-    **dict.fromkeys(("slice_scatter", "select_scatter"), resizing.cut_slice_scatter),
-    **dict.fromkeys(("constant_pad_nd", "pad"), resizing.cut_pad),
-    **dict.fromkeys(
-        (f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)),
-        resize_convolution,
-    ),
-    "convolution": resize_convolution,
-    "channel_shuffle": channel_shuffle,
-    **dict.fromkeys(("layer_norm", "rms_norm"), resize_layer_norm),
-    "group_norm": resize_group_norm,
-    "mean": resize_mean,
-    "_grouped_mm": resize_grouped_mm,
-    "scaled_dot_product_attention": resize_attention,
-}
+RULES: dict[str, Rule] = by_name(
+    {
+        "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
+        "rand randn new_zeros new_ones new_full new_empty": sized,
+        "split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split "
+        "chunk unsafe_chunk": resize_split,
+        "repeat tile": repeat,
+        "repeat_interleave": repeat_interleave,
+        "squeeze": squeeze,
+        "slice narrow": resizing.cut_slice,
+        "select": resizing.cut_select,
+        "index_select": resizing.cut_index_select,
+        "index": resizing.cut_index,
+        "roll": resizing.cut_roll,
+        "slice_scatter select_scatter": resizing.cut_slice_scatter,
+        "constant_pad_nd pad": resizing.cut_pad,
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+        "convolution": resize_convolution,
+        "channel_shuffle": channel_shuffle,
+        "layer_norm rms_norm": resize_layer_norm,
+        "group_norm": resize_group_norm,
+        "mean": resize_mean,
+        "_grouped_mm": resize_grouped_mm,
+        "scaled_dot_product_attention": resize_attention,
+    }
+)
 
 
 class Program(fx.GraphModule):
@@ -289,12 +269,8 @@ class Program(fx.GraphModule):
 
 def _has_mode(node: fx.Node) -> bool:
     # Whether an operation is told in which mode it is.
-    schema = getattr(node.target, "_schema", None)
-    names = {spec.name for spec in schema.arguments} if schema is not None else set()
-    return (
-        bool(names & {"train", "training"})
-        and bind(node.target, node.args, node.kwargs).get("p") != 0
-    )
+    given = arguments_of(node)
+    return bool(given.keys() & {"train", "training"}) and given.get("p") != 0
 
 
 def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
@@ -375,24 +351,17 @@ def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
 def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
     name = opname(old)
     known = cut.analysis.values
-    lost = any(
-        cut.loses(value)
-        for one in (old, *old.all_input_nodes)
-        for value in values_in(known[one])
-    )
-    if lost and not hasattr(node.target, "_schema"):
-        raise refused(old, "it is a program of its own")
-    if lost and (name in RULES or name.startswith("sym_")):
-        values = bind(
-            node.target, *fx.map_arg((old.args, old.kwargs), known.__getitem__)
-        )
-        change = Resizing(
-            cut, root, old, node, values, bind(node.target, node.args, node.kwargs)
-        )
+    nodes = (old, *old.all_input_nodes)
+    if any(cut.loses(value) for value in values_in([known[one] for one in nodes])):
+        if not hasattr(node.target, "_schema"):
+            raise refused(old, "it is a program of its own")
+        args, kwargs = fx.map_arg((old.args, old.kwargs), known.__getitem__)
+        values = bind(node.target, args, kwargs)
+        change = Resizing(cut, root, old, node, values, arguments_of(node))
         if name in RULES:
             RULES[name](change)
             change.write()
-        else:
+        elif name.startswith("sym_"):
             _unchanged(change)
     # strides may be others
     if node.target in (aten.view.default, aten._unsafe_view.default):
@@ -449,24 +418,18 @@ def _open(graph: fx.Graph) -> None:
     with graph.inserting_before(inputs[-1].next):
         for node in inputs:
             if node not in tensors:
-                graph.call_function(
-                    same_input, (node, node.meta.get("val"), node.target)
-                )
-        device = (
-            graph.call_function(getattr, (tensors[0], "device")) if tensors else None
-        )
-    for node in graph.nodes if device is not None else ():
-        schema = getattr(node.target, "_schema", None)
-        names = [spec.name for spec in schema.arguments] if schema is not None else []
-        if (
-            "device" in names
-            and bind(node.target, node.args, node.kwargs)["device"]
-            == tensors[0].meta["val"].device
-        ):
-            place = names.index("device")
+                traced = node.meta.get("val")
+                graph.call_function(same_input, (node, traced, node.target))
+        if not tensors:
+            return
+        device = graph.call_function(getattr, (tensors[0], "device"))
+    for node in graph.nodes:
+        given = arguments_of(node)
+        if given.get("device") == tensors[0].meta["val"].device:
+            place = list(given).index("device")
             if place < len(node.args):
                 node.update_arg(place, device)
             else:
                 node.update_kwarg("device", device)
-    if device is not None and not device.users:
+    if not device.users:
         graph.erase_node(device)

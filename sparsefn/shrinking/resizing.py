@@ -5,6 +5,7 @@ along dimensions that lose entries.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -12,11 +13,18 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.atoms import Flags
-from sparsefn.shrinking.values import Value, bind, module_of, opname, values_in
+from sparsefn.shrinking.values import (
+    Value,
+    arguments_of,
+    bind,
+    module_of,
+    opname,
+    values_in,
+)
 
 Number = int | fx.Node
 Places = npt.NDArray[np.int64]
@@ -53,6 +61,12 @@ class Resizing:
         """The dimensions that lose entries."""
         return [d for d in range(len(value.shape)) if not self.kept(value, d).all()]
 
+    @property
+    def along(self) -> tuple[Value, int]:
+        """The tensor that it takes, and the dimension along which it does something."""
+        x: Value = self.values["self"]
+        return x, self.values["dim"] % max(len(x.shape), 1)
+
     def refuse(self, why: str) -> NoReturn:
         raise refused(self.old, why)
 
@@ -69,18 +83,22 @@ class Resizing:
         if not self.arguments:  # it became a function of Python
             return
         schema = self.node.target._schema.arguments  # type: ignore[union-attr]
-        places = [spec.name for spec in schema if not spec.kwarg_only]
-        while places and _is_default(
-            schema[len(places) - 1], self.arguments[places[-1]]
-        ):
+        places = [spec for spec in schema if not spec.kwarg_only]
+        while places and self._is_default(places[-1]):
             places.pop()
         named = [
-            spec
+            spec.name
             for spec in schema
-            if spec.kwarg_only and not _is_default(spec, self.arguments[spec.name])
+            if spec.kwarg_only and not self._is_default(spec)
         ]
-        self.node.args = tuple(self.arguments[name] for name in places)
-        self.node.kwargs = {spec.name: self.arguments[spec.name] for spec in named}
+        self.node.args = tuple(self.arguments[spec.name] for spec in places)
+        self.node.kwargs = {name: self.arguments[name] for name in named}
+
+    def _is_default(self, spec: Any) -> bool:
+        default = spec.default_value
+        value = self.arguments[spec.name]
+        same = type(value) is type(default) and value == default
+        return bool(spec.has_default_value() and same)
 
     def become(self, target: Any, *args: Any) -> None:
         """Another operation in its place."""
@@ -95,16 +113,14 @@ class Resizing:
         """An operation before it."""
         with self.node.graph.inserting_before(self.node):
             made = self.node.graph.call_function(target, args)
-        made.meta = {
-            key: self.node.meta[key]
-            for key in ("nn_module_stack", "stack_trace")
-            if key in self.node.meta
-        }
+        for key in {"nn_module_stack", "stack_trace"} & self.node.meta.keys():
+            made.meta[key] = self.node.meta[key]
         return made
 
-    def constant(self, name: str, x: Tensor) -> fx.Node:
-        """A tensor that is no parameter."""
+    def constant(self, name: str, places: Places) -> fx.Node:
+        """Indices, in a tensor that is no parameter."""
         name = f"_{self.node.name}_{name}"
+        x = torch.from_numpy(places).to(self.old.meta["val"].device)
         self.root.register_buffer(name, x, persistent=False)
         with self.node.graph.inserting_before(self.node):
             return self.node.graph.get_attr(name)
@@ -130,36 +146,29 @@ class Resizing:
 
     def count(self, name: str, new: int) -> None:
         """A number of groups, which may be a symbolic size."""
-        self.arguments[name] = self.fit(
-            [self.arguments[name]], [new], [self.values[name]]
-        )[0]
+        (made,) = self.fit([self.arguments[name]], [new], [self.values[name]])
+        self.arguments[name] = made
 
     def scaled(self, size: fx.Node, new: int, was: int) -> fx.Node:
         """A symbolic size such as batch * heads, with fewer heads."""
         whole, part = scale(size.meta.get("val"), new, was) or self.refuse(
             "it takes a size that is no product"
         )
-        return self.insert(
-            operator.mul, self.insert(operator.floordiv, size, whole), part
-        )
+        rest = self.insert(operator.floordiv, size, whole)
+        return self.insert(operator.mul, rest, part)
 
     def number(self, name: str, dims: Sequence[int], factor: int = 1) -> Number:
         """How many entries an argument had along dimensions before the cut.
 
         The number is multiplied by a factor.
         """
-        old = bind(self.old.target, self.old.args, self.old.kwargs)[name].meta["val"]
-        made: Number = factor
+        shape = arguments_of(self.old)[name].meta["val"].shape
+        fixed = [shape[d] for d in dims if not isinstance(shape[d], torch.SymInt)]
+        made: Number = factor * math.prod(fixed)
         for d in dims:
-            if not isinstance(old.shape[d], torch.SymInt):
-                made = old.shape[d] * made
-        for d in dims:
-            if isinstance(old.shape[d], torch.SymInt):
-                made = self.insert(
-                    operator.mul,
-                    self.insert(aten.sym_size.int, self.arguments[name], d),
-                    made,
-                )
+            if isinstance(shape[d], torch.SymInt):
+                size = self.insert(aten.sym_size.int, self.arguments[name], d)
+                made = self.insert(operator.mul, size, made)
         return made
 
 
@@ -176,11 +185,9 @@ def scale(size: Any, new: int, was: int) -> tuple[int, int] | None:
     exact = rest.is_Symbol or (
         rest.is_Mul and all(part.is_Symbol for part in rest.args)
     )
-    return (
-        (int(factor), int(factor) * new // was)
-        if exact and int(factor) * new % was == 0
-        else None
-    )
+    if not exact or int(factor) * new % was:
+        return None
+    return int(factor), int(factor) * new // was
 
 
 def refused(node: fx.Node, why: str) -> ValueError:
@@ -190,20 +197,9 @@ def refused(node: fx.Node, why: str) -> ValueError:
     )
 
 
-def _is_default(spec: Any, value: Any) -> bool:
-    return (
-        bool(spec.has_default_value())
-        and type(value) is type(spec.default_value)
-        and value == spec.default_value
-    )
-
-
-_WITH_ONE = (None, "constant")  # modes of padding
-
-
 def cut_slice(change: Resizing) -> None:
     """A slice or narrow along a dimension that loses entries."""
-    x, dim = _along(change)
+    x, dim = change.along
     if dim in change.lost(x):
         change.become(*_read(change, dim, _range(change, x.shape[dim])))
 
@@ -221,7 +217,7 @@ def _range(change: Resizing, size: int) -> Places:
 
 def cut_select(change: Resizing) -> None:
     """One index of a dimension that loses others."""
-    x, dim = _along(change)
+    x, dim = change.along
     if dim in change.lost(x):
         change.arguments["index"] = _moved_index(change, change.kept(x, dim))
 
@@ -231,21 +227,16 @@ def _moved_index(change: Resizing, keep: Flags) -> int:
 
 
 def cut_index_select(change: Resizing) -> None:
-    x, dim = _along(change)
+    x, dim = change.along
     if dim in change.lost(x):
         change.become(*_read(change, dim, _known(change, change.values["index"])))
 
 
 def cut_roll(change: Resizing) -> None:
     x = change.values["self"]
-    lost = change.lost(change.values["self"])
-    shifts = dict(
-        zip(
-            [d % len(x.shape) for d in change.values["dims"]],
-            change.arguments["shifts"],
-            strict=False,
-        )
-    )
+    lost = change.lost(x)
+    dims = [d % len(x.shape) for d in change.values["dims"]]
+    shifts = dict(zip(dims, change.arguments["shifts"], strict=False))
     if not shifts or any(isinstance(shifts.get(d), fx.Node) for d in lost):
         change.refuse(
             "it rolls them by what depends on the sizes of inputs, or as one row"
@@ -271,25 +262,18 @@ def cut_index(change: Resizing) -> None:
     for d in at:
         index = indices[d]
         keep = change.kept(x, d)
-        wanted = [
-            change.kept(out, first + rank - len(index.shape) + i)
-            for i in range(len(index.shape))
-        ]
-        wanted = [
-            one if n > 1 else np.ones(1, bool)
-            for n, one in zip(index.shape, wanted, strict=True)
-        ]
+        wanted = []
+        for i, n in enumerate(index.shape, first + rank - len(index.shape)):
+            wanted.append(change.kept(out, i) if n > 1 else np.ones(1, bool))
         if not keep.all() or not all(one.all() for one in wanted):
             new = change.moved(keep, _known(change, index) % len(keep), np.ix_(*wanted))
-            made[d] = change.constant(
-                f"index{d}", torch.from_numpy(new).to(_device(change))
-            )
+            made[d] = change.constant(f"index{d}", new)
     change.arguments["indices"] = made
 
 
 def cut_slice_scatter(change: Resizing) -> None:
     """A slice or one index of a dimension, written into."""
-    x, dim = _along(change)
+    x, dim = change.along
     if dim not in change.lost(x):
         return
     keep = change.kept(x, dim)
@@ -297,13 +281,10 @@ def cut_slice_scatter(change: Resizing) -> None:
         change.arguments["index"] = _moved_index(change, keep)
         return
     places = _range(change, x.shape[dim])
-    new = change.moved(keep, places, keep[places])
-    step = _step(new)
-    if step is None:
+    part = _as_slice(change.moved(keep, places, keep[places]))
+    if part is None:
         change.refuse("what stays does not lie at even distances")
-    change.arguments.update(
-        zip(("start", "end", "step"), _bounds(new, step), strict=True)
-    )
+    change.arguments.update(zip(("start", "end", "step"), part, strict=True))
 
 
 def cut_pad(change: Resizing) -> None:
@@ -316,29 +297,19 @@ def cut_pad(change: Resizing) -> None:
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
         left, right = pads[2 * place : 2 * place + 2]
-        if (
-            any(isinstance(n, fx.Node) for n in (left, right))
-            or change.values.get("mode") not in _WITH_ONE
-        ):
+        sized = any(isinstance(n, fx.Node) for n in (left, right))
+        if sized or change.values.get("mode", "constant") != "constant":
             change.refuse("it pads them with others of them, or as many as inputs have")
         keep = change.kept(x, dim)
         made = change.kept(out, dim)
-        pads[2 * place] = (
-            int(made[:left].sum())
-            if left > 0
-            else -int(keep[:-left].sum() if left else 0)
-        )
-        pads[2 * place + 1] = (
-            int(made[len(made) - right :].sum())
-            if right > 0
-            else -int(keep[len(keep) + right :].sum())
-        )
+        pads[2 * place] = _pad(left, keep, made)
+        pads[2 * place + 1] = _pad(right, keep[::-1], made[::-1])
     change.arguments["pad"] = pads
 
 
-def _along(change: Resizing) -> tuple[Value, int]:
-    x: Value = change.values["self"]
-    return x, change.values["dim"] % max(len(x.shape), 1)
+def _pad(n: int, keep: Flags, made: Flags) -> int:
+    # How many of n entries in front stay: of those that a pad makes, or takes away.
+    return int(made[:n].sum()) if n > 0 else -int(keep[:-n].sum())
 
 
 def _known(change: Resizing, index: Any) -> Places:
@@ -351,34 +322,21 @@ def _known(change: Resizing, index: Any) -> Places:
 def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
     # The operation that reads these places of the input along a dimension: those that
     # its output keeps.
-    new = change.moved(
-        change.kept(change.values["self"], dim),
-        places,
-        change.kept(change.outs[0], dim),
-    )
+    keep = change.kept(change.values["self"], dim)
+    new = change.moved(keep, places, change.kept(change.outs[0], dim))
     x = change.arguments["self"]
-    step = _step(new)
-    if step is None:
-        index = change.constant(
-            f"index{dim}", torch.from_numpy(new).to(_device(change))
-        )
+    part = _as_slice(new)
+    if part is None:
+        index = change.constant(f"index{dim}", new)
         return aten.index_select.default, x, dim, index
-    return aten.slice.Tensor, x, dim, *_bounds(new, step)
+    return aten.slice.Tensor, x, dim, *part
 
 
-def _bounds(new: Places, step: int) -> tuple[int, int, int]:
-    # A slice that takes these places.
-    return (int(new[0]), int(new[-1]) + 1, step) if len(new) else (0, 0, step)
-
-
-def _step(new: Places) -> int | None:
-    # The distance of places in a row, if it is one.
+def _as_slice(new: Places) -> tuple[int, int, int] | None:
+    # The start, end and step of a slice that takes these places, if there is one.
     steps = np.unique(np.diff(new))
-    if not len(steps):
-        return 1
-    return int(steps[0]) if len(steps) == 1 and steps[0] > 0 else None
-
-
-def _device(change: Resizing) -> torch.device:
-    val = change.old.meta.get("val")
-    return val.device if isinstance(val, torch.Tensor) else torch.device("cpu")
+    if len(steps) > 1 or (steps <= 0).any():
+        return None
+    if not len(new):
+        return 0, 0, 1
+    return int(new[0]), int(new[-1]) + 1, int(steps[0]) if len(steps) else 1
