@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +20,13 @@ from torch.utils import _pytree as pytree
 
 from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.analysis import Cut
-from sparsefn.shrinking.values import module_of, named_module, opname, values_in
+from sparsefn.shrinking.values import (
+    module_of,
+    named_module,
+    named_tensors,
+    opname,
+    values_in,
+)
 
 
 class Tried(NamedTuple):
@@ -32,19 +38,33 @@ class Tried(NamedTuple):
     path: str = ""  # of the module that is to blame
 
 
-class Open(Protocol):
-    """A number to choose."""
+@dataclasses.dataclass
+class Guess:
+    """A number that is kept in several places, such as in the modules of one class, and
+    what it may become in each of them: likely ones first.
+    """
 
-    choice: int
+    owners: dict[str, Any]  # by path what holds it: attributes, a config, or a list
+    key: str | int
+    place: int | None  # in a list or tuple
+    options: list[tuple[Any, ...]]
+    old: int  # which option is that it stays
+    choice: int = 0
 
-    @property
-    def options(self) -> Sequence[Any]: ...
-
-    def take(self, choice: int) -> None: ...
+    def take(self, choice: int) -> None:
+        self.choice = choice
+        for owner, value in zip(
+            self.owners.values(), self.options[choice], strict=True
+        ):
+            if self.place is not None:
+                whole = list(owner[self.key])
+                whole[self.place] = value
+                value = type(owner[self.key])(whole)
+            owner[self.key] = value
 
 
 def search(
-    order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], tries: int
+    order: Callable[[Tried], Sequence[Guess]], run: Callable[[], Tried], tries: int
 ) -> Tried:
     """Change one number, or two at once, as long as that is better; the best that was
     found in so many runs.
@@ -69,7 +89,7 @@ def search(
     return best
 
 
-def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
+def _changes(numbers: Sequence[Guess]) -> Iterator[list[tuple[Guess, int]]]:
     single = [
         (number, choice)
         for number in numbers
@@ -94,33 +114,6 @@ Sizes = dict[tuple[int, int, int], tuple[int, int]]
 NodeSizes = dict[fx.Node, Pairs]
 
 
-@dataclasses.dataclass
-class Guess:
-    """A number that the modules of one class keep, and what it may become in each of
-    them: likely ones first.
-    """
-
-    modules: dict[str, nn.Module]
-    key: str
-    place: int | None  # in a list or tuple
-    options: list[tuple[int, ...]]
-    old: int  # which option is that it stays
-    choice: int = 0
-
-    def take(self, choice: int) -> None:
-        self.choice = choice
-        for layer, value in zip(
-            self.modules.values(), self.options[choice], strict=True
-        ):
-            held = vars(layer)[self.key]
-            if self.place is not None:
-                held = list(held)
-                number = value
-                held[self.place] = number
-                value = type(vars(layer)[self.key])(held)
-            vars(layer)[self.key] = value
-
-
 def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     """Set whole numbers, also in lists and tuples, that are a size that changes; and
     say what else they may be.
@@ -131,44 +124,41 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     """
     own = _seen(nodes, 0)
     below = _seen(nodes, 1)
-    alike: dict[Any, dict[str, tuple[nn.Module, int]]] = defaultdict(dict)
+    alike: dict[Any, dict[str, int]] = defaultdict(dict)
     for path, layer in small.named_modules():
         for key, place, value in _numbers(layer):
-            alike[type(layer), key, place, tuple(own[path][0])][path] = layer, value
+            alike[type(layer), key, place, tuple(own[path][0])][path] = value
     made = []
     for (_, key, place, _), members in alike.items():
-        values = tuple(value for _, value in members.values())
-        seen = []
-        for sizes in (own, below):
-            seen += _columns([sizes[path][1] for path in members], values)
-        options = list(
-            dict.fromkeys([*(option for option in seen if option != values), values])
-        )
+        values = tuple(members.values())
+        here = [own[path][1] for path in members]
+        inside = [below[path][1] for path in members]
+        seen = [*_columns(here, values), *_columns(inside, values)]
+        options = list(dict.fromkeys(option for option in seen if option != values))
+        options.append(values)
         if len(options) == 1:
-            options += set(_parts([own[path][1] for path in members], values)) - {
-                values
-            }
+            options += set(_parts(here, values)) - {values}
         if len(options) > 1:
-            modules = {path: layer for path, (layer, _) in members.items()}
-            made.append(Guess(modules, key, place, options, options.index(values)))
+            owners = {path: vars(small.get_submodule(path)) for path in members}
+            made.append(Guess(owners, key, place, options, options.index(values)))
             made[-1].take(0)
     return made
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
-    if (
-        type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_
-    ) or is_conv1d(layer):
+    known = type(layer).__module__.startswith(("torch.nn.", "sparsefn."))
+    if (known and not open_) or is_conv1d(layer):
         return  # layer_sizes knows of them
     for key, value in list(vars(layer).items()):
-        if open_ or key not in getattr(layer, "__constants__", ()):
-            many = type(value) in (list, tuple, torch.Size) and all(
-                type(n) is int for n in value
-            )
-            for place, number in enumerate(value) if many else [(None, value)]:
-                if type(number) is int and number > 1:
-                    yield key, place, number
+        if not open_ and key in getattr(layer, "__constants__", ()):
+            continue
+        many = type(value) in (list, tuple, torch.Size) and all(
+            type(n) is int for n in value
+        )
+        for place, number in enumerate(value) if many else [(None, value)]:
+            if type(number) is int and number > 1:
+                yield key, place, number
 
 
 def node_sizes(cut: Cut) -> NodeSizes:
@@ -239,7 +229,7 @@ def settle(
     def order(tried: Tried) -> list[Guess]:
         return sorted(
             unknown,
-            key=lambda guess: -max(_near(path, tried.path) for path in guess.modules),
+            key=lambda guess: -max(_near(path, tried.path) for path in guess.owners),
         )
 
     found = search(order, lambda: _run(small, works, wanted, keeps), TRIES)
@@ -308,13 +298,7 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
         if wrong:
             return
         if error is not None:
-            wrong.append(
-                (
-                    path,
-                    "fails: "
-                    f"{(str(error).strip() or type(error).__name__).splitlines()[0]}",
-                )
-            )
+            wrong.append((path, f"fails: {_line_of(error)}"))
         elif far == len(wanted) or wanted[far][0] != path:
             wrong.append((path, "runs where another module did"))
         elif not _alike(outs, wanted[far][1], keeps):
@@ -340,18 +324,16 @@ def _alike_but(
     x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]]
 ) -> bool:
     # Whether tensors are the same, but for entries of dimensions that lose some.
-    dims = [d for d, (n, m) in enumerate(zip(x.shape, y.shape, strict=False)) if n != m]
-    for chosen in (
-        itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims))
-        if x.ndim == y.ndim
-        else ()
-    ):
+    if x.ndim != y.ndim:
+        return False
+    dims = [d for d in range(x.ndim) if x.shape[d] != y.shape[d]]
+    choices = [keeps.get((y.shape[d], x.shape[d]), []) for d in dims]
+    for chosen in itertools.product(*choices):
         left = y
         for d, keep in zip(dims, chosen, strict=True):
             left = left.index_select(d, keep.to(y.device))
-        near = (
-            _NEAR.get(x.dtype, 0.05) * float(left.abs().max()) if left.numel() else 0.0
-        )
+        largest = float(left.abs().max()) if left.numel() else 0.0
+        near = _NEAR.get(x.dtype, 0.05) * largest
         if torch.allclose(x, left.to(x.dtype), 0, near, equal_nan=True):
             return True
     return False
@@ -397,16 +379,15 @@ def set_configs(
     """
     done: list[str] = []
     for path, part in small.named_modules():
-        if not hasattr(getattr(part, "config", None), "__dict__") or any(
-            f"{path}.".startswith(one) for one in done
-        ):
+        inside = any(f"{path}.".startswith(one) for one in done)
+        if inside or not hasattr(getattr(part, "config", None), "__dict__"):
             continue
         done.append(f"{path}." if path else "")
         whole = model.get_submodule(path)
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
         places = list(_places(part.config))
-        old = list(_places(copy.deepcopy(part.config)))
+        old = [held[key] for held, key, _ in places]
         why = (
             _classes(part, whole)
             or _fit(part, whole, places, sizes)
@@ -414,14 +395,11 @@ def set_configs(
             or _adopt(part, lambda: works(small))
         )
         if why:
-            for (held, key, _), (before, _, _) in zip(places, old, strict=True):
-                held[key] = before[key]
-        yield (
-            path,
-            f"the config of {named_module(small, path)} keeps its numbers: {why}"
-            if why
-            else "",
-        )
+            for (held, key, _), value in zip(places, old, strict=True):
+                held[key] = value
+            name = named_module(small, path)
+            why = f"the config of {name} keeps its numbers: {why}"
+        yield path, why
 
 
 def _classes(part: nn.Module, whole: nn.Module) -> str:
@@ -445,48 +423,31 @@ def _fit(
     new = _attributes(part)
     shapes = _shapes(part)
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
-    pairs = [(shape, shapes.get(name)) for name, shape in _shapes(whole).items()]
-    for before, after in (
-        *pairs,
+    pairs: list[tuple[Any, Any]] = [
+        *((shape, shapes.get(name)) for name, shape in _shapes(whole).items()),
         *((value, new.get(fact)) for fact, value in old.items()),
         *sizes,
-    ):
-        many = (
-            isinstance(before, tuple)
-            and isinstance(after, tuple)
-            and len(before) == len(after)
-        )
-        for a, b in zip(before, after, strict=True) if many else [(before, after)]:  # type: ignore[arg-type]
+    ]
+    for before, after in pairs:
+        many = isinstance(before, tuple) and isinstance(after, tuple)
+        if not many or len(before) != len(after):
+            before = [before]
+            after = [after]
+        for a, b in zip(before, after, strict=True):
             if type(a) is type(b):
-                became[type(a), a].update([b])
+                became[type(a), a][b] += 1
     for fact, value in old.items():
         if type(new.get(fact)) is type(value):
-            became[fact[1], value].update([new[fact]])
+            became[fact[1], value][new[fact]] += 1
     numbers = []
     for held, key, name in places:
         value = held[key]
-        some = [
-            *became[name, value].most_common(),
-            *became[type(value), value].most_common(),
-            (value, 0),
-        ]
-        numbers.append(
-            _Number(held, key, list(dict.fromkeys(number for number, _ in some)))
-        )
+        some = [*became[name, value].most_common()]
+        some += became[type(value), value].most_common()
+        options = dict.fromkeys([(number,) for number, _ in [*some, (value, 0)]])
+        numbers.append(Guess({"": held}, key, None, list(options), 0))
         numbers[-1].take(0)
     return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
-
-
-@dataclasses.dataclass
-class _Number:
-    held: Any
-    key: str | int
-    options: list[Any]
-    choice: int = 0
-
-    def take(self, choice: int) -> None:
-        self.choice = choice
-        self.held[self.key] = self.options[choice]
 
 
 def _new(part: Any, device: str) -> nn.Module:
@@ -500,10 +461,8 @@ def _tried(part: nn.Module) -> Tried:
     try:
         made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Tried(
-            (-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}"
-        )
+        why = f"with others {type(part).__name__} fails: {_line_of(error)}"
+        return Tried((-math.inf, 0), False, why)
     wanted = _shapes(part)
     got = _shapes(made)
     wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
@@ -516,6 +475,10 @@ def _tried(part: nn.Module) -> Tried:
         not wrong and not other,
         f"no others give {wrong[0]}" if wrong else "",
     )
+
+
+def _line_of(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _other_tables(part: nn.Module) -> str:
@@ -547,11 +510,7 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    tensors = (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    )
-    return {name: tuple(x.shape) for name, x in tensors}
+    return {name: tuple(x.shape) for name, x in named_tensors(model).items()}
 
 
 def _attributes(model: nn.Module) -> dict[Fact, Any]:

@@ -383,27 +383,19 @@ def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
             while path:
                 path = path.rpartition(".")[0]
                 owners[path].add(size)
-    alike: dict[Any, dict[str, tuple[nn.Module, int, int]]] = defaultdict(dict)
+    alike: dict[Any, dict[str, tuple[int, int]]] = defaultdict(dict)
     for path, sizes in owners.items():
         layer = small.get_submodule(path)
         if type(layer).__module__.startswith("torch.nn."):
             continue
-        for (key, value), (old, new) in (
-            (item, size) for item in vars(layer).items() for size in sizes
-        ):
-            if (
-                isinstance(value, int)
-                and value == old != new
-                and sum(size[0] == old for size in sizes) == 1
-            ):
-                alike[type(layer), key][path] = layer, old, new
+        for key, value in vars(layer).items():
+            became = [size for size in sizes if size[0] == value]
+            if isinstance(value, int) and len(became) == 1 and became[0][1] != value:
+                alike[type(layer), key][path] = became[0]
     made = []
     for (_, key), members in alike.items():
-        modules = {path: layer for path, (layer, _, _) in members.items()}
-        options = [
-            tuple([new for _, _, new in members.values()]),
-            tuple([old for _, old, _ in members.values()]),
-        ]
-        made.append(Guess(modules, key, None, options, 1))
+        held = {path: vars(small.get_submodule(path)) for path in members}
+        old, new = zip(*members.values(), strict=True)
+        made.append(Guess(held, key, None, [new, old], 1))
         made[-1].take(0)
     return made

@@ -70,10 +70,8 @@ def repeat(change: Resizing) -> None:
 
 
 def repeat_interleave(change: Resizing) -> None:
-    times = change.arguments["repeats"]
-    if change.values.get("dim") is None or not isinstance(
-        change.values["repeats"], int
-    ):
+    times = change.values.get("repeats")
+    if change.values.get("dim") is None or not isinstance(times, int):
         change.refuse("it repeats each of them by a number of its own")
     x, dim = change.along
     table = change.kept(change.outs[0], dim).reshape(x.shape[dim], -1).T

@@ -59,8 +59,8 @@ def same_class(
     the dtypes of the model. What torch's layers keep about sizes follows from their
     tensors. Other numbers that modules keep are guessed: those that are a size that
     changes in the module's forward. Where a number may mean several sizes these are
-    tried, at most `guesses.TRIES` in all: it is better if more modules in turn give the
-    outputs that they have in the masked model. What need not change for the outputs
+    tried, at most `attributes.TRIES` in all: it is better if more modules in turn give
+    the outputs that they have in the masked model. What need not change for the outputs
     stays as it was, unless a config says it. The reason, where there is no such model,
     names the first module that does not give those outputs.
 
@@ -132,7 +132,7 @@ def with_configs(
     said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
 
     def is_said(guess: Guess) -> bool:
-        return all(path.startswith(said) for path in guess.modules)
+        return all(path.startswith(said) for path in guess.owners)
 
     give_back(small, [guess for guess in unknown if not is_said(guess)], works)
     return tuple(why for why in configs.values() if why)
