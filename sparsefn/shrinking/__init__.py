@@ -2,9 +2,9 @@
 models without pruned units.
 """
 
+from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.experts import without_experts
 from sparsefn.shrinking.groups import Groups, groups
-from sparsefn.shrinking.priced import weights
 from sparsefn.shrinking.smaller import Smaller, carry, carry_optimizer, shrink, smaller
 
 __all__ = [

@@ -88,9 +88,10 @@ def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
 
     It has its Value where the program reads it.
     """
-    named = analysis.graph.named_parameters(remove_duplicate=False)
     known = {
-        id(x): analysis.leaves[name] for name, x in named if name in analysis.leaves
+        id(x): analysis.leaves[name]
+        for name, x in analysis.parameters.items()
+        if name in analysis.leaves
     }
     return {
         name: (known.get(id(x)), x) for name, x in analysis.graph.named_parameters()
@@ -124,11 +125,15 @@ def _collected(
         at = []
         for size, label in dims:
             place, free = (-1, None) if label is None else places[id(label)]
-            factor *= size if free is None else 1
-            at += [] if free is None else [place]
-            labels += [free] if free is not None and place == len(labels) else []
+            if free is None:
+                factor *= size
+                continue
+            at.append(place)
+            if place == len(labels):
+                labels.append(free)
         if at:
-            terms[tuple(sorted(at))] = terms.get(tuple(sorted(at)), 0) + factor
+            key = tuple(sorted(at))
+            terms[key] = terms.get(key, 0) + factor
         else:
             constant += factor
     return Terms(
@@ -156,10 +161,8 @@ def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label
     for label in labels:
         if label is not None and id(label) not in places:
             free = atoms.free(label)
-            key = None if free is None else (free.shape, free.tobytes())
-            places[id(label)] = (
-                (-1, None)
-                if free is None
-                else known.setdefault(key, (len(known), free))
-            )
+            places[id(label)] = (-1, None)
+            if free is not None:
+                key = (free.shape, free.tobytes())
+                places[id(label)] = known.setdefault(key, (len(known), free))
     return places

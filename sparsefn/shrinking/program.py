@@ -349,8 +349,8 @@ def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
 def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
     name = opname(old)
     known = cut.analysis.values
-    nodes = (old, *old.all_input_nodes)
-    if any(cut.loses(value) for value in values_in([known[one] for one in nodes])):
+    tensors = values_in([known[one] for one in (old, *old.all_input_nodes)])
+    if any(map(cut.loses, tensors)):
         if not hasattr(node.target, "_schema"):
             raise refused(old, "it is a program of its own")
         args, kwargs = fx.map_arg((old.args, old.kwargs), known.__getitem__)

@@ -40,7 +40,7 @@ OTHER_ORDERS = {
         for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")
     ),
     *((f"shrinking/{name}.py", "partition") for name in ("groups", "rules")),
-    *(("shrinking/priced.py", "sort"), ("shrinking/probe.py", "sort")),
+    *(("shrinking/budgets.py", "sort"), ("shrinking/probe.py", "sort")),
     *((f"testing/{name}.py", "partition") for name in ("paste", "written")),
     ("tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties
