@@ -201,16 +201,36 @@ def _repeated(value: Value, readers: Label, times: int) -> Value:
 Array = npt.NDArray[np.float64]
 
 
-class Sides(NamedTuple):
-    """The groups of a layer, with the number of outputs and inputs of each, and in
-    which dimensions of the weight.
-    """
+class Layer(NamedTuple):
+    """A linear layer or a convolution, which may have groups."""
 
+    x: Value
+    weight: Value
+    bias: Any
+    at: int  # the dimension of x that it sums over
+    read: Label  # of that dimension
+    made: Label  # of the outputs in its place
     groups: int
-    outputs: int
+    outputs: int  # of each group
     inputs: int
     # the weight is (inputs, outputs, ...), as those of transposed convolutions
     turned: bool
+    # every output reads every input as often, so that constants give constants
+    plain: bool
+
+    @property
+    def size(self) -> int:
+        """How many outputs it has."""
+        return self.groups * self.outputs
+
+    def takes_constants(self) -> bool:
+        """Whether its bias may take in what constant inputs give: a vector that is read
+        in this place alone.
+        """
+        bias = self.bias
+        if not isinstance(bias, Value) or bias.name is None:
+            return False
+        return bias.reads == 1 and bias.shape == (self.size,)
 
 
 def linear_layer(step: Step) -> Value:
@@ -219,26 +239,42 @@ def linear_layer(step: Step) -> Value:
         lead = _leading(len(x.shape) - 1)
         step.multiplies(x.dims, x, w)
         return contract(step, [lead + "i", "i"], [x, w], lead, bias)
-    label = step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None
-    sides = Sides(1, w.shape[0], w.shape[1], False)
-    return _layer(
-        step, x, len(x.shape) - 1, label, w.labels[0], w, bias, sides, plain=True
+    layer = Layer(
+        x,
+        w,
+        bias,
+        at=len(x.shape) - 1,
+        read=step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None,
+        made=w.labels[0],
+        groups=1,
+        outputs=w.shape[0],
+        inputs=w.shape[1],
+        turned=False,
+        plain=True,
     )
+    return _output(step, layer)
 
 
 def addmm(step: Step) -> Value:
     """A linear layer that holds its weight transposed, or a product of other things."""
     bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
-    if (
-        w.name is None
-        or len(bias.shape) != 1
-        or step.arguments["beta"] != 1
-        or step.arguments["alpha"] != 1
-    ):
+    scaled = step.arguments["beta"] != 1 or step.arguments["alpha"] != 1
+    if w.name is None or len(bias.shape) != 1 or scaled:
         return matmul(step)
-    label = step.join(x.labels[1], w.labels[0]) if x.shape[1] > 1 else None
-    sides = Sides(1, w.shape[1], w.shape[0], True)
-    return _layer(step, x, 1, label, w.labels[1], w, bias, sides, plain=True)
+    layer = Layer(
+        x,
+        w,
+        bias,
+        at=1,
+        read=step.join(x.labels[1], w.labels[0]) if x.shape[1] > 1 else None,
+        made=w.labels[1],
+        groups=1,
+        outputs=w.shape[1],
+        inputs=w.shape[0],
+        turned=True,
+        plain=True,
+    )
+    return _output(step, layer)
 
 
 def convolution(step: Step) -> Value:
@@ -250,72 +286,72 @@ def convolution(step: Step) -> Value:
     at = len(x.shape) - len(w.shape) + 1
     for label in (*x.labels[at + 1 :], *w.labels[2:]):
         step.freeze(label, "mixes its entries")
-    c = x.labels[at]
-    o, i = (w.labels[1], w.labels[0]) if turned else (w.labels[0], w.labels[1])
+    read = x.labels[at]
+    made, own = (w.labels[1], w.labels[0]) if turned else (w.labels[0], w.labels[1])
     inputs = x.shape[at] // groups
     outputs = w.shape[1] if turned else w.shape[0] // groups
     if groups == 1 or turned:
-        c = step.join(c, i) if x.shape[at] > 1 else None
+        read = step.join(read, own) if x.shape[at] > 1 else None
     if groups > 1:
-        group, part = divided(step, c, groups, inputs, (2, 1))
+        group, part = divided(step, read, groups, inputs, (2, 1))
         if turned:
-            o = product(group, groups, o if outputs > 1 else None, outputs)
+            made = product(group, groups, made if outputs > 1 else None, outputs)
         else:
-            group = step.join(group, divided(step, o, groups, outputs, (2, 1))[0])
+            group = step.join(group, divided(step, made, groups, outputs, (2, 1))[0])
             if inputs > 1:
-                step.join(part, i)
+                step.join(part, own)
         step.book.groups[step.node] = group
     padding = step.arguments.get("padding", 0)
     unpadded = padding == "valid" or (padding != "same" and not np.any(padding))
-    sides = Sides(groups, outputs, inputs, turned)
-    return _layer(step, x, at, c, o, w, bias, sides, plain=unpadded and not turned)
+    layer = Layer(
+        x,
+        w,
+        bias,
+        at,
+        read,
+        made,
+        groups,
+        outputs,
+        inputs,
+        turned,
+        plain=unpadded and not turned,
+    )
+    return _output(step, layer)
 
 
-def _layer(
-    step: Step,
-    x: Value,
-    at: int,
-    c: Label,
-    o: Label,
-    w: Value,
-    bias: Any,
-    sides: Sides,
-    *,
-    plain: bool,
-) -> Value:
-    # `plain`: every output reads every input as often, so that constants give
-    # constants.
+def _output(step: Step, layer: Layer) -> Value:
+    x, w, bias, at, *_ = layer
     out: Value = step.outs
-    size = sides.groups * sides.outputs
-    moved = x if sides.turned else out  # where the weights are
+    moved = x if layer.turned else out  # over which the weights move
     places = tuple((n, None) for n in moved.shape[at + 1 :])
     step.multiplies(x.dims[:at] + places + w.dims, x, w)
-    constants = _known(x, at, plain)
-    matrix = _matrix(step, w, sides)
-    if matrix is None:
-        unread, rows = _flags(w, sides)
-        made = np.where(rows, 0.0, np.nan)
+    constants = _known(x, at, layer.plain)
+    if step.book.masks is None or w.real is None:
+        unread, zero = _flags(layer)
+        made = np.where(zero, 0.0, np.nan)
     else:
-        kept, sums = matrix
+        kept, sums = _matrix(layer)
         unread = ~kept.any(1).reshape(-1)
-        inner = constants.reshape(sides.groups, 1, sides.inputs)
+        inner = constants.reshape(layer.groups, 1, layer.inputs)
         varies = (kept & np.isnan(inner)).any(2)
-        made = np.where(varies, np.nan, (sums * np.nan_to_num(inner)).sum(2))
-        made = made.reshape(-1)
-        if _takes(bias, size) and c is not None and np.isfinite(constants).any():
-            step.book.folds.append(Fold(bias.name, sums, constants, c))
+        made = (sums * np.nan_to_num(inner)).sum(2)
+        made = np.where(varies, np.nan, made).reshape(-1)
+        some = layer.read is not None and np.isfinite(constants).any()
+        if some and layer.takes_constants():
+            step.book.folds.append(Fold(bias.name, sums, constants, layer.read))
             constants = np.where(np.isnan(constants), np.nan, 0.0)
-    step.sums(c, unread | (constants == 0))
+    step.sums(layer.read, unread | (constants == 0))
     labels = [*x.labels[:at], *out.labels[at:]]
     gone = list(out.gone)
-    if size > 1:
-        labels[at] = o
+    if layer.size > 1:
+        labels[at] = layer.made
         gone[at] = made
-    if isinstance(bias, Value):
+    out = out.along(labels, gone)
+    if isinstance(bias, Value):  # beside the dimensions behind the channels
         rest = [None] * len(places)
-        bias = bias._replace(shape=(*bias.shape, *(1 for _ in places)))
+        bias = bias._replace(shape=bias.shape + (1,) * len(places))
         bias = bias.along((*bias.labels, *rest), (*bias.gone, *rest))
-    return shifted(step, out.along(labels, gone), bias)
+    return shifted(step, out, bias)
 
 
 def _known(x: Value, at: int, plain: bool) -> Array:
@@ -324,48 +360,37 @@ def _known(x: Value, at: int, plain: bool) -> Array:
     return known if plain else np.where(known == 0, 0.0, np.nan)
 
 
-def _matrix(step: Step, w: Value, sides: Sides) -> tuple[Flags, Array] | None:
-    # Which weights of (group, output, input) are kept, and their sums over the kernel,
-    # where masks are given.
-    if step.book.masks is None or w.real is None:
-        return None
-    shape = (
-        (sides.groups, sides.inputs, sides.outputs)
-        if sides.turned
-        else (sides.groups, sides.outputs, sides.inputs)
-    )
-    swap = (0, 2, 1) if sides.turned else (0, 1, 2)
+def _matrix(layer: Layer) -> tuple[Flags, Array]:
+    # Which weights of (group, output, input) are kept, and their sums over the kernel.
+    w = layer.weight
+    assert w.real is not None
+    shape = (layer.groups, layer.outputs, layer.inputs)
+    if layer.turned:
+        shape = (layer.groups, layer.inputs, layer.outputs)
     rows = w.real.double().reshape(*shape, -1)
-    kept = (
-        torch.ones_like(rows, dtype=torch.bool)
-        if w.mask is None
-        else w.mask.reshape(rows.shape)
-    )
-    return kept.any(-1).numpy().transpose(swap), rows.sum(-1).numpy().transpose(swap)
+    kept = torch.ones_like(rows, dtype=torch.bool)
+    if w.mask is not None:
+        kept = w.mask.reshape(rows.shape)
+    some = kept.any(-1).numpy()
+    sums = rows.sum(-1).numpy()
+    if layer.turned:
+        return some.swapaxes(1, 2), sums.swapaxes(1, 2)
+    return some, sums
 
 
-def _flags(w: Value, sides: Sides) -> tuple[Flags, Flags]:
+def _flags(layer: Layer) -> tuple[Flags, Flags]:
     # Which inputs no weight reads, and which outputs no weight makes, as the weight's
     # own dimensions tell.
-    if sides.groups == 1:
-        return (w.zero(0), w.zero(1)) if sides.turned else (w.zero(1), w.zero(0))
-    size = sides.outputs if sides.turned else sides.inputs  # of a group, in dimension 1
-    parts = [np.tile(w.zero(1), sides.groups)] if size > 1 else []
-    whole = np.all(
-        [*parts, np.repeat(w.zero(0).reshape(sides.groups, -1).all(1), size)], 0
-    )
-    return (w.zero(0), whole) if sides.turned else (whole, w.zero(0))
-
-
-def _takes(bias: Any, size: int) -> bool:
-    # Whether a bias may take in what constant inputs give: a vector that is read in
-    # this place alone.
-    return (
-        isinstance(bias, Value)
-        and bias.name is not None
-        and bias.reads == 1
-        and bias.shape == (size,)
-    )
+    first = layer.weight.zero(0)
+    second = layer.weight.zero(1)
+    if layer.groups > 1:
+        # dimension 1 is that of one group
+        size = layer.outputs if layer.turned else layer.inputs
+        own = second
+        second = np.repeat(first.reshape(layer.groups, -1).all(1), size)
+        if size > 1:
+            second = second & np.tile(own, layer.groups)
+    return (first, second) if layer.turned else (second, first)
 
 
 # how many, and which is the candidate
