@@ -4,6 +4,8 @@ of its indices is made.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,11 +16,20 @@ Flags = npt.NDArray[np.bool_]
 Label = Ids | None
 
 
+class Rank(IntEnum):
+    """Which factor of a product is pruned rather."""
+
+    NONE = 0
+    HEADS = 1  # and the entries of a convolution's groups
+    REPEATS = 2  # of heads, and the groups of a convolution
+    WIDTHS = 3  # of heads
+
+
 class Atoms:
     """A union-find of atoms, some of which are products of others.
 
     >>> atoms = Atoms()
-    >>> rows, heads, widths = atoms.new(6), atoms.new(2, rank=1), atoms.new(3, rank=2)
+    >>> rows, heads, widths = atoms.new(6), atoms.new(2), atoms.new(3)
     >>> atoms.join(rows, product(heads, 2, widths, 3), "")
     >>> atoms.resolve(rows).tolist()[
     ...     :4
@@ -37,13 +48,12 @@ class Atoms:
         self.parts = np.zeros((1 << 12, 2), np.int64)
         # why a root stays: a place in `reasons`, 0 where it may go
         self.reason = np.zeros(1 << 12, np.int32)
-        # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
         self.rank = np.zeros(1 << 12, np.int32)
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1
 
-    def new(self, size: int, rank: int = 0) -> Ids:
+    def new(self, size: int, rank: int = Rank.NONE) -> Ids:
         """The label of a dimension of that many indices, each with an atom of its
         own.
         """

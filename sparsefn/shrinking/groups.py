@@ -28,7 +28,7 @@ from sparsefn.shrinking.analysis import (
     labels_of,
     one_stays,
 )
-from sparsefn.shrinking.atoms import Atoms, Ids
+from sparsefn.shrinking.atoms import Atoms, Ids, Rank
 from sparsefn.shrinking.budgets import most_kept, pieces_of
 from sparsefn.shrinking.costs import cost, terms_of
 from sparsefn.shrinking.paths import Parts, calls_of, matched
@@ -499,10 +499,11 @@ def _preferred(
     units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any
 ) -> set[int]:
     ranks = [int(rank[own[0]]) for own in units]
-    taken = set[int]()
     # the width of the only head is never divided, and has no rank of its own
     for i, one in enumerate(ranks):
-        ranks[i] = one or 3 * any(ranks[j] == 1 for j in beside[i])
+        if one == Rank.NONE and any(ranks[j] == Rank.HEADS for j in beside[i]):
+            ranks[i] = Rank.WIDTHS
+    taken = set[int]()
     for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
         if not beside[i] & taken and len(units[i]) > 1:
             taken.add(i)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsefn.shrinking.atoms import Flags, Ids, Label
+from sparsefn.shrinking.atoms import Flags, Ids, Label, Rank
 from sparsefn.shrinking.values import (
     Constants,
     Step,
@@ -40,6 +40,12 @@ _REPEATS = frozenset(["expand", "expand_as", "broadcast_to", "repeat", "tile"])
 
 Array = npt.NDArray[np.float64]
 _Place = tuple[int, int]  # (number of the tensor, dimension)
+
+
+# Of the two factors of a dimension.
+Ranks = tuple[Rank, Rank]
+HEADS = (Rank.HEADS, Rank.WIDTHS)
+GROUPS = (Rank.REPEATS, Rank.HEADS)
 
 
 class Reading(NamedTuple):
@@ -92,7 +98,7 @@ def move(step: Step) -> Any:
                 labels[e] = merged.label
                 gone[e] = _constants(step, merged.gone, known.filled)
             elif (j, e) in known.repeats:
-                labels[e] = step.atoms.new(size, rank=2)
+                labels[e] = step.atoms.new(size, Rank.REPEATS)
             # places within a pixel
             if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:
                 step.freeze(labels[e], "divides it")
@@ -131,7 +137,11 @@ def pad(step: Step) -> Any:
 
 
 def divided(
-    step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)
+    step: Step,
+    label: Label,
+    m: int,
+    n: int,
+    ranks: Ranks = HEADS,
 ) -> tuple[Label, Label]:
     """The labels of the two dimensions of sizes m and n that one of m * n indices is
     made of.
@@ -162,7 +172,7 @@ def read_off(
     reading: Reading,
     rows: Ids,
     gone: Constants,
-    ranks: tuple[int, ...] = (1, 3),
+    ranks: Ranks = HEADS,
 ) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
@@ -192,7 +202,7 @@ def read_off(
     return made
 
 
-def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | None:
+def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
     # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
     # along others.
     along = [0] if atoms.ndim == 1 else _varies(atoms)
@@ -208,8 +218,7 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | 
     # each atom of the grid is the product of one for each axis
     if key not in step.splits:
         labels = [
-            step.atoms.new(size, ranks[min(i, len(ranks) - 1)])
-            for i, size in enumerate(table.shape)
+            step.atoms.new(size, ranks[min(i, 1)]) for i, size in enumerate(table.shape)
         ]
         places = np.nonzero(table >= 0)
         rows = np.concatenate(

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsefn.shrinking.atoms import Flags, Label, product
-from sparsefn.shrinking.moves import divided
+from sparsefn.shrinking.atoms import Flags, Label, Rank, product
+from sparsefn.shrinking.moves import GROUPS, divided
 from sparsefn.shrinking.values import Fold, Step, Value, replaced, values_in
 
 
@@ -175,7 +175,7 @@ def attention(step: Step) -> Value:
     step.multiplies((*q.dims[:-1], k.dims[-2], v.dims[-1]))
     lead = _leading(len(q.shape) - 2)
     if step.arguments["enable_gqa"] and (times := q.shape[-3] // k.shape[-3]) > 1:
-        readers = step.atoms.new(times, rank=2)
+        readers = step.atoms.new(times, Rank.REPEATS)
         k, v = (_repeated(u, readers, times) for u in (k, v))
     scores = contract(step, [lead + "sd", lead + "td"], [q, k], lead + "st")
     if isinstance(mask, Value):
@@ -293,11 +293,11 @@ def convolution(step: Step) -> Value:
     if groups == 1 or turned:
         read = step.join(read, own) if x.shape[at] > 1 else None
     if groups > 1:
-        group, part = divided(step, read, groups, inputs, (2, 1))
+        group, part = divided(step, read, groups, inputs, GROUPS)
         if turned:
             made = product(group, groups, made if outputs > 1 else None, outputs)
         else:
-            group = step.join(group, divided(step, made, groups, outputs, (2, 1))[0])
+            group = step.join(group, divided(step, made, groups, outputs, GROUPS)[0])
             if inputs > 1:
                 step.join(part, own)
         step.book.groups[step.node] = group

@@ -4,6 +4,7 @@ channels in it as one operation.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -22,7 +23,7 @@ from torch.utils import _pytree as pytree
 from sparsefn.engine.surroundings import guards_by_name
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import (
-    bind,
+    arguments_of,
     hint,
     module_of,
     named_module,
@@ -246,17 +247,14 @@ def _shares(program: ExportedProgram) -> bool:
     # Whether an operation writes into a tensor that another operation sees, too.
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        for place, spec in enumerate(schema.arguments if schema is not None else ()):
-            if spec.alias_info is not None and spec.alias_info.is_write:
-                x = (
-                    node.args[place]
-                    if place < len(node.args)
-                    else node.kwargs.get(spec.name)
-                )
-                if isinstance(x, fx.Node) and (
-                    len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))
-                ):
-                    return True
+        for spec in schema.arguments if schema is not None else ():
+            if spec.alias_info is None or not spec.alias_info.is_write:
+                continue
+            x = arguments_of(node)[spec.name]
+            if isinstance(x, fx.Node) and (
+                len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))
+            ):
+                return True
     return False
 
 
@@ -300,14 +298,23 @@ def _first_other(a: fx.GraphModule, b: fx.GraphModule) -> fx.Node | None:
 
 
 def _text(node: fx.Node) -> str:
-    given = (
-        bind(node.target, node.args, node.kwargs)
-        if hasattr(node.target, "_schema")
-        else {}
-    )
+    given = arguments_of(node)
     if given.get("p") == 0:  # a dropout that drops nothing
         given = {**given, "train": None}
     return str((node.target, given or (node.args, node.kwargs)))
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Runs without gradients, and leaves the generators of random numbers as they were.
+
+    >>> with isolated():
+    ...     torch.is_grad_enabled()
+    False
+    """
+    devices = list(range(torch.cuda.device_count()))
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        yield
 
 
 def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
@@ -319,10 +326,7 @@ def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
     tensor([1.])
     """
     try:
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))),
-        ):
+        with isolated():
             args, kwargs = _mapped(Tensor.clone, call)
             return run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
