@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,12 +21,12 @@ from sparsefn.shrinking.attributes import (
 )
 from sparsefn.shrinking.layer_sizes import (
     COUNTED,
-    NormFold,
     averages,
     fold_norms,
     resize,
 )
-from sparsefn.shrinking.values import module_of, named_module, named_tensors, opname
+from sparsefn.shrinking.trace import held
+from sparsefn.shrinking.values import module_of, named_module, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
@@ -38,7 +37,7 @@ class SameClass(NamedTuple):
     model: nn.Module | None
     why: str = ""  # there is none
     # the parameters that are scaled, as norms of fewer entries need it
-    scaled: Mapping[str, NormFold] = {}
+    scaled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 
@@ -87,19 +86,18 @@ def same_class(
     small = _with(model, cut, taken)
     if why := resize(small, cut):
         return SameClass(None, why)
-    folds = fold_norms(small, cut)
-    exact |= {name: fold.exact for name, fold in folds.items()}
-    ready = {fold.module for fold in folds.values()}
+    scaled = fold_norms(small, cut)
+    exact |= scaled
+    ready = {name.rpartition(".")[0] for name in scaled}
     for average in averages(cut):
         path = module_of(average.node)
-        if (
-            type(small.get_submodule(path)) not in COUNTED.values()
-            and path not in ready
-        ):
-            what = (
-                f"takes a {opname(average.node)} of entries that go in code of its own"
+        counts = type(small.get_submodule(path)) in COUNTED.values()
+        if not counts and path not in ready:
+            what = opname(average.node)
+            where = named_module(small, path)
+            return SameClass(
+                None, f"{where} takes a {what} of entries that go in code of its own"
             )
-            return SameClass(None, f"{named_module(small, path)} {what}")
     nodes = node_sizes(cut)
     sizes = [pair for pairs in nodes.values() for pair in pairs]
     unknown = guesses(small, nodes)
@@ -112,7 +110,7 @@ def same_class(
             return SameClass(None, why)
     if unknown:
         notes = with_configs(small, model, sizes, unknown, proven)
-    return SameClass(small, "", folds, notes)
+    return SameClass(small, "", tuple(scaled), notes)
 
 
 def with_configs(
@@ -142,13 +140,9 @@ def _with(
     model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
 ) -> nn.Module:
     # A copy with other tensors in place of those of the program, shared ones shared.
-    held = named_tensors(model)
     made: dict[int, Any] = {}
     for name in cut.analysis.leaves:
-        try:
-            x = held[name] if name in held else operator.attrgetter(name)(model)
-        except AttributeError:  # a constant of the program
-            continue
+        x = held(model, name)  # none is a constant of the program
         if isinstance(x, nn.Parameter):
             made[id(x)] = type(x)(new(name, x), x.requires_grad)
         elif isinstance(x, Tensor):

@@ -100,7 +100,7 @@ class Trace(NamedTuple):
             )
         new: dict[str, Tensor] = {}
         for name, x in named_tensors(self.program).items():
-            other = _held(model, name)
+            other = held(model, name)
             # a constant that the trace made
             if other is None and not isinstance(x, nn.Parameter):
                 continue
@@ -115,12 +115,17 @@ class Trace(NamedTuple):
         return with_tensors(self.program, new)
 
 
-def _held(model: nn.Module, name: str) -> Tensor | None:
+def held(model: nn.Module, name: str) -> Tensor | None:
+    """The tensor of a model at a path, if there is one.
+
+    >>> held(torch.nn.ReLU(), "weight") is None
+    True
+    """
     try:
-        held = operator.attrgetter(name)(model)
+        found = operator.attrgetter(name)(model)
     except AttributeError:
         return None
-    return held if isinstance(held, Tensor) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def shapes_of(example: Example) -> Any:
