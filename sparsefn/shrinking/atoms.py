@@ -84,13 +84,13 @@ class Atoms:
         """
         label = _once_a_row(self.find(label))
         while not (self.parts[label, 0] == label).all():
-            label = _once_a_row(self.find(self.parts[label].reshape(len(label), -1)))
+            factors = self.parts[label].reshape(len(label), -1)
+            label = _once_a_row(self.find(factors))
         if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
             fixed = (self.reason[label] > 0).all(0)
             if fixed.sum() > 1:
-                label = np.concatenate(
-                    [label[:, ~fixed], label[:, fixed].max(1, keepdims=True)], 1
-                )
+                one = label[:, fixed].max(1, keepdims=True)
+                label = np.concatenate([label[:, ~fixed], one], 1)
         return label
 
     def free(self, label: Label) -> Label:
@@ -149,7 +149,9 @@ class Atoms:
         if same.any():
             width = n[same].min()
             same &= n == width
-            self._unite(one[same, :width].ravel(), two[same, :width].ravel())
+            ours = one[same, :width]
+            theirs = two[same, :width]
+            self._unite(ours.ravel(), theirs.ravel())
             return bool(same.all())
         if single.any():
             divided = self._divide(one[single], two[single], n[single] == 1)
@@ -168,7 +170,8 @@ class Atoms:
             alone = np.where(shared, 0, mine)
             order = np.argsort(alone == 0, axis=1, kind="stable")
             alone = np.take_along_axis(alone, order, 1)
-            sides.append(alone[:, : max(1, alone.any(0).sum())])
+            width = max(1, alone.any(0).sum())
+            sides.append(alone[:, :width])
         return sides[0], sides[1]
 
     def _divide(self, one: Ids, two: Ids, first: Flags) -> bool:
@@ -177,8 +180,9 @@ class Atoms:
         whole = np.where(first, one[:, 0], two[:, 0])
         atoms, at = np.unique(whole, return_index=True)
         width = max(one.shape[1], two.shape[1])
-        if width > self.parts.shape[1]:
-            self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
+        more = width - self.parts.shape[1]
+        if more > 0:
+            self.parts = np.pad(self.parts, ((0, 0), (0, more)))
         factors = np.zeros((len(whole), width), np.int64)
         factors[first, : two.shape[1]] = two[first]
         factors[~first, : one.shape[1]] = one[~first]
@@ -213,7 +217,9 @@ def _once_a_row(label: Ids) -> Ids:
     # Zeros in place of repeats, without columns of zeros. Where factors are shared,
     # columns would double without end.
     for i in range(1, label.shape[1]):
-        label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
+        before = label[:, :i]
+        again = (before == label[:, i : i + 1]).any(1)
+        label[again, i] = 0
     used = label.any(0)
     return label if used.all() else label[:, used]
 

@@ -58,7 +58,7 @@ def averages(cut: Cut) -> Iterator[Average]:
             continue
         given = arguments_of(node)
         x: Value = cut.analysis.values[node.args[0]]
-        rank = len(x.shape)
+        rank = x.ndim
         size = cut.size(x)
         whole = left = 1
         if name == "group_norm":

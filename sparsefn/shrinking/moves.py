@@ -74,7 +74,7 @@ def move(step: Step) -> Any:
     dim = step.arguments.get("dim")
     if isinstance(dim, int) and step.is_symbolic and ins[0].shape:
         step.freeze(
-            ins[0].labels[dim % len(ins[0].shape)],
+            ins[0].labels[dim % ins[0].ndim],
             "cuts it at a place that depends on the sizes of inputs",
         )
     known = _readings(step, ins, outs)
@@ -100,7 +100,7 @@ def move(step: Step) -> Any:
             elif (j, e) in known.repeats:
                 labels[e] = step.atoms.new(size, Rank.REPEATS)
             # places within a pixel
-            if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:
+            if step.name == "pixel_shuffle" and e >= out.ndim - 2:
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
                 labels[e] = step.join(labels[e], ins[1].labels[e])
@@ -123,7 +123,7 @@ def pad(step: Step) -> Any:
     x = step.arguments["self"]
     pads = step.arguments["pad"]
     if step.is_symbolic or any(
-        label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]
+        label is not None for label in x.labels[x.ndim - len(pads) // 2 :]
     ):
         return move(step)
     gone: list[Constants] = []
@@ -405,8 +405,9 @@ def embedding(step: Step) -> Value:
     w = step.arguments["weight"]
     at = step.arguments["indices"]
     step.freeze(w.labels[0], "looks up any of its rows")
-    nothing = [None] * len(at.shape)
-    made: Value = step.outs.along((*at.labels, w.labels[1]), (*nothing, w.gone[1]))
+    nothing = [None] * at.ndim
+    labels = (*at.labels, w.labels[1])
+    made: Value = step.outs.along(labels, (*nothing, w.gone[1]))
     return made
 
 
@@ -421,7 +422,7 @@ def index(step: Step) -> Value:
 def index_select(step: Step) -> Value:
     x = step.arguments["self"]
     return _looked_up(
-        step, x, {step.arguments["dim"] % len(x.shape): step.arguments["index"]}
+        step, x, {step.arguments["dim"] % x.ndim: step.arguments["index"]}
     )
 
 
@@ -437,7 +438,7 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
     first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     rank = len(np.broadcast_shapes(*(index.shape for index in indices)))
     looked = out.along([None] * rank, [None] * rank)
-    if len(at) > 1 or indices[0].real is None or len(indices[0].shape) != 1:
+    if len(at) > 1 or indices[0].real is None or indices[0].ndim != 1:
         for d in at:
             step.freeze(x.labels[d], "looks up any of its entries")
     elif (rows := x.labels[first]) is not None:

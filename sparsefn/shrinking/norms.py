@@ -28,7 +28,7 @@ def layer_norm(step: Step) -> Value:
     for i in range(1, len(step.arguments["normalized_shape"]) + 1):
         if x.shape[-i] > 1:
             labels[-i] = step.join(x.labels[-i], *(value.labels[-i] for value in own))
-        averaged(step, labels[-i], x, len(x.shape) - i)
+        averaged(step, labels[-i], x, x.ndim - i)
         gone[-i] = _scaled(weight, bias, i)
     return out.along(labels, gone)
 
@@ -37,10 +37,12 @@ def _scaled(weight: object, bias: object, i: int) -> Constants:
     # What is left where the scale is 0.
     if not isinstance(weight, Value):
         return None
-    shift = bias.gone[-i] if isinstance(bias, Value) else np.zeros(weight.shape[-i])
+    shift: Constants = np.zeros(weight.shape[-i])
+    if isinstance(bias, Value):
+        shift = bias.gone[-i]
     if shift is None:
         return None
-    return np.where(weight.zero(len(weight.shape) - i), shift, np.nan)
+    return np.where(weight.zero(weight.ndim - i), shift, np.nan)
 
 
 def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
@@ -86,19 +88,21 @@ def batch_norm(step: Step) -> Any:
     x, *others = ins = values_in(step.arguments)
     open_ = [d for d, label in enumerate(x.labels) if label is not None]
     labels = [label for value in others if (label := value.labels[0]) is not None]
-    if step.arguments.get("training") or open_ != [1] or len(labels) < len(others):
+    trains = step.arguments.get("training")
+    if trains or open_ != [1] or len(labels) < len(others):
         return tried(step)
     channels = product(None, len(others), x.labels[1], x.shape[1])
     step.join(channels, np.concatenate(labels))
     out, *stats = values_in(step.outs)
     gone = list(out.gone)
-    gone[1] = elementwise(step, ins, [1] + [0] * len(others), x.shape[1])
+    at = [1] + [0] * len(others)
+    gone[1] = elementwise(step, ins, at, x.shape[1])
     return replaced(step.outs, [out.along(x.labels, gone), *stats])
 
 
 def mean_over(step: Step) -> Value:
     x = step.arguments["self"]
-    over = mean_dims(step.arguments.get("dim"), len(x.shape))
+    over = mean_dims(step.arguments.get("dim"), x.ndim)
     for d in over:
         averaged(step, x.labels[d], x, d)
     labels = [
@@ -106,7 +110,8 @@ def mean_over(step: Step) -> Value:
         for d, label in enumerate(x.labels)
         if step.arguments.get("keepdim") or d not in over
     ]
-    return with_constants(step, [x], [step.outs.along(labels, step.outs.gone)])[0]
+    out = step.outs.along(labels, step.outs.gone)
+    return with_constants(step, [x], [out])[0]
 
 
 def mean_dims(dim: object, rank: int) -> list[int]:

@@ -19,6 +19,7 @@ from sparsefn.shrinking.values import (
     Constants,
     Step,
     Value,
+    kept_slices,
     labelled,
     replaced,
     run_op,
@@ -42,7 +43,7 @@ def of_leaf(
     if leaf.numel() == size and leaf.is_floating_point() and real is not None:
         found = real.double().cpu().reshape(-1).numpy().copy()
     if mask is not None:
-        found[~mask.movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
+        found[~kept_slices(mask, d)] = 0
     return found if np.isfinite(found).any() else None
 
 
@@ -92,7 +93,8 @@ def elementwise(
     for i, row in enumerate(rows):
         made = row.expand(draws, size)
         if draws > 1 and row.isnan().any():
-            made = torch.where(row.isnan(), many_sizes((i + 1) * size)[:, -size:], row)
+            numbers = many_sizes((i + 1) * size)[:, -size:]
+            made = torch.where(row.isnan(), numbers, row)
         given.append(made.reshape(-1))
     given[0] = given[0][None]
     try:
@@ -118,8 +120,11 @@ def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _same(draws: Tensor, near: float = 0.0) -> Constants:
     rows = draws.double().numpy()
-    constant = np.isclose(rows, rows[0], near, 0.0).all(0) & np.isfinite(rows[0])
-    return np.where(constant, rows[0], np.nan) if constant.any() else None
+    constant = np.isclose(rows, rows[0], near, 0.0).all(0)
+    constant &= np.isfinite(rows[0])
+    if not constant.any():
+        return None
+    return np.where(constant, rows[0], np.nan)
 
 
 Place = tuple[int, int]  # (number of the tensor, dimension)
@@ -146,7 +151,7 @@ def pointwise(step: Step) -> Any:
         for e, size in enumerate(out.shape):
             at: list[int | None] = []
             for value in ins:
-                d = e - len(out.shape) + len(value.shape)
+                d = e - out.ndim + value.ndim
                 at.append(d if d >= 0 and value.shape[d] == size > 1 else None)
             aligned = [
                 value.labels[d]
@@ -175,7 +180,8 @@ def tried(step: Step) -> Any:
         open_ -= set(passed.ties)
         label = step.join(*(ins[k].labels[d] for k, d in passed.ties))
         if not passed.places:
-            zero = np.all([ins[k].zero(d) for k, d in _zeroed(ins, passed.ties)], 0)
+            zeroed = _zeroed(ins, passed.ties)
+            zero = np.all([ins[k].zero(d) for k, d in zeroed], 0)
             step.sums(label, zero)
         for j, e in passed.places:
             labels[j][e] = label
@@ -255,7 +261,7 @@ def _zeroed(ins: list[Value], ties: Iterable[Place]) -> list[Place]:
 
 
 def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]:
-    every = [(k, d) for k, value in enumerate(ins) for d in range(len(value.shape))]
+    every = [(k, d) for k, value in enumerate(ins) for d in range(value.ndim)]
     kinds = tuple((value.shape, value.dtype) for value in ins)
     zeroed = tuple(_zeroed(ins, every))
     key = ("tried", step.target, step.shown, open_, kinds, zeroed)
@@ -295,17 +301,18 @@ def _found_at(
     if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):
         return []
     # a constant tells nothing
-    if any(out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]):
-        return []
+    for out in wanted[0]:
+        if out.numel() > 1 and (out == out.reshape(-1)[0]).all():
+            return []
     found: list[Pass] = []
     done: set[Place] = set()
     for k, d in sorted(open_):
         size = ins[k].shape[d]
-        right = len(ins[k].shape) - d
+        right = ins[k].ndim - d
         aligned = [
-            (i, len(v.shape) - right)
+            (i, v.ndim - right)
             for i, v in enumerate(ins)
-            if v.shape[-right:][:1] == (size,) and len(v.shape) >= right
+            if v.shape[-right:][:1] == (size,) and v.ndim >= right
         ]
         vectors = [(i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,)]
         for ties in (aligned, [(k, d), *vectors], [(k, d)]):
@@ -327,7 +334,8 @@ def _places(
     # Where the outputs lose what the inputs lose; None where they do not.
     size = ins[ties[0][0]].shape[ties[0][1]]
     found = []
-    for (draw, wanted), count in zip(draws, (max(1, size // 2), size - 1), strict=True):
+    counts = (max(1, size // 2), size - 1)
+    for (draw, wanted), count in zip(draws, counts, strict=True):
         order = torch.from_numpy(np.random.default_rng(size).permutation(size))
         keep = order[:count].sort().values
         smaller = list(draw)
@@ -338,7 +346,8 @@ def _places(
         except _FAILS:
             return None
         places = _lost(wanted, got, keep, size)
-        if places is None or 0 < len(places) < sum(out.numel() > 0 for out in got):
+        some = sum(out.numel() > 0 for out in got)
+        if places is None or 0 < len(places) < some:
             return None
         if not places:
             zeroed = _zeroed(ins, ties)
@@ -364,9 +373,8 @@ def _lost(
             return None
         moved = [e for e in range(a.ndim) if a.shape[e] != b.shape[e]]
         e = moved[0]
-        if len(moved) > 1 or (a.shape[e], b.shape[e]) != (size, len(keep)):
-            return None
-        if not _close(a.index_select(e, keep), b):
+        lost = (a.shape[e], b.shape[e]) == (size, len(keep))
+        if len(moved) > 1 or not lost or not _close(a.index_select(e, keep), b):
             return None
         places.append((j, e))
     return places
@@ -377,10 +385,12 @@ def _draw(ins: list[Value], sign: float, shapes: Shapes) -> list[Tensor]:
     made = []
     for i, (value, shape) in enumerate(zip(ins, shapes, strict=True)):
         x = _numbers(shape, i)
-        if not value.dtype.is_floating_point:
-            made.append((x > 0).to(value.dtype) if value.real is None else value.real)
-        else:
+        if value.dtype.is_floating_point:
             made.append(x if sign == 0 else sign * (x.abs() + 0.1))
+        elif value.real is None:
+            made.append((x > 0).to(value.dtype))
+        else:
+            made.append(value.real)
     return made
 
 

@@ -37,9 +37,9 @@ def sized(change: Resizing) -> None:
     out = change.outs[0]
     key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
     given = change.arguments[key]
-    first = len(out.shape) - len(given)
+    first = out.ndim - len(given)
     if change.name == "unflatten":
-        first = change.values["dim"] % len(change.values["self"].shape)
+        first = change.along[1]
     part = slice(first, first + len(given))
     infer = change.name in ("view", "reshape", "_unsafe_view")
     change.arguments[key] = change.fit(
@@ -63,8 +63,8 @@ def repeat(change: Resizing) -> None:
     key = "repeats" if "repeats" in change.arguments else "dims"
     made = list(change.arguments[key])
     for i in range(1, len(made) + 1):
-        inside = x.shape[-i] if i <= len(x.shape) else 1
-        kept = change.kept(out, len(out.shape) - i)
+        inside = x.shape[-i] if i <= x.ndim else 1
+        kept = change.kept(out, out.ndim - i)
         made[-i] = _times(made[-i], kept.reshape(-1, inside))
     change.arguments[key] = made
 
@@ -91,10 +91,10 @@ def squeeze(change: Resizing) -> None:
     x = change.values["self"]
     dims = change.values.get("dim")
     if dims is None:
-        dims = range(len(x.shape))
+        dims = range(x.ndim)
     if isinstance(dims, int):
         dims = [dims]
-    dims = [d % max(len(x.shape), 1) for d in dims]
+    dims = [d % max(x.ndim, 1) for d in dims]
     after = change.cut.size(x)
     if any(after[d] == 1 != x.shape[d] for d in dims):
         one = [d for d in dims if x.shape[d] == 1]
@@ -106,7 +106,7 @@ def resize_convolution(change: Resizing) -> None:
     x = change.values["input"]
     w = change.values["weight"]
     if change.values["groups"] > 1:
-        keep = change.kept(x, len(x.shape) - len(w.shape) + 1)
+        keep = change.kept(x, x.ndim - w.ndim + 1)
         change.count("groups", _groups(keep, change.values["groups"]))
 
 
@@ -125,7 +125,7 @@ def resize_layer_norm(change: Resizing) -> None:
     x = change.values["input"]
     given = change.arguments
     some = len(given["normalized_shape"])
-    dims = list(range(len(x.shape) - some, len(x.shape)))
+    dims = list(range(x.ndim - some, x.ndim))
     if set(dims) & set(change.lost(x)):
         count = change.number("input", dims)
         norm = counted_layer_norm if "bias" in given else counted_rms_norm
@@ -141,7 +141,7 @@ def resize_group_norm(change: Resizing) -> None:
     left = _groups(keep, groups)
     change.count("num_groups", left)
     if keep.sum() * groups != len(keep) * left:
-        count = change.number("input", range(2, len(x.shape)), len(keep) // groups)
+        count = change.number("input", range(2, x.ndim), len(keep) // groups)
         names = ("weight", "bias", "eps")
         tail = [given["num_groups"], count, *(given[name] for name in names)]
         change.become(counted_group_norm, given["input"], *tail)
@@ -150,7 +150,7 @@ def resize_group_norm(change: Resizing) -> None:
 def resize_mean(change: Resizing) -> None:
     x = change.values["self"]
     given = change.arguments
-    dims = mean_dims(given.get("dim"), len(x.shape))
+    dims = mean_dims(given.get("dim"), x.ndim)
     if set(dims) & set(change.lost(x)):
         if given["dtype"] is not None:
             change.refuse("it counts them in another dtype")
@@ -162,7 +162,7 @@ def resize_mean(change: Resizing) -> None:
 def resize_attention(change: Resizing) -> None:
     """The width of a head is part of the scale."""
     q = change.values["query"]
-    if change.arguments["scale"] is None and len(q.shape) - 1 in change.lost(q):
+    if change.arguments["scale"] is None and q.ndim - 1 in change.lost(q):
         change.arguments["scale"] = q.shape[-1] ** -0.5
 
 
@@ -374,7 +374,7 @@ def _unchanged(change: Resizing) -> None:
     node = change.node
     value = change.values["self"]
     dim = change.values["dim"]
-    if dim % len(value.shape) in change.lost(value):
+    if dim % value.ndim in change.lost(value):
         factors = scale(
             change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim]
         )

@@ -59,13 +59,13 @@ class Resizing:
 
     def lost(self, value: Value) -> list[int]:
         """The dimensions that lose entries."""
-        return [d for d in range(len(value.shape)) if not self.kept(value, d).all()]
+        return [d for d in range(value.ndim) if not self.kept(value, d).all()]
 
     @property
     def along(self) -> tuple[Value, int]:
         """The tensor that it takes, and the dimension along which it does something."""
         x: Value = self.values["self"]
-        return x, self.values["dim"] % max(len(x.shape), 1)
+        return x, self.values["dim"] % max(x.ndim, 1)
 
     def refuse(self, why: str) -> NoReturn:
         raise refused(self.old, why)
@@ -201,7 +201,8 @@ def cut_slice(change: Resizing) -> None:
     """A slice or narrow along a dimension that loses entries."""
     x, dim = change.along
     if dim in change.lost(x):
-        change.become(*_read(change, dim, _range(change, x.shape[dim])))
+        places = _range(change, x.shape[dim])
+        change.become(*_read(change, dim, places))
 
 
 def _range(change: Resizing, size: int) -> Places:
@@ -223,19 +224,21 @@ def cut_select(change: Resizing) -> None:
 
 
 def _moved_index(change: Resizing, keep: Flags) -> int:
-    return int(change.moved(keep, np.arange(len(keep)), change.arguments["index"]))
+    places = np.arange(len(keep))
+    return int(change.moved(keep, places, change.arguments["index"]))
 
 
 def cut_index_select(change: Resizing) -> None:
     x, dim = change.along
     if dim in change.lost(x):
-        change.become(*_read(change, dim, _known(change, change.values["index"])))
+        places = _known(change, change.values["index"])
+        change.become(*_read(change, dim, places))
 
 
 def cut_roll(change: Resizing) -> None:
     x = change.values["self"]
     lost = change.lost(x)
-    dims = [d % len(x.shape) for d in change.values["dims"]]
+    dims = [d % x.ndim for d in change.values["dims"]]
     shifts = dict(zip(dims, change.arguments["shifts"], strict=False))
     if not shifts or any(isinstance(shifts.get(d), fx.Node) for d in lost):
         change.refuse(
@@ -256,17 +259,18 @@ def cut_index(change: Resizing) -> None:
     at = [d for d, index in enumerate(indices) if index is not None]
     if not set(at) & set(change.lost(x)) and not change.lost(out):
         return
-    rank = max(len(indices[d].shape) for d in at)
+    rank = max(indices[d].ndim for d in at)
     first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     made = list(change.arguments["indices"])
     for d in at:
         index = indices[d]
         keep = change.kept(x, d)
         wanted = []
-        for i, n in enumerate(index.shape, first + rank - len(index.shape)):
+        for i, n in enumerate(index.shape, first + rank - index.ndim):
             wanted.append(change.kept(out, i) if n > 1 else np.ones(1, bool))
         if not keep.all() or not all(one.all() for one in wanted):
-            new = change.moved(keep, _known(change, index) % len(keep), np.ix_(*wanted))
+            places = _known(change, index) % len(keep)
+            new = change.moved(keep, places, np.ix_(*wanted))
             made[d] = change.constant(f"index{d}", new)
     change.arguments["indices"] = made
 
@@ -293,7 +297,7 @@ def cut_pad(change: Resizing) -> None:
     out = change.outs[0]
     pads = list(change.arguments["pad"])
     for place in range(len(pads) // 2):
-        dim = len(x.shape) - 1 - place
+        dim = x.ndim - 1 - place
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
         left, right = pads[2 * place : 2 * place + 2]
@@ -309,7 +313,9 @@ def cut_pad(change: Resizing) -> None:
 
 def _pad(n: int, keep: Flags, made: Flags) -> int:
     # How many of n entries in front stay: of those that a pad makes, or takes away.
-    return int(made[:n].sum()) if n > 0 else -int(keep[:-n].sum())
+    if n > 0:
+        return int(made[:n].sum())
+    return -int(keep[:-n].sum())
 
 
 def _known(change: Resizing, index: Any) -> Places:
@@ -323,7 +329,8 @@ def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
     # The operation that reads these places of the input along a dimension: those that
     # its output keeps.
     keep = change.kept(change.values["self"], dim)
-    new = change.moved(keep, places, change.kept(change.outs[0], dim))
+    wanted = change.kept(change.outs[0], dim)
+    new = change.moved(keep, places, wanted)
     x = change.arguments["self"]
     part = _as_slice(new)
     if part is None:
@@ -339,4 +346,5 @@ def _as_slice(new: Places) -> tuple[int, int, int] | None:
         return None
     if not len(new):
         return 0, 0, 1
-    return int(new[0]), int(new[-1]) + 1, int(steps[0]) if len(steps) else 1
+    step = int(steps[0]) if len(steps) else 1
+    return int(new[0]), int(new[-1]) + 1, step

@@ -13,7 +13,7 @@ import torch
 
 from sparsefn.shrinking.atoms import Flags, Label, Rank, product
 from sparsefn.shrinking.moves import GROUPS, divided
-from sparsefn.shrinking.values import Fold, Step, Value, replaced, values_in
+from sparsefn.shrinking.values import Constants, Fold, Step, Value, replaced, values_in
 
 
 def contract(
@@ -36,8 +36,13 @@ def contract(
             zeros[letter] = np.any([v.zero(d) for v, d in at], 0)
             if letter not in out:
                 step.sums(labels[letter], zeros[letter])
-    gone = [np.where(zeros[c], 0.0, np.nan) if c in zeros else None for c in out]
-    return shifted(step, step.outs.along(map(labels.get, out), gone), shift)
+    made = []
+    gone: list[Constants] = []
+    for letter in out:
+        made.append(labels.get(letter))
+        zero = zeros.get(letter)
+        gone.append(None if zero is None else np.where(zero, 0.0, np.nan))
+    return shifted(step, step.outs.along(made, gone), shift)
 
 
 def shifted(step: Step, out: Value, shift: Any) -> Value:
@@ -48,10 +53,10 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
         return out
     labels = list(out.labels)
     gone = list(out.gone)
-    for i in range(1, len(out.shape) + 1):
+    for i in range(1, out.ndim + 1):
         a = gone[-i]
         gone[-i] = None
-        if i <= len(shift.shape) and shift.shape[-i] == out.shape[-i] > 1:
+        if i <= shift.ndim and shift.shape[-i] == out.shape[-i] > 1:
             labels[-i] = step.join(labels[-i], shift.labels[-i])
             b = shift.gone[-i]
             gone[-i] = None if a is None or b is None else a + b
@@ -62,9 +67,9 @@ def matmul(step: Step) -> Value:
     """Products of matrices and vectors, and those to which something is added."""
     added = step.arguments["self"] if "add" in step.name else None
     x, y = values_in(step.arguments)[-2:]
-    rows = "ik"[-len(x.shape) :]
-    columns = "kj"[: len(y.shape)]
-    lead = [_leading(len(v.shape) - 2) for v in (x, y)]
+    rows = "ik"[-x.ndim :]
+    columns = "kj"[: y.ndim]
+    lead = [_leading(v.ndim - 2) for v in (x, y)]
     words = [lead[0] + rows, lead[1] + columns]
     out = max(lead, key=len) + rows[:-1] + columns[1:]
     made = contract(step, words, [x, y], out, added)
@@ -95,7 +100,7 @@ def _parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
         letters = sorted(c for c in left if left.count(c) == 1 and c not in ",.")
         out = "".join(["..." if "..." in left else "", *letters])
     dots = [
-        len(v.shape) - len(word.replace("...", ""))
+        v.ndim - len(word.replace("...", ""))
         for v, word in zip(ins, words, strict=True)
     ]
     words = [
@@ -119,17 +124,16 @@ def _multiply_pairs(
     left: list[tuple[str, Value | None]] = list(zip(words, ins, strict=True))
     while len(left) > 1:
         i, j = sorted((path.pop(0), path.pop(0))) if path else (0, 1)
-        pair = [left.pop(j), left.pop(i)][::-1]
+        b, y = left.pop(j)
+        a, x = left.pop(i)
         needed = set(out).union(*(word for word, _ in left))
-        shared = set(pair[0][0]) & set(pair[1][0])
-        letters = [
-            c for c in dict.fromkeys(pair[0][0] + pair[1][0]) if c in needed | shared
-        ]
+        stays = needed | (set(a) & set(b))
+        letters = [c for c in dict.fromkeys(a + b) if c in stays]
         # else it is no product of matrices
         if any(c not in needed and dims[c][0] > 1 for c in letters):
             factors = [
                 value
-                for word, value in pair
+                for word, value in ((a, x), (b, y))
                 if value is not None and set(word) <= set(letters)
             ]
             step.multiplies(tuple(dims[c] for c in letters), *factors)
@@ -143,8 +147,9 @@ def bilinear(step: Step) -> Value:
     )
     step.multiplies(x.dims[:-1] + w.dims, w)
     step.multiplies(x.dims[:-1] + w.dims[:1] + y.dims[-1:])
-    lead = _leading(len(x.shape) - 1)
-    return contract(step, [lead + "i", lead + "j", "oij"], [x, y, w], lead + "o", bias)
+    lead = _leading(x.ndim - 1)
+    words = [lead + "i", lead + "j", "oij"]
+    return contract(step, words, [x, y, w], lead + "o", bias)
 
 
 def grouped_mm(step: Step) -> Value:
@@ -152,11 +157,13 @@ def grouped_mm(step: Step) -> Value:
     values.
     """
     x, w = values_in(step.arguments)[:2]
-    rows = x.dims[1:] if len(x.shape) > len(w.shape) else x.dims
+    rows = x.dims
+    if x.ndim > w.ndim:
+        rows = rows[1:]
     step.multiplies(rows + w.dims[-1:])
     step.freeze(w.labels[0], "looks up any of its entries")
     made: Value = step.outs
-    if len(w.shape) != 3 or len(x.shape) != 2:
+    if w.ndim != 3 or x.ndim != 2:
         step.freeze_all([x, w], "mixes its entries")
         return made
     any_expert = w._replace(gone=(np.zeros(w.shape[0]), *w.gone[1:]))
@@ -173,19 +180,23 @@ def attention(step: Step) -> Value:
     )
     step.multiplies((*q.dims, k.dims[-2]))
     step.multiplies((*q.dims[:-1], k.dims[-2], v.dims[-1]))
-    lead = _leading(len(q.shape) - 2)
+    lead = _leading(q.ndim - 2)
     if step.arguments["enable_gqa"] and (times := q.shape[-3] // k.shape[-3]) > 1:
         readers = step.atoms.new(times, Rank.REPEATS)
         k, v = (_repeated(u, readers, times) for u in (k, v))
-    scores = contract(step, [lead + "sd", lead + "td"], [q, k], lead + "st")
+    words = [lead + "sd", lead + "td"]
+    scores = contract(step, words, [q, k], lead + "st")
     if isinstance(mask, Value):
-        for i in range(1, len(mask.shape) + 1):
+        for i in range(1, mask.ndim + 1):
             if mask.shape[-i] > 1:
                 step.join(scores.labels[-i], mask.labels[-i])
     step.freeze(scores.labels[-1], "has a softmax over it")
     rows = q._replace(shape=q.shape[:-1])
-    out = contract(step, [lead + "s", lead + "tv"], [rows, v], lead + "sv")
-    return out.along(out.labels, (*v.gone[:-2], None, v.gone[-1]))
+    words = [lead + "s", lead + "tv"]
+    out = contract(step, words, [rows, v], lead + "sv")
+    gone = list(v.gone)
+    gone[-2] = None
+    return out.along(out.labels, gone)
 
 
 def _repeated(value: Value, readers: Label, times: int) -> Value:
@@ -235,15 +246,15 @@ class Layer(NamedTuple):
 
 def linear_layer(step: Step) -> Value:
     x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
-    if len(w.shape) != 2:
-        lead = _leading(len(x.shape) - 1)
+    if w.ndim != 2:
+        lead = _leading(x.ndim - 1)
         step.multiplies(x.dims, x, w)
         return contract(step, [lead + "i", "i"], [x, w], lead, bias)
     layer = Layer(
         x,
         w,
         bias,
-        at=len(x.shape) - 1,
+        at=x.ndim - 1,
         read=step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None,
         made=w.labels[0],
         groups=1,
@@ -259,7 +270,7 @@ def addmm(step: Step) -> Value:
     """A linear layer that holds its weight transposed, or a product of other things."""
     bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
     scaled = step.arguments["beta"] != 1 or step.arguments["alpha"] != 1
-    if w.name is None or len(bias.shape) != 1 or scaled:
+    if w.name is None or bias.ndim != 1 or scaled:
         return matmul(step)
     layer = Layer(
         x,
@@ -283,13 +294,18 @@ def convolution(step: Step) -> Value:
     groups = step.arguments["groups"]
     turned = step.arguments.get("transposed", "transpose" in step.name)
     # without a batch dimension channels come first
-    at = len(x.shape) - len(w.shape) + 1
+    at = x.ndim - w.ndim + 1
     for label in (*x.labels[at + 1 :], *w.labels[2:]):
         step.freeze(label, "mixes its entries")
     read = x.labels[at]
-    made, own = (w.labels[1], w.labels[0]) if turned else (w.labels[0], w.labels[1])
     inputs = x.shape[at] // groups
-    outputs = w.shape[1] if turned else w.shape[0] // groups
+    outputs = w.shape[0] // groups
+    made = w.labels[0]
+    own = w.labels[1]
+    if turned:
+        outputs = w.shape[1]
+        made = w.labels[1]
+        own = w.labels[0]
     if groups == 1 or turned:
         read = step.join(read, own) if x.shape[at] > 1 else None
     if groups > 1:
@@ -394,7 +410,12 @@ def _flags(layer: Layer) -> tuple[Flags, Flags]:
 
 
 # how many, and which is the candidate
-_GATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
+_GATES = {
+    "lstm": (4, 2),
+    "gru": (3, 2),
+    "rnn_tanh": (1, 0),
+    "rnn_relu": (1, 0),
+}
 
 
 def recurrent(step: Step) -> Any:
@@ -405,7 +426,7 @@ def recurrent(step: Step) -> Any:
     x = step.arguments["input"]
     params = step.arguments["params"]
     for w in params:
-        if len(w.shape) == 2:
+        if w.ndim == 2:
             step.multiplies(x.dims[:-1] + w.dims, w)
     outs = values_in(step.outs)
     states = values_in(step.arguments["hx"])
@@ -419,18 +440,21 @@ def recurrent(step: Step) -> Any:
     for label in (label for state in states for label in state.labels[:-1]):
         step.freeze(label, "has a state for each layer and sequence")
     hidden = step.join(*(state.labels[-1] for state in states))
-    zero = np.all([state.zero(len(state.shape) - 1) for state in states], 0)
+    zero = np.all([state.zero(state.ndim - 1) for state in states], 0)
     below = x.labels[-1]
-    below_zero = x.zero(len(x.shape) - 1)
+    below_zero = x.zero(x.ndim - 1)
     above = []
     for start in range(0, len(params), per):
         w_in, w_state, *biases = params[start : start + per]
-        rows = step.join(*(value.labels[0] for value in (w_in, w_state, *biases)))
-        gate, unit = divided(step, rows, gates, size) if gates > 1 else (None, rows)
+        own = (w_in, w_state, *biases)
+        unit = step.join(*(value.labels[0] for value in own))
+        gate = None
+        if gates > 1:
+            gate, unit = divided(step, unit, gates, size)
         step.freeze(gate, "has a gate of each kind")
         hidden = step.join(hidden, unit, w_state.labels[1])
         silent = zero
-        for value in (w_in, w_state, *biases):
+        for value in own:
             silent = silent & value.zero(0).reshape(gates, size)[candidate]
         step.freeze(
             hidden,
@@ -438,7 +462,8 @@ def recurrent(step: Step) -> Any:
             ~silent & ~w_state.zero(1),
         )
         if w_in.shape[1] > 1:
-            step.sums(step.join(below, w_in.labels[1]), below_zero | w_in.zero(1))
+            read = step.join(below, w_in.labels[1])
+            step.sums(read, below_zero | w_in.zero(1))
         above.append(silent)
         if len(above) % sides == 0:
             below = product(None, sides, hidden, size)
@@ -447,6 +472,9 @@ def recurrent(step: Step) -> Any:
     for out in outs:
         wide = out.shape[-1] == size * sides and out is outs[0]
         silent = below_zero if wide else np.all(above, 0)
-        labels = (*out.labels[:-1], below if wide else hidden)
-        made.append(out.along(labels, (*out.gone[:-1], np.where(silent, 0.0, np.nan))))
+        labels = list(out.labels)
+        gone = list(out.gone)
+        labels[-1] = below if wide else hidden
+        gone[-1] = np.where(silent, 0.0, np.nan)
+        made.append(out.along(labels, gone))
     return replaced(step.outs, made)

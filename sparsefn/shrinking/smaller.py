@@ -26,6 +26,7 @@ from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.same_class import same_class
 from sparsefn.shrinking.trace import has_shuffles, may_resize, traced, without_shuffles
+from sparsefn.shrinking.values import kept_slices
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
@@ -311,7 +312,7 @@ def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
         for d, label in enumerate(
             value.labels if value is not None and mask.ndim else ()
         ):
-            pruned = ~mask.movedim(d, 0).reshape(mask.shape[d], -1).any(1).cpu().numpy()
+            pruned = ~kept_slices(mask, d)
             still = pruned & cut.kept(label, len(pruned))
             if label is None or not still.any():
                 continue

@@ -39,6 +39,10 @@ class Value(NamedTuple):
     whole: str | None = None  # the leaf whose entries it has, each once
 
     @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
     def dims(self) -> Dims:
         """The size and the label of each dimension."""
         return tuple(zip(self.shape, self.labels, strict=True))
@@ -97,6 +101,17 @@ def labelled(values: Iterable[Value]) -> list[tuple[int, int]]:
         for d, label in enumerate(value.labels)
         if label is not None
     ]
+
+
+def kept_slices(mask: Tensor, dim: int) -> Flags:
+    """Which slices of a mask along a dimension keep any entry.
+
+    >>> kept_slices(torch.eye(2, 3, dtype=torch.bool), 1).tolist()
+    [True, True, False]
+    """
+    rows = mask.movedim(dim, 0).reshape(mask.shape[dim], -1)
+    made: Flags = rows.any(1).cpu().numpy()
+    return made
 
 
 def by_name(rules: Mapping[str, T]) -> dict[str, T]:
