@@ -204,12 +204,11 @@ def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, .
     # The same where a size is a multiple of the value.
     made = []
     for some, v in zip(sizes, values, strict=True):
-        fits = {
-            at: (old, new)
-            for at, (old, new) in some.items()
-            if old and new and not old % v and not new * v % old
-        }
-        made.append({at: (v, new * v // old) for at, (old, new) in fits.items()})
+        parts: Sizes = {}
+        for at, (old, new) in some.items():
+            if old and new and not old % v and not new * v % old:
+                parts[at] = (v, new * v // old)
+        made.append(parts)
     return _columns(made, values)
 
 
@@ -326,8 +325,12 @@ def _alike_but(
     # Whether tensors are the same, but for entries of dimensions that lose some.
     if x.ndim != y.ndim:
         return False
-    dims = [d for d in range(x.ndim) if x.shape[d] != y.shape[d]]
-    choices = [keeps.get((y.shape[d], x.shape[d]), []) for d in dims]
+    dims = []
+    choices = []
+    for d, (now, before) in enumerate(zip(x.shape, y.shape, strict=True)):
+        if now != before:
+            dims.append(d)
+            choices.append(keeps.get((before, now), []))
     for chosen in itertools.product(*choices):
         left = y
         for d, keep in zip(dims, chosen, strict=True):
@@ -346,9 +349,8 @@ def _keeps(cut: Cut) -> dict[tuple[int, int], list[Tensor]]:
         for label in value.labels:
             kept = cut.kept(label)
             if not kept.all():
-                made[len(kept), int(kept.sum())][kept.tobytes()] = (
-                    torch.from_numpy(kept).nonzero().flatten()
-                )
+                places = torch.from_numpy(kept).nonzero().flatten()
+                made[len(kept), len(places)][kept.tobytes()] = places
     return {sizes: list(some.values()) for sizes, some in made.items()}
 
 
@@ -442,9 +444,12 @@ def _fit(
     numbers = []
     for held, key, name in places:
         value = held[key]
-        some = [*became[name, value].most_common()]
-        some += became[type(value), value].most_common()
-        options = dict.fromkeys([(number,) for number, _ in [*some, (value, 0)]])
+        some = [
+            *became[name, value].most_common(),
+            *became[type(value), value].most_common(),
+            (value, 0),
+        ]
+        options = dict.fromkeys((number,) for number, _ in some)
         numbers.append(Guess({"": held}, key, None, list(options), 0))
         numbers[-1].take(0)
     return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
@@ -465,7 +470,8 @@ def _tried(part: nn.Module) -> Tried:
         return Tried((-math.inf, 0), False, why)
     wanted = _shapes(part)
     got = _shapes(made)
-    wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
+    every = wanted | got
+    wrong = [path for path in every if wanted.get(path) != got.get(path)]
     attributes = _attributes(made)
     other = sum(
         value != attributes.get(fact) for fact, value in _attributes(part).items()

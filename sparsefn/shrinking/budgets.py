@@ -57,9 +57,8 @@ def pieces_of(
     # How many indices of a dimension always stay, and the others.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
-    kinds, which = np.unique(
-        np.sort(np.where(rows > 0, group[rows], -1), 1), axis=0, return_inverse=True
-    )
+    owners = np.sort(np.where(rows > 0, group[rows], -1), 1)
+    kinds, which = np.unique(owners, axis=0, return_inverse=True)
     fixed = 0
     pieces = []
     for k, kind in enumerate(kinds.tolist()):
@@ -77,7 +76,14 @@ def pieces_of(
             most = np.concatenate([[0], np.cumsum(each)])
         covers = len(here) == all_choices and all(n == 1 for _, n in groups)
         pieces.append(
-            Priceable(groups, len(here), covers, int(here.max()), int(here.sum()), most)
+            Priceable(
+                groups,
+                len(here),
+                covers,
+                int(here.max()),
+                int(here.sum()),
+                most,
+            )
         )
     return fixed, pieces
 
@@ -102,11 +108,11 @@ def most_kept(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list
                 saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
     made = []
     for g, size in enumerate(sizes):
-        limits = np.array(
-            [n for atom, n in saved.items() if group[atom] == g], np.int64
-        )
-        counts = np.arange(size + 1) + (limits >= np.arange(size + 1)[:, None]).sum(1)
-        made.append(np.minimum(np.maximum.accumulate(counts), size).tolist())
+        limits = [n for atom, n in saved.items() if group[atom] == g]
+        chosen = np.arange(size + 1)
+        saves = np.array(limits, np.int64) >= chosen[:, None]
+        counts = np.maximum.accumulate(chosen + saves.sum(1))
+        made.append(np.minimum(counts, size).tolist())
     return made
 
 

@@ -82,7 +82,9 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = [
             (module.get_parameter(place.path), place, gone) for place, gone in routers
         ]
-        self.known = {_storage(router[0]): router for router in own}
+        self.known: dict[StorageWeakRef, tuple[Tensor, Place, Tensor]] = {
+            _storage(router[0]): router for router in own
+        }
         self.seen = seen
         self.last = ""
 
@@ -96,12 +98,8 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation, and fill its output if it is a product with a router."""
         out = func(*args, **(kwargs or {}))
         op = func.overloadpacket
-        if op is CAST and (router := self.known.get(_storage(args[0]))) is not None:
-            if (
-                args[0].shape == router[0].shape
-                and args[0].stride() == router[0].stride()
-            ):
-                self.known[_storage(out)] = (out, *router[1:])
+        if op is CAST:
+            self.follow(args[0], out)
         elif op in _FACTORS:
             for axis, x in enumerate(args[_FACTORS[op] :][:2], -2):
                 self.fill(out, axis, x)
@@ -109,6 +107,14 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.seen.most[self.last] = args[1]
             self.last = ""
         return out
+
+    def follow(self, x: Tensor, out: Tensor) -> None:
+        """A cast of a router is that router."""
+        router = self.known.get(_storage(x))
+        if router is not None:
+            leaf = router[0]
+            if x.shape == leaf.shape and x.stride() == leaf.stride():
+                self.known[_storage(out)] = (out, *router[1:])
 
     def fill(self, out: Tensor, axis: int, x: Tensor) -> None:
         """Fill the outputs of a product along this axis, if its factor x has the rows
@@ -118,12 +124,10 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if router is None:
             return
         leaf, place, gone = router
-        if x.shape[axis] == leaf.shape[place.dim] and x.stride(axis) == leaf.stride(
-            place.dim
-        ):
-            out.index_fill_(
-                out.ndim + axis, gone.nonzero().flatten().to(out.device), -math.inf
-            )
+        same = x.shape[axis] == leaf.shape[place.dim]
+        if same and x.stride(axis) == leaf.stride(place.dim):
+            places = gone.nonzero().flatten().to(out.device)
+            out.index_fill_(out.ndim + axis, places, -math.inf)
             self.seen.products.add(place.path)
             self.last = place.path
 
@@ -305,21 +309,19 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
 
 def _any(units: Units, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
     # Which units have an entry that is not masked.
-    return np.asarray(
-        over_units(units, masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu()
-    )
+    kept = over_units(units, masks, lambda _, rows: rows.any(1)[None])
+    return np.asarray(kept.reshape(-1).cpu())
 
 
 def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
     for experts in sets.values():
+        routers = [place.path for place in experts.routers]
+        left = experts.kept.sum()
         for path, most in seen.most.items():
-            if (
-                path in [place.path for place in experts.routers]
-                and most > experts.kept.sum()
-            ):
+            if path in routers and most > left:
                 yield (
-                    f"a token of {path!r} is routed to {most} experts, of which "
-                    f"{experts.kept.sum()} stay: keep more"
+                    f"a token of {path!r} is routed to {most} experts, of which {left} "
+                    "stay: keep more"
                 )
 
 

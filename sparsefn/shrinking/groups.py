@@ -329,7 +329,8 @@ class Groups:
             first = group.members[0]
             label = found.analysis.leaves[first.leaf].labels[first.dim]
             stays = np.zeros(group.size + 1, bool)
-            np.logical_or.at(stays, first.units, found.kept(label, len(first.units)))
+            here = found.kept(label, len(first.units))
+            np.logical_or.at(stays, first.units, here)
             kept.append(torch.from_numpy(stays[: group.size]))
         return kept
 
@@ -487,7 +488,8 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
     for label in labels_of(analysis):
         rows = kinds[label]
         for i, j in itertools.combinations(range(rows.shape[1]), 2):
-            for pair in np.unique(rows[:, i] * count + rows[:, j]).tolist():
+            pairs = rows[:, i] * count + rows[:, j]
+            for pair in np.unique(pairs).tolist():
                 one, other = divmod(pair, count)
                 if one and other and one != other:
                     beside[one - 1].add(other - 1)
@@ -504,7 +506,8 @@ def _preferred(
         if one == Rank.NONE and any(ranks[j] == Rank.HEADS for j in beside[i]):
             ranks[i] = Rank.WIDTHS
     taken = set[int]()
-    for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
+    order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
+    for i in order:
         if not beside[i] & taken and len(units[i]) > 1:
             taken.add(i)
     return taken

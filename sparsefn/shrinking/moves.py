@@ -253,10 +253,10 @@ def _merged(step: Step, parts: list[_Rows]) -> _Rows:
         differ = both & ~(gone == other.gone)
         gone = np.where(other.reached, np.where(differ, np.nan, other.gone), gone)
         width = max(rows.shape[1], other.rows.shape[1])
-        rows, more = (
-            np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows)
-        )
-        rows = np.where((other.reached & ~reached)[:, None], more, rows)
+        rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+        more = np.pad(other.rows, ((0, 0), (0, width - other.rows.shape[1])))
+        new = other.reached & ~reached
+        rows = np.where(new[:, None], more, rows)
         reached = reached | other.reached
     return _Rows(step.atoms.resolve(rows), reached, gone)
 
@@ -338,7 +338,9 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
         line = np.arange(view.shape[e]) * view.stride(e)
         position = position + line.reshape(-1, *[1] * (len(dims) - axis - 1))
     lower = sum(
-        reach[e] for e in range(view.ndim) if e not in dims and view.stride(e) % span
+        reach[e]
+        for e, stride in enumerate(view.stride())
+        if e not in dims and stride % span
     )
     if int((position % below).max()) + lower >= below:
         return None
@@ -385,7 +387,10 @@ def _of_grids(
 def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
     along = _varies(index)
     over = tuple(axis for axis in range(index.ndim) if axis not in along)
-    index = index.max(over) if index.size else np.zeros([0] * len(along), np.int64)
+    if index.size:
+        index = index.max(over)
+    else:
+        index = np.zeros([0] * len(along), np.int64)
     return Reading(tuple(names[axis] for axis in along), index)
 
 

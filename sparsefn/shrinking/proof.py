@@ -279,7 +279,8 @@ def _like(x: Any, draw: torch.Generator) -> Any:
 def _own(x: Any, wide: bool = True) -> Any:
     if not isinstance(x, Tensor):
         return copy.deepcopy(x)
-    return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
+    dtype = _WIDER.get(x.dtype, x.dtype) if wide else x.dtype
+    return x.detach().to(dtype, copy=True)
 
 
 def _run(model: Callable[..., Any], call: Call, wide: bool = True) -> dict[str, Any]:

@@ -241,7 +241,11 @@ def _smaller(
         made = same_class(masked, cut, works, folded_biases(cut, before))
         if made.model is not None:
             return Smaller(
-                made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes
+                made.model,
+                _kept(cut),
+                "class",
+                tuple(_stays(cut, masks)),
+                made.notes,
             ), exact
         why = made.why
     if form == "class":
@@ -269,7 +273,11 @@ def _smaller(
             f"shrink: the smaller program of the {type(masked).__name__} {reason}"
         )
     return Smaller(
-        small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ()
+        small,
+        _kept(cut),
+        "program",
+        tuple(_stays(cut, masks)),
+        (why,) if why else (),
     ), exact
 
 
