@@ -21,7 +21,7 @@ from sparsefn.shrinking.layers import (
     SmallAttention,
 )
 from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.values import Value, arguments_of, module_of, opname
+from sparsefn.shrinking.values import Value, module_of, node_arguments, opname
 
 # Of a layer, the tensor whose shape says its sizes, and their names, dimension by
 # dimension.
@@ -56,7 +56,7 @@ def averages(cut: Cut) -> Iterator[Average]:
         name = opname(node) if node.op == "call_function" else ""
         if name not in ("mean", "layer_norm", "rms_norm", "group_norm"):
             continue
-        given = arguments_of(node)
+        given = node_arguments(node)
         x: Value = cut.analysis.values[node.args[0]]
         rank = x.ndim
         size = cut.size(x)

@@ -21,9 +21,9 @@ from sparsefn.shrinking.layers import (
 from sparsefn.shrinking.norms import mean_dims
 from sparsefn.shrinking.resizing import Resizing, aten, refused, scale
 from sparsefn.shrinking.values import (
-    arguments_of,
     bind,
     by_name,
+    node_arguments,
     opname,
     tensors_of,
     values_in,
@@ -267,7 +267,7 @@ class Program(fx.GraphModule):
 
 def _has_mode(node: fx.Node) -> bool:
     # Whether an operation is told in which mode it is.
-    given = arguments_of(node)
+    given = node_arguments(node)
     return bool(given.keys() & {"train", "training"}) and given.get("p") != 0
 
 
@@ -355,7 +355,7 @@ def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
             raise refused(old, "it is a program of its own")
         args, kwargs = fx.map_arg((old.args, old.kwargs), known.__getitem__)
         values = bind(node.target, args, kwargs)
-        change = Resizing(cut, root, old, node, values, arguments_of(node))
+        change = Resizing(cut, root, old, node, values, node_arguments(node))
         if name in RULES:
             RULES[name](change)
             change.write()
@@ -422,7 +422,7 @@ def _open(graph: fx.Graph) -> None:
             return
         device = graph.call_function(getattr, (tensors[0], "device"))
     for node in graph.nodes:
-        given = arguments_of(node)
+        given = node_arguments(node)
         if given.get("device") == tensors[0].meta["val"].device:
             place = list(given).index("device")
             if place < len(node.args):

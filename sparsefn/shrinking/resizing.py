@@ -19,9 +19,9 @@ from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.atoms import Flags
 from sparsefn.shrinking.values import (
     Value,
-    arguments_of,
     bind,
     module_of,
+    node_arguments,
     opname,
     values_in,
 )
@@ -162,7 +162,7 @@ class Resizing:
 
         The number is multiplied by a factor.
         """
-        shape = arguments_of(self.old)[name].meta["val"].shape
+        shape = node_arguments(self.old)[name].meta["val"].shape
         fixed = [shape[d] for d in dims if not isinstance(shape[d], torch.SymInt)]
         made: Number = factor * math.prod(fixed)
         for d in dims:

@@ -25,7 +25,7 @@ from sparsefn.shrinking.layer_sizes import (
     fold_norms,
     resize,
 )
-from sparsefn.shrinking.trace import held
+from sparsefn.shrinking.trace import tensor_at
 from sparsefn.shrinking.values import module_of, named_module, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
@@ -142,7 +142,7 @@ def _with(
     # A copy with other tensors in place of those of the program, shared ones shared.
     made: dict[int, Any] = {}
     for name in cut.analysis.leaves:
-        x = held(model, name)  # none is a constant of the program
+        x = tensor_at(model, name)  # none is a constant of the program
         if isinstance(x, nn.Parameter):
             made[id(x)] = type(x)(new(name, x), x.requires_grad)
         elif isinstance(x, Tensor):

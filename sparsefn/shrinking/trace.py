@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 from sparsefn.engine.surroundings import guards_by_name
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import (
-    arguments_of,
     hint,
     module_of,
     named_module,
     named_tensors,
+    node_arguments,
     opname,
 )
 from sparsefn.tree import check_not_lazy
@@ -100,7 +100,7 @@ class Trace(NamedTuple):
             )
         new: dict[str, Tensor] = {}
         for name, x in named_tensors(self.program).items():
-            other = held(model, name)
+            other = tensor_at(model, name)
             # a constant that the trace made
             if other is None and not isinstance(x, nn.Parameter):
                 continue
@@ -115,10 +115,10 @@ class Trace(NamedTuple):
         return with_tensors(self.program, new)
 
 
-def held(model: nn.Module, name: str) -> Tensor | None:
+def tensor_at(model: nn.Module, name: str) -> Tensor | None:
     """The tensor of a model at a path, if there is one.
 
-    >>> held(torch.nn.ReLU(), "weight") is None
+    >>> tensor_at(torch.nn.ReLU(), "weight") is None
     True
     """
     try:
@@ -255,7 +255,7 @@ def _shares(program: ExportedProgram) -> bool:
         for spec in schema.arguments if schema is not None else ():
             if spec.alias_info is None or not spec.alias_info.is_write:
                 continue
-            x = arguments_of(node)[spec.name]
+            x = node_arguments(node)[spec.name]
             if isinstance(x, fx.Node) and (
                 len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))
             ):
@@ -303,7 +303,7 @@ def _first_other(a: fx.GraphModule, b: fx.GraphModule) -> fx.Node | None:
 
 
 def _text(node: fx.Node) -> str:
-    given = arguments_of(node)
+    given = node_arguments(node)
     if given.get("p") == 0:  # a dropout that drops nothing
         given = {**given, "train": None}
     return str((node.target, given or (node.args, node.kwargs)))

@@ -150,7 +150,7 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     }
 
 
-def arguments_of(node: fx.Node) -> dict[str, Any]:
+def node_arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a node by name; none of a function of Python."""
     if not hasattr(node.target, "_schema"):
         return {}
