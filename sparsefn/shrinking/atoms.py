@@ -65,7 +65,8 @@ class Atoms:
         ids = np.arange(new.start, new.stop)
         self.parent[new] = ids
         self.parts[new, 0] = ids
-        self.rank[new] = rank
+        if rank:
+            self.rank[new] = rank
         self.count = new.stop
         return ids[:, None]
 
@@ -119,7 +120,8 @@ class Atoms:
             return
         if a.shape[1] == b.shape[1] == 1:
             both = self.resolve(np.concatenate([a, b]))
-            one, two = np.split(both, 2)
+            one = both[: len(a)]
+            two = both[len(a) :]
             if (one == two).all():
                 return
             if both.shape[1] == 1 and not self.reason[both].any():
@@ -128,17 +130,20 @@ class Atoms:
         done = False
         while not done:
             one, two = self._apart(a, b)
-            differ = (one > 0).any(1) | (two > 0).any(1)
+            n = (one > 0).sum(1)
+            m = (two > 0).sum(1)
+            differ = (n > 0) | (m > 0)
             if not differ.any():
                 return
             a = a[differ]
             b = b[differ]
-            done = self._match(one[differ], two[differ], why)
+            n = n[differ]
+            m = m[differ]
+            done = self._match(one[differ], two[differ], n, m, why)
 
-    def _match(self, one: Ids, two: Ids, why: str) -> bool:
-        # Join what is alone on each side, as far as one step can; whether that is all.
-        n = (one > 0).sum(1)
-        m = (two > 0).sum(1)
+    def _match(self, one: Ids, two: Ids, n: Ids, m: Ids, why: str) -> bool:
+        # Join what is alone on each side, n and m atoms of a row, as far as one step
+        # can; whether that is all.
         only = (n == 0) | (m == 0)
         same = n == m
         single = (n == 1) | (m == 1)
