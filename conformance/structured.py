@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from shrinking import MODELS, smaller, weights_of
 
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.trace import traced
 
 Row = tuple[str, str, str]  # runs, equal, removed
 SIZES = {

@@ -16,26 +16,25 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, fx, nn
 
 import sparsefn as sf
-from sparsefn.shrinking import analysis, arguments, moves, norms, tried
+from sparsefn.shrinking import analysis, moves, norms, probe
+from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.atoms import Atoms
-from sparsefn.shrinking.counted import (
+from sparsefn.shrinking.layers import (
     counted_group_norm,
     counted_layer_norm,
     counted_mean,
     counted_rms_norm,
 )
-from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import Proof
-from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.traced import traced
-from sparsefn.shrinking.values import values_in
+from sparsefn.shrinking.trace import traced
+from sparsefn.shrinking.values import Step, values_in
 from tests.shrinking.compare import check, masked_weights, random_units
 from tests.shrinking.networks import networks
 
-GROUPS = import_module(
-    "sparsefn.shrinking.groups"
-)  # the package has a function of that name
+# The package and this module have functions of these names.
+GROUPS = import_module("sparsefn.shrinking.groups")
+PROGRAM = import_module("sparsefn.shrinking.program")
 Place = tuple[Any, str, Any]  # where, which name, and what is put there
 
 
@@ -172,8 +171,8 @@ def _in_groups(x: Tensor, count: int, *_: Any) -> int:
     return x[0].numel() // count
 
 
-def _repeats(step: Step, ins: Any, outs: Any) -> Any:
-    known = _OF_GRIDS(step, ins, outs)
+def _repeats(step: Step, ins: Any, outs: Any, wanted: Any) -> Any:
+    known = _OF_GRIDS(step, ins, outs, wanted)
     ones = {
         (0, e)
         for e, n in enumerate(outs[0].shape)
@@ -212,12 +211,12 @@ def _all_masked(book: Any, leaf: Tensor, real: Tensor, mask: Any, d: int) -> Any
     return np.zeros(leaf.shape[d]) if leaf.is_floating_point() else None
 
 
-_OF_GRIDS, _JOIN, _TRIED = moves._of_grids, Atoms.join, tried.tried
+_OF_GRIDS, _JOIN, _TRIED = moves._of_grids, Atoms.join, probe.tried
 LEFT = (
-    (arguments, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
-    (arguments, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
-    (arguments, "counted_mean", _of_what_is_left(counted_mean, _over)),
-    (arguments, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
+    (PROGRAM, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
+    (PROGRAM, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
+    (PROGRAM, "counted_mean", _of_what_is_left(counted_mean, _over)),
+    (PROGRAM, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
 )
 
 COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "depthwise")
@@ -236,7 +235,7 @@ SUMMED = (
     "activation",
     "dense",
 )
-WIDTH = (arguments.RULES, "scaled_dot_product_attention", lambda change: None)
+WIDTH = (PROGRAM.RULES, "scaled_dot_product_attention", lambda change: None)
 PADS = tuple(
     (analysis._RULES, name, _padding_of_zeros) for name in ("pad", "constant_pad_nd")
 )
@@ -244,7 +243,7 @@ PADS = tuple(
 SHRINKING = [
     ShrinkingMutant(
         "every elementwise operation maps zero to zero",
-        ((tried, "elementwise", _always_zero),),
+        ((probe, "elementwise", _always_zero),),
     ),
     *(
         ShrinkingMutant(f"{place[1]} divides by what is left", (place,), COUNTED)

@@ -2,11 +2,10 @@
 models without pruned units.
 """
 
-from sparsefn.shrinking.carry import carry, carry_optimizer
+from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.experts import without_experts
 from sparsefn.shrinking.groups import Groups, groups
-from sparsefn.shrinking.priced import weights
-from sparsefn.shrinking.smaller import Smaller, shrink, smaller
+from sparsefn.shrinking.smaller import Smaller, carry, carry_optimizer, shrink, smaller
 
 __all__ = [
     "Groups",

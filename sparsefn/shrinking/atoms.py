@@ -4,6 +4,8 @@ of its indices is made.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,11 +16,20 @@ Flags = npt.NDArray[np.bool_]
 Label = Ids | None
 
 
+class Rank(IntEnum):
+    """Which factor of a product is pruned rather."""
+
+    NONE = 0
+    HEADS = 1  # and the entries of a convolution's groups
+    REPEATS = 2  # of heads, and the groups of a convolution
+    WIDTHS = 3  # of heads
+
+
 class Atoms:
     """A union-find of atoms, some of which are products of others.
 
     >>> atoms = Atoms()
-    >>> rows, heads, widths = atoms.new(6), atoms.new(2, rank=1), atoms.new(3, rank=2)
+    >>> rows, heads, widths = atoms.new(6), atoms.new(2), atoms.new(3)
     >>> atoms.join(rows, product(heads, 2, widths, 3), "")
     >>> atoms.resolve(rows).tolist()[
     ...     :4
@@ -37,30 +48,25 @@ class Atoms:
         self.parts = np.zeros((1 << 12, 2), np.int64)
         # why a root stays: a place in `reasons`, 0 where it may go
         self.reason = np.zeros(1 << 12, np.int32)
-        # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
         self.rank = np.zeros(1 << 12, np.int32)
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1
 
-    def new(self, size: int, rank: int = 0) -> Ids:
+    def new(self, size: int, rank: int = Rank.NONE) -> Ids:
         """The label of a dimension of that many indices, each with an atom of its
         own.
         """
         while self.count + size > len(self.parent):
             for name in ("parent", "parts", "reason", "rank"):
-                setattr(
-                    self,
-                    name,
-                    np.concatenate(
-                        [getattr(self, name), np.zeros_like(getattr(self, name))]
-                    ),
-                )
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
         new = slice(self.count, self.count + size)
         ids = np.arange(new.start, new.stop)
         self.parent[new] = ids
         self.parts[new, 0] = ids
-        self.rank[new] = rank
+        if rank:
+            self.rank[new] = rank
         self.count = new.stop
         return ids[:, None]
 
@@ -79,13 +85,13 @@ class Atoms:
         """
         label = _once_a_row(self.find(label))
         while not (self.parts[label, 0] == label).all():
-            label = _once_a_row(self.find(self.parts[label].reshape(len(label), -1)))
+            factors = self.parts[label].reshape(len(label), -1)
+            label = _once_a_row(self.find(factors))
         if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
             fixed = (self.reason[label] > 0).all(0)
             if fixed.sum() > 1:
-                label = np.concatenate(
-                    [label[:, ~fixed], label[:, fixed].max(1, keepdims=True)], 1
-                )
+                one = label[:, fixed].max(1, keepdims=True)
+                label = np.concatenate([label[:, ~fixed], one], 1)
         return label
 
     def free(self, label: Label) -> Label:
@@ -99,8 +105,10 @@ class Atoms:
 
     def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
         """All atoms of these indices stay, for this reason."""
-        number = 0 if label is None else self._number(why)
-        if label is not None and (which is None or which.any()):
+        if label is None:
+            return
+        number = self._number(why)
+        if which is None or which.any():
             ids = self.resolve(label if which is None else label[which])
             self.reason[ids[self.reason[ids] == 0]] = number
 
@@ -119,59 +127,67 @@ class Atoms:
             if both.shape[1] == 1 and not self.reason[both].any():
                 self._unite(one[:, 0], two[:, 0])
                 return
-        while True:
+        done = False
+        while not done:
             one, two = self._apart(a, b)
-            many = [(side > 0).sum(1) for side in (one, two)]
-            differ = (many[0] > 0) | (many[1] > 0)
+            n = (one > 0).sum(1)
+            m = (two > 0).sum(1)
+            differ = (n > 0) | (m > 0)
             if not differ.any():
                 return
             a = a[differ]
             b = b[differ]
-            one = one[differ]
-            two = two[differ]
-            n, m = (counts[differ] for counts in many)
-            if (only := (n == 0) | (m == 0)).any():  # further factors on one side
-                self.freeze(one[only], why)
-                self.freeze(two[only], why)
-                done = only
-            elif (same := n == m).any():
-                same &= n == n[same].min()
-                width = int(n[same][0])
-                self._unite(one[same, :width].ravel(), two[same, :width].ravel())
-                done = same
-            elif (single := (n == 1) | (m == 1)).any():
-                whole = np.where(n == 1, one[:, 0], two[:, 0])[single]
-                done = single & self._divide(
-                    whole, one[single], two[single], n[single] == 1
-                )
-            else:
-                self.freeze(one, f"{why}, and divided in two ways")
-                self.freeze(two, f"{why}, and divided in two ways")
-                return
-            if done.all():
-                return
+            n = n[differ]
+            m = m[differ]
+            done = self._match(one[differ], two[differ], n, m, why)
+
+    def _match(self, one: Ids, two: Ids, n: Ids, m: Ids, why: str) -> bool:
+        # Join what is alone on each side, n and m atoms of a row, as far as one step
+        # can; whether that is all.
+        only = (n == 0) | (m == 0)
+        same = n == m
+        single = (n == 1) | (m == 1)
+        if only.any():  # further factors on one side
+            self.freeze(one[only], why)
+            self.freeze(two[only], why)
+            return bool(only.all())
+        if same.any():
+            width = n[same].min()
+            same &= n == width
+            ours = one[same, :width]
+            theirs = two[same, :width]
+            self._unite(ours.ravel(), theirs.ravel())
+            return bool(same.all())
+        if single.any():
+            divided = self._divide(one[single], two[single], n[single] == 1)
+            return divided and bool(single.all())
+        self.freeze(one, f"{why}, and divided in two ways")
+        self.freeze(two, f"{why}, and divided in two ways")
+        return True
 
     def _apart(self, a: Ids, b: Ids) -> tuple[Ids, Ids]:
         # What either side has that the other has not, in each row from the left.
         sides = []
-        a = self.resolve(a)
-        b = self.resolve(b)
-        both = [np.where(self.reason[side] > 0, 0, side) for side in (a, b)]
+        both = [self.resolve(label) for label in (a, b)]
+        both = [np.where(self.reason[side] > 0, 0, side) for side in both]
         for mine, other in (both, both[::-1]):
-            alone = np.where((mine[:, :, None] == other[:, None, :]).any(2), 0, mine)
-            alone = np.take_along_axis(
-                alone, np.argsort(alone == 0, axis=1, kind="stable"), 1
-            )
-            sides.append(alone[:, : max(1, alone.any(0).sum())])
+            shared = (mine[:, :, None] == other[:, None, :]).any(2)
+            alone = np.where(shared, 0, mine)
+            order = np.argsort(alone == 0, axis=1, kind="stable")
+            alone = np.take_along_axis(alone, order, 1)
+            width = max(1, alone.any(0).sum())
+            sides.append(alone[:, :width])
         return sides[0], sides[1]
 
-    def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> bool:
-        # An atom is the product of several; of an atom that comes twice the first row
-        # counts, and joins go on.
+    def _divide(self, one: Ids, two: Ids, first: Flags) -> bool:
+        # An atom, of the first side or of the second, is the product of several of the
+        # other; of an atom that comes twice the first row counts, and joins go on.
+        whole = np.where(first, one[:, 0], two[:, 0])
         atoms, at = np.unique(whole, return_index=True)
         width = max(one.shape[1], two.shape[1])
-        if width > self.parts.shape[1]:
-            self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
+        more = width - self.parts.shape[1]
+        if more > 0:
+            self.parts = np.pad(self.parts, ((0, 0), (0, more)))
         factors = np.zeros((len(whole), width), np.int64)
         factors[first, : two.shape[1]] = two[first]
         factors[~first, : one.shape[1]] = one[~first]
@@ -206,7 +222,9 @@ def _once_a_row(label: Ids) -> Ids:
     # Zeros in place of repeats, without columns of zeros. Where factors are shared,
     # columns would double without end.
     for i in range(1, label.shape[1]):
-        label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
+        before = label[:, :i]
+        again = (before == label[:, i : i + 1]).any(1)
+        label[again, i] = 0
     used = label.any(0)
     return label if used.all() else label[:, used]
 

@@ -10,11 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int
-from sparsefn.shrinking.analysis import Analysis
+from sparsefn.shrinking.analysis import Analysis, Cut
 from sparsefn.shrinking.atoms import Atoms, Ids, Label
-from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.products import Dims, products
-from sparsefn.shrinking.values import Value
+from sparsefn.shrinking.values import Dims, Value, blank
 
 UNITS = ("params", "flops", "bytes")
 
@@ -61,7 +59,7 @@ def terms_of(
     if key not in analysis.book.known:
         check_unit(unit, bits, compressed)
         if unit == "flops":
-            found = [(2, product.dims) for product in products(analysis)]
+            found = [(2, product.dims) for product in analysis.book.products]
         else:
             found = list(_sizes(analysis, unit, bits, compressed))
         analysis.book.known[key] = _collected(
@@ -90,9 +88,10 @@ def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
 
     It has its Value where the program reads it.
     """
-    named = analysis.graph.named_parameters(remove_duplicate=False)
     known = {
-        id(x): analysis.leaves[name] for name, x in named if name in analysis.leaves
+        id(x): analysis.leaves[name]
+        for name, x in analysis.parameters.items()
+        if name in analysis.leaves
     }
     return {
         name: (known.get(id(x)), x) for name, x in analysis.graph.named_parameters()
@@ -103,11 +102,11 @@ def _sizes(
     analysis: Analysis, unit: str, bits: int | None, compressed: bool
 ) -> Iterable[tuple[int, Dims]]:
     for value, x in parameters(analysis).values():
-        labels = (None,) * x.ndim if value is None else value.labels
+        dims = (value or blank(x)).dims
         per = (bits or 8 * x.dtype.itemsize) if unit == "bytes" else 1
-        yield per, tuple(zip(x.shape, labels, strict=True))
+        yield per, dims
         if compressed and any(
-            analysis.book.atoms.free(label) is not None for label in labels
+            analysis.book.atoms.free(label) is not None for _, label in dims
         ):
             yield 8 * -(-x.numel() // 8), ()
 
@@ -126,11 +125,15 @@ def _collected(
         at = []
         for size, label in dims:
             place, free = (-1, None) if label is None else places[id(label)]
-            factor *= size if free is None else 1
-            at += [] if free is None else [place]
-            labels += [free] if free is not None and place == len(labels) else []
+            if free is None:
+                factor *= size
+                continue
+            at.append(place)
+            if place == len(labels):
+                labels.append(free)
         if at:
-            terms[tuple(sorted(at))] = terms.get(tuple(sorted(at)), 0) + factor
+            key = tuple(sorted(at))
+            terms[key] = terms.get(key, 0) + factor
         else:
             constant += factor
     return Terms(
@@ -158,10 +161,8 @@ def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label
     for label in labels:
         if label is not None and id(label) not in places:
             free = atoms.free(label)
-            key = None if free is None else (free.shape, free.tobytes())
-            places[id(label)] = (
-                (-1, None)
-                if free is None
-                else known.setdefault(key, (len(known), free))
-            )
+            places[id(label)] = (-1, None)
+            if free is not None:
+                key = (free.shape, free.tobytes())
+                places[id(label)] = known.setdefault(key, (len(known), free))
     return places

@@ -3,31 +3,136 @@
 from __future__ import annotations
 
 import copy
+import math
+import types
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from sparsefn.engine.surroundings import CAST, TorchDispatchMode
 from sparsefn.modules.calls import Example
 from sparsefn.modules.params import bake
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.places import Place
 from sparsefn.patterns.tied import TiedPattern, TiedUnits
-from sparsefn.shrinking.cut import taken
-from sparsefn.shrinking.guesses import TRIES, Guess
-from sparsefn.shrinking.progress import Progress
-from sparsefn.shrinking.proof import Proof
-from sparsefn.shrinking.routers import Seen, never_routed
+from sparsefn.shrinking.analysis import taken
+from sparsefn.shrinking.attributes import TRIES, Guess, Tried, search
+from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.same_class import with_configs
-from sparsefn.shrinking.search import Tried, search
 from sparsefn.shrinking.smaller import Kept, Smaller
 from sparsefn.state import State
 from sparsefn.tree import flatten
+
+# where experts lie in a leaf, and which of its indices there are not routed to
+Router = tuple[Place, Tensor]
+
+_aten = torch.ops.aten
+# Where the factors of products begin among the arguments.
+_FACTORS = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
+
+
+class Seen(NamedTuple):
+    """What was seen of routers while a model ran."""
+
+    products: set[str]  # the leaves that something was multiplied by
+    # by leaf, to how many experts a token was routed after such a product
+    most: dict[str, int]
+
+
+def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module, Seen]:
+    """A copy that runs with logits -inf of some rows of routers, and what is seen of
+    these whenever it or a copy runs.
+
+    >>> model, gone = torch.nn.Linear(2, 3), torch.tensor([False, True, False])
+    >>> copied, seen = never_routed(
+    ...     model, [(Place("weight", (3, 2), dim=0, units=3), gone)]
+    ... )
+    >>> copied(torch.ones(1, 2)).isinf(), seen.products
+    (tensor([[False,  True, False]]), {'weight'})
+    """
+    seen = Seen(set(), {})
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with _Logits(self, routers, seen):
+            return type(self).forward(self, *args, **kwargs)
+
+    made = copy.deepcopy(model)
+    # of a copy of the copy it is the copy's
+    made.forward = types.MethodType(forward, made)
+    return made, seen
+
+
+class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fills the outputs of products with some rows of routers with -inf; a router is
+    known by its storage.
+    """
+
+    def __init__(
+        self, module: nn.Module, routers: Sequence[Router], seen: Seen
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        own = [
+            (module.get_parameter(place.path), place, gone) for place, gone in routers
+        ]
+        self.known: dict[StorageWeakRef, tuple[Tensor, Place, Tensor]] = {
+            _storage(router[0]): router for router in own
+        }
+        self.seen = seen
+        self.last = ""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation, and fill its output if it is a product with a router."""
+        out = func(*args, **(kwargs or {}))
+        op = func.overloadpacket
+        if op is CAST:
+            self.follow(args[0], out)
+        elif op in _FACTORS:
+            for axis, x in enumerate(args[_FACTORS[op] :][:2], -2):
+                self.fill(out, axis, x)
+        elif op is _aten.topk and self.last:
+            self.seen.most[self.last] = args[1]
+            self.last = ""
+        return out
+
+    def follow(self, x: Tensor, out: Tensor) -> None:
+        """A cast of a router is that router."""
+        router = self.known.get(_storage(x))
+        if router is not None:
+            leaf = router[0]
+            if x.shape == leaf.shape and x.stride() == leaf.stride():
+                self.known[_storage(out)] = (out, *router[1:])
+
+    def fill(self, out: Tensor, axis: int, x: Tensor) -> None:
+        """Fill the outputs of a product along this axis, if its factor x has the rows
+        of a router along it.
+        """
+        router = self.known.get(_storage(x))
+        if router is None:
+            return
+        leaf, place, gone = router
+        same = x.shape[axis] == leaf.shape[place.dim]
+        if same and x.stride(axis) == leaf.stride(place.dim):
+            places = gone.nonzero().flatten().to(out.device)
+            out.index_fill_(out.ndim + axis, places, -math.inf)
+            self.seen.products.add(place.path)
+            self.last = place.path
+
+
+def _storage(x: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def without_experts(
@@ -203,21 +308,19 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
 
 def _any(units: TiedUnits, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
     # Which units have an entry that is not masked.
-    return np.asarray(
-        units.read(masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu()
-    )
+    kept = units.read(masks, lambda _, rows: rows.any(1)[None])
+    return np.asarray(kept.reshape(-1).cpu())
 
 
 def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
     for experts in sets.values():
+        routers = [place.path for place in experts.routers]
+        left = experts.kept.sum()
         for path, most in seen.most.items():
-            if (
-                path in [place.path for place in experts.routers]
-                and most > experts.kept.sum()
-            ):
+            if path in routers and most > left:
                 yield (
-                    f"a token of {path!r} is routed to {most} experts, of which "
-                    f"{experts.kept.sum()} stay: keep more"
+                    f"a token of {path!r} is routed to {most} experts, of which {left} "
+                    "stay: keep more"
                 )
 
 
@@ -281,27 +384,19 @@ def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
             while path:
                 path = path.rpartition(".")[0]
                 owners[path].add(size)
-    alike: dict[Any, dict[str, tuple[nn.Module, int, int]]] = defaultdict(dict)
+    alike: dict[Any, dict[str, tuple[int, int]]] = defaultdict(dict)
     for path, sizes in owners.items():
         layer = small.get_submodule(path)
         if type(layer).__module__.startswith("torch.nn."):
             continue
-        for (key, value), (old, new) in (
-            (item, size) for item in vars(layer).items() for size in sizes
-        ):
-            if (
-                isinstance(value, int)
-                and value == old != new
-                and sum(size[0] == old for size in sizes) == 1
-            ):
-                alike[type(layer), key][path] = layer, old, new
+        for key, value in vars(layer).items():
+            became = [size for size in sizes if size[0] == value]
+            if isinstance(value, int) and len(became) == 1 and became[0][1] != value:
+                alike[type(layer), key][path] = became[0]
     made = []
     for (_, key), members in alike.items():
-        modules = {path: layer for path, (layer, _, _) in members.items()}
-        options = [
-            tuple([new for _, _, new in members.values()]),
-            tuple([old for _, old, _ in members.values()]),
-        ]
-        made.append(Guess(modules, key, None, options, 1))
+        held = {path: vars(small.get_submodule(path)) for path in members}
+        old, new = zip(*members.values(), strict=True)
+        made.append(Guess(held, key, None, [new, old], 1))
         made[-1].take(0)
     return made

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -19,16 +20,63 @@ from sparsefn.modules.originals import computed_from
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
-from sparsefn.shrinking.analysis import Analysis, analyse, labels_of
-from sparsefn.shrinking.atoms import Atoms, Ids
-from sparsefn.shrinking.costs import cost
-from sparsefn.shrinking.cut import Cut, free, one_stays
-from sparsefn.shrinking.members import Member
+from sparsefn.shrinking.analysis import (
+    Analysis,
+    Cut,
+    analyse,
+    free,
+    labels_of,
+    one_stays,
+)
+from sparsefn.shrinking.atoms import Atoms, Ids, Rank
+from sparsefn.shrinking.budgets import most_kept, pieces_of
+from sparsefn.shrinking.costs import cost, terms_of
 from sparsefn.shrinking.paths import Parts, calls_of, matched
-from sparsefn.shrinking.priced import priced
-from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
-from sparsefn.shrinking.traced import Trace, shapes_of, traced
+from sparsefn.shrinking.trace import (
+    Trace,
+    has_shuffles,
+    shapes_of,
+    traced,
+    without_shuffles,
+)
 from sparsefn.tree.originals import Computed
+
+
+class Member(NamedTuple):
+    """Where the units of a group lie in one leaf: along `dim`, the unit of each index,
+    -1 for none.
+    """
+
+    leaf: str
+    dim: int
+    units: npt.NDArray[np.int64]
+
+    def tied(self) -> list[Any]:
+        """The member as `sf.patterns.tied` takes it: [leaf, dim], with a block and
+        parts, or with the units of all indices.
+        """
+        units = self.units
+        count = int(self.units.max()) + 1
+        steps = np.nonzero(np.diff(units))[0]
+        block = int(steps[0]) + 1 if len(steps) else len(units)
+        parts = len(units) // (block * count)
+        if parts and np.array_equal(
+            units, np.tile(np.repeat(np.arange(count), block), parts)
+        ):
+            if parts > 1:
+                return [self.leaf, self.dim, block, parts]
+            return [self.leaf, self.dim, block] if block > 1 else [self.leaf, self.dim]
+        return [self.leaf, self.dim, units.tolist()]
+
+    def __str__(self) -> str:
+        _, _, *rest = self.tied()
+        here = f"{self.leaf}[{self.dim}]"
+        if not rest:
+            return here
+        if isinstance(rest[0], list):
+            return f"{here} ({int((self.units >= 0).sum())} of {len(self.units)})"
+        parts = f" in {rest[1]} parts" if rest[1:] else ""
+        return f"{here} (blocks of {rest[0]}{parts})"
 
 
 class Group(NamedTuple):
@@ -40,6 +88,18 @@ class Group(NamedTuple):
     # groups that multiply with it, such as heads and the entries of a head
     beside: frozenset[int]
     preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
+
+    def scores(self, known: Mapping[str, Tensor]) -> Any:
+        """The mean magnitude of the weights of each unit."""
+        sums = np.zeros(self.size + 1)
+        counts = np.zeros(self.size + 1)
+        for leaf, dim, units in self.members:
+            if leaf in known:
+                x = known[leaf].detach().abs().double().movedim(dim, 0)
+                rows = x.reshape(len(units), -1).cpu()
+                np.add.at(sums, units, rows.sum(1).numpy())
+                np.add.at(counts, units, rows.shape[1])
+        return sums[: self.size] / np.maximum(counts[: self.size], 1)
 
     def __str__(self) -> str:
         more = f" and {len(self.members) - 6} more" * (len(self.members) > 6)
@@ -119,11 +179,7 @@ class Groups:
         head (heads of queries where these read one head of keys), entries of a
         convolution's groups rather than groups.
         """
-        chosen = (
-            [i for i, group in enumerate(self.groups) if group.preferred]
-            if only is None
-            else list(only)
-        )
+        chosen = self.chosen(only)
         if not chosen:
             raise ValueError(
                 "groups: expected groups of units to prune, got none of the model's "
@@ -135,6 +191,12 @@ class Groups:
             members = self._group(i).members
             sets.append([m.tied() for m in members if m.leaf in parameters])
         return tied(sets, reduce)
+
+    def chosen(self, only: Sequence[int] | None) -> list[int]:
+        """The numbers of the groups to prune: preferred ones by default."""
+        if only is not None:
+            return list(only)
+        return [i for i, group in enumerate(self.groups) if group.preferred]
 
     def _group(self, i: int) -> Group:
         if not 0 <= i < len(self.groups):
@@ -193,18 +255,59 @@ class Groups:
     def priced(
         self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
     ) -> Priced:
-        """The cost by kept units, for `sf.budgets.within`."""
-        return priced(self, unit, bits, compressed, only)
+        """The cost by how many units of each set of `pattern(only)` are kept, for
+        `sf.budgets.within`.
+
+        It is exact wherever the units of a group are alike. Where they are not, such as
+        a channel that a concatenation repeats, it is the most that any choice of so
+        many units costs.
+        """
+        names = self.set_names(only)
+        terms = terms_of(self.analysis, unit, bits, compressed)
+        group = np.full(self.analysis.book.atoms.count, -1)
+        for place, i in enumerate(names.values()):
+            group[self.atoms[i]] = place
+        sizes = [self.groups[i].size for i in names.values()]
+        pieces = [pieces_of(label, group, sizes) for label in terms.labels]
+        most = most_kept(self.analysis, group, sizes)
+
+        def cost(kept: Sequence[int]) -> int:
+            kept = [row[n] for row, n in zip(most, kept, strict=True)]
+            lengths = []
+            for fixed, some in pieces:
+                lengths.append(fixed + sum(piece.count(kept) for piece in some))
+            return terms.value(lengths)
+
+        def scores() -> dict[str, Any]:
+            known = dict(self.analysis.graph.named_parameters())
+            return {name: self.groups[i].scores(known) for name, i in names.items()}
+
+        return Priced(dict(zip(names, sizes, strict=True)), cost, scores)
+
+    def set_names(self, only: Sequence[int] | None) -> dict[str, int]:
+        """The numbers of the groups in a pattern, by the names that their sets have in
+        budgets.
+        """
+        known = self.analysis.parameters
+        names: dict[str, int] = {}
+        for i in self.chosen(only):
+            leaves = [member.leaf for member in self.groups[i].members]
+            first = next(leaf for leaf in leaves if leaf in known)
+            name = first
+            for number in itertools.count(1):
+                if name not in names:
+                    break
+                name = f"{first}:{number}"
+            names[name] = i
+        return names
 
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
         """For each group which of its units stay under these masks: all but those that
         can go with equal outputs.
         """
-        book = self.analysis.book
-        known = dict(self.analysis.graph.named_parameters(remove_duplicate=False))
-        shapes = {name: tuple(known[name].shape) for name in known if name in masks}
+        shapes = {name: tuple(x.shape) for name, x in self.analysis.parameters.items()}
         missing = sorted(_parameters(self.analysis) - masks.keys())
-        unknown = sorted(masks.keys() - known.keys())
+        unknown = sorted(masks.keys() - shapes.keys())
         if missing or unknown:
             raise ValueError(
                 f"groups: expected masks of the parameters, but missing are {missing} "
@@ -216,20 +319,18 @@ class Groups:
                     f"groups: expected mask of shape {shapes[name]} at {name!r}, got "
                     f"{tuple(mask.shape)}"
                 )
+        graph = self.analysis.graph
+        book = self.analysis.book
         found = free(
-            analyse(
-                self.analysis.graph,
-                masks,
-                counted=book.counted,
-                equal_parts=book.equal_parts,
-            )
+            analyse(graph, masks, counted=book.counted, equal_parts=book.equal_parts)
         )
         kept = []
         for group in self.groups:
             first = group.members[0]
             label = found.analysis.leaves[first.leaf].labels[first.dim]
             stays = np.zeros(group.size + 1, bool)
-            np.logical_or.at(stays, first.units, found.kept(label, len(first.units)))
+            here = found.kept(label, len(first.units))
+            np.logical_or.at(stays, first.units, here)
             kept.append(torch.from_numpy(stays[: group.size]))
         return kept
 
@@ -290,15 +391,13 @@ def groups(
     shuffled = not equal_parts and has_shuffles(graph)
     graphs = [without_shuffles(graph), graph] if shuffled else [graph]
     found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
-    best = (
-        min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0]
-    )
+    best = found[0]
+    if shuffled:
+        best = min(found, key=lambda analysis: cost(free(analysis)))
     made = groups_in(best, _originals(own))
-    return (
-        made
-        if only is not None
-        else dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
-    )
+    if only is not None:
+        return made
+    return dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
 
 
 def _originals(model: nn.Module) -> dict[str, Computed]:
@@ -319,67 +418,50 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
             analysis.book.atoms.freeze(label, originals[name].dense())
     atoms = analysis.book.atoms
     parameters = _parameters(analysis)
-    leaves = [
-        (name, value) for name, value in analysis.leaves.items() if value.name == name
-    ]  # without second names
     labels = {
         (name, d): label
-        for name, value in leaves
+        for name, value in analysis.leaves.items()
         for d, label in enumerate(value.labels)
-        if label is not None
+        if label is not None and value.name == name  # no second name
     }
     kinds = _alike(
         atoms, [label for (name, _), label in labels.items() if name in parameters]
     )
-    units = np.split(np.argsort(kinds, kind="stable"), np.bincount(kinds).cumsum())[
-        1:-1
-    ]
+    order = np.argsort(kinds, kind="stable")
+    units = np.split(order, np.bincount(kinds).cumsum())[1:-1]
     number = np.zeros(atoms.count, np.int64)
     for own in units:
         number[own] = np.arange(len(own))
     made: list[list[Member]] = [[] for _ in units]
     weights = [0.0] * len(units)
-    lie = dict[int, list[tuple[int, Ids]]]()
+    lie = dict[int, dict[int, Ids]]()
     for (name, d), label in labels.items():
         if id(label) not in lie:
             rows = kinds[label]
-            some = np.unique(rows[rows > 0]).tolist()
-            lie[id(label)] = [
-                (kind - 1, np.where(rows == kind, number[label], -1).max(1))
-                for kind in some
-            ]
-        for i, own in lie[id(label)]:
+            lie[id(label)] = {
+                kind - 1: np.where(rows == kind, number[label], -1).max(1)
+                for kind in np.unique(rows[rows > 0]).tolist()
+            }
+        for i, own in lie[id(label)].items():
             made[i].append(Member(name, d, own))
-            share = np.count_nonzero(own >= 0) / len(own)
-            weights[i] += (
-                math.prod(analysis.leaves[name].shape) * share * (name in parameters)
-            )
+            if name in parameters:
+                share = np.count_nonzero(own >= 0) / len(own)
+                weights[i] += math.prod(analysis.leaves[name].shape) * share
     beside = _beside(analysis, kinds)
     preferred = _preferred(units, weights, beside, atoms.rank)
-    groups = [
-        Group(
-            len(own),
-            tuple(members),
-            round(weight / len(own)),
-            frozenset(beside[i]),
-            i in preferred,
-        )
-        for i, (own, members, weight) in enumerate(
-            zip(units, made, weights, strict=True)
-        )
-    ]
+    groups = []
+    for i, own in enumerate(units):
+        entries = round(weights[i] / len(own))
+        others = frozenset(beside[i])
+        groups.append(Group(len(own), tuple(made[i]), entries, others, i in preferred))
     stays = _stays(atoms, labels, parameters)
     return Groups(tuple(groups), stays, analysis, tuple(units), originals.keys())
 
 
 def _parameters(analysis: Analysis) -> set[str]:
     # Each parameter that the program reads once, under its first name.
-    known = {
-        name for name, _ in analysis.graph.named_parameters(remove_duplicate=False)
-    }
-    return {
-        str(value.name) for value in analysis.leaves.values() if value.name in known
-    }
+    read = {value.name for value in analysis.leaves.values()}
+    return {name for name in analysis.parameters if name in read}
 
 
 def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
@@ -387,9 +469,8 @@ def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
     # same factors; 0 for others.
     kinds = np.zeros(atoms.count, np.int64)
     most = 0
-    for column in {
-        column.tobytes(): column for label in labels for column in label.T
-    }.values():
+    columns = {column.tobytes(): column for label in labels for column in label.T}
+    for column in columns.values():
         here = np.unique(column[atoms.reason[column] == 0])
         _, pairs = np.unique(kinds[here], return_inverse=True)
         kinds[here] = most + 1 + pairs
@@ -407,7 +488,8 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
     for label in labels_of(analysis):
         rows = kinds[label]
         for i, j in itertools.combinations(range(rows.shape[1]), 2):
-            for pair in np.unique(rows[:, i] * count + rows[:, j]).tolist():
+            pairs = rows[:, i] * count + rows[:, j]
+            for pair in np.unique(pairs).tolist():
                 one, other = divmod(pair, count)
                 if one and other and one != other:
                     beside[one - 1].add(other - 1)
@@ -419,11 +501,13 @@ def _preferred(
     units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any
 ) -> set[int]:
     ranks = [int(rank[own[0]]) for own in units]
-    taken = set[int]()
     # the width of the only head is never divided, and has no rank of its own
     for i, one in enumerate(ranks):
-        ranks[i] = one or 3 * any(ranks[j] == 1 for j in beside[i])
-    for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
+        if one == Rank.NONE and any(ranks[j] == Rank.HEADS for j in beside[i]):
+            ranks[i] = Rank.WIDTHS
+    taken = set[int]()
+    order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
+    for i in order:
         if not beside[i] & taken and len(units[i]) > 1:
             taken.add(i)
     return taken
@@ -437,7 +521,6 @@ def _stays(
         reasons = np.bincount(atoms.reason[label].ravel(), minlength=2)
         if name in parameters and not reasons[0]:
             reasons[1] = 0  # of what fills up
-            made[name, d] = (
-                atoms.reasons[reasons.argmax()] or "it is joined with what stays"
-            )
+            why = atoms.reasons[reasons.argmax()]
+            made[name, d] = why or "it is joined with what stays"
     return made

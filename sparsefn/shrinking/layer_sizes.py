@@ -1,4 +1,6 @@
-"""What torch's own layers keep about sizes, set to the shapes of smaller tensors."""
+"""What torch's own layers keep about sizes, and RMS norms in a module's own code, set
+to the shapes of smaller tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,19 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from sparsefn.modules.weights import is_conv1d
-from sparsefn.shrinking.attention import SmallAttention
-from sparsefn.shrinking.counted import (
+from sparsefn.shrinking.analysis import Cut
+from sparsefn.shrinking.layers import (
     CountedGroupNorm,
     CountedLayerNorm,
     CountedRMSNorm,
+    SmallAttention,
 )
-from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.values import Value, bind, module_of, opname
+from sparsefn.shrinking.values import Value, module_of, node_arguments, opname
 
 # Of a layer, the tensor whose shape says its sizes, and their names, dimension by
 # dimension.
@@ -30,6 +33,8 @@ _SIZES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.PReLU: ("weight", ("num_parameters",)),
 }
 _RECURRENT: dict[type[nn.Module], str] = {nn.RNNBase: "_l0", nn.RNNCellBase: ""}
+_LAST = ("layer_norm", "rms_norm")  # over the last dimensions
+_CHANNELS = ("batch_norm", "instance_norm")
 COUNTED: dict[type[nn.Module], Any] = {
     nn.LayerNorm: CountedLayerNorm,
     nn.RMSNorm: CountedRMSNorm,
@@ -51,23 +56,23 @@ def averages(cut: Cut) -> Iterator[Average]:
         name = opname(node) if node.op == "call_function" else ""
         if name not in ("mean", "layer_norm", "rms_norm", "group_norm"):
             continue
-        given = bind(node.target, node.args, node.kwargs)
+        given = node_arguments(node)
         x: Value = cut.analysis.values[node.args[0]]
-        rank = len(x.shape)
+        rank = x.ndim
         size = cut.size(x)
         whole = left = 1
         if name == "group_norm":
             dims = [1]
             whole = given["num_groups"]
-            left = groups_after(cut, node, given["num_groups"])
+            left = groups_after(cut, node, whole)
         elif name == "mean":
             dims = mean_dims(given["dim"], rank)
         else:
             dims = list(range(rank - len(given["normalized_shape"]), rank))
-        before = math.prod(x.shape[d] for d in dims)
-        after = math.prod(size[d] for d in dims)
-        if before * left != after * whole:
-            yield Average(node, before // whole, after // left)
+        before = math.prod(x.shape[d] for d in dims) // whole
+        after = math.prod(size[d] for d in dims) // left
+        if before != after:
+            yield Average(node, before, after)
 
 
 def groups_after(cut: Cut, node: fx.Node, groups: int) -> int:
@@ -79,7 +84,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
     """Set what torch's layers in a model with smaller tensors keep about sizes; the
     reason where that cannot be.
 
-    Norms that lose entries become those of `sparsefn.shrinking.counted`, and attentions
+    Norms that lose entries become those of `sparsefn.shrinking.layers`, and attentions
     of other widths SmallAttention; all keep the names of their parameters.
     """
     nodes: dict[str, list[fx.Node]] = {}
@@ -127,23 +132,15 @@ def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
 def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
     for node in nodes:
         name = opname(node)
-        size = (
-            cut.size(cut.analysis.values[node.all_input_nodes[0]])
-            if name.endswith("_norm")
-            else []
-        )
-        if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in (
-            "layer_norm",
-            "rms_norm",
-        ):
+        if not name.endswith("_norm"):
+            continue
+        size = cut.size(cut.analysis.values[node.all_input_nodes[0]])
+        if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in _LAST:
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
             layer.num_groups = groups_after(cut, node, layer.num_groups)
             layer.num_channels = size[1]
-        elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in (
-            "batch_norm",
-            "instance_norm",
-        ):
+        elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in _CHANNELS:
             layer.num_features = size[1]
     if count is not None and type(layer) in COUNTED:
         layer.__class__ = COUNTED[type(layer)]
@@ -152,40 +149,34 @@ def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None
 
 def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
     # Heads and widths from the rows that stay, of queries, keys and values.
-    parts = []
     packed = layer.in_proj_weight is not None
-    for i, name in enumerate(("q_proj_weight", "k_proj_weight", "v_proj_weight")):
-        leaf = cut.analysis.leaves.get(
-            f"{path}.{'in_proj_weight' if packed else name}".removeprefix(".")
-        )
+    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    kept = []
+    inputs = []
+    for name in ("in_proj_weight",) if packed else names:
+        leaf = cut.analysis.leaves.get(f"{path}.{name}".removeprefix("."))
         if leaf is None:
             return ""  # it does not run
-        kept = cut.kept(leaf.labels[0], leaf.shape[0])
-        rows = layer.num_heads * layer.head_dim
-        parts.append(
-            (np.split(kept, [rows, 2 * rows])[i] if packed else kept).reshape(
-                layer.num_heads, -1
-            )
-        )
-    heads = [kept.any(1) for kept in parts]
-    widths = [
-        set(kept.sum(1)[some].tolist()) for kept, some in zip(parts, heads, strict=True)
+        kept.append(cut.kept(leaf.labels[0], leaf.shape[0]))
+        inputs.append(getattr(layer, name).shape[1])
+    if packed:
+        inputs *= 3
+    rows = layer.num_heads * layer.head_dim
+    parts = [
+        part.reshape(layer.num_heads, -1)
+        for part in np.split(np.concatenate(kept), [rows, 2 * rows])
     ]
+    heads = parts[0].any(1)
+    widths = [set(part.sum(1)[heads].tolist()) for part in parts]
     if (
-        any((some != heads[0]).any() for some in heads)
+        any((part.any(1) != heads).any() for part in parts)
         or widths[0] != widths[1]
         or max(map(len, widths)) > 1
     ):
         return "has heads that do not lose the same"
-    count = int(heads[0].sum())
+    count = int(heads.sum())
     (width,) = widths[0]
     (last,) = widths[2]
-    inputs = [(layer.in_proj_weight if packed else layer.q_proj_weight).shape[1]]
-    inputs += (
-        inputs * 2
-        if packed
-        else [layer.k_proj_weight.shape[1], layer.v_proj_weight.shape[1]]
-    )
     if (
         not width == last == layer.head_dim
         or not count * width == inputs[0] == layer.out_proj.weight.shape[0]
@@ -202,3 +193,62 @@ def _become_small(layer: nn.MultiheadAttention) -> None:
         layer.__class__ = SmallAttention
         layer.scale = layer.head_dim**-0.5
         layer._qkv_same_embed_dim = False  # so that no fast path takes its tensors
+
+
+def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Tensor]:
+    """Scale the weights and eps of RMS norms that lose entries; these weights by name,
+    in float64.
+
+    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that
+    are left with eps * N / n. Weights in half precision are left alone, where rounding
+    is much. Nothing asks whether a module is an RMS norm: running it will tell.
+    """
+    made: dict[str, Tensor] = {}
+    for average in averages(cut):
+        path = module_of(average.node)
+        layer = small.get_submodule(path)
+        found = _weight(cut.analysis.graph, path, layer)
+        eps = _eps(average.node)
+        own = [
+            key
+            for key, value in vars(layer).items()
+            if type(value) is float and value == eps
+        ]
+        if opname(average.node) != "mean" or found is None or not own:
+            continue
+        name, shift = found
+        weight = layer.get_parameter(name)
+        whole = f"{path}.{name}".removeprefix(".")
+        if weight.dtype in (torch.float32, torch.float64) and whole not in made:
+            ratio = average.counted / average.left
+            factor = ratio**0.5
+            made[whole] = weight.detach().double() * factor + shift * (factor - 1)
+            weight.data = made[whole].to(weight.dtype)
+            vars(layer).update(dict.fromkeys(own, eps * ratio))
+    return made
+
+
+def _eps(mean: fx.Node) -> float:
+    # The number that is added to the mean.
+    for user in mean.users:
+        if opname(user) == "add" and isinstance(user.args[1], float):
+            return user.args[1]
+    return 0.0
+
+
+def _weight(
+    graph: fx.GraphModule, path: str, layer: nn.Module
+) -> tuple[str, float] | None:
+    # The parameter that something is multiplied with, and what is added to it before.
+    for node in graph.graph.find_nodes(op="get_attr"):
+        owner, _, name = str(node.target).rpartition(".")
+        shift = 0.0
+        while owner == path and name in layer._parameters and node.users:
+            node = next(iter(node.users))
+            if opname(node) == "add" and isinstance(node.args[1], float):
+                shift += node.args[1]
+            elif opname(node) == "mul":
+                return name, shift
+            elif opname(node) not in ("to", "_to_copy"):
+                break
+    return None

@@ -1,10 +1,12 @@
 """Operations that move data: run on coordinates, they tell from which index of their
-inputs each output index came.
+inputs each output index came. Tables: rows that any input may ask for stay.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsefn.shrinking.atoms import Ids, Label
-from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Constants, Value, replaced, run_op, values_in
+from sparsefn.shrinking.atoms import Flags, Ids, Label, Rank
+from sparsefn.shrinking.values import (
+    Constants,
+    Step,
+    Value,
+    replaced,
+    run_op,
+    values_in,
+)
 
 _NAMES = """
 view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT
@@ -28,6 +36,16 @@ slice_scatter select_scatter
 MOVES = frozenset(_NAMES.split())
 _SAME = frozenset(["contiguous", "clone", "alias", "detach", "lift_fresh_copy"])
 _REPEATS = frozenset(["expand", "expand_as", "broadcast_to", "repeat", "tile"])
+
+
+Array = npt.NDArray[np.float64]
+_Place = tuple[int, int]  # (number of the tensor, dimension)
+
+
+# Of the two factors of a dimension.
+Ranks = tuple[Rank, Rank]
+HEADS = (Rank.HEADS, Rank.WIDTHS)
+GROUPS = (Rank.REPEATS, Rank.HEADS)
 
 
 class Reading(NamedTuple):
@@ -51,66 +69,51 @@ def move(step: Step) -> Any:
     outs = values_in(step.outs)
     if step.name in _SAME:
         return replaced(
-            step.outs,
-            [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs],
+            step.outs, [out.along(ins[0].labels, ins[0].gone) for out in outs]
         )
-    if (
-        isinstance(dim := step.arguments.get("dim"), int)
-        and step.is_symbolic
-        and ins[0].shape
-    ):
+    dim = step.arguments.get("dim")
+    if isinstance(dim, int) and step.is_symbolic and ins[0].shape:
         step.freeze(
-            ins[0].labels[dim % len(ins[0].shape)],
+            ins[0].labels[dim % ins[0].ndim],
             "cuts it at a place that depends on the sizes of inputs",
         )
-    several = len(ins) > 1 and any(
-        label is not None for value in ins for label in value.labels
-    )
-    wanted = [
-        (k, d)
-        for k, value in enumerate(ins)
-        for d, label in enumerate(value.labels)
-        if value.shape[d] > 1 and (label is not None or several)
-    ]
-    known = _readings(step, ins, outs, wanted)
-    found: dict[tuple[int, int], list[_Rows]] = {}
-    for k, value in enumerate(ins):
-        pieces: dict[tuple[int, int], list[_Rows]] = {}
-        for d in [d for i, d in wanted if i == k]:
-            label = value.labels[d]
-            rows = (
-                np.zeros((value.shape[d], 1), np.int64)
-                if label is None
-                else step.atoms.resolve(label)
-            )
-            for j, reading in enumerate(known.readings[k, d]):
-                for e, piece in read_off(step, reading, rows, value.gone[d]).items():
-                    pieces.setdefault((j, e), []).append(piece)
-        for place, some in pieces.items():
-            found.setdefault(place, []).append(_product(some))
-    fills_zeros = not step.arguments.get("value")
+    known = _readings(step, ins, outs)
+    # of each dimension of an output what it has from each input
+    pieces: dict[_Place, dict[int, list[_Rows]]]
+    pieces = defaultdict(lambda: defaultdict(list))
+    for (k, d), readings in known.readings.items():
+        label = ins[k].labels[d]
+        if label is None:
+            label = np.zeros((ins[k].shape[d], 1), np.int64)
+        for j, reading in enumerate(readings):
+            for e, piece in read_off(step, reading, label, ins[k].gone[d]).items():
+                pieces[j, e][k].append(piece)
     made = []
     for j, out in enumerate(outs):
         labels = list(out.labels)
         gone = list(out.gone)
         for e, size in enumerate(out.shape):
-            if (j, e) in found:
-                labels[e], constants = _merged(step, found[j, e])
-                keep = (
-                    (constants == 0) & fills_zeros
-                    if known.filled
-                    else np.isfinite(constants)
-                )
-                gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
+            if (j, e) in pieces:
+                merged = _merged(step, list(map(_product, pieces[j, e].values())))
+                labels[e] = merged.label
+                gone[e] = _constants(step, merged.gone, known.filled)
             elif (j, e) in known.repeats:
-                labels[e] = step.atoms.new(size, rank=2)
+                labels[e] = step.atoms.new(size, Rank.REPEATS)
             # places within a pixel
-            if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:
+            if step.name == "pixel_shuffle" and e >= out.ndim - 2:
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
                 labels[e] = step.join(labels[e], ins[1].labels[e])
-        made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
+        made.append(out.along(labels, gone))
     return replaced(step.outs, made)
+
+
+def _constants(step: Step, gone: Array, filled: bool) -> Constants:
+    # Those that are left where an operation fills in a number of its own.
+    keep = np.isfinite(gone)
+    if filled:
+        keep = (gone == 0) & (not step.arguments.get("value"))
+    return np.where(keep, gone, np.nan) if keep.any() else None
 
 
 def pad(step: Step) -> Any:
@@ -120,55 +123,48 @@ def pad(step: Step) -> Any:
     x = step.arguments["self"]
     pads = step.arguments["pad"]
     if step.is_symbolic or any(
-        label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]
+        label is not None for label in x.labels[x.ndim - len(pads) // 2 :]
     ):
         return move(step)
-    gone = [
-        None if label is None else some
-        for label, some in zip(x.labels, x.gone, strict=True)
-    ]
-    if step.arguments.get("mode", "constant") == "constant" and any(
-        n > 0 for n in pads
-    ):
-        fill = step.arguments.get("value") or 0.0
-        gone = [
-            None if some is None else np.where(some == fill, some, np.nan)
-            for some in gone
-        ]
-    return step.outs._replace(labels=x.labels, gone=tuple(gone))
+    gone: list[Constants] = []
+    fills = step.arguments.get("mode", "constant") == "constant" and max(pads) > 0
+    for label, some in zip(x.labels, x.gone, strict=True):
+        if label is not None and some is not None and fills:
+            fill = step.arguments.get("value") or 0.0
+            some = np.where(some == fill, some, np.nan)
+        gone.append(None if label is None else some)
+    return step.outs.along(x.labels, gone)
 
 
 def divided(
-    step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)
+    step: Step,
+    label: Label,
+    m: int,
+    n: int,
+    ranks: Ranks = HEADS,
 ) -> tuple[Label, Label]:
     """The labels of the two dimensions of sizes m and n that one of m * n indices is
     made of.
     """
     if label is None:
         return None, None
-    index = np.arange(m * n).reshape(m, n)
     dims = [axis for axis, size in enumerate((m, n)) if size > 1]
-    pieces = read_off(
-        step,
-        Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])),
-        label,
-        None,
-        ranks,
-    )
-    labels = [
-        step.atoms.resolve(pieces[axis].rows) if axis in pieces else None
-        for axis in (0, 1)
-    ]
-    first, second = (
-        None if some is None or not some.shape[1] else some for some in labels
-    )
-    return first, second
+    index = np.arange(m * n).reshape([(m, n)[axis] for axis in dims])
+    pieces = read_off(step, Reading(tuple(dims), index), label, None, ranks)
+    labels: list[Label] = [None, None]
+    for axis, piece in pieces.items():
+        labels[axis] = piece._replace(rows=step.atoms.resolve(piece.rows)).label
+    return labels[0], labels[1]
 
 
 class _Rows(NamedTuple):
     rows: Ids
-    reached: npt.NDArray[np.bool_]  # which output indices come from here
-    gone: npt.NDArray[np.float64]
+    reached: Flags  # which output indices come from here
+    gone: Array
+
+    @property
+    def label(self) -> Label:
+        return self.rows if self.rows.shape[1] else None
 
 
 def read_off(
@@ -176,7 +172,7 @@ def read_off(
     reading: Reading,
     rows: Ids,
     gone: Constants,
-    ranks: tuple[int, ...] = (1, 3),
+    ranks: Ranks = HEADS,
 ) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
@@ -184,11 +180,9 @@ def read_off(
         if reached.any():
             step.freeze(rows[index.reshape(-1)[:1]], "takes this index alone")
         return {}
-    constants = (
-        np.full(index.shape, np.nan)
-        if gone is None
-        else np.where(reached, gone[index], np.nan)
-    )
+    constants = np.full(index.shape, np.nan)
+    if gone is not None:
+        constants = np.where(reached, gone[index], np.nan)
     made = {}
     rows = step.atoms.resolve(rows)
     for axis, e in enumerate(dims):
@@ -198,19 +192,17 @@ def read_off(
             part = _factor(step, np.where(reached, column[index], -1), axis, ranks)
             if part is not None:
                 along.append(part)
+        label = np.zeros((index.shape[axis], 0), np.int64)
+        if along:
+            label = np.stack(along, 1)
         first = np.where(reached, constants, -np.inf).max(others)
         even = ((constants == np.expand_dims(first, others)) | ~reached).all(others)
-        size = index.shape[axis]
-        label = np.stack(along, 1) if along else np.zeros((size, 0), np.int64)
-        made[e] = _Rows(
-            label,
-            np.asarray(reached.any(others)),
-            np.where(even & np.isfinite(first), first, np.nan),
-        )
+        kept = np.where(even & np.isfinite(first), first, np.nan)
+        made[e] = _Rows(label, np.asarray(reached.any(others)), kept)
     return made
 
 
-def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | None:
+def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
     # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
     # along others.
     along = [0] if atoms.ndim == 1 else _varies(atoms)
@@ -226,8 +218,7 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | 
     # each atom of the grid is the product of one for each axis
     if key not in step.splits:
         labels = [
-            step.atoms.new(size, ranks[min(i, len(ranks) - 1)])
-            for i, size in enumerate(table.shape)
+            step.atoms.new(size, ranks[min(i, 1)]) for i, size in enumerate(table.shape)
         ]
         places = np.nonzero(table >= 0)
         rows = np.concatenate(
@@ -252,54 +243,50 @@ def _product(pieces: list[_Rows]) -> _Rows:
     return _Rows(rows, np.any([piece.reached for piece in pieces], 0), gone)
 
 
-def _merged(step: Step, parts: list[_Rows]) -> tuple[Label, npt.NDArray[np.float64]]:
+def _merged(step: Step, parts: list[_Rows]) -> _Rows:
     # What one output dimension has from several inputs.
     rows, reached, gone = parts[0]
     rows = np.where(reached[:, None], rows, 0)
     for other in parts[1:]:
         both = reached & other.reached
         step.join(rows[both], other.rows[both])
-        gone = np.where(
-            other.reached,
-            np.where(both & ~(gone == other.gone), np.nan, other.gone),
-            gone,
-        )
+        differ = both & ~(gone == other.gone)
+        gone = np.where(other.reached, np.where(differ, np.nan, other.gone), gone)
         width = max(rows.shape[1], other.rows.shape[1])
-        rows, more = (
-            np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows)
-        )
-        rows = np.where((other.reached & ~reached)[:, None], more, rows)
+        rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+        more = np.pad(other.rows, ((0, 0), (0, width - other.rows.shape[1])))
+        new = other.reached & ~reached
+        rows = np.where(new[:, None], more, rows)
         reached = reached | other.reached
-    rows = step.atoms.resolve(rows)
-    return (rows if rows.shape[1] else None), gone
+    return _Rows(step.atoms.resolve(rows), reached, gone)
 
 
 # ------------------------------------------------ coordinates
 class _Known(NamedTuple):
     # of each dimension of each input, one for each output
-    readings: dict[tuple[int, int], list[Reading]]
-    repeats: set[tuple[int, int]]  # dimensions of outputs along which they repeat
+    readings: dict[_Place, list[Reading]]
+    repeats: set[_Place]  # dimensions of outputs along which they repeat
     filled: bool  # some entries come from no input
 
 
-def _readings(
-    step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
-) -> _Known:
-    key = (
-        "move",
-        step.target,
-        step.shown,
-        tuple(value.shape for value in ins),
-        tuple(wanted),
-    )
-    if (known := step.book.known).get(key) is None:
+def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+    labelled = any(label is not None for value in ins for label in value.labels)
+    wanted = [
+        (k, d)
+        for k, value in enumerate(ins)
+        for d, label in enumerate(value.labels)
+        if value.shape[d] > 1 and (label is not None or (labelled and len(ins) > 1))
+    ]
+    shapes = tuple(value.shape for value in ins)
+    key = ("move", step.target, step.shown, shapes, tuple(wanted))
+    if step.book.known.get(key) is None:
         views = _of_views(step, ins[0], wanted) if len(ins) == 1 else None
-        known[key] = views or _of_grids(step, ins, outs, wanted)
-    made: _Known = known[key]
+        step.book.known[key] = views or _of_grids(step, ins, outs, wanted)
+    made: _Known = step.book.known[key]
     return made
 
 
-def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known | None:
+def _of_views(step: Step, value: Value, wanted: list[_Place]) -> _Known | None:
     # Read off strides, without memory, where all outputs are views of a contiguous
     # input; else None.
     schema = step.target._schema
@@ -314,22 +301,24 @@ def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known
         for out in outs
     ):
         return None
-    readings: dict[tuple[int, int], list[Reading]] = {}
+    readings: dict[_Place, list[Reading]] = {}
     for _, d in wanted:
-        made = [
-            _of_view(out, math.prod(value.shape[d + 1 :]), value.shape[d])
-            for out in outs
-        ]
+        below = math.prod(value.shape[d + 1 :])
+        made = [_of_view(out, below, value.shape[d]) for out in outs]
         readings[0, d] = [reading for reading in made if reading is not None]
         if len(readings[0, d]) < len(made):
             return None
-    repeats = {
-        (j, e)
-        for j, out in enumerate(outs)
-        for e, n in enumerate(out.shape)
-        if n > 1 and out.stride(e) == 0
+    repeats = {(j, e) for j, e in _dims_of(step, outs) if outs[j].stride(e) == 0}
+    return _Known(readings, repeats, False)
+
+
+def _dims_of(step: Step, outs: Sequence[Any]) -> set[_Place]:
+    # The dimensions of the outputs of an operation that may repeat its input.
+    if step.name not in _REPEATS:
+        return set()
+    return {
+        (j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1
     }
-    return _Known(readings, repeats if step.name in _REPEATS else set(), False)
 
 
 def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
@@ -347,11 +336,11 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
     position = np.full((1,) * len(dims), view.storage_offset(), np.int64)
     for axis, e in enumerate(dims):
         line = np.arange(view.shape[e]) * view.stride(e)
-        position = position + line.reshape(
-            [-1 if a == axis else 1 for a in range(len(dims))]
-        )
+        position = position + line.reshape(-1, *[1] * (len(dims) - axis - 1))
     lower = sum(
-        reach[e] for e in range(view.ndim) if e not in dims and view.stride(e) % span
+        reach[e]
+        for e, stride in enumerate(view.stride())
+        if e not in dims and stride % span
     )
     if int((position % below).max()) + lower >= below:
         return None
@@ -359,54 +348,49 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
 
 
 def _of_grids(
-    step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]
+    step: Step, ins: list[Value], outs: list[Value], wanted: list[_Place]
 ) -> _Known:
     arguments = step.arguments
     # what padding fills in
     if "value" in arguments and arguments.get("mode", "constant") == "constant":
         arguments = {**arguments, "value": -1.0}
-    readings: dict[tuple[int, int], list[Reading]] = {}
-    repeats = {
-        (j, e)
-        for j, out in enumerate(outs)
-        for e, n in enumerate(out.shape)
-        if n > 1 and step.name in _REPEATS
-    }
+    readings: dict[_Place, list[Reading]] = {}
+    repeats = _dims_of(step, outs)
     reached = [np.zeros(out.shape, bool) for out in outs]
     for k, value in enumerate(ins):
         given = [
             torch.full(other.shape, -1, dtype=torch.float64, device="cpu")
             for other in ins
         ]
-        given[k] = torch.arange(
-            math.prod(value.shape), dtype=torch.float64, device="cpu"
-        ).reshape(value.shape)
+        count = math.prod(value.shape)
+        given[k] = torch.arange(count, dtype=torch.float64, device="cpu").reshape(
+            value.shape
+        )
         grids = [
             out.numpy().astype(np.int64)
             for out in run_op(step.target, arguments, given)
         ]
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
-            repeats = {
-                (i, e)
-                for i, e in repeats
-                if i != j or (grid == grid.take([0], e)).all()
-            }
+        repeats = {
+            (j, e) for j, e in repeats if (grids[j] == grids[j].take([0], e)).all()
+        }
         for d in [d for i, d in wanted if i == k]:
             below = max(1, math.prod(value.shape[d + 1 :]))
-            indices = [
-                np.where(grid < 0, -1, grid // below % value.shape[d]) for grid in grids
-            ]
-            readings[k, d] = [
-                _along(index, list(range(index.ndim))) for index in indices
-            ]
+            readings[k, d] = []
+            for grid in grids:
+                index = np.where(grid < 0, -1, grid // below % value.shape[d])
+                readings[k, d].append(_along(index, list(range(index.ndim))))
     return _Known(readings, repeats, not all(some.all() for some in reached))
 
 
 def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
     along = _varies(index)
     over = tuple(axis for axis in range(index.ndim) if axis not in along)
-    index = index.max(over) if index.size else np.zeros([0] * len(along), np.int64)
+    if index.size:
+        index = index.max(over)
+    else:
+        index = np.zeros([0] * len(along), np.int64)
     return Reading(tuple(names[axis] for axis in along), index)
 
 
@@ -420,3 +404,54 @@ def _varies(grid: npt.NDArray[np.int64]) -> list[int]:
         else:
             grid = top
     return along
+
+
+def embedding(step: Step) -> Value:
+    w = step.arguments["weight"]
+    at = step.arguments["indices"]
+    step.freeze(w.labels[0], "looks up any of its rows")
+    nothing = [None] * at.ndim
+    labels = (*at.labels, w.labels[1])
+    made: Value = step.outs.along(labels, (*nothing, w.gone[1]))
+    return made
+
+
+def index(step: Step) -> Value:
+    """x[indices]: known numbers move data, unknown ones may ask for any entry."""
+    x = step.arguments["self"]
+    given = step.arguments["indices"]
+    at = {d: i for d, i in enumerate(given) if i is not None}
+    return _looked_up(step, x, at)
+
+
+def index_select(step: Step) -> Value:
+    x = step.arguments["self"]
+    return _looked_up(
+        step, x, {step.arguments["dim"] % x.ndim: step.arguments["index"]}
+    )
+
+
+def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
+    out: Value = step.outs
+    indices = list(at.values())
+    step.freeze_all(indices, "is looked up by it")
+    if any(index.dtype == torch.bool for index in indices):
+        step.freeze_all([x], "looks up any of its entries")
+        return out
+    # The indices lie where the first of them is if they are neighbours, else in front.
+    dims = sorted(at)
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    rank = len(np.broadcast_shapes(*(index.shape for index in indices)))
+    looked = out.along([None] * rank, [None] * rank)
+    if len(at) > 1 or indices[0].real is None or indices[0].ndim != 1:
+        for d in at:
+            step.freeze(x.labels[d], "looks up any of its entries")
+    elif (rows := x.labels[first]) is not None:
+        reading = Reading((0,), indices[0].real.numpy() % x.shape[first])
+        piece = read_off(step, reading, rows, x.gone[first])[0]
+        looked = out.along([piece.label], [piece.gone])
+    labels = [label for d, label in enumerate(x.labels) if d not in at]
+    gone = [some for d, some in enumerate(x.gone) if d not in at]
+    labels[first:first] = looked.labels
+    gone[first:first] = looked.gone
+    return out.along(labels, gone)

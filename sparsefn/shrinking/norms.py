@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from sparsefn.shrinking.atoms import Label, product
-from sparsefn.shrinking.constants import elementwise
-from sparsefn.shrinking.moves import divided
-from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.tried import constants_of, tried
-from sparsefn.shrinking.values import Constants, Value, replaced, values_in
+from sparsefn.shrinking.moves import GROUPS, divided
+from sparsefn.shrinking.probe import elementwise, tried, with_constants
+from sparsefn.shrinking.values import Constants, Step, Value, replaced, values_in
+
+_NOT_ZERO = "takes its mean, and it is not 0 where it is masked"
 
 
 def layer_norm(step: Step) -> Value:
@@ -21,40 +21,38 @@ def layer_norm(step: Step) -> Value:
     x = step.arguments["input"]
     weight = step.arguments.get("weight")
     bias = step.arguments.get("bias")
-    labels = list(x.labels)
-    made: list[Constants] = [None] * len(x.shape)
-    for i in range(1, len(step.arguments["normalized_shape"]) + 1):
-        some = [v for v in (weight, bias) if isinstance(v, Value)]
-        if x.shape[-i] > 1:
-            labels[-i] = step.join(x.labels[-i], *(v.labels[-i] for v in some))
-        averaged(step, labels[-i], x, len(x.shape) - i)
-        made[-i] = _scaled(weight, bias, i)
+    own = [value for value in (weight, bias) if isinstance(value, Value)]
     out: Value = step.outs
-    return out._replace(labels=tuple(labels), gone=tuple(made))
+    labels = list(x.labels)
+    gone = list(out.gone)
+    for i in range(1, len(step.arguments["normalized_shape"]) + 1):
+        if x.shape[-i] > 1:
+            labels[-i] = step.join(x.labels[-i], *(value.labels[-i] for value in own))
+        averaged(step, labels[-i], x, x.ndim - i)
+        gone[-i] = _scaled(weight, bias, i)
+    return out.along(labels, gone)
 
 
 def _scaled(weight: object, bias: object, i: int) -> Constants:
     # What is left where the scale is 0.
     if not isinstance(weight, Value):
         return None
-    shift = bias.gone[-i] if isinstance(bias, Value) else np.zeros(weight.shape[-i])
-    return (
-        None
-        if shift is None
-        else np.where(weight.zero(len(weight.shape) - i), shift, np.nan)
-    )
+    shift: Constants = np.zeros(weight.shape[-i])
+    if isinstance(bias, Value):
+        shift = bias.gone[-i]
+    if shift is None:
+        return None
+    return np.where(weight.zero(weight.ndim - i), shift, np.nan)
 
 
 def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
     """The entries of a dimension over which a mean is taken stay; if means are counted,
     those that are not 0.
     """
-    if not step.book.counted:
-        step.freeze(label, "takes its mean")
+    if step.book.counted:
+        step.freeze(label, _NOT_ZERO, ~x.zero(dim))
     else:
-        step.freeze(
-            label, "takes its mean, and it is not 0 where it is masked", ~x.zero(dim)
-        )
+        step.freeze(label, "takes its mean")
 
 
 def group_norm(step: Step) -> Value:
@@ -62,29 +60,25 @@ def group_norm(step: Step) -> Value:
     groups = step.arguments["num_groups"]
     weight = step.arguments["weight"]
     bias = step.arguments["bias"]
+    own = [value for value in (weight, bias) if isinstance(value, Value)]
     for label in x.labels[2:]:
         step.freeze(label, "takes its mean")
-    c = step.join(
-        x.labels[1], *(v.labels[0] for v in (weight, bias) if isinstance(v, Value))
-    )
-    group, part = divided(step, c, groups, x.shape[1] // groups, (2, 1))
+    label = step.join(x.labels[1], *(value.labels[0] for value in own))
+    group, part = divided(step, label, groups, x.shape[1] // groups, GROUPS)
     step.book.groups[step.node] = group
     if not step.book.counted:
         step.freeze(part, "takes its mean")
     elif x.shape[1] > groups:  # whole groups go without a trace
         zero = x.zero(1).reshape(groups, -1)
-        whole = zero.all(1, keepdims=True)
-        step.freeze(
-            c,
-            "takes its mean, and it is not 0 where it is masked",
-            ~(zero | whole).reshape(-1),
-        )
-    out = step.outs
-    rest = [None] * (len(x.shape) - 2)
-    made: Value = out._replace(
-        labels=(x.labels[0], c, *rest), gone=(None, _scaled(weight, bias, 1), *rest)
-    )
-    return made
+        goes = zero | zero.all(1, keepdims=True)
+        step.freeze(label, _NOT_ZERO, ~goes.reshape(-1))
+    out: Value = step.outs
+    labels = list(out.labels)
+    gone = list(out.gone)
+    labels[0] = x.labels[0]
+    labels[1] = label
+    gone[1] = _scaled(weight, bias, 1)
+    return out.along(labels, gone)
 
 
 def batch_norm(step: Step) -> Any:
@@ -94,36 +88,30 @@ def batch_norm(step: Step) -> Any:
     x, *others = ins = values_in(step.arguments)
     open_ = [d for d, label in enumerate(x.labels) if label is not None]
     labels = [label for value in others if (label := value.labels[0]) is not None]
-    if step.arguments.get("training") or open_ != [1] or len(labels) < len(others):
+    trains = step.arguments.get("training")
+    if trains or open_ != [1] or len(labels) < len(others):
         return tried(step)
-    step.join(
-        product(None, len(others), x.labels[1], x.shape[1]), np.concatenate(labels)
-    )
-    gone = elementwise(step, ins, [1] + [0] * len(others), x.shape[1], flat=True)
+    channels = product(None, len(others), x.labels[1], x.shape[1])
+    step.join(channels, np.concatenate(labels))
     out, *stats = values_in(step.outs)
-    out = out._replace(
-        labels=x.labels,
-        gone=tuple(gone if d == 1 else None for d in range(len(x.shape))),
-    )
-    return replaced(step.outs, [out, *stats])
+    gone = list(out.gone)
+    at = [1] + [0] * len(others)
+    gone[1] = elementwise(step, ins, at, x.shape[1])
+    return replaced(step.outs, [out.along(x.labels, gone), *stats])
 
 
 def mean_over(step: Step) -> Value:
     x = step.arguments["self"]
-    out = step.outs
-    over = mean_dims(step.arguments.get("dim"), len(x.shape))
+    over = mean_dims(step.arguments.get("dim"), x.ndim)
     for d in over:
         averaged(step, x.labels[d], x, d)
-    left = [
-        d for d in range(len(x.shape)) if step.arguments.get("keepdim") or d not in over
+    labels = [
+        None if d in over else label
+        for d, label in enumerate(x.labels)
+        if step.arguments.get("keepdim") or d not in over
     ]
-    labels = tuple(None if d in over else x.labels[d] for d in left)
-    places = [(0, e) for e, label in enumerate(labels) if label is not None]
-    found = constants_of(step, [x], [out], places)
-    made: Value = out._replace(
-        labels=labels, gone=tuple(found.get((0, e)) for e in range(len(left)))
-    )
-    return made
+    out = step.outs.along(labels, step.outs.gone)
+    return with_constants(step, [x], [out])[0]
 
 
 def mean_dims(dim: object, rank: int) -> list[int]:
@@ -134,4 +122,5 @@ def mean_dims(dim: object, rank: int) -> list[int]:
     """
     if dim is None or dim == []:
         return list(range(rank))
-    return sorted(d % rank for d in ([dim] if isinstance(dim, int) else dim))  # type: ignore[attr-defined]
+    dims = [dim] if isinstance(dim, int) else dim
+    return sorted(d % rank for d in dims)  # type: ignore[attr-defined]

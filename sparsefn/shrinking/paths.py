@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsefn.modules.calls import Example, as_call
 from sparsefn.modules.params import deep_copy
-from sparsefn.shrinking.traced import run_once, where_it_lies
+from sparsefn.shrinking.trace import run_once, where_it_lies
 from sparsefn.tree import check_globs, glob_match
 
 

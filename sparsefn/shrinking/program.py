@@ -4,15 +4,227 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.arguments import RULES
-from sparsefn.shrinking.change import Resizing, aten, refused, scale
-from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.values import bind, opname, tensors_of, values_in
+from sparsefn.shrinking import resizing
+from sparsefn.shrinking.analysis import Cut
+from sparsefn.shrinking.atoms import Flags
+from sparsefn.shrinking.layers import (
+    counted_group_norm,
+    counted_layer_norm,
+    counted_mean,
+    counted_rms_norm,
+)
+from sparsefn.shrinking.norms import mean_dims
+from sparsefn.shrinking.resizing import Resizing, aten, refused, scale
+from sparsefn.shrinking.values import (
+    bind,
+    by_name,
+    node_arguments,
+    opname,
+    tensors_of,
+    values_in,
+)
+
+Rule = Callable[[Resizing], None]
+
+
+def sized(change: Resizing) -> None:
+    """Sizes of the output, as arguments."""
+    out = change.outs[0]
+    key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
+    given = change.arguments[key]
+    first = out.ndim - len(given)
+    if change.name == "unflatten":
+        first = change.along[1]
+    part = slice(first, first + len(given))
+    infer = change.name in ("view", "reshape", "_unsafe_view")
+    change.arguments[key] = change.fit(
+        given, change.cut.size(out)[part], out.shape[part], infer
+    )
+
+
+def resize_split(change: Resizing) -> None:
+    """Parts of a dimension that loses entries, which lose some each."""
+    x, dim = change.along
+    if dim in change.lost(x):
+        sizes = [change.cut.size(out)[dim] for out in change.outs]
+        whole = change.arguments["self"]
+        change.become(aten.split_with_sizes.default, whole, sizes, dim)
+
+
+def repeat(change: Resizing) -> None:
+    """How often dimensions are repeated, of which repeats may go."""
+    x = change.values["self"]
+    out = change.outs[0]
+    key = "repeats" if "repeats" in change.arguments else "dims"
+    made = list(change.arguments[key])
+    for i in range(1, len(made) + 1):
+        inside = x.shape[-i] if i <= x.ndim else 1
+        kept = change.kept(out, out.ndim - i)
+        made[-i] = _times(made[-i], kept.reshape(-1, inside))
+    change.arguments[key] = made
+
+
+def repeat_interleave(change: Resizing) -> None:
+    times = change.values.get("repeats")
+    if change.values.get("dim") is None or not isinstance(times, int):
+        change.refuse("it repeats each of them by a number of its own")
+    x, dim = change.along
+    table = change.kept(change.outs[0], dim).reshape(x.shape[dim], -1).T
+    change.arguments["repeats"] = _times(change.arguments["repeats"], table)
+
+
+def _times(times: Any, table: Flags) -> Any:
+    # How many repeats stay, of a table (repeats, indices).
+    rows = table.any(1)
+    return times if rows.all() else int(rows.sum())
+
+
+def squeeze(change: Resizing) -> None:
+    """Dimensions of size 1, to which others that are left with one index do not
+    belong.
+    """
+    x = change.values["self"]
+    dims = change.values.get("dim")
+    if dims is None:
+        dims = range(x.ndim)
+    if isinstance(dims, int):
+        dims = [dims]
+    dims = [d % max(x.ndim, 1) for d in dims]
+    after = change.cut.size(x)
+    if any(after[d] == 1 != x.shape[d] for d in dims):
+        one = [d for d in dims if x.shape[d] == 1]
+        change.become(aten.squeeze.dims, change.arguments["self"], one)
+
+
+def resize_convolution(change: Resizing) -> None:
+    """Groups that go as a whole, and the same entries of each group."""
+    x = change.values["input"]
+    w = change.values["weight"]
+    if change.values["groups"] > 1:
+        keep = change.kept(x, x.ndim - w.ndim + 1)
+        change.count("groups", _groups(keep, change.values["groups"]))
+
+
+def _groups(keep: Flags, groups: int) -> int:
+    # How many groups stay.
+    return int(keep.reshape(groups, -1).any(1).sum())
+
+
+def channel_shuffle(change: Resizing) -> None:
+    x = change.values["self"]
+    groups = change.values["groups"]
+    change.count("groups", _groups(change.kept(x, 1), groups))
+
+
+def resize_layer_norm(change: Resizing) -> None:
+    x = change.values["input"]
+    given = change.arguments
+    some = len(given["normalized_shape"])
+    dims = list(range(x.ndim - some, x.ndim))
+    if set(dims) & set(change.lost(x)):
+        count = change.number("input", dims)
+        norm = counted_layer_norm if "bias" in given else counted_rms_norm
+        tail = [given[name] for name in ("weight", "bias", "eps") if name in given]
+        change.become(norm, given["input"], count, some, *tail)
+
+
+def resize_group_norm(change: Resizing) -> None:
+    x = change.values["input"]
+    groups = change.values["num_groups"]
+    given = change.arguments
+    keep = change.kept(x, 1)
+    left = _groups(keep, groups)
+    change.count("num_groups", left)
+    if keep.sum() * groups != len(keep) * left:
+        count = change.number("input", range(2, x.ndim), len(keep) // groups)
+        names = ("weight", "bias", "eps")
+        tail = [given["num_groups"], count, *(given[name] for name in names)]
+        change.become(counted_group_norm, given["input"], *tail)
+
+
+def resize_mean(change: Resizing) -> None:
+    x = change.values["self"]
+    given = change.arguments
+    dims = mean_dims(given.get("dim"), x.ndim)
+    if set(dims) & set(change.lost(x)):
+        if given["dtype"] is not None:
+            change.refuse("it counts them in another dtype")
+        count = change.number("self", dims)
+        keepdim = given.get("keepdim", False)
+        change.become(counted_mean, given["self"], count, dims, keepdim)
+
+
+def resize_attention(change: Resizing) -> None:
+    """The width of a head is part of the scale."""
+    q = change.values["query"]
+    if change.arguments["scale"] is None and q.ndim - 1 in change.lost(q):
+        change.arguments["scale"] = q.shape[-1] ** -0.5
+
+
+def resize_grouped_mm(change: Resizing) -> None:
+    """Products with one matrix of each expert: torch has them for widths of whole 16
+    bytes.
+    """
+    given = change.arguments
+    if (
+        given["offs"] is None
+        or given["bias"] is not None
+        or given["out_dtype"] is not None
+    ):
+        change.refuse("it is of another form")
+    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
+
+
+def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """The product of rows with the matrix of their expert, of any widths.
+
+    >>> padded_grouped_mm(
+    ...     torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32)
+    ... )
+    tensor([[3., 3., 3., 3., 3.],
+            [3., 3., 3., 3., 3.]])
+    """
+    inner = -w.shape[1] % 8
+    outer = -w.shape[2] % 8
+    x = nn.functional.pad(x, (0, inner))
+    wide = nn.functional.pad(w, (0, outer, 0, inner))
+    made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+    return made
+
+
+# Of other operations no argument speaks of sizes or places: the proof tells where one
+# does.
+RULES: dict[str, Rule] = by_name(
+    {
+        "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
+        "rand randn new_zeros new_ones new_full new_empty": sized,
+        "split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split "
+        "chunk unsafe_chunk": resize_split,
+        "repeat tile": repeat,
+        "repeat_interleave": repeat_interleave,
+        "squeeze": squeeze,
+        "slice narrow": resizing.cut_slice,
+        "select": resizing.cut_select,
+        "index_select": resizing.cut_index_select,
+        "index": resizing.cut_index,
+        "roll": resizing.cut_roll,
+        "slice_scatter select_scatter": resizing.cut_slice_scatter,
+        "constant_pad_nd pad": resizing.cut_pad,
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+        "convolution": resize_convolution,
+        "channel_shuffle": channel_shuffle,
+        "layer_norm rms_norm": resize_layer_norm,
+        "group_norm": resize_group_norm,
+        "mean": resize_mean,
+        "_grouped_mm": resize_grouped_mm,
+        "scaled_dot_product_attention": resize_attention,
+    }
+)
 
 
 class Program(fx.GraphModule):
@@ -55,12 +267,8 @@ class Program(fx.GraphModule):
 
 def _has_mode(node: fx.Node) -> bool:
     # Whether an operation is told in which mode it is.
-    schema = getattr(node.target, "_schema", None)
-    names = {spec.name for spec in schema.arguments} if schema is not None else set()
-    return (
-        bool(names & {"train", "training"})
-        and bind(node.target, node.args, node.kwargs).get("p") != 0
-    )
+    given = node_arguments(node)
+    return bool(given.keys() & {"train", "training"}) and given.get("p") != 0
 
 
 def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
@@ -141,24 +349,17 @@ def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
 def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
     name = opname(old)
     known = cut.analysis.values
-    lost = any(
-        cut.loses(value)
-        for one in (old, *old.all_input_nodes)
-        for value in values_in(known[one])
-    )
-    if lost and not hasattr(node.target, "_schema"):
-        raise refused(old, "it is a program of its own")
-    if lost and (name in RULES or name.startswith("sym_")):
-        values = bind(
-            node.target, *fx.map_arg((old.args, old.kwargs), known.__getitem__)
-        )
-        change = Resizing(
-            cut, root, old, node, values, bind(node.target, node.args, node.kwargs)
-        )
+    tensors = values_in([known[one] for one in (old, *old.all_input_nodes)])
+    if any(map(cut.loses, tensors)):
+        if not hasattr(node.target, "_schema"):
+            raise refused(old, "it is a program of its own")
+        args, kwargs = fx.map_arg((old.args, old.kwargs), known.__getitem__)
+        values = bind(node.target, args, kwargs)
+        change = Resizing(cut, root, old, node, values, node_arguments(node))
         if name in RULES:
             RULES[name](change)
             change.write()
-        else:
+        elif name.startswith("sym_"):
             _unchanged(change)
     # strides may be others
     if node.target in (aten.view.default, aten._unsafe_view.default):
@@ -173,7 +374,7 @@ def _unchanged(change: Resizing) -> None:
     node = change.node
     value = change.values["self"]
     dim = change.values["dim"]
-    if dim % len(value.shape) in change.lost(value):
+    if dim % value.ndim in change.lost(value):
         factors = scale(
             change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim]
         )
@@ -215,24 +416,18 @@ def _open(graph: fx.Graph) -> None:
     with graph.inserting_before(inputs[-1].next):
         for node in inputs:
             if node not in tensors:
-                graph.call_function(
-                    same_input, (node, node.meta.get("val"), node.target)
-                )
-        device = (
-            graph.call_function(getattr, (tensors[0], "device")) if tensors else None
-        )
-    for node in graph.nodes if device is not None else ():
-        schema = getattr(node.target, "_schema", None)
-        names = [spec.name for spec in schema.arguments] if schema is not None else []
-        if (
-            "device" in names
-            and bind(node.target, node.args, node.kwargs)["device"]
-            == tensors[0].meta["val"].device
-        ):
-            place = names.index("device")
+                traced = node.meta.get("val")
+                graph.call_function(same_input, (node, traced, node.target))
+        if not tensors:
+            return
+        device = graph.call_function(getattr, (tensors[0], "device"))
+    for node in graph.nodes:
+        given = node_arguments(node)
+        if given.get("device") == tensors[0].meta["val"].device:
+            place = list(given).index("device")
             if place < len(node.args):
                 node.update_arg(place, device)
             else:
                 node.update_kwarg("device", device)
-    if device is not None and not device.users:
+    if not device.users:
         graph.erase_node(device)

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import dataclasses
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -17,9 +19,34 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.modules.calls import Call, Example, as_call
-from sparsefn.shrinking.progress import Progress
-from sparsefn.shrinking.traced import first_line
+from sparsefn.shrinking.trace import first_line, isolated
 from sparsefn.shrinking.values import module_of
+
+EVERY = 10.0  # seconds
+
+
+class Progress:
+    """Says on stderr what a call does, at most one line in EVERY seconds, and none in
+    the first ones.
+
+    >>> tell = Progress("shrink")
+    >>> tell("traces the model")
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, doing: str) -> None:
+        now = time.monotonic()
+        if now - self.last > EVERY:
+            self.last = now
+            print(
+                f"{self.name}: {now - self.start:.0f} s so far, {doing}",
+                file=sys.stderr,
+                flush=True,
+            )
+
 
 TOLERANCE = 1e-10  # of the largest value of an output, in float64
 _NEAR = 1e-4  # in float32
@@ -135,12 +162,9 @@ class Proof:
             return self._wanted[key]
         kind = type(self.masked).__name__
         self.tell(f"runs the masked model{' in float64' if wide else ''}")
+        masked = _double(self.masked) if wide else copy.deepcopy(self.masked).eval()
         try:
-            made = _run(
-                _double(self.masked) if wide else copy.deepcopy(self.masked).eval(),
-                call,
-                wide,
-            )
+            made = _run(masked, call, wide)
         except Exception as error:  # the model's own code fails in any way
             if call is not self.example:
                 self._wanted[key] = None
@@ -196,14 +220,18 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         writes = func._schema.is_mutable
-        run = func
-        if func is torch.ops.aten._grouped_mm.default:
-            run = _grouped_mm
+
+        def wide(x: Any) -> Any:
+            if isinstance(x, torch.dtype):
+                return _WIDER.get(x, x)
+            if isinstance(x, Tensor) and x.dtype in _WIDER and not writes:
+                return x.to(_WIDER[x.dtype])
+            return x
+
+        run = _grouped_mm if func is torch.ops.aten._grouped_mm.default else func
         if func is not torch.ops.aten.view.dtype:
-            args, kwargs = pytree.tree_map(
-                lambda x: _wide(x, writes), (args, kwargs or {})
-            )
-        return pytree.tree_map(lambda x: _wide(x, writes), run(*args, **(kwargs or {})))
+            args, kwargs = pytree.tree_map(wide, (args, kwargs or {}))
+        return pytree.tree_map(wide, run(*args, **(kwargs or {})))
 
 
 def _grouped_mm(
@@ -226,16 +254,6 @@ def _grouped_mm(
     return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], w.shape[-1])])
 
 
-def _wide(x: Any, writes: bool) -> Any:
-    if isinstance(x, torch.dtype):
-        return _WIDER.get(x, x)
-    return (
-        x.to(_WIDER[x.dtype])
-        if isinstance(x, Tensor) and x.dtype in _WIDER and not writes
-        else x
-    )
-
-
 def _like(x: Any, draw: torch.Generator) -> Any:
     """Other values of the kind that an input has: numbers of its scale; of a mask the
     same rows in another order.
@@ -244,11 +262,9 @@ def _like(x: Any, draw: torch.Generator) -> Any:
         return x
     old = x.detach().cpu()
     if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
-        new = (
-            old[torch.randperm(len(old), generator=draw, device="cpu")]
-            if old.ndim
-            else old
-        )
+        new = old
+        if old.ndim:
+            new = old[torch.randperm(len(old), generator=draw, device="cpu")]
     elif old.is_floating_point():
         noise = torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64)
         new = noise * old.double().std() + old.double().mean()
@@ -263,17 +279,14 @@ def _like(x: Any, draw: torch.Generator) -> Any:
 def _own(x: Any, wide: bool = True) -> Any:
     if not isinstance(x, Tensor):
         return copy.deepcopy(x)
-    return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
+    dtype = _WIDER.get(x.dtype, x.dtype) if wide else x.dtype
+    return x.detach().to(dtype, copy=True)
 
 
 def _run(model: Callable[..., Any], call: Call, wide: bool = True) -> dict[str, Any]:
     args, kwargs = pytree.tree_map(lambda x: _own(x, wide), call)
     mode = _Wide() if wide else contextlib.nullcontext()  # type: ignore[no-untyped-call]
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))),
-        mode,
-    ):
+    with isolated(), mode:
         torch.manual_seed(0)
         return dict(_leaves("", model(*args, **kwargs)))
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sparsefn.shrinking.configs import set_configs
-from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.folded_norms import NormFold, fold_norms
-from sparsefn.shrinking.guesses import (
+from sparsefn.shrinking.analysis import Cut
+from sparsefn.shrinking.attributes import (
     Guess,
     Pairs,
     give_back,
     guesses,
     node_sizes,
     outputs_of,
+    set_configs,
     settle,
 )
-from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
-from sparsefn.shrinking.values import module_of, named_module, named_tensors, opname
+from sparsefn.shrinking.layer_sizes import (
+    COUNTED,
+    averages,
+    fold_norms,
+    resize,
+)
+from sparsefn.shrinking.trace import tensor_at
+from sparsefn.shrinking.values import module_of, named_module, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
@@ -33,7 +37,7 @@ class SameClass(NamedTuple):
     model: nn.Module | None
     why: str = ""  # there is none
     # the parameters that are scaled, as norms of fewer entries need it
-    scaled: Mapping[str, NormFold] = {}
+    scaled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 
@@ -54,12 +58,12 @@ def same_class(
     the dtypes of the model. What torch's layers keep about sizes follows from their
     tensors. Other numbers that modules keep are guessed: those that are a size that
     changes in the module's forward. Where a number may mean several sizes these are
-    tried, at most `guesses.TRIES` in all: it is better if more modules in turn give the
-    outputs that they have in the masked model. What need not change for the outputs
+    tried, at most `attributes.TRIES` in all: it is better if more modules in turn give
+    the outputs that they have in the masked model. What need not change for the outputs
     stays as it was, unless a config says it. The reason, where there is no such model,
     names the first module that does not give those outputs.
 
-    Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an
+    Norms of torch that lose entries become those of `sparsefn.shrinking.layers`. Of an
     RMS norm in a module's own code the weight and eps are scaled, which is the same:
     `scaled` names these parameters. Configs are set where a new model from them equals
     the smaller one; `notes` says where not.
@@ -82,19 +86,18 @@ def same_class(
     small = _with(model, cut, taken)
     if why := resize(small, cut):
         return SameClass(None, why)
-    folds = fold_norms(small, cut)
-    exact |= {name: fold.exact for name, fold in folds.items()}
-    ready = {fold.module for fold in folds.values()}
+    scaled = fold_norms(small, cut)
+    exact |= scaled
+    ready = {name.rpartition(".")[0] for name in scaled}
     for average in averages(cut):
         path = module_of(average.node)
-        if (
-            type(small.get_submodule(path)) not in COUNTED.values()
-            and path not in ready
-        ):
-            what = (
-                f"takes a {opname(average.node)} of entries that go in code of its own"
+        counts = type(small.get_submodule(path)) in COUNTED.values()
+        if not counts and path not in ready:
+            what = opname(average.node)
+            where = named_module(small, path)
+            return SameClass(
+                None, f"{where} takes a {what} of entries that go in code of its own"
             )
-            return SameClass(None, f"{named_module(small, path)} {what}")
     nodes = node_sizes(cut)
     sizes = [pair for pairs in nodes.values() for pair in pairs]
     unknown = guesses(small, nodes)
@@ -107,7 +110,7 @@ def same_class(
             return SameClass(None, why)
     if unknown:
         notes = with_configs(small, model, sizes, unknown, proven)
-    return SameClass(small, "", folds, notes)
+    return SameClass(small, "", tuple(scaled), notes)
 
 
 def with_configs(
@@ -127,7 +130,7 @@ def with_configs(
     said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
 
     def is_said(guess: Guess) -> bool:
-        return all(path.startswith(said) for path in guess.modules)
+        return all(path.startswith(said) for path in guess.owners)
 
     give_back(small, [guess for guess in unknown if not is_said(guess)], works)
     return tuple(why for why in configs.values() if why)
@@ -137,13 +140,9 @@ def _with(
     model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
 ) -> nn.Module:
     # A copy with other tensors in place of those of the program, shared ones shared.
-    held = named_tensors(model)
     made: dict[int, Any] = {}
     for name in cut.analysis.leaves:
-        try:
-            x = held[name] if name in held else operator.attrgetter(name)(model)
-        except AttributeError:  # a constant of the program
-            continue
+        x = tensor_at(model, name)  # none is a constant of the program
         if isinstance(x, nn.Parameter):
             made[id(x)] = type(x)(new(name, x), x.requires_grad)
         elif isinstance(x, Tensor):

@@ -1,20 +1,25 @@
-"""What is known of the tensors in a traced program, and helpers for its operations."""
+"""What is known of the tensors and operations of a traced program."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.atoms import Label
+from sparsefn.shrinking.atoms import Atoms, Flags, Label
 
+T = TypeVar("T")
 # By index: the constant that the slice holds, NaN where it varies; None: all vary.
 Constants = npt.NDArray[np.float64] | None
+Dims = tuple[tuple[int, Label], ...]  # the size and the label of each
 
 
 class Value(NamedTuple):
@@ -26,14 +31,25 @@ class Value(NamedTuple):
     dtype: torch.dtype
     labels: tuple[Label, ...]
     gone: tuple[Constants, ...]
-    real: Tensor | None = (
-        # the values of leaves that have some, masked, and of integers that are made of
-        # such
-        None
-    )
+    # the values of leaves that have some, masked, and of integers that are made of such
+    real: Tensor | None = None
     name: str | None = None  # of a leaf
     mask: Tensor | None = None  # of a parameter, where masks are given
     reads: int = 0  # how many operations read a leaf
+    whole: str | None = None  # the leaf whose entries it has, each once
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dims(self) -> Dims:
+        """The size and the label of each dimension."""
+        return tuple(zip(self.shape, self.labels, strict=True))
+
+    def along(self, labels: Iterable[Label], gone: Iterable[Constants]) -> Value:
+        """The same tensor with these labels and constants of its dimensions."""
+        return self._replace(labels=tuple(labels), gone=tuple(gone))
 
     def zero(self, dim: int) -> npt.NDArray[np.bool_]:
         """At which indices the slices are 0, should they go."""
@@ -77,7 +93,37 @@ def values_in(tree: Any) -> list[Value]:
     return [value for part in tree for value in values_in(part)]
 
 
-def replaced(tree: Any, made: Sequence[Any]) -> Any:
+def labelled(values: Iterable[Value]) -> list[tuple[int, int]]:
+    """The dimensions that have a label, as (number of the tensor, dimension)."""
+    return [
+        (k, d)
+        for k, value in enumerate(values)
+        for d, label in enumerate(value.labels)
+        if label is not None
+    ]
+
+
+def kept_slices(mask: Tensor, dim: int) -> Flags:
+    """Which slices of a mask along a dimension keep any entry.
+
+    >>> kept_slices(torch.eye(2, 3, dtype=torch.bool), 1).tolist()
+    [True, True, False]
+    """
+    rows = mask.movedim(dim, 0).reshape(mask.shape[dim], -1)
+    made: Flags = rows.any(1).cpu().numpy()
+    return made
+
+
+def by_name(rules: Mapping[str, T]) -> dict[str, T]:
+    """Rules by each name in their keys.
+
+    >>> by_name({"lstm gru": 1, "linear": 2})
+    {'lstm': 1, 'gru': 1, 'linear': 2}
+    """
+    return {name: rule for names, rule in rules.items() for name in names.split()}
+
+
+def replaced(tree: Any, made: Iterable[Any]) -> Any:
     """The tree with other things for its Values, in their order."""
     left = iter(made)
 
@@ -102,6 +148,13 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
         s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value)
         for i, s in enumerate(schema)
     }
+
+
+def node_arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a node by name; none of a function of Python."""
+    if not hasattr(node.target, "_schema"):
+        return {}
+    return bind(node.target, node.args, node.kwargs)
 
 
 def run_op(
@@ -177,3 +230,118 @@ def tensors_of(graph: fx.GraphModule) -> dict[str, Any]:
         if (name := str(node.target)) not in made
     ]
     return made | {name: operator.attrgetter(name)(graph) for name in others}
+
+
+class Product(NamedTuple):
+    """Multiplications and additions, one of each for all combinations of indices of
+    some dimensions.
+    """
+
+    dims: Dims
+    leaves: tuple[str, ...]  # parameters that are a factor as a whole
+
+    @property
+    def flops(self) -> int:
+        """How many both are, before anything goes."""
+        return 2 * math.prod(size for size, _ in self.dims)
+
+
+@dataclasses.dataclass
+class Book:
+    """What the analysis of one program writes down."""
+
+    atoms: Atoms
+    counted: (
+        bool  # norms and means may lose entries that are 0, and go on counting them
+    )
+    equal_parts: bool  # the parts of a chunk lose the same entries
+    # of parameters by name; None: whatever goes is masked wherever it lies
+    masks: Mapping[str, Tensor] | None
+    products: list[Product] = dataclasses.field(default_factory=list)
+    # of grouped convolutions and norms
+    groups: dict[fx.Node, Label] = dataclasses.field(default_factory=dict)
+    folds: list[Fold] = dataclasses.field(default_factory=list)
+    # by operation and shapes: layers repeat
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """Inputs of a layer that are constant: where they go, its bias takes in what the
+    weights make of them.
+    """
+
+    bias: str
+    weights: npt.NDArray[np.float64]  # (groups, outputs, inputs)
+    constants: npt.NDArray[np.float64]  # of all inputs, NaN where they vary
+    label: Label
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An operation with its arguments by name: Values stand for tensors, and numbers
+    for symbolic sizes.
+    """
+
+    node: fx.Node
+    arguments: dict[str, Any]
+    outs: Any
+    book: Book
+    splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def name(self) -> str:
+        return opname(self.node)
+
+    @functools.cached_property
+    def where(self) -> str:
+        """The operation and its module, for a reason."""
+        path = module_of(self.node)
+        return f"{self.name} at {path!r}" if path else self.name
+
+    @property
+    def target(self) -> Any:
+        return self.node.target
+
+    @property
+    def atoms(self) -> Atoms:
+        return self.book.atoms
+
+    @property
+    def shown(self) -> str:
+        """The arguments, without tensors."""
+        return repr(replaced(self.arguments, ["x"] * len(values_in(self.arguments))))
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether an argument is a number that depends on the sizes of inputs."""
+        return any(
+            isinstance(n.meta.get("val"), torch.SymInt)
+            for n in self.node.all_input_nodes
+        )
+
+    def join(self, *labels: Label) -> Label:
+        """The label of dimensions whose indices stay or go together."""
+        for other in labels[1:]:
+            self.atoms.join(labels[0], other, f"joined with what stays by {self.where}")
+        return None if any(label is None for label in labels) else labels[0]
+
+    def multiplies(self, dims: Dims, *factors: Value) -> None:
+        """The operation takes a product over these dimensions."""
+        whole = [value.whole for value in factors if value.whole is not None]
+        self.book.products.append(Product(dims, tuple(whole)))
+
+    def sums(self, label: Label, zero: Flags) -> None:
+        """The operation sums over a dimension: indices stay that are not 0 where they
+        go.
+        """
+        self.freeze(label, "sums over it, and it is not 0 where it is masked", ~zero)
+
+    def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
+        """These indices stay, because the operation does this."""
+        self.atoms.freeze(label, f"{self.where} {why}", which)
+
+    def freeze_all(self, values: Iterable[Value], why: str) -> None:
+        """All indices of these tensors stay."""
+        for label in (label for value in values for label in value.labels):
+            self.freeze(label, why)

@@ -13,8 +13,8 @@ from torch import nn
 import sparsefn as sf
 from sparsefn.budgets.filling import Priced
 from sparsefn.budgets.within import Within, within
+from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.priced import weights
 from sparsefn.shrinking.smaller import shrink
 from tests.shrinking.cost_counts import flops_of
 from tests.shrinking.networks import networks

@@ -7,10 +7,9 @@ import copy
 import numpy as np
 import torch
 
-from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.cut import Cut, free
+from sparsefn.shrinking.analysis import Cut, analyse, free
 from sparsefn.shrinking.program import program
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import values_in
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.program import program
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.trace import traced
 
 
 class Of(nn.Module):

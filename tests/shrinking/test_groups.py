@@ -1,7 +1,9 @@
-"""Groups: what is printed, patterns, masks, and what masks leave alive."""
+"""Members of groups, as `sf.patterns.tied` takes them and as they are printed.
+Groups: what is printed, patterns, masks, and what masks leave alive."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -10,6 +12,24 @@ from torch import nn
 import sparsefn as sf
 from sparsefn.shrinking.groups import Member
 from tests.shrinking.small import MAP, VECTOR, Of, lin
+
+
+@pytest.mark.parametrize(
+    ("units", "tied", "text"),
+    [
+        ([0, 1, 2], [], "w[0]"),
+        ([0, 0, 1, 1], [2], "w[0] (blocks of 2)"),
+        ([0, 1, 0, 1], [1, 2], "w[0] (blocks of 1 in 2 parts)"),
+        ([0, 0, 1, 1, 0, 0, 1, 1], [2, 2], "w[0] (blocks of 2 in 2 parts)"),
+        ([1, 0, 2], [[1, 0, 2]], "w[0] (3 of 3)"),
+        ([0, -1, 1], [[0, -1, 1]], "w[0] (2 of 3)"),
+    ],
+)
+def test_forms(units, tied, text):
+    member = Member("w", 0, np.array(units))
+    assert member.tied() == ["w", 0, *tied]
+    assert str(member) == text
+
 
 NET = nn.Sequential(
     nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)

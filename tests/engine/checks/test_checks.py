@@ -100,7 +100,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             f"shrinking/{name}.py"
-            for name in ("analysis", "arguments", "change", "folded_norms", "guesses")
+            for name in ("analysis", "program", "resizing", "layer_sizes", "attributes")
         ),
         "the arguments of a traced operation, and the attributes of a module",
     ),

@@ -39,15 +39,12 @@ OTHER_ORDERS = {
         (f"{name}.py", "argsort")
         for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")
     ),
-    *(
-        (f"shrinking/{name}.py", "partition")
-        for name in ("contractions", "groups", "products")
-    ),
-    *(("shrinking/priced.py", "sort"), ("shrinking/tried.py", "sort")),
+    *((f"shrinking/{name}.py", "partition") for name in ("groups", "rules")),
+    *(("shrinking/budgets.py", "sort"), ("shrinking/probe.py", "sort")),
     *((f"testing/{name}.py", "partition") for name in ("paste", "written")),
     ("tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties
-    ("shrinking/routers.py", "topk"),  # that of a model, which is recognised
+    ("shrinking/experts.py", "topk"),  # that of a model, which is recognised
 }
 
 

@@ -299,7 +299,7 @@ def private_names(source: str) -> list[str]:
 PLACES = {
     *(
         f"shrinking/{name}.py"
-        for name in ("checks", "guesses", "layer_sizes", "proof", "traced")
+        for name in ("attributes", "layer_sizes", "proof", "trace")
     ),  # of traced programs
     "engine/surroundings/transforms.py",
     "engine/surroundings/torch_limits.py",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sparsefn as sf
+from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.priced import priced, set_names, weights
 from tests.shrinking.cost_counts import some_units
 from tests.shrinking.networks import networks
 from tests.shrinking.zoo import MODELS
@@ -28,7 +28,7 @@ def test_costs_by_kept_units_are_those_of_any_cut_or_the_most_of_them(drawn, see
     gone = some_units(found, seed)
     kept = [group.size - len(gone[i]) for i, group in enumerate(found)]
     for unit in UNITS:
-        made = priced(found, unit, None, False, range(len(found)))
+        made = found.priced(unit, None, False, range(len(found)))
         assert made.cost(kept) >= found.cost(gone, unit)
         assert made.cost(list(made.sizes.values())) == found.cost(unit=unit)
         for i in range(len(kept)):
@@ -51,7 +51,7 @@ def test_costs_by_kept_units_are_those_of_any_cut_or_the_most_of_them(drawn, see
 def test_they_are_exact_where_units_are_alike(name):
     found = groups(*MODELS[name]())
     for unit in UNITS:
-        made = priced(found, unit, None, False, range(len(found)))
+        made = found.priced(unit, None, False, range(len(found)))
         for seed in range(3):
             gone = some_units(found, seed)
             kept = [group.size - len(gone[i]) for i, group in enumerate(found)]
@@ -72,7 +72,7 @@ class Twice(nn.Module):
 
 def test_unlike_units_cost_the_most_that_so_many_can():
     found = groups(Twice().eval(), torch.ones(1, 3))
-    made = priced(found, "params", None, False, None)
+    made = found.priced("params", None, False, None)
     (size,) = made.sizes.values()
     for kept in range(1, size + 1):
         cuts = [
@@ -112,7 +112,7 @@ class Halves(nn.Module):
 def test_a_dimension_that_would_be_empty_keeps_an_index_and_that_is_counted():
     found = groups(Halves().eval(), torch.ones(1, 3))
     sizes = [group.size for group in found]
-    made = priced(found, "params", None, False, range(len(found)))
+    made = found.priced("params", None, False, range(len(found)))
     for masks in _choices(4, 2):
         gone = {i: [] for i in range(len(found))}
         if len(found) == 1:
@@ -135,14 +135,13 @@ def test_sets_have_the_names_that_the_pattern_gives_them():
                 continue
             assert [
                 (path, math.prod(units.budgeted)) for path, units in sets.items()
-            ] == [(path, found[i].size) for path, i in set_names(found, only).items()]
+            ] == [(path, found[i].size) for path, i in found.set_names(only).items()]
 
 
 def test_scores_are_the_mean_magnitudes_of_units():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).eval()
-    scores = priced(
-        groups(model, torch.ones(1, 2)), "params", None, False, None
-    ).scores()
+    found = groups(model, torch.ones(1, 2))
+    scores = found.priced("params", None, False, None).scores()
     entries = (
         torch.cat([model[0].weight, model[0].bias[:, None], model[2].weight.T], 1)
         .abs()

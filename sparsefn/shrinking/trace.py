@@ -1,14 +1,18 @@
-"""A model as a graph of ATen operations, as `torch.export` traces it."""
+"""A model as a graph of ATen operations, as `torch.export` traces it; shuffles of
+channels in it as one operation.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
+import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,10 +23,11 @@ from torch.utils import _pytree as pytree
 from sparsefn.engine.surroundings import guards_by_name
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import (
-    bind,
+    hint,
     module_of,
     named_module,
     named_tensors,
+    node_arguments,
     opname,
 )
 from sparsefn.tree import check_not_lazy
@@ -95,7 +100,7 @@ class Trace(NamedTuple):
             )
         new: dict[str, Tensor] = {}
         for name, x in named_tensors(self.program).items():
-            other = _held(model, name)
+            other = tensor_at(model, name)
             # a constant that the trace made
             if other is None and not isinstance(x, nn.Parameter):
                 continue
@@ -110,12 +115,17 @@ class Trace(NamedTuple):
         return with_tensors(self.program, new)
 
 
-def _held(model: nn.Module, name: str) -> Tensor | None:
+def tensor_at(model: nn.Module, name: str) -> Tensor | None:
+    """The tensor of a model at a path, if there is one.
+
+    >>> tensor_at(torch.nn.ReLU(), "weight") is None
+    True
+    """
     try:
-        held = operator.attrgetter(name)(model)
+        found = operator.attrgetter(name)(model)
     except AttributeError:
         return None
-    return held if isinstance(held, Tensor) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def shapes_of(example: Example) -> Any:
@@ -242,17 +252,14 @@ def _shares(program: ExportedProgram) -> bool:
     # Whether an operation writes into a tensor that another operation sees, too.
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        for place, spec in enumerate(schema.arguments if schema is not None else ()):
-            if spec.alias_info is not None and spec.alias_info.is_write:
-                x = (
-                    node.args[place]
-                    if place < len(node.args)
-                    else node.kwargs.get(spec.name)
-                )
-                if isinstance(x, fx.Node) and (
-                    len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))
-                ):
-                    return True
+        for spec in schema.arguments if schema is not None else ():
+            if spec.alias_info is None or not spec.alias_info.is_write:
+                continue
+            x = node_arguments(node)[spec.name]
+            if isinstance(x, fx.Node) and (
+                len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))
+            ):
+                return True
     return False
 
 
@@ -296,14 +303,23 @@ def _first_other(a: fx.GraphModule, b: fx.GraphModule) -> fx.Node | None:
 
 
 def _text(node: fx.Node) -> str:
-    given = (
-        bind(node.target, node.args, node.kwargs)
-        if hasattr(node.target, "_schema")
-        else {}
-    )
+    given = node_arguments(node)
     if given.get("p") == 0:  # a dropout that drops nothing
         given = {**given, "train": None}
     return str((node.target, given or (node.args, node.kwargs)))
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Runs without gradients, and leaves the generators of random numbers as they were.
+
+    >>> with isolated():
+    ...     torch.is_grad_enabled()
+    False
+    """
+    devices = list(range(torch.cuda.device_count()))
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        yield
 
 
 def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
@@ -315,10 +331,7 @@ def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
     tensor([1.])
     """
     try:
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))),
-        ):
+        with isolated():
             args, kwargs = _mapped(Tensor.clone, call)
             return run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
@@ -399,3 +412,102 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0].split('. ')[0] if lines else ''}".rstrip(
         ".: "
     )
+
+
+_VIEWS = [
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "permute",
+    "transpose",
+]
+_STEPS = frozenset([*_VIEWS, "clone", "contiguous", "channel_shuffle"])
+
+
+def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
+    """A copy of the program in which views and transposes that permute one dimension
+    are one `index_select`.
+
+    Of a view in groups every group would have to lose the same channels, of a
+    permutation any may go; but grouped convolutions may be better off with the views.
+    """
+    program = with_tensors(program)
+    graph = program.graph
+    for first in list(graph.nodes):
+        for chain in _chains(first):
+            dim, places = _permuted(chain) or (0, None)
+            if places is not None:
+                last = chain[-1]
+                device = chain[-1].meta["val"].device
+                # the analysis reads them
+                places = places if device.type == "meta" else places.to(device)
+                program.register_buffer(
+                    f"_{last.name}_places", places, persistent=False
+                )
+                with graph.inserting_before(last):
+                    index = graph.get_attr(f"_{last.name}_places")
+                    made = graph.call_function(
+                        torch.ops.aten.index_select.default, (first.args[0], dim, index)
+                    )
+                made.meta = last.meta
+                last.replace_all_uses_with(made)
+                for node in reversed(chain):
+                    graph.erase_node(node)
+                break
+    program.recompile()
+    return program
+
+
+def has_shuffles(program: fx.GraphModule) -> bool:
+    """Whether a program has views and transposes that permute one dimension."""
+    return any(
+        _permuted(chain) for first in program.graph.nodes for chain in _chains(first)
+    )
+
+
+def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
+    # Operations that follow in one line, and give the shape that the first one takes.
+    chain = list[fx.Node]()
+    following = [first]
+    size = _size(first.args[0]) if first.args else None
+    while (
+        len(following) == 1
+        and following[0].op == "call_function"
+        and opname(following[0]) in _STEPS
+    ):
+        chain.append(following[0])
+        if _size(chain[-1]) == size:
+            yield chain
+        following = list(chain[-1].users)
+
+
+def _size(node: Any) -> list[str] | None:
+    val = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return list(map(str, val.shape)) if isinstance(val, Tensor) else None
+
+
+def _permuted(chain: list[fx.Node]) -> tuple[int, Tensor] | None:
+    # Which dimension operations permute, and from which places; None where they do
+    # anything else.
+    shape = tuple(hint(n) for n in chain[-1].meta["val"].shape)
+    made = cells = torch.arange(math.prod(shape), device="cpu").reshape(shape)
+    for node in chain:
+        run: Any = node.target
+        made = run(
+            made,
+            *fx.map_arg(node.args[1:], lambda n: hint(n.meta["val"])),
+            **node.kwargs,
+        )
+    for d, size in enumerate(shape):
+        places = (
+            made.movedim(d, 0).reshape(size, -1)[:, 0]
+            // math.prod(shape[d + 1 :])
+            % size
+        )
+        if not places.equal(torch.arange(size, device="cpu")) and made.equal(
+            cells.index_select(d, places)
+        ):
+            return d, places
+    return None

@@ -1,11 +1,12 @@
-"""What a model costs by how many units of groups, or weights of leaves, are kept."""
+"""How many indices of dimensions stay by how many units of groups are kept, and what a
+model costs by how many single weights are.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +16,14 @@ from sparsefn.budgets.filling import Priced
 from sparsefn.modules.calls import Example
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
-from sparsefn.shrinking.costs import check_unit, distinct, parameters, terms_of
-from sparsefn.shrinking.products import products
-from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.costs import (
+    check_unit,
+    distinct,
+)
+from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import values_in
 
 Scores = npt.NDArray[np.float64]
-
-
-class Grouped(Protocol):
-    """The groups of an analysis, with their atoms."""
-
-    @property
-    def groups(self) -> Sequence[Any]: ...
-    @property
-    def analysis(self) -> Analysis: ...
-    @property
-    def atoms(self) -> Sequence[Ids]: ...
 
 
 class Priceable(NamedTuple):
@@ -59,72 +51,14 @@ class Priceable(NamedTuple):
         )
 
 
-def priced(
-    of: Grouped,
-    unit: str,
-    bits: int | None,
-    compressed: bool,
-    only: Sequence[int] | None,
-) -> Priced:
-    """The cost of a program by how many units of each set of `Groups.pattern(only)` are
-    kept.
-
-    It is exact wherever the units of a group are alike. Where they are not, such as a
-    channel that a concatenation repeats, it is the most that any choice of so many
-    units costs.
-    """
-    names = set_names(of, only)
-    terms = terms_of(of.analysis, unit, bits, compressed)
-    group = np.full(of.analysis.book.atoms.count, -1)
-    for place, i in enumerate(names.values()):
-        group[of.atoms[i]] = place
-    sizes = [of.groups[i].size for i in names.values()]
-    pieces = [_pieces(label, group, sizes) for label in terms.labels]
-    most = _most(of.analysis, group, sizes)
-
-    def cost(kept: Sequence[int]) -> int:
-        kept = [row[n] for row, n in zip(most, kept, strict=True)]
-        lengths = []
-        for fixed, some in pieces:
-            lengths.append(fixed + sum(piece.count(kept) for piece in some))
-        return terms.value(lengths)
-
-    def scores() -> dict[str, Scores]:
-        known = {name: x for name, (_, x) in parameters(of.analysis).items()}
-        return {name: _magnitudes(of.groups[i], known) for name, i in names.items()}
-
-    return Priced(dict(zip(names, sizes, strict=True)), cost, scores)
-
-
-def set_names(of: Grouped, only: Sequence[int] | None) -> dict[str, int]:
-    """The numbers of the groups in a pattern, by the names that their sets have in
-    budgets.
-    """
-    chosen = (
-        [i for i, group in enumerate(of.groups) if group.preferred]
-        if only is None
-        else list(only)
-    )
-    known = dict(of.analysis.graph.named_parameters(remove_duplicate=False))
-    names: dict[str, int] = {}
-    for i in chosen:
-        first = next(
-            member.leaf for member in of.groups[i].members if member.leaf in known
-        )
-        free = itertools.chain([first], (f"{first}:{n}" for n in itertools.count(1)))
-        names[next(name for name in free if name not in names)] = i
-    return names
-
-
-def _pieces(
+def pieces_of(
     label: Ids, group: Ids, sizes: Sequence[int]
 ) -> tuple[int, list[Priceable]]:
     # How many indices of a dimension always stay, and the others.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
-    kinds, which = np.unique(
-        np.sort(np.where(rows > 0, group[rows], -1), 1), axis=0, return_inverse=True
-    )
+    owners = np.sort(np.where(rows > 0, group[rows], -1), 1)
+    kinds, which = np.unique(owners, axis=0, return_inverse=True)
     fixed = 0
     pieces = []
     for k, kind in enumerate(kinds.tolist()):
@@ -142,12 +76,19 @@ def _pieces(
             most = np.concatenate([[0], np.cumsum(each)])
         covers = len(here) == all_choices and all(n == 1 for _, n in groups)
         pieces.append(
-            Priceable(groups, len(here), covers, int(here.max()), int(here.sum()), most)
+            Priceable(
+                groups,
+                len(here),
+                covers,
+                int(here.max()),
+                int(here.sum()),
+                most,
+            )
         )
     return fixed, pieces
 
 
-def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int]]:
+def most_kept(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int]]:
     # How many units stay where so many are chosen, at most: a dimension whose units
     # would all go keeps its first index.
     # by atom: up to how many chosen units that may come about
@@ -156,7 +97,7 @@ def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int
         values_in([analysis.leaves, list(analysis.values.values())]),
         analysis.book.atoms,
     ):
-        fixed, pieces = _pieces(label, group, sizes)
+        fixed, pieces = pieces_of(label, group, sizes)
         if not fixed and not any(piece.covers for piece in pieces):
             for atom in label[0][group[label[0]] >= 0].tolist():
                 g = int(group[atom])
@@ -167,32 +108,11 @@ def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int
                 saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
     made = []
     for g, size in enumerate(sizes):
-        limits = np.array(
-            [n for atom, n in saved.items() if group[atom] == g], np.int64
-        )
-        counts = np.arange(size + 1) + (limits >= np.arange(size + 1)[:, None]).sum(1)
-        made.append(np.minimum(np.maximum.accumulate(counts), size).tolist())
-    return made
-
-
-def _magnitudes(group: Any, known: Mapping[str, Tensor]) -> Scores:
-    # The mean magnitude of the weights of each unit.
-    sums = np.zeros(group.size + 1)
-    counts = np.zeros(group.size + 1)
-    for leaf, dim, units in group.members:
-        if leaf in known:
-            rows = (
-                known[leaf]
-                .detach()
-                .abs()
-                .double()
-                .movedim(dim, 0)
-                .reshape(len(units), -1)
-                .cpu()
-            )
-            np.add.at(sums, units, rows.sum(1).numpy())
-            np.add.at(counts, units, rows.shape[1])
-    made: Scores = sums[: group.size] / np.maximum(counts[: group.size], 1)
+        limits = [n for atom, n in saved.items() if group[atom] == g]
+        chosen = np.arange(size + 1)
+        saves = np.array(limits, np.int64) >= chosen[:, None]
+        counts = np.maximum.accumulate(chosen + saves.sum(1))
+        made.append(np.minimum(counts, size).tolist())
     return made
 
 
@@ -230,9 +150,8 @@ class Weights(NamedTuple):
                 return flops
             if unit == "params":
                 return sum(kept)
-            return -(
-                -sum(n * width for n, width in zip(kept, widths, strict=True)) // 8
-            )
+            weighted = sum(n * width for n, width in zip(kept, widths, strict=True))
+            return -(-weighted // 8)
 
         def scores() -> dict[str, Scores]:
             return {
@@ -264,14 +183,11 @@ def weights(model: nn.Module, example: Example) -> Weights:
     raises for an example that the model does not run on.
     """
     analysis = analyse(traced(model, example, dynamic=False))
-    leaves = {name: x for name, (_, x) in parameters(analysis).items()}
+    leaves = dict(analysis.graph.named_parameters())
     first = {id(x): name for name, x in leaves.items()}
-    names = {
-        n: first[id(x)]
-        for n, x in analysis.graph.named_parameters(remove_duplicate=False)
-    }
+    names = {name: first[id(x)] for name, x in analysis.parameters.items()}
     found = []
-    for p in products(analysis):
+    for p in analysis.book.products:
         factors = tuple(names[leaf] for leaf in p.leaves if leaf in names)
         found.append((p.flops, factors))
     return Weights(leaves, tuple(found))

@@ -1,0 +1,547 @@
+"""Numbers that modules and their configs keep about sizes, and a search for what they
+become.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from sparsefn.modules.weights import is_conv1d
+from sparsefn.shrinking.analysis import Cut
+from sparsefn.shrinking.values import (
+    module_of,
+    named_module,
+    named_tensors,
+    opname,
+    values_in,
+)
+
+
+class Tried(NamedTuple):
+    """What came of a choice of numbers: more is better."""
+
+    score: tuple[float, float]
+    done: bool
+    why: str = ""  # not
+    path: str = ""  # of the module that is to blame
+
+
+@dataclasses.dataclass
+class Guess:
+    """A number that is kept in several places, such as in the modules of one class, and
+    what it may become in each of them: likely ones first.
+    """
+
+    owners: dict[str, Any]  # by path what holds it: attributes, a config, or a list
+    key: str | int
+    place: int | None  # in a list or tuple
+    options: list[tuple[Any, ...]]
+    old: int  # which option is that it stays
+    choice: int = 0
+
+    def take(self, choice: int) -> None:
+        self.choice = choice
+        for owner, value in zip(
+            self.owners.values(), self.options[choice], strict=True
+        ):
+            if self.place is not None:
+                whole = list(owner[self.key])
+                whole[self.place] = value
+                value = type(owner[self.key])(whole)
+            owner[self.key] = value
+
+
+def search(
+    order: Callable[[Tried], Sequence[Guess]], run: Callable[[], Tried], tries: int
+) -> Tried:
+    """Change one number, or two at once, as long as that is better; the best that was
+    found in so many runs.
+    """
+    best = run()
+    left = iter(range(tries))
+    while not best.done:
+        for change in _changes(order(best)):
+            if next(left, None) is None:
+                return best
+            before = [(number, number.choice) for number, _ in change]
+            for number, choice in change:
+                number.take(choice)
+            now = run()
+            if now.done or now.score > best.score:
+                best = now
+                break
+            for number, choice in before:
+                number.take(choice)
+        else:
+            return best
+    return best
+
+
+def _changes(numbers: Sequence[Guess]) -> Iterator[list[tuple[Guess, int]]]:
+    single = [
+        (number, choice)
+        for number in numbers
+        for choice in range(len(number.options))
+        if choice != number.choice
+    ]
+    yield from ([one] for one in single)
+    for one, other in itertools.combinations(single, 2):
+        if one[0] is not other[0]:
+            yield [one, other]
+
+
+TRIES = 64  # runs of a model in search of numbers
+
+# of the largest value, where outputs show a wrong number
+_NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}
+
+Works = Callable[[nn.Module], bool]
+Outputs = list[tuple[str, list[Tensor]]]
+Pairs = list[tuple[int, int]]  # sizes before and after
+Sizes = dict[tuple[int, int, int], tuple[int, int]]
+NodeSizes = dict[fx.Node, Pairs]
+
+
+def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
+    """Set whole numbers, also in lists and tuples, that are a size that changes; and
+    say what else they may be.
+
+    A number is told by where it is a size in the module's own forward, or in that of
+    its children: modules of one class whose forward does the same operations keep it
+    from the same place.
+    """
+    own = _seen(nodes, 0)
+    below = _seen(nodes, 1)
+    alike: dict[Any, dict[str, int]] = defaultdict(dict)
+    for path, layer in small.named_modules():
+        for key, place, value in _numbers(layer):
+            alike[type(layer), key, place, tuple(own[path][0])][path] = value
+    made = []
+    for (_, key, place, _), members in alike.items():
+        values = tuple(members.values())
+        here = [own[path][1] for path in members]
+        inside = [below[path][1] for path in members]
+        seen = [*_columns(here, values), *_columns(inside, values)]
+        options = list(dict.fromkeys(option for option in seen if option != values))
+        options.append(values)
+        if len(options) == 1:
+            options += set(_parts(here, values)) - {values}
+        if len(options) > 1:
+            owners = {path: vars(small.get_submodule(path)) for path in members}
+            made.append(Guess(owners, key, place, options, options.index(values)))
+            made[-1].take(0)
+    return made
+
+
+def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
+    open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
+    known = type(layer).__module__.startswith(("torch.nn.", "sparsefn."))
+    if (known and not open_) or is_conv1d(layer):
+        return  # layer_sizes knows of them
+    for key, value in list(vars(layer).items()):
+        if not open_ and key in getattr(layer, "__constants__", ()):
+            continue
+        many = type(value) in (list, tuple, torch.Size) and all(
+            type(n) is int for n in value
+        )
+        for place, number in enumerate(value) if many else [(None, value)]:
+            if type(number) is int and number > 1:
+                yield key, place, number
+
+
+def node_sizes(cut: Cut) -> NodeSizes:
+    """The sizes of all dimensions that the nodes of a program give, before and
+    after.
+    """
+    sizes: NodeSizes = {}
+    for node, tree in cut.analysis.values.items():
+        sizes[node] = []
+        for value in values_in(tree):
+            sizes[node] += zip(value.shape, cut.size(value), strict=True)
+    return sizes
+
+
+def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
+    # The operations in each module's forward, and the sizes that these see: (operation,
+    # operand, dimension).
+    made: dict[str, tuple[list[str], Sizes]] = defaultdict(lambda: ([], {}))
+    for node in nodes:
+        if node.op == "call_function":
+            names, sizes = made[module_of(node, up)]
+            for i, seen in enumerate((node, *node.all_input_nodes)):
+                sizes |= {
+                    (len(names), i, d): pair for d, pair in enumerate(nodes[seen])
+                }
+            names.append(opname(node))
+    return made
+
+
+def _columns(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
+    # What becomes of the sizes that are these values, in the same place of each module.
+    columns = []
+    for at in sizes[0]:
+        if not all(at in some for some in sizes):
+            continue
+        pairs = [some[at] for some in sizes]
+        if tuple(old for old, _ in pairs) == values:
+            columns.append(tuple(new for _, new in pairs))
+    return columns
+
+
+def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
+    # The same where a size is a multiple of the value.
+    made = []
+    for some, v in zip(sizes, values, strict=True):
+        parts: Sizes = {}
+        for at, (old, new) in some.items():
+            if old and new and not old % v and not new * v % old:
+                parts[at] = (v, new * v // old)
+        made.append(parts)
+    return _columns(made, values)
+
+
+def outputs_of(model: nn.Module, works: Works) -> Outputs:
+    """What the modules give in turn while a model runs, by path."""
+    made: Outputs = []
+    _watched(model, works, lambda path, outs, error: made.append((path, outs)))
+    return made
+
+
+def settle(
+    small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut
+) -> str:
+    """Choose numbers with which a model works; the reason where none are found."""
+    keeps = _keeps(cut)
+
+    def order(tried: Tried) -> list[Guess]:
+        return sorted(
+            unknown,
+            key=lambda guess: -max(_near(path, tried.path) for path in guess.owners),
+        )
+
+    found = search(order, lambda: _run(small, works, wanted, keeps), TRIES)
+    if found.done and not works(small):
+        return (
+            "it only works while its modules are watched, so that they take no fast "
+            "paths"
+        )
+    return found.why
+
+
+def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
+    """Give numbers back that need not change: what is a size by chance would be wrong
+    where nothing proves it.
+    """
+    changed = [(guess, guess.choice) for guess in unknown if guess.choice != guess.old]
+    tries = [[one] for one in changed]
+    if len(changed) > 1:
+        tries = [changed, *tries]
+    for some in tries:
+        for guess, _ in some:
+            guess.take(guess.old)
+        if not works(small):
+            for guess, choice in some:
+                guess.take(choice)
+        elif some is changed:
+            return
+
+
+def _near(path: str, failed: str) -> float:
+    # How near a module is to the one that failed: that one itself, then those around it
+    # from inside out.
+    if path == failed:
+        return math.inf
+    return len(path) + 1 if not path or failed.startswith(f"{path}.") else 0
+
+
+def _watched(
+    model: nn.Module,
+    works: Works,
+    see: Callable[[str, list[Tensor], BaseException | None], None],
+) -> bool:
+    def seen(path: str, layer: nn.Module, args: Any, out: Any) -> None:
+        tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        see(path, tensors, sys.exc_info()[1] if out is None else None)
+
+    layers = model.named_modules()
+    handles = [
+        layer.register_forward_hook(partial(seen, path), always_call=True)
+        for path, layer in layers
+    ]
+    try:
+        return works(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
+    # Its score is how many calls of modules gave what they give in the masked model.
+    far = 0
+    wrong: list[tuple[str, str]] = []
+
+    def see(path: str, outs: list[Tensor], error: BaseException | None) -> None:
+        nonlocal far
+        if wrong:
+            return
+        if error is not None:
+            wrong.append((path, f"fails: {_line_of(error)}"))
+        elif far == len(wanted) or wanted[far][0] != path:
+            wrong.append((path, "runs where another module did"))
+        elif not _alike(outs, wanted[far][1], keeps):
+            wrong.append((path, "gives other outputs"))
+        else:
+            far += 1
+
+    if _watched(small, works, see):
+        return Tried((math.inf, 0), True)
+    path, what = wrong[0] if wrong else ("", "gives other outputs")
+    return Tried((far, 0), False, f"{named_module(small, path)} {what}", path)
+
+
+def _alike(
+    some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int], list[Tensor]]
+) -> bool:
+    return len(some) == len(whole) and all(
+        _alike_but(x, y, keeps) for x, y in zip(some, whole, strict=True)
+    )
+
+
+def _alike_but(
+    x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]]
+) -> bool:
+    # Whether tensors are the same, but for entries of dimensions that lose some.
+    if x.ndim != y.ndim:
+        return False
+    dims = []
+    choices = []
+    for d, (now, before) in enumerate(zip(x.shape, y.shape, strict=True)):
+        if now != before:
+            dims.append(d)
+            choices.append(keeps.get((before, now), []))
+    for chosen in itertools.product(*choices):
+        left = y
+        for d, keep in zip(dims, chosen, strict=True):
+            left = left.index_select(d, keep.to(y.device))
+        largest = float(left.abs().max()) if left.numel() else 0.0
+        near = _NEAR.get(x.dtype, 0.05) * largest
+        if torch.allclose(x, left.to(x.dtype), 0, near, equal_nan=True):
+            return True
+    return False
+
+
+def _keeps(cut: Cut) -> dict[tuple[int, int], list[Tensor]]:
+    # All choices of indices that stay of a dimension, by its sizes before and after.
+    made: dict[tuple[int, int], dict[bytes, Tensor]] = defaultdict(dict)
+    for value in values_in(list(cut.analysis.values.values())):
+        for label in value.labels:
+            kept = cut.kept(label)
+            if not kept.all():
+                places = torch.from_numpy(kept).nonzero().flatten()
+                made[len(kept), len(places)][kept.tobytes()] = places
+    return {sizes: list(some.values()) for sizes, some in made.items()}
+
+
+BUILDS = 100  # of a model on the meta device in search of numbers
+
+# the path of a module, and the name of a tensor or attribute of it
+Fact = tuple[str, str]
+# where a number stands: what holds it, by which key, and the name in the config
+Place = tuple[Any, str | int, str]
+
+
+def set_configs(
+    small: nn.Module,
+    model: nn.Module,
+    sizes: Sequence[tuple[int, int]],
+    works: Callable[[nn.Module], bool],
+) -> Iterator[tuple[str, str]]:
+    """Set the configs in a smaller model so that new models from them equal it; by
+    path, why one cannot be set.
+
+    A config is what a module keeps as `config`, and is made of. Its numbers become what
+    attributes of their name are, or else what most sizes of that number became, in the
+    tensors' shapes or in `sizes` (before, after); with the choice that gives more of
+    the shapes, in at most BUILDS new models. These have to have the same tensors and
+    tables in the end, and the smaller model has to work with their attributes, such as
+    numbers of heads. Where that cannot be, a config stays as it was, so that it is not
+    taken for one of the smaller model.
+    """
+    done: list[str] = []
+    for path, part in small.named_modules():
+        inside = any(f"{path}.".startswith(one) for one in done)
+        if inside or not hasattr(getattr(part, "config", None), "__dict__"):
+            continue
+        done.append(f"{path}." if path else "")
+        whole = model.get_submodule(path)
+        if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
+            continue
+        places = list(_places(part.config))
+        old = [held[key] for held, key, _ in places]
+        why = (
+            _classes(part, whole)
+            or _fit(part, whole, places, sizes)
+            or _other_tables(part)
+            or _adopt(part, lambda: works(small))
+        )
+        if why:
+            for (held, key, _), value in zip(places, old, strict=True):
+                held[key] = value
+            name = named_module(small, path)
+            why = f"the config of {name} keeps its numbers: {why}"
+        yield path, why
+
+
+def _classes(part: nn.Module, whole: nn.Module) -> str:
+    other = [
+        path
+        for path, layer in part.named_modules()
+        if type(layer) is not type(whole.get_submodule(path))
+    ]
+    return f"no others give {named_module(part, other[0])}" if other else ""
+
+
+def _fit(
+    part: nn.Module,
+    whole: nn.Module,
+    places: Sequence[Place],
+    sizes: Sequence[tuple[int, int]],
+) -> str:
+    # Numbers become what attributes of their name are, or else what most of that size
+    # became.
+    old = _attributes(whole)
+    new = _attributes(part)
+    shapes = _shapes(part)
+    became: dict[Any, Counter[Any]] = defaultdict(Counter)
+    pairs: list[tuple[Any, Any]] = [
+        *((shape, shapes.get(name)) for name, shape in _shapes(whole).items()),
+        *((value, new.get(fact)) for fact, value in old.items()),
+        *sizes,
+    ]
+    for before, after in pairs:
+        many = isinstance(before, tuple) and isinstance(after, tuple)
+        if not many or len(before) != len(after):
+            before = [before]
+            after = [after]
+        for a, b in zip(before, after, strict=True):
+            if type(a) is type(b):
+                became[type(a), a][b] += 1
+    for fact, value in old.items():
+        if type(new.get(fact)) is type(value):
+            became[fact[1], value][new[fact]] += 1
+    numbers = []
+    for held, key, name in places:
+        value = held[key]
+        some = [
+            *became[name, value].most_common(),
+            *became[type(value), value].most_common(),
+            (value, 0),
+        ]
+        options = dict.fromkeys((number,) for number, _ in some)
+        numbers.append(Guess({"": held}, key, None, list(options), 0))
+        numbers[-1].take(0)
+    return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
+
+
+def _new(part: Any, device: str) -> nn.Module:
+    with torch.random.fork_rng(), torch.device(device):
+        made: nn.Module = type(part)(copy.deepcopy(part.config))
+    return made
+
+
+def _tried(part: nn.Module) -> Tried:
+    # How many shapes and attributes are others in a new model from its config.
+    try:
+        made = _new(part, "meta")
+    except Exception as error:  # a model's own code fails in any way
+        why = f"with others {type(part).__name__} fails: {_line_of(error)}"
+        return Tried((-math.inf, 0), False, why)
+    wanted = _shapes(part)
+    got = _shapes(made)
+    every = wanted | got
+    wrong = [path for path in every if wanted.get(path) != got.get(path)]
+    attributes = _attributes(made)
+    other = sum(
+        value != attributes.get(fact) for fact, value in _attributes(part).items()
+    )
+    return Tried(
+        (-len(wrong), -other),
+        not wrong and not other,
+        f"no others give {wrong[0]}" if wrong else "",
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _other_tables(part: nn.Module) -> str:
+    # The buffers that a checkpoint does not hold.
+    saved = part.state_dict().keys()
+    tables = {name: x for name, x in part.named_buffers() if name not in saved}
+    new = _new(part, "cpu") if tables else part
+    other = [
+        name
+        for name, x in tables.items()
+        if not torch.equal(new.get_buffer(name).to(x), x)
+    ]
+    return f"others give another {other[0]}" if other else ""
+
+
+def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
+    # The attributes of a new model, as those were guessed.
+    old = _attributes(part)
+    new = _attributes(_new(part, "meta"))
+    others = [fact for fact, value in new.items() if old.get(fact, value) != value]
+    for path, name in others:
+        vars(part.get_submodule(path))[name] = new[path, name]
+    if works():
+        return ""
+    for path, name in others:
+        vars(part.get_submodule(path))[name] = old[path, name]
+    names = ", ".join(".".join(filter(None, fact)) for fact in others[:3])
+    return f"others give other outputs{f', by {names}' if names else ''}"
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in named_tensors(model).items()}
+
+
+def _attributes(model: nn.Module) -> dict[Fact, Any]:
+    # What modules keep of numbers and words.
+    made: dict[Fact, Any] = {}
+    for path, layer in model.named_modules():
+        for name, value in vars(layer).items():
+            if not name.startswith("_") and name != "training" and _is_plain(value):
+                made[path, name] = value
+    return made
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str | None) or (
+        isinstance(value, tuple) and all(map(_is_plain, value))
+    )
+
+
+def _places(config: Any) -> Iterator[Place]:
+    for name, value in vars(config).items():
+        if name.startswith("_"):
+            continue
+        if type(value) in (int, float):
+            yield vars(config), name, name
+        elif type(value) is list and all(type(n) in (int, float) for n in value):
+            yield from ((value, i, name) for i in range(len(value)))
+        elif hasattr(value, "to_dict"):
+            yield from _places(value)
