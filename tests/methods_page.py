@@ -183,7 +183,8 @@ def public_name(name: str, value: Any) -> str:
     for path in ([], modules[:1], modules[-1:]):
         place: Any = sparsefn
         for part in path:
-            place = getattr(place, part, None)
+            # a name that has moved is answered, with a warning, and not listed
+            place = getattr(place, part) if part in dir(place) else None
         if getattr(place, called, None) is value:
             return ".".join(["sf", *path, called])
     return called

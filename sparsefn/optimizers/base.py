@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Made, number, uncalled
-from sparsefn.engine.leaves import leafwise
+from sparsefn.engine.leaves import leafwise, steps
 from sparsefn.engine.processes import localized
-from sparsefn.engine.surroundings.backends import BACKENDS
+from sparsefn.engine.surroundings import backends
 from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, check_tree, leaves_of, zipped
 
@@ -23,6 +23,12 @@ Rebuild = Callable[[Sequence[Tensor]], Tree]
 Formula = Callable[[Sequence[Row], Row], tuple[list[Row], Any]]
 # params, masks, gradients and any moments
 Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]
+
+backends.BACKENDS |= {
+    ("sgd", "cpu"): steps.sgd_step,
+    ("adam", "cpu"): steps.adam_step,
+    ("adam_updates", "cpu"): steps.adam_updates,
+}
 
 
 class _Pair(NamedTuple):
@@ -183,7 +189,7 @@ def by_backend(
 
     >>> by_backend("none", [], (torch.tensor(0),), lambda *given: given)
     """
-    backend = BACKENDS.get((name, numbers[0].device.type))
+    backend = backends.BACKENDS.get((name, numbers[0].device.type))
     made = None if backend is None else backend(rows, numbers, *options)
     if made is None:
         return None
@@ -209,7 +215,7 @@ def under_masks(
     numbers of the state, the count before others; the rate is added to them. The
     formula makes updates and moments of rows of (*moments, gradient, param).
     """
-    if (name, old[0].device.type) not in BACKENDS:
+    if (name, old[0].device.type) not in backends.BACKENDS:
         return None
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)

@@ -160,7 +160,7 @@ def test_groups_of_others():
         net,
         groups=sf.shrinking.groups(net, X, only="0"),
     )
-    text = "shrink: expected groups as sf.shrinking.groups makes them, got Pattern"
+    text = "shrink: expected groups as sf.shrinking.groups makes them, got TiedPattern"
     refused(text, net, groups=groups.pattern(), error=TypeError)
     dropped = nn.Sequential(*net, nn.Dropout(0.5)).eval()
     groups = sf.shrinking.groups(dropped, X)

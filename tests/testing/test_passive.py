@@ -277,16 +277,12 @@ def test_counts_of_an_algorithm_of_ours_are_known(
         sf.with_terms(RIGL, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1)
     )
     states(passive(broken))
-    module = importlib.import_module("sparsefn.algorithms.drop_grow")
+    cycle = importlib.import_module("sparsefn.algorithms.drop_grow")._Cycle
     monkeypatch.setattr(
-        module,
-        "_lost",
-        lambda cycle, units, active, had, *rest: had - 3,
+        cycle, "_within", lambda self, units, had, target, lost: had - 3
     )
     monkeypatch.setattr(
-        module,
-        "_more",
-        lambda cycle, units, grow, taken, more: more * 0,
+        cycle, "_grown", lambda self, units, grow, taken, more: more * 0
     )
     with pytest.raises(
         Broken,

@@ -1,6 +1,6 @@
 """Formulas over the leaves of a tree: in one pass over memory, or in one launch."""
 
-from sparsefn.engine.leaves import blockwise, leafwise, lists, steps
+from sparsefn.engine.leaves import leafwise, lists, steps
 from sparsefn.engine.leaves.donation import (
     Emptied,
     claim,

@@ -20,7 +20,6 @@ from sparsefn.engine.leaves import blockwise
 from sparsefn.engine.leaves.donation import saves
 from sparsefn.engine.leaves.memory import BLOCK
 from sparsefn.engine.surroundings import Array, constants
-from sparsefn.engine.surroundings.backends import BACKENDS
 
 Row = tuple[Tensor, ...]
 Blocks = Iterable[blockwise.Row]
@@ -248,8 +247,3 @@ def _descend(wide: Array, p: Array, update: Array, out: Array) -> None:
 
 def _cover(wide: Array, floats: Array, out: Array) -> None:
     np.multiply(wide.view(np.int32), floats.view(np.int32), out=out.view(np.int32))
-
-
-BACKENDS["sgd", "cpu"] = sgd_step
-BACKENDS["adam", "cpu"] = adam_step
-BACKENDS["adam_updates", "cpu"] = adam_updates

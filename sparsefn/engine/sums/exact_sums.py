@@ -113,7 +113,9 @@ def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
         counted.append((groups, _count(mask)))
     made: dict[int, Tensor] = {}
     if sharded:
-        numbers = torch.tensor(in_step([*added, *counted]), dtype=torch.float64)
+        numbers = torch.tensor(
+            in_step([*added, *counted]), dtype=torch.float64, device="cpu"
+        )
         quotients = torch.split(numbers, len(sharded))
         made |= zip(sharded, (quotients[0] / quotients[1]).unbind(), strict=True)
     left = [i for i in range(len(values)) if i not in made]

@@ -32,7 +32,7 @@ OTHER_ORDERS = {
         ("random.py", "sort"),
         ("engine/numbers/ranks.py", "sort"),
     ),
-    *(("masks/making.py", "sort"), ("masks/permutation.py", "sort")),
+    *(("masks/making.py", "argsort"), ("masks/permutation.py", "sort")),
     # Of counts, units, atoms, texts and drawn indices.
     *(("budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
     *(
@@ -41,7 +41,6 @@ OTHER_ORDERS = {
     ),
     *((f"shrinking/{name}.py", "partition") for name in ("groups", "rules")),
     *(("shrinking/budgets.py", "sort"), ("shrinking/probe.py", "sort")),
-    *((f"testing/{name}.py", "partition") for name in ("paste", "written")),
     ("tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties
     ("shrinking/experts.py", "topk"),  # that of a model, which is recognised
