@@ -203,23 +203,25 @@ def shards_of(grids: Grids) -> dict[str, ShardedUnits]:
     return {path: units for path, units in here if isinstance(units, ShardedUnits)}
 
 
-@eagerly
 def counts_of_all(grids: Grids, counts: Leaves) -> Leaves:
     """The counts of all groups of some leaves, of those of the groups here."""
+    shards = {p: units for p, units in shards_of(grids).items() if p in counts}
+    return counts | _counts_of_all(shards, counts) if shards else counts
 
+
+@eagerly
+def _counts_of_all(shards: dict[str, ShardedUnits], counts: Leaves) -> Leaves:
     def told(vector: Array) -> Exchange[Array]:
         return (yield Sum(vector))
 
-    shards = {p: units for p, units in shards_of(grids).items() if p in counts}
     exchanges = []
     for path, units in shards.items():
         vector = np.zeros(units.whole.rows[0], np.int64)
         vector[units.group_places().numpy()] = counts[path].cpu().numpy()
         exchanges.append((units.alignment.box.groups, told(vector)))
-    vectors = in_step(exchanges) if exchanges else []
-    return counts | {
+    return {
         path: torch.from_numpy(vector).to(counts[path].device)
-        for path, vector in zip(shards, vectors, strict=True)
+        for path, vector in zip(shards, in_step(exchanges), strict=True)
     }
 
 
