@@ -109,11 +109,12 @@ sf.static(
     where=lambda path, leaf: leaf.ndim == 2,
 )
 sf.ste(0.5, pattern=sf.patterns.block((2, 2), "max"), init="magnitude")
-widths = sf.patterns.tied([["0.weight", 0], ["1.weight", 1]], reduce="l2")
+widths: sf.patterns.Pattern = sf.patterns.tied(
+    [["0.weight", 0], ["1.weight", 1]], reduce="l2"
+)
 sets = sf.patterns.tied(
     [[["0.weight", 0], ["1.weight", 1, [0, 1, -1]]], [["1.weight", 0, 2, 3]]]
 )
-assert_type(widths, sf.patterns.Pattern)
 sf.supermask("bernoulli", link=torch.sigmoid, init=lambda params: params)
 sf.supermask(0.5, mode="joint", init="zeros")
 

@@ -64,7 +64,7 @@ def preset(
         functools.update_wrapper(make, base)
         made: Any = functools.update_wrapper(make, text, ("__module__", *_NAMES))
         made.__wrapped__ = base
-        made._renamed = tuple(renamed)
+        made.renamed_keywords = tuple(renamed)
         made.__signature__ = whole.replace(parameters=parameters)
         return described(make)
 
@@ -83,7 +83,7 @@ def keywords_of(make: Callable[..., object]) -> list[str]:
         for p in inspect.signature(make).parameters.values()
         if p.kind is not p.VAR_KEYWORD
     ]
-    return [*named, *getattr(make, "_renamed", ())]
+    return [*named, *getattr(make, "renamed_keywords", ())]
 
 
 def _translated(
