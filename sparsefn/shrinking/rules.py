@@ -250,20 +250,7 @@ def linear_layer(step: Step) -> Value:
         lead = _leading(x.ndim - 1)
         step.multiplies(x.dims, x, w)
         return contract(step, [lead + "i", "i"], [x, w], lead, bias)
-    layer = Layer(
-        x,
-        w,
-        bias,
-        at=x.ndim - 1,
-        read=step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None,
-        made=w.labels[0],
-        groups=1,
-        outputs=w.shape[0],
-        inputs=w.shape[1],
-        turned=False,
-        plain=True,
-    )
-    return _output(step, layer)
+    return _linear(step, x, w, bias, turned=False)
 
 
 def addmm(step: Step) -> Value:
@@ -272,17 +259,23 @@ def addmm(step: Step) -> Value:
     scaled = step.arguments["beta"] != 1 or step.arguments["alpha"] != 1
     if w.name is None or bias.ndim != 1 or scaled:
         return matmul(step)
+    return _linear(step, x, w, bias, turned=True)
+
+
+def _linear(step: Step, x: Value, w: Value, bias: Value | None, turned: bool) -> Value:
+    # A linear layer, whose weight is (inputs, outputs) where it is turned.
+    outputs, inputs = (1, 0) if turned else (0, 1)
     layer = Layer(
         x,
         w,
         bias,
-        at=1,
-        read=step.join(x.labels[1], w.labels[0]) if x.shape[1] > 1 else None,
-        made=w.labels[1],
+        at=x.ndim - 1,
+        read=step.join(x.labels[-1], w.labels[inputs]) if x.shape[-1] > 1 else None,
+        made=w.labels[outputs],
         groups=1,
-        outputs=w.shape[1],
-        inputs=w.shape[0],
-        turned=True,
+        outputs=w.shape[outputs],
+        inputs=w.shape[inputs],
+        turned=turned,
         plain=True,
     )
     return _output(step, layer)
