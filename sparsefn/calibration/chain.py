@@ -151,7 +151,7 @@ def _with_siblings(module: nn.Module, at: Sequence[str]) -> dict[str, None]:
 
 
 def is_inside(path: str, other: str) -> bool:
-    """Whether a path is another one, or that of something in it.
+    """Whether a path is another path, or lies below it.
 
     >>> is_inside("0.weight", "0"), is_inside("0", "0"), is_inside("01", "0")
     (True, True, False)

@@ -91,7 +91,7 @@ def prune_block(
 
     Args:
         part: A part of a model, or the whole.
-        state: That of the part's parameters.
+        state: The state of the part's parameters.
         blocks: What was asked for, with the leaves to prune; there may be none.
         prune: Makes the algorithm that prunes a block out of its statistics.
         calls: The arguments of all calls of the part.

@@ -181,12 +181,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_goes_together_and_what_stays(name):
-    build, groups, stays = CASES[name]
-    assert told(build) == (groups, stays)
-
-
 # A network, its groups, and why the rest stays.
 LAYERS_CASES = {
     "grouped": (
@@ -277,12 +271,6 @@ LAYERS_CASES = {
         {},
     ),
 }
-
-
-@pytest.mark.parametrize("name", LAYERS_CASES)
-def test_what_goes_together_and_what_stays_by_layers(name):
-    build, groups, stays = LAYERS_CASES[name]
-    assert told(build) == (groups, stays)
 
 
 # A network, its groups, and why the rest stays.
@@ -387,7 +375,14 @@ RECURRENT_CASES = {
 }
 
 
-@pytest.mark.parametrize("name", RECURRENT_CASES)
-def test_what_goes_together_and_what_stays_by_recurrent(name):
-    build, groups, stays = RECURRENT_CASES[name]
+EVERY_CASE = CASES | LAYERS_CASES | RECURRENT_CASES
+
+
+def test_each_case_has_a_name_of_its_own():
+    assert len(EVERY_CASE) == len(CASES) + len(LAYERS_CASES) + len(RECURRENT_CASES)
+
+
+@pytest.mark.parametrize("name", EVERY_CASE)
+def test_what_goes_together_and_what_stays(name):
+    build, groups, stays = EVERY_CASE[name]
     assert told(build) == (groups, stays)

@@ -59,7 +59,7 @@ def _rows_of(entry: Entry, rows: range) -> Entry:
 
 
 def _counts_of(count: fixed.Count, height: int, rows: range) -> fixed.Count:
-    # Those of the competitions of some rows; one count is for all.
+    # The counts of the competitions of some rows; one count is for all.
     if not isinstance(count, Tensor) or count.numel() == 1:
         return count
     return count.reshape(height, -1)[rows.start : rows.stop].reshape(-1)
