@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,20 +16,6 @@ Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path
 
 
-def _render(tree: Tree, path: Sequence[object]) -> str:
-    # optree's path of a named tuple holds the index; users write the field's name.
-    parts = []
-    node = tree
-    for entry in path:
-        fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
-        parts.append(str(fields[entry]) if fields is not None else str(entry))
-        try:
-            node = node[entry]
-        except (TypeError, KeyError, IndexError):
-            node = None
-    return ".".join(parts)
-
-
 def paths(tree: Tree) -> list[str]:
     """Dotted paths of the leaves, in optree's order.
 
@@ -37,7 +24,7 @@ def paths(tree: Tree) -> list[str]:
     """
     if torch.compiler.is_compiling():
         return [name for name, _ in _walk(tree)]
-    return [_render(tree, path) for path in optree.tree_paths(tree)]
+    return [*_paths_of(optree.tree_structure(tree))]
 
 
 def none_paths(tree: Tree) -> list[str]:
@@ -46,12 +33,23 @@ def none_paths(tree: Tree) -> list[str]:
     >>> none_paths({"weight": torch.zeros(2), "bias": None})
     ['bias']
     """
-    entries, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True)
-    return [
-        _render(tree, entry)
-        for entry, leaf in zip(entries, leaves, strict=True)
-        if leaf is None
-    ]
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+    pairs = zip(_paths_of(structure), leaves, strict=True)
+    return [path for path, leaf in pairs if leaf is None]
+
+
+@functools.lru_cache(maxsize=256)  # an update asks again and again
+def _paths_of(structure: optree.PyTreeSpec) -> tuple[str, ...]:
+    paths = []
+    for accessor in structure.accessors():
+        paths.append(".".join(_name(entry.type, entry.entry) for entry in accessor))
+    return tuple(paths)
+
+
+def _name(kind: type, entry: Any) -> str:
+    # optree's entry of a named tuple is the index; users write the field's name.
+    fields = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    return str(entry if fields is None else fields[entry])
 
 
 def leaves_of(tree: Tree) -> list[Tree]:
@@ -156,7 +154,7 @@ def tops(tree: Tree) -> tuple[list[str], list[str]]:
     if optree.tree_is_leaf(tree):
         return [""], [""]
     children, entries, _ = _children(tree)
-    names = [_render(tree, (entry,)) for entry in entries]
+    names = [_name(type(tree), entry) for entry in entries]
     return names, [
         name
         for name, child in zip(names, children, strict=True)
@@ -171,9 +169,8 @@ def _walk(node: Tree, path: tuple[str, ...] = ()) -> list[tuple[str, Tree]]:
         return [(".".join(path), node)]
     found: list[tuple[str, Tree]] = []
     children, entries, _ = _children(node)
-    fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
     for child, entry in zip(children, entries, strict=True):
-        here = (*path, str(entry) if fields is None else fields[entry])
+        here = (*path, _name(type(node), entry))
         found += (
             [(".".join(here), child)]
             if isinstance(child, Tensor)
