@@ -24,7 +24,7 @@ from sparsefn.algorithms.processes import (
     shared,
 )
 from sparsefn.algorithms.start import Init, start_masks
-from sparsefn.algorithms.units import Field, both_of, field
+from sparsefn.algorithms.units import Field, Plans, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
 from sparsefn.engine.leaves import donate, saves, sparse_among, zeroed
@@ -273,6 +273,7 @@ class Masked(NamedTuple):
         )
         # made once: a step that changes nothing does no tensor work
         own = self._replace(key=seed)
+        plans = Plans(rule)
 
         def start(params: Tree) -> State:
             params = own_params(params)
@@ -290,7 +291,7 @@ class Masked(NamedTuple):
             state = memory.accumulate(state, grads, step) if remembers else state
             return fired(
                 self.when,
-                lambda now: self._changed(allowed, now, grads, step),
+                lambda now: self._changed(plans, allowed, now, grads, step),
                 state,
                 step,
             )
@@ -303,12 +304,17 @@ class Masked(NamedTuple):
         )
 
     def _changed(
-        self, allowed: Leaves | None, state: State, grads: Tree, step: Step
+        self,
+        plans: Plans,
+        allowed: Leaves | None,
+        state: State,
+        grads: Tree,
+        step: Step,
     ) -> State:
         leaves, masks = sparse_leaves(state)
         if not leaves:
             return state
-        units = field(self.rule, leaves, masks, allowed, self.goal, step)
+        units = field(self.rule, leaves, masks, allowed, self.goal, step, plans)
         scores = Reader(self.memory, leaves, state, grads, step)
         grown = self.grown
         # one pass sets pruned and grown ones

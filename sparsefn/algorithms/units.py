@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparsefn import random
 from sparsefn.algorithms.competition import (
@@ -30,7 +31,10 @@ from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
 from sparsefn.engine.draws import flips
 from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
+from sparsefn.engine.processes import any_sharded, dealing
 from sparsefn.engine.selection import Count, Entry, totals
+from sparsefn.engine.surroundings import in_mode, transformed
+from sparsefn.patterns.packs import packed
 from sparsefn.patterns.shards import check_whole_rows, counts_of_all, on_shards
 from sparsefn.patterns.units import (
     Grids,
@@ -96,14 +100,17 @@ class Field(NamedTuple):
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
-        counts = totals([grouped(rows) for rows in flags], self.grids.extents)
+        grids = self.grids
+        rows = [grouped(x) for x in flags]
+        counts = totals(rows, grids.extents, grids.segments)
         return counts.sum(0, keepdim=True) if self.joint else counts
 
-    def counts(self, given: Sequence[Count]) -> Tensor:
+    def counts(self, given: Sequence[Count] | Tensor) -> Tensor:
         """Counts as one tensor."""
-        return counts_of_rows(
-            given, self.groups, next(iter(self.leaves.values())).device
-        )
+        if isinstance(given, Tensor):
+            return given
+        device = next(iter(self.leaves.values())).device
+        return counts_of_rows(given, self.groups, device)
 
     @property
     def capacity(self) -> Tensor:
@@ -153,7 +160,8 @@ class Field(NamedTuple):
         # are restricted: int64, by path.
         if self.allowed is None or self.rule.pattern.fixed is not None:
             return {}
-        pairs = zip(self.grids.whole.items(), self.free or [], strict=True)
+        free = self.grids.each(self.free or [])
+        pairs = zip(self.grids.whole.items(), free, strict=True)
         room = {
             path: grouped(open_).sum(-1)
             for (path, units), open_ in pairs
@@ -182,11 +190,9 @@ class Field(NamedTuple):
         """Kept counts that scores decide, among some units."""
         if goal.whole:
             check_whole_rows(shown(goal), self.grids, shared=True)
-        fields = (
-            [self]
-            if self.joint and self.grids.here
-            else [self.part([i]) for i in range(len(self.grids.here))]
-        )
+        fields = [self]
+        if not (self.joint and self.grids.here):
+            fields = self._of_each()
         rows = zip(fields, self.rows(scores), self.rows_of(among), strict=True)
         return [field._counted(goal, row, flags) for field, row, flags in rows]
 
@@ -209,7 +215,8 @@ class Field(NamedTuple):
         """
         if what is not None:
             check_whole_rows(what, self.grids)
-        return self._in_groups([grouped(rows) for rows in self._scored(scores)])
+        rows = self.grids.each(self._scored(scores))
+        return self._in_groups([grouped(x) for x in rows])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
         """Flags of each competition, (groups, units of a group)."""
@@ -219,6 +226,8 @@ class Field(NamedTuple):
                 torch.ones(units.rows, dtype=torch.bool, device=device)
                 for units in self.grids.here.values()
             ]
+        else:
+            flags = [*self.grids.each(flags)]
         return self._in_groups([grouped(rows) for rows in flags])
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
@@ -244,18 +253,19 @@ class Field(NamedTuple):
         distribution = self.rule.distribution
         whole = self.grids.whole
         least = self.grids.least
-        none: list[Tensor | None] = [None] * len(whole)
+        none: list[Tensor | None] = [None] * len(self.grids.extents)
         absolute = scores.absolute and self.elementwise
         rows = zip(
             self._scored(scores, absolute),
             among or none,
             but or none,
             self.grids.extents,
+            self.grids.segments,
             strict=True,
         )
-        entries = [
-            Entry(x, allow, deny, absolute, extent) for x, allow, deny, extent in rows
-        ]
+        entries = []
+        for x, allow, deny, extent, segments in rows:
+            entries.append(Entry(x, allow, deny, absolute, extent, segments))
         if not entries:
             return []
         if least and but is None:
@@ -263,6 +273,8 @@ class Field(NamedTuple):
         if isinstance(distribution, Global):
             sizes = {path: units.rows[1] for path, units in whole.items()}
             return within_bounds(distribution, sizes, entries, counts[0], held, least)
+        if len(entries) < len(whole):
+            counts = self.counts(counts)
         return self.grids.select(entries, counts)
 
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
@@ -314,27 +326,65 @@ class Field(NamedTuple):
         """The field in parts of a few leaves where an update saves memory and leaves
         stand `apart`, else as it is.
         """
-        units = self.grids.here.values()
-        if len(units) < 2 or self.joint or not apart or self.grids.least:
+        grids = self.grids
+        if len(grids.extents) < 2 or self.joint or not apart or grids.least:
             yield self
             return
-        sizes = [math.prod(one.shape) for one in units]
-        parts = lists.places_in_parts([*self.leaves.values()], sizes)
+        parts = lists.places_in_parts([*self.leaves.values()], grids.sizes)
         yield from map(self.part, parts) if len(parts) > 1 else [self]
 
     def part(self, at: Sequence[int]) -> Field:
-        """The field of the grids at some places."""
+        """The field of the grids of some tensors."""
         grids = self.grids.at(at)
-        leaves = {p: self.leaves[p] for p in grids.paths}
-        masks = {p: self.masks[p] for p in grids.paths if p in self.masks}
-        known = None if self.known is None else [self.known[i] for i in at]
+        known = None
+        if self.known is not None:
+            pairs = zip(self.grids.here, self.known, strict=True)
+            known = [count for name, count in pairs if name in grids.here]
         return self._replace(
             grids=grids,
-            leaves=leaves,
-            masks=masks,
+            leaves={p: self.leaves[p] for p in grids.paths},
+            masks={p: self.masks[p] for p in grids.paths if p in self.masks},
             free=None if self.free is None else [self.free[i] for i in at],
             known=known,
         )
+
+    def _of_each(self) -> list[Field]:
+        # The fields of all grids, each by itself.
+        free = None if self.free is None else [*self.grids.each(self.free)]
+        field = self._replace(grids=self.grids.apart, free=free)
+        return [field.part([i]) for i in range(len(self.grids.here))]
+
+
+class Plan:
+    """What the structure of some leaves says about their units: the grids, and the
+    counts of the last sparsity.
+    """
+
+    def __init__(self, grids: Grids) -> None:
+        self.grids = grids
+        self.counts: dict[Real | None, list[Count]] = {}
+
+
+class Plans:
+    """The plans of one algorithm by structure, made once; a full table starts again."""
+
+    most = 64
+
+    def __init__(self, rule: Competition) -> None:
+        self.rule = rule
+        self.known: dict[object, Plan] = {}
+
+    def of(self, leaves: Leaves) -> Plan:
+        """The plan of some leaves."""
+        kinds = [(type(x), x.shape, x.dtype, x.device) for x in leaves.values()]
+        key = (tuple(leaves), tuple(kinds), transformed(), in_mode(), dealing())
+        plan = self.known.get(key)
+        if plan is None:
+            if len(self.known) >= self.most:
+                self.known = {}
+            plan = Plan(packed(self.rule.pattern.grids(leaves), leaves))
+            self.known[key] = plan
+        return plan
 
 
 def field(
@@ -344,13 +394,20 @@ def field(
     allowed: Leaves | None = None,
     goal: Goal = None,
     step: Step = 0,
+    plans: Plans | None = None,
 ) -> Field:
     """The units of some leaves, of which those compete that are allowed; a path that is
     missing is allowed whole.
     """
-    grids = on_shards(rule.pattern.grids(leaves), leaves)
+    plan = None
+    if plans is not None and not is_compiling() and not any_sharded([*leaves.values()]):
+        plan = plans.of(leaves)
+        grids = plan.grids
+    else:
+        grids = on_shards(rule.pattern.grids(leaves), leaves)
     joint = rule.joint
     if joint:
+        grids = grids.apart
         rule.check_grids(grids, leaves)
     if allowed is not None:
         allowed = full(allowed, leaves)
@@ -373,9 +430,15 @@ def field(
     )
     if isinstance(goal, Counted) or (goal is None and rule.pattern.fixed is None):
         return made
-    return made._replace(
-        known=made.targets(None if goal is None else fraction_at(goal, step))
-    )
+    sparsity = None if goal is None else fraction_at(goal, step)
+    if plan is None or allowed is not None or isinstance(sparsity, Tensor):
+        return made._replace(known=made.targets(sparsity))
+    known = plan.counts.get(sparsity)
+    if known is None:
+        known = made.targets(sparsity)
+        if not any(isinstance(count, Tensor) for count in known):
+            plan.counts = {sparsity: known}
+    return made._replace(known=known)
 
 
 def _open_rows(units: Units, mask: Tensor) -> Tensor:

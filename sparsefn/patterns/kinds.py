@@ -16,7 +16,7 @@ from sparsefn.engine.selection import Entry, tiles
 from sparsefn.engine.sums import Box as Box
 from sparsefn.engine.sums import Pooling, Reduction
 from sparsefn.engine.surroundings import concrete
-from sparsefn.patterns.units import Counts, Grids
+from sparsefn.patterns.units import Counts, Grids, units_of_leaves
 from sparsefn.patterns.units import Pattern as Pattern
 from sparsefn.tree import Leaves
 
@@ -351,7 +351,8 @@ class PickedPattern(Pattern):
 
     def grids(self, leaves: Leaves) -> Grids:
         """The units of some leaves; errors name the leaf."""
-        return super().grids(leaves)._replace(select=self.winners)
+        units = units_of_leaves(self, leaves)
+        return Grids(units, units, [None] * len(units), self.winners)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
         """What `pick` chooses: counts are those of the pattern."""

@@ -510,10 +510,10 @@ class TiedGrids(Grids):
 
 def _grids(sets: dict[str, TiedUnits]) -> TiedGrids:
     units: dict[str, Units] = {**sets}
-    made = TiedGrids(units, units, [None] * len(units))
-    paths = made.paths
+    paths = [place.path for one in sets.values() for place in one.places]
     # where sets meet in a leaf, each keeps a unit
-    return made._replace(least=int(len(paths) > len(set(paths))))
+    least = int(len(paths) > len(set(paths)))
+    return TiedGrids(units, units, [None] * len(units), least=least)
 
 
 def _lost(sets: Mapping[str, TiedUnits], given: Leaves, path: str, lost: Tensor) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+from typing import ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -186,12 +186,15 @@ class Units:
 units_of = Units.of
 
 
-class Grids(NamedTuple):
+@dataclass(frozen=True)
+class Grids:
     """The units of some leaves by path, or by the name of a tied set.
 
     `here` are the units that this process looks at, `whole` those of the whole leaves,
     and `extents` where those that are here lie among them. `select` finds the best
     units. Each grid keeps `least` units.
+
+    Scores and flags of all units are a list of tensors: here one a grid.
     """
 
     here: dict[str, Units]
@@ -205,13 +208,36 @@ class Grids(NamedTuple):
         """The paths of the leaves; of tied sets as often as they are a member."""
         return [*self.here]
 
+    @property
+    def segments(self) -> Sequence[Sequence[int] | None]:
+        """Of each tensor of scores or flags, the lengths of the groups that lie end to
+        end in it; None where groups are its rows.
+        """
+        return [None] * len(self.here)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many elements the units of each tensor have."""
+        return [math.prod(units.shape) for units in self.here.values()]
+
+    def each(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The scores or flags of all units, as one tensor a grid."""
+        return tensors
+
+    @property
+    def apart(self) -> Grids:
+        """The same, each with a tensor of its own."""
+        return self
+
     def at(self, places: Sequence[int]) -> Self:
-        """The grids at some places."""
+        """The grids of some of the tensors."""
         names = [[*self.here][i] for i in places]
-        return self._replace(
-            here={name: self.here[name] for name in names},
-            whole={name: self.whole[name] for name in names},
-            extents=[self.extents[i] for i in places],
+        return type(self)(
+            {name: self.here[name] for name in names},
+            {name: self.whole[name] for name in names},
+            [self.extents[i] for i in places],
+            self.select,
+            self.least,
         )
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
@@ -418,7 +444,7 @@ def grouped(x: Tensor) -> Tensor:
     >>> grouped(torch.ones(2, 4, 3)).shape
     torch.Size([6, 4])
     """
-    return x if x.ndim == 2 else x.transpose(1, 2).reshape(-1, x.shape[1])
+    return x if x.ndim < 3 else x.transpose(1, 2).reshape(-1, x.shape[1])
 
 
 def check_single(name: str, pattern: Pattern) -> None:

@@ -1,6 +1,7 @@
 """Rows of units and back."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -314,7 +315,7 @@ class Alternating(P.Pattern):
     one_by_one = False
 
     def grids(self, leaves):
-        return super().grids(leaves)._replace(select=self.winners)
+        return replace(super().grids(leaves), select=self.winners)
 
     def winners(self, entries, counts):
         made = []

@@ -21,6 +21,7 @@ from torch import Tensor
 from sparsefn.engine.leaves.donation import saves
 from sparsefn.engine.surroundings import (
     differentiated,
+    flatten_tensors,
     foreach_add,
     foreach_add_,
     foreach_copy_,
@@ -30,6 +31,7 @@ from sparsefn.engine.surroundings import (
     foreach_sqrt_,
     foreach_sub,
     transformed,
+    unflatten_tensors,
 )
 
 Made = TypeVar("Made", bound="Tensor | tuple[Tensor, ...]")
@@ -113,8 +115,7 @@ def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
     >>> lists.end_to_end([torch.ones(1, 2), torch.zeros(1)])
     tensor([1., 1., 0.])
     """
-    rows = [x.detach().reshape(-1) for x in tensors]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    return flatten_tensors(list(tensors)).detach()
 
 
 def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -125,13 +126,8 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     >>> lists.apart(torch.tensor([1, 2, 3]), [torch.ones(1, 2), torch.ones(1)])
     [tensor([[1, 2]]), tensor([3])]
     """
-    if len(like) == 1:
-        return [row.reshape(like[0].shape)]
-    made = [torch.empty(x.shape, dtype=row.dtype, device=row.device) for x in like]
-    parts = torch.split(row.reshape(-1), [x.numel() for x in like])
-    views = [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
-    foreach_copy_(made, views)
-    return made
+    parts = unflatten_tensors(row.reshape(-1), list(like))
+    return parts if len(like) == 1 else [part.clone() for part in parts]
 
 
 def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -7,7 +7,6 @@ it. README.md one folder up tells which way serves when.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -24,6 +23,7 @@ from sparsefn.engine.processes import Extent, dealing
 from sparsefn.engine.selection import bracket, dealt, fixed, groups, joined, shared
 from sparsefn.engine.selection.entries import TINY, Entry, arrays, check, reshaped
 from sparsefn.engine.selection.rows import select_each
+from sparsefn.engine.selection.segments import count_segments, select_segments
 from sparsefn.engine.surroundings import (
     Array,
     See,
@@ -51,20 +51,20 @@ def winners(
     >>> winners([Entry(scores), Entry(scores[:, 2:], absolute=True)], [2], joint=True)
     [tensor([[False,  True, False, False]]), tensor([[ True, False]])]
 
-    Each row of scores (rows, units) is a competition, and each column of each row of
-    scores (rows, units, columns). Its count is an int or an integer tensor of any
-    value: one count an entry, () or (1,), or one a competition, (rows * columns,). One
-    tensor may hold the counts of all competitions end to end. With `joint` there is one
-    competition of all entries, in their order and row-major inside, and one count;
-    nothing is concatenated. Larger scores win first, then the lower index; NaN ranks
-    below -inf. Where fewer units compete than the count says, all of them win. Raises
-    TypeError for scores that are not floats.
+    Each row of scores (rows, units) is a competition, each column of each row of scores
+    (rows, units, columns), and each segment of scores with `segments`. Its count is an
+    int or an integer tensor of any value: one count an entry, () or (1,), or one a
+    competition, (rows * columns,). One tensor may hold the counts of all competitions
+    end to end. With `joint` there is one competition of all entries, in their order and
+    row-major inside, and one count; nothing is concatenated. Larger scores win first,
+    then the lower index; NaN ranks below -inf. Where fewer units compete than the count
+    says, all of them win. Raises TypeError for scores that are not floats.
     """
     # wide: whether columns are to be laid out as rows
     wide = False
     floats = True
     extents = False
-    for scores, _, _, _, extent in entries:
+    for scores, _, _, _, extent, _ in entries:
         floats = floats and scores.dtype in FLOATS
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
         extents = extents or extent is not None
@@ -105,9 +105,13 @@ def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
 
 
 def totals(
-    flags: Sequence[Tensor], extents: Sequence[Extent | None] | None = None
+    flags: Sequence[Tensor],
+    extents: Sequence[Extent | None] | None = None,
+    segments: Sequence[Sequence[int] | None] | None = None,
 ) -> Tensor:
     """How many flags are set in each row of some bool tensors, end to end: int64.
+
+    Of a tensor of one dimension they are counted in each of its segments.
 
     Flags with an extent are those of this process, and all processes of its groups
     count together.
@@ -121,6 +125,8 @@ def totals(
     if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
         return torch.cat(shared.totals(own, extents))
+    if segments is not None and any(sizes is not None for sizes in segments):
+        return torch.cat(list(map(_totals_of_segments, flags, segments)))
     seen = as_numpy(flags)
     if seen is None:
         if pays(flags):
@@ -130,6 +136,15 @@ def totals(
         return torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
+
+
+def _totals_of_segments(flags: Tensor, sizes: Sequence[int] | None) -> Tensor:
+    if sizes is None:
+        return totals([flags])
+    seen = as_numpy([flags])
+    if seen is None:
+        return joined.totals_of_segments(flags, sizes)
+    return torch.from_numpy(count_segments(seen[0], sizes))
 
 
 def totals_of(entries: Sequence[Entry], flags: Sequence[Tensor]) -> Tensor:
@@ -158,8 +173,10 @@ def _in_memory(
         bracket.write_best(seen, k if isinstance(k, int) else int(k.item()))
         return [torch.from_numpy(at.out) for at in seen]
     tables = []
-    for at, n in zip(seen, numbers, strict=True):
-        if not fixed.is_narrow(at.out.shape):
+    for at, n, entry in zip(seen, numbers, entries, strict=True):
+        if entry.segments is not None:
+            select_segments(at, np.asarray(n), entry.segments)
+        elif not fixed.is_narrow(at.out.shape):
             tables.append((at, np.asarray(n)))
         elif at.out.ndim == 3:
             groups.top_of_groups(at, np.asarray(n))
@@ -196,7 +213,16 @@ def _numbers(
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
     # How many counts each entry has in a tensor of all.
-    return [1] if joint else [math.prod(x.scores.shape[::2]) for x in entries]
+    if joint:
+        return [1]
+    spans = []
+    for entry in entries:
+        sizes = entry.segments
+        if sizes is None:
+            spans.append(fixed.competitions(entry.scores.shape))
+        else:
+            spans.append(len(sizes))
+    return spans
 
 
 def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:
@@ -227,7 +253,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     by_operator = all(
         kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds
     )
-    if not by_operator and joined.takes(entries):
+    ordinary = not hidden and any(entry.segments is not None for entry in entries)
+    if ordinary or (not by_operator and joined.takes(entries)):
         own = _placed(entries, counts, joint)
         if joint:
             return joined.joint_masks(entries, own[0])

@@ -32,7 +32,8 @@ class Entry(NamedTuple):
     that shape; None is all of `allow` and none of `deny`. With `absolute` the scores
     are absolute values, which are not stored. With an `extent` scores are (1, units):
     the box of the whole that is on this process, and all processes of its groups select
-    together.
+    together. With `segments` scores are (units,): competitions of these lengths, end to
+    end.
     """
 
     scores: Tensor
@@ -40,6 +41,7 @@ class Entry(NamedTuple):
     deny: Tensor | None = None
     absolute: bool = False
     extent: Extent | None = None
+    segments: Sequence[int] | None = None
 
 
 class Arrays(NamedTuple):
@@ -88,7 +90,7 @@ def arrays(entries: Sequence[Entry], see: See = as_numpy) -> list[Arrays] | None
     left = iter(memory)
     made = []
     # spelt out, as a call for few scores takes microseconds
-    for scores, allow, deny, absolute, _ in entries:
+    for scores, allow, deny, absolute, *_ in entries:
         values = next(left)
         allowed = None if allow is None else next(left)
         denied = None if deny is None else next(left)

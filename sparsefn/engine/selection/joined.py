@@ -60,6 +60,8 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
         length = lengths[pack[0]]
         if length == 0:
             won = [torch.zeros_like(entry.scores, dtype=torch.bool) for entry in alike]
+        elif length == _SEGMENTS:
+            won = list(map(_of_segments, alike, own))
         elif length == _ANY_LENGTH and len(pack) > 1:
             won = _of_one_row_each(alike, own)
         else:
@@ -95,7 +97,8 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     for pack in packs(lengths, [rows.numel() for rows in flags]):
         alike = [flags[i] for i in pack]
         if lengths[pack[0]] == _ANY_LENGTH and len(pack) > 1:
-            of_rows = torch.split(_totals_of_one_row_each(alike), 1)
+            sizes = [row.numel() for row in alike]
+            of_rows = torch.split(totals_of_segments(end_to_end(alike), sizes), 1)
         else:
             matrix = alike[0] if len(alike) == 1 else torch.cat(alike)
             of_rows = torch.split(matrix.sum(-1), [len(rows) for rows in alike])
@@ -103,41 +106,66 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     return torch.cat([sums[i] for i in range(len(flags))])
 
 
-def _totals_of_one_row_each(rows: Sequence[Tensor]) -> Tensor:
-    # Sums up to the end of each row, and their differences. A pack has fewer than 2^31
-    # elements.
-    running = end_to_end(rows).cumsum(0, dtype=torch.int32)
+def totals_of_segments(flags: Tensor, sizes: Sequence[int]) -> Tensor:
+    """How many flags are set in each segment: int64.
+
+    >>> from sparsefn.engine.selection import joined
+    >>> joined.totals_of_segments(torch.tensor([True, True, False]), [2, 1])
+    tensor([2, 0])
+
+    They are sums up to the end of each segment, and their differences; there are fewer
+    than 2^31 flags.
+    """
+    running = flags.cumsum(0, dtype=torch.int32)
     running = torch.cat([running.new_zeros(1), running])
-    ends = accumulate((row.numel() for row in rows), initial=0)
+    ends = accumulate(sizes, initial=0)
     return torch.stack([running[end] for end in ends]).to(torch.int64).diff()
 
 
 # ---- rows of one length, and entries of one row each ---------------------------------
 
 _ANY_LENGTH = -1  # of entries of one row each
+_SEGMENTS = -2  # of an entry of segments
 
 
 def _length_of_rows(entry: Entry) -> int:
     # The length of the rows of the entries that it is joined with.
-    width = entry.scores.shape[1]
     if not entry.scores.numel():
         return 0
+    if entry.segments is not None:
+        return _SEGMENTS
+    width = entry.scores.shape[1]
     if competitions(entry.scores.shape) == 1 and width <= MOST // 2:
         return _ANY_LENGTH
     return width
 
 
 def _of_one_row_each(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    # Units are sorted by row, then by score: the winners of a row are its first.
     sizes = [entry.scores.numel() for entry in entries]
     keys = fixed.keys_of(entries)
+    won = _best_of_segments(
+        keys, sizes, counts_of_rows(counts, [1] * len(sizes), keys.device)
+    )
+    return apart(_eligible(won, keys, entries), [entry.scores for entry in entries])
+
+
+def _of_segments(entry: Entry, count: Count) -> Tensor:
+    sizes = entry.segments
+    assert sizes is not None
+    keys = fixed.keys_of([entry])
+    won = _best_of_segments(
+        keys, sizes, counts_of_rows([count], [len(sizes)], keys.device)
+    )
+    return _eligible(won, keys, [entry])
+
+
+def _best_of_segments(keys: Tensor, sizes: Sequence[int], counts: Tensor) -> Tensor:
+    # Units are sorted by segment, then by score: the first of a segment win.
     counter = torch.arange(max(sizes), dtype=torch.int32, device=keys.device)
     rank = torch.cat([counter[:size] for size in sizes])
-    wanted = counts_of_rows(counts, [1] * len(sizes), keys.device)
-    wanted = wanted.clamp(0, max(sizes)).to(torch.int32)
+    wanted = counts.clamp(0, max(sizes)).to(torch.int32)
     wins = rank < repeated(wanted, sizes)
-    won = torch.empty_like(wins).scatter_(0, _order_by_row(keys, sizes), wins)
-    return apart(_eligible(won, keys, entries), [entry.scores for entry in entries])
+    return torch.empty_like(wins).scatter_(0, _order_by_row(keys, sizes), wins)
 
 
 def _order_by_row(keys: Tensor, sizes: Sequence[int]) -> Tensor:

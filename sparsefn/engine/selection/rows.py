@@ -57,7 +57,7 @@ def _in_blocks(rows: Arrays, counts: Array) -> None:
     for start in range(0, height, step):
         at = slice(start, start + step)
         buffer = scratch.scores[: rows.out[at].size].reshape(-1, width)
-        keys = _keys(scratch.read(rows, at, buffer))
+        keys = rank_keys(scratch.read(rows, at, buffer))
         barred = np.iinfo(keys.dtype).min
         if rows.allow is not None:
             keys[~rows.allow[at]] = barred
@@ -82,8 +82,16 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     run_jobs(lambda table: select_rows(*table), tables, work)
 
 
-def _keys(scores: Array) -> Array:
-    # Other integers than those of `reference.rank_keys`, in the same order.
+def rank_keys(scores: Array) -> Array:
+    """Integers in the order of floats; other ones than those of `reference.rank_keys`.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.selection import rows
+    >>> rows.rank_keys(np.array([np.nan, -np.inf, -0.0, 0.0], np.float32)).argsort(
+    ...     kind="stable"
+    ... )
+    array([0, 1, 2, 3])
+    """
     # The bits of floats above zero have their order; of those below it the reverse, so
     # that all bits but the sign are inverted.
     keys = (scores + 0.0).view(_KINDS[scores.dtype])  # -0.0 becomes 0.0

@@ -315,7 +315,7 @@ def _work(competitors: Sequence[Arrays], double: bool) -> blocks.Work:
 def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
     check(entries)
     here = []
-    for scores, allow, deny, absolute, _ in entries:
+    for scores, allow, deny, absolute, *_ in entries:
         allow, deny = (None if x is None else unwrapped(x).cpu() for x in (allow, deny))
         here.append(Entry(unwrapped(scores).cpu(), allow, deny, absolute))
     seen = arrays(here, as_numpy_inside)

@@ -29,6 +29,7 @@ from sparsefn.engine.surroundings.transforms import (
     constants,
     differentiated,
     eagerly,
+    flatten_tensors,
     foreach_add,
     foreach_add_,
     foreach_copy_,
@@ -46,5 +47,6 @@ from sparsefn.engine.surroundings.transforms import (
     read,
     temporarily_clear_interpreter_stack,
     transformed,
+    unflatten_tensors,
     unwrapped,
 )

@@ -52,6 +52,9 @@ _TYPES = frozenset((Tensor, torch.nn.Parameter))
 CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
 # consecutive rows times a matrix each, as of experts
 GROUPED = torch.ops.aten._grouped_mm
+# many tensors as one row, and the parts of a row as views of given shapes
+flatten_tensors = torch._C._nn.flatten_dense_tensors
+unflatten_tensors = torch._C._nn.unflatten_dense_tensors
 # a number to each of some tensors: the numbers are arguments of the launch
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_  # one launch for many tensors
