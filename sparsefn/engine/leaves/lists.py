@@ -115,7 +115,10 @@ def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
     >>> lists.end_to_end([torch.ones(1, 2), torch.zeros(1)])
     tensor([1., 1., 0.])
     """
-    return flatten_tensors(list(tensors)).detach()
+    listed = list(tensors)
+    if transformed():  # vmap has no rule for it
+        return torch.cat([x.reshape(-1) for x in listed]).detach()
+    return flatten_tensors(listed).detach()
 
 
 def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
