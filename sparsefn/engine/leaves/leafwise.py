@@ -172,12 +172,13 @@ def _chosen(
     rows: list[Row] = []
     results: list[Tensor] = []
     left: list[int] = []
+    few = blockwise.SMALL if over else _FEW
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
-        if not is_sparse(mask, leaves[0]):
+        if mask.ndim != leaves[0].ndim or not mask.ndim:  # it is dense
             results.append(leaves[0])
-        elif mask.is_cpu and mask.numel() < (blockwise.SMALL if over else _FEW):
-            results.append(formula(mask, *leaves))
-        elif (flat := _words(mask, *leaves)) is None:
+        elif (mask.is_cpu and mask.numel() < few) or (
+            flat := _words(mask, *leaves)
+        ) is None:
             left.append(i)
             results.append(leaves[0])
         else:
@@ -371,4 +372,5 @@ def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
 
 def sparse_among(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
     """Which of some leaves are sparsified."""
-    return [is_sparse(mask, leaf) for mask, leaf in zip(masks, leaves, strict=True)]
+    pairs = zip(masks, leaves, strict=True)
+    return [mask.ndim == leaf.ndim and leaf.ndim > 0 for mask, leaf in pairs]

@@ -6,8 +6,8 @@ most; a larger leaf is by itself. A formula of `+ - * /`, flags and `where` is w
 once, for a tensor or for `Listed`, whose operations are one launch and copy nothing; no
 operation has a product and a sum in it, so none can be rounded once where the formula
 rounds twice. For other functions leaves are laid end to end, and results are cut apart
-into tensors with memory of their own. CPU tensors, and tensors under a transform or
-whose gradient is wanted, are worked on one by one.
+into tensors with memory of their own. Small CPU tensors are laid so, too. Others, and
+tensors under a transform or whose gradient is wanted, are worked on one by one.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sparsefn.engine.surroundings import (
     foreach_mul,
     foreach_sqrt_,
     foreach_sub,
+    in_mode,
     transformed,
     unflatten_tensors,
 )
@@ -41,6 +42,8 @@ Row = tuple[Tensor, ...]
 # model
 MOST = 1 << 25
 _MOST_ON_CPU = 1 << 22
+# elements of a leaf that takes less time end to end with others than by itself
+SMALL = 1 << 12
 
 Value = TypeVar("Value", bound="Tensor | Listed")
 OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
@@ -162,7 +165,41 @@ def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
     rows: list[Row] = list(zip(*lists, strict=True))
     if len(rows) > 1 and pays([x for row in rows for x in row]):
         return laid(fn, rows, formula=True)
-    return [fn(*row) for row in rows]
+    results: dict[int, Made] = {}
+    for pack in small_packs(rows):
+        columns = list(zip(*(rows[i] for i in pack), strict=True))
+        results |= zip(pack, _of_columns(fn, end_to_end, columns), strict=True)
+    for i, row in enumerate(rows):
+        if i not in results:
+            results[i] = fn(*row)
+    return [results[i] for i in range(len(rows))]
+
+
+def small_packs(rows: Sequence[Row]) -> list[list[int]]:
+    """Places of rows of few elements that are best laid end to end: two or more whose
+    tensors are plain ones of the CPU, of the same dtypes and of one shape in a row.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.small_packs([(torch.ones(n),) for n in (2, 3, 1 << 20)])
+    [[0, 1]]
+    """
+    if len(rows) < 2 or transformed() or in_mode():
+        return []
+    found: dict[tuple[torch.dtype, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        shape = row[0].shape
+        if row[0].numel() > SMALL or not row[0].is_contiguous():
+            continue
+        kind: tuple[torch.dtype, ...] = ()
+        for x in row:
+            if type(x) is not Tensor or x.shape != shape or not x.is_cpu:
+                break
+            if x.requires_grad:
+                break
+            kind = (*kind, x.dtype)
+        else:
+            found.setdefault(kind, []).append(i)
+    return [pack for pack in found.values() if len(pack) > 1]
 
 
 def laid(
@@ -192,14 +229,24 @@ def laid(
             continue
         columns = list(zip(*(rows[i] for i in pack), strict=True))
         join = kinds[pack[0]][0]
-        made: Any = fn(*map(join, columns))
-        if isinstance(made, tuple):
-            parts = [_apart(x, columns[0]) for x in made]
-            of_rows: Any = zip(*parts, strict=True)
-        else:
-            of_rows = _apart(made, columns[0])
-        results |= zip(pack, of_rows, strict=True)
+        results |= zip(pack, _of_columns(fn, join, columns), strict=True)
     return [results[i] for i in range(len(rows))]
+
+
+def _of_columns(
+    fn: Callable[..., Made],
+    join: Callable[[Sequence[Tensor]], Any],
+    columns: Sequence[Sequence[Tensor]],
+) -> Iterable[Made]:
+    # The results of all rows, from columns that are joined.
+    made: Any = fn(*map(join, columns))
+    of_rows: Any = None
+    if isinstance(made, tuple):
+        parts = [_apart(x, columns[0]) for x in made]
+        of_rows = zip(*parts, strict=True)
+    else:
+        of_rows = _apart(made, columns[0])
+    return of_rows  # type: ignore[no-any-return]
 
 
 def _apart(made: Tensor | Listed, like: Sequence[Tensor]) -> list[Tensor]:

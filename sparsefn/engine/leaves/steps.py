@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import blockwise
+from sparsefn.engine.leaves import blockwise, lists
 from sparsefn.engine.leaves.donation import saves
 from sparsefn.engine.leaves.memory import BLOCK
 from sparsefn.engine.surroundings import Array, constants
@@ -201,17 +201,38 @@ def _results(
 ) -> Results:
     # The n results of each row; memory that is given away is taken from these tensors.
     blocks: list[blockwise.Row] = []
-    results: Results = []
+    results: Results = [None] * len(rows)
     taken = over if saves() else ()
-    for row in rows:
-        flat = _memory(row)
-        made = (
-            None if flat is None else blockwise.append_row(blocks, flat, row, n, taken)
-        )
-        results.append(made)
+    joined: list[tuple[list[int], list[Tensor]]] = []
+    left = set(range(len(rows)))
+    if not taken:
+        whole = list(map(_with_whole_mask, rows))
+        for pack in lists.small_packs(whole):
+            columns = zip(*(whole[i] for i in pack), strict=True)
+            row = tuple(map(lists.end_to_end, columns))
+            flat = _memory(row)
+            if flat is not None:
+                joined.append((pack, blockwise.append_row(blocks, flat, row, n)))
+                left -= {*pack}
+    for i in sorted(left):
+        flat = _memory(rows[i])
+        if flat is not None:
+            results[i] = blockwise.append_row(blocks, flat, rows[i], n, taken)
     if blocks:
         blockwise.run_blocks(kernel, blocks)
+    for pack, made in joined:
+        leaves = [rows[i][0] for i in pack]
+        parts = [lists.apart(x, leaves) for x in made]
+        for i, *of_leaf in zip(pack, *parts, strict=True):
+            results[i] = of_leaf
     return results
+
+
+def _with_whole_mask(row: Row) -> Row:
+    # The mask of a dense leaf is one flag.
+    if row[1].ndim or row[1].dtype != torch.bool:
+        return row
+    return (row[0], row[1].expand(row[0].shape), *row[2:])
 
 
 def _memory(row: Row) -> blockwise.Row | None:
