@@ -206,7 +206,7 @@ class Moments:
         self._start_at_zero = (
             isinstance(optimizer, Optimizer) and optimizer.under_masks is not None
         )
-        self._found: dict[object, list[int]] = {}
+        self._found: dict[object, dict[int, list[int]]] = {}
 
     def check(self, state: State) -> None:
         """Raise ValueError for a state whose moments cannot be found."""
@@ -214,7 +214,7 @@ class Moments:
         weights = leaves_of(trained)
         sparse = sparse_among(leaves_of(self.view.support(state)), weights)
         if (self.mask_moments or self.reset_grown) and any(sparse):
-            self._owners(state.opt, leaves_of(state.opt), trained, weights, sparse)
+            self._owned(state.opt, leaves_of(state.opt), trained, weights, sparse)
 
     def cleared(self, state: State, after: Stepped, grads: Tree) -> State:
         """The state with moments on its support alone, which start again where a weight
@@ -238,12 +238,7 @@ class Moments:
         if not any(sparse):
             return state
         leaves, rebuild = opened(opt)
-        owned: dict[int, list[int]] = {}  # the places of its moments, by leaf
-        for place, owner in enumerate(
-            self._owners(opt, leaves, trained, weights, sparse)
-        ):
-            if owner >= 0 and sparse[owner]:
-                owned.setdefault(owner, []).append(place)
+        owned = self._owned(opt, leaves, trained, weights, sparse)
         owning = [rows[owner] for owner in owned]
         places = list(owned.values())
         first = self._first_values(trained, owning)
@@ -263,8 +258,9 @@ class Moments:
             )
             masks: dict[int, Tensor] = {}
             for place, live in zip(part, kept, strict=True):
-                if live is not None:
-                    masks |= dict.fromkeys(places[place], live)
+                for i in places[place]:
+                    if live is not None:
+                        masks[i] = live
             cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
             for i, leaf in zip(masks, cleaned, strict=True):
                 leaves[i] = leaf
@@ -277,35 +273,42 @@ class Moments:
                         leaves[i] = torch.where(starts, first[i], leaves[i])
         return state._replace(opt=rebuild(leaves))
 
-    def _owners(
+    def _owned(
         self,
         opt: Tree,
         leaves: Sequence[Tensor],
         trained: Tree,
         weights: Sequence[Tensor],
         sparse: Sequence[bool],
-    ) -> list[int]:
-        # Of each leaf of the optimizer's state, which is asked once for each structure
-        # with its shapes and dtypes.
+    ) -> dict[int, list[int]]:
+        # The places of the moments of each sparse leaf. The optimizer is asked once for
+        # each structure with its shapes and dtypes.
         if is_compiling():
-            owners = self._find(opt, trained, sparse)
+            owned = self._find(opt, trained, sparse)
         else:
             both: Tree = (trained, opt)
             kinds = [(x.shape, x.dtype) for x in weights]
             key = (optree.tree_structure(both), *kinds, *sparse)
             if key not in self._found:
                 self._found[key] = self._find(opt, trained, sparse)
-            owners = self._found[key]
-        for i, leaf in zip(owners, leaves, strict=True):
-            if i >= 0 and leaf.shape != weights[i].shape:
-                raise self._refused()
-        return owners
+            owned = self._found[key]
+        for owner, places in owned.items():
+            for i in places:
+                if leaves[i].shape != weights[owner].shape:
+                    raise self._refused()
+        return owned
 
-    def _find(self, opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
+    def _find(
+        self, opt: Tree, trained: Tree, sparse: Sequence[bool]
+    ) -> dict[int, list[int]]:
         found = foreign.find(self.optimizer, trained, sparse)
         if not same_structure(found.like, opt):
             raise self._refused()
-        return found.owners
+        owned: dict[int, list[int]] = {}
+        for place, owner in enumerate(found.owners):
+            if owner >= 0 and sparse[owner]:
+                owned.setdefault(owner, []).append(place)
+        return owned
 
     def _refused(self) -> ValueError:
         return ValueError(
@@ -317,10 +320,10 @@ class Moments:
     def _first_values(self, trained: Tree, rows: Sequence[Row]) -> list[Tensor] | None:
         # The leaves of the optimizer's first state, if moments of some rows start; None
         # if they start at zero.
-        starts = any(row[0] is not row[1] or _is_moved(row[2], row[3]) for row in rows)
-        if not (self.reset_grown and starts) or self._start_at_zero:
+        if not self.reset_grown or self._start_at_zero:
             return None
-        return leaves_of(self.optimizer.init(trained))
+        starts = any(row[0] is not row[1] or _is_moved(row[2], row[3]) for row in rows)
+        return leaves_of(self.optimizer.init(trained)) if starts else None
 
 
 def live_leaves(
@@ -342,25 +345,21 @@ def live_leaves(
     itself set the weight (`reset_grown`).
     """
     made: list[Tensor | None] = [None] * len(rows)
-    at_once = len(rows) > 1 and lists.pays([x for row in rows for x in row])
-    kinds: dict[tuple[bool, bool], list[int]] = {}
+    kinds: list[tuple[bool, bool]] = [(False, False)] * len(rows)
     for i, (support, before, weight, stepped) in enumerate(rows):
-        changed = reset_grown and before is not support
-        is_set = reset_grown and _is_moved(weight, stepped)
-        if mask_moments or changed or is_set:
-            kinds.setdefault((changed, is_set), []).append(i)
-    for (changed, is_set), alike in kinds.items():
-        run = functools.partial(_live, mask_moments, changed, is_set)
-        used = []
-        for support, before, weight, stepped in (rows[i] for i in alike):
-            others = [before] if changed else []
-            others += [weight, stepped] if is_set else []
-            used.append((support, *others))
-        live = (
-            lists.laid(run, used, formula=mask_moments and not is_set)
-            if at_once and (changed or is_set)
-            else [run(*row) for row in used]
-        )
+        if reset_grown and (before is not support or weight is not stepped):
+            kinds[i] = before is not support, _is_moved(weight, stepped)
+    for changed, is_set in dict.fromkeys(kinds):
+        alike = [i for i, kind in enumerate(kinds) if kind == (changed, is_set)]
+        columns = list(zip(*[rows[i] for i in alike], strict=True))
+        live: Sequence[Tensor | None] = [None] * len(alike)
+        if changed or is_set:
+            used = columns[: 2 if changed else 1]
+            used += columns[2:] if is_set else []
+            run = functools.partial(_live, mask_moments, changed, is_set)
+            live = lists.each(run, *used, formula=mask_moments and not is_set)
+        elif mask_moments:
+            live = columns[0]
         for i, x in zip(alike, live, strict=True):
             made[i] = x
     return made

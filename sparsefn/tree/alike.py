@@ -152,7 +152,8 @@ def _check_like(what: str, tree: Tree, like: Tree, dtype: bool, layout: bool) ->
     if both is None:
         raise ValueError(structure_error(what, tree, like))
     for i, (leaf, want) in enumerate(zip(*both, strict=True)):
-        if not isinstance(leaf, Tensor):
+        plain = type(want) is Tensor and type(leaf) is Tensor
+        if not plain and not isinstance(leaf, Tensor):
             raise TypeError(
                 f"expected {what} to be tensors, got {type(leaf).__name__} at "
                 f"{paths(like)[i]!r}"
@@ -163,7 +164,6 @@ def _check_like(what: str, tree: Tree, like: Tree, dtype: bool, layout: bool) ->
                 f"expected {what} of shape {tuple(want.shape)} at {at!r}, got "
                 f"{tuple(leaf.shape)}"
             )
-        plain = type(want) is Tensor and type(leaf) is Tensor
         if (
             not plain
             and (layout or not is_spread(leaf, want))

@@ -170,21 +170,21 @@ def _chosen(
     # The results of a kernel for masks and leaves in memory, of a formula for others; a
     # leaf whose mask is 0-d.
     rows: list[Row] = []
-    results: list[Tensor] = []
+    results = list(trees[0])
     left: list[int] = []
     few = blockwise.SMALL if over else _FEW
+    sparse = sparse_among(masks, trees[0])
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
-        if mask.ndim != leaves[0].ndim or not mask.ndim:  # it is dense
-            results.append(leaves[0])
-        elif (mask.is_cpu and mask.numel() < few) or (
-            flat := _words(mask, *leaves)
-        ) is None:
+        if not sparse[i]:
+            continue
+        flat = None
+        if not mask.is_cpu or mask.numel() >= few:
+            flat = _words(mask, *leaves)
+        if flat is None:
             left.append(i)
-            results.append(leaves[0])
         else:
-            results += append_row(
-                rows, flat, (mask, *leaves), 1, over if is_donated(leaves[0]) else ()
-            )
+            taken = over if is_donated(leaves[0]) else ()
+            (results[i],) = append_row(rows, flat, (mask, *leaves), 1, taken)
     if rows:
         run_blocks(kernel, rows)
     if left:
@@ -273,17 +273,21 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """
     results = list(leaves)
     rows: list[Row] = []
-    looked: list[int] = []
-    left: list[int] = []
-    for i, (mask, leaf) in enumerate(zip(masks, leaves, strict=True)):
-        if not is_sparse(mask, leaf):
-            continue
-        flat = _words(mask, leaf)
-        if flat is None:
-            left.append(i)
-        else:
+    sparse = [i for i, one in enumerate(sparse_among(masks, leaves)) if one]
+    pairs = [(masks[i], leaves[i]) for i in sparse]
+    looked: set[int] = set()
+    for pack in lists.small_packs(pairs):
+        columns = zip(*[pairs[i] for i in pack], strict=True)
+        flat = _words(*map(lists.end_to_end, columns), least=1)
+        if flat is not None:
             rows.append(flat)
-            looked.append(i)
+            looked |= {sparse[i] for i in pack}
+    for i in sparse:
+        flat = None if i in looked else _words(masks[i], leaves[i])
+        if flat is not None:
+            rows.append(flat)
+            looked.add(i)
+    left = [i for i in sparse if i not in looked]
     stains: list[bool] = []
 
     def look(blocks: Iterable[Row]) -> None:
@@ -297,25 +301,21 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     if rows:
         run_blocks(look, rows)
     if stains:
-        left += looked
+        left = sparse
     clean = _chosen(_zero, _masked, _at(left, masks), _at(left, leaves), over=(1,))
     for i, leaf in zip(left, clean, strict=True):
         results[i] = leaf
     return results
 
 
-def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
+def _words(mask: Tensor, *leaves: Tensor, least: int = blockwise.SMALL) -> Row | None:
     # The mask as bytes and floats of one dtype as integers.
     dtype = leaves[0].dtype
-    if (
-        mask.numel() < blockwise.SMALL
-        or not dtype.is_floating_point
-        or mask.dtype != torch.bool
-    ):
+    if mask.numel() < least or not dtype.is_floating_point or mask.dtype != torch.bool:
         return None
     if any(leaf.dtype != dtype for leaf in leaves):
         return None
-    flat = flat_memory(mask, *leaves)
+    flat = flat_memory(mask, *leaves, least=least)
     word = _WORDS.get(dtype.itemsize)
     if flat is None or word is None:
         return None

@@ -149,8 +149,10 @@ def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([number.expand(size) for number, size in pairs])
 
 
-def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
-    """A formula of each row of tensors of one shape.
+def each(
+    fn: Callable[..., Made], *lists: Sequence[Tensor], formula: bool = True
+) -> list[Made]:
+    """A formula, or another elementwise function, of each row of tensors of one shape.
 
     It gives a tensor, or a tuple of them.
 
@@ -164,10 +166,10 @@ def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
     """
     rows: list[Row] = list(zip(*lists, strict=True))
     if len(rows) > 1 and pays([x for row in rows for x in row]):
-        return laid(fn, rows, formula=True)
+        return laid(fn, rows, formula)
     results: dict[int, Made] = {}
     for pack in small_packs(rows):
-        columns = list(zip(*(rows[i] for i in pack), strict=True))
+        columns = list(zip(*[rows[i] for i in pack], strict=True))
         results |= zip(pack, _of_columns(fn, end_to_end, columns), strict=True)
     for i, row in enumerate(rows):
         if i not in results:
@@ -185,7 +187,7 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
     """
     if len(rows) < 2 or transformed() or in_mode():
         return []
-    found: dict[tuple[torch.dtype, ...], list[int]] = {}
+    kinds: list[tuple[torch.dtype, ...] | None] = [None] * len(rows)
     for i, row in enumerate(rows):
         shape = row[0].shape
         if row[0].numel() > SMALL or not row[0].is_contiguous():
@@ -198,8 +200,11 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
                 break
             kind = (*kind, x.dtype)
         else:
-            found.setdefault(kind, []).append(i)
-    return [pack for pack in found.values() if len(pack) > 1]
+            kinds[i] = kind
+    found = []
+    for kind in {kind for kind in kinds if kind is not None}:
+        found.append([i for i, other in enumerate(kinds) if other == kind])
+    return [pack for pack in found if len(pack) > 1]
 
 
 def laid(
