@@ -23,7 +23,12 @@ from sparsefn.engine.leaves import (
     saves,
     sparse_among,
 )
-from sparsefn.engine.surroundings import from_bytes, fused, unwrapped
+from sparsefn.engine.surroundings import (
+    from_bytes,
+    fused,
+    transformed,
+    unwrapped,
+)
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import (
     State,
@@ -163,21 +168,32 @@ class Descent:
 def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
     # The optimizer's state, with copies of tensors that share memory with the
     # optimizer's inputs.
-    taken = {_memory(leaf) for tree in given for leaf in leaves_of(tree)}
     leaves, rebuild = opened(opt)
     for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
+        if type(leaf) is not Tensor and not isinstance(leaf, Tensor):
             raise TypeError(foreign.no_tensor(optimizer, opt, i))
-        memory = _memory(leaf)
+    taken: set[int | None] = set()
+    for tree in given:
+        taken |= {*_memories(leaves_of(tree))}
+    for i, memory in enumerate(_memories(leaves)):
         if memory is None or memory in taken:
-            leaves[i] = leaf.clone()
+            leaves[i] = leaves[i].clone()
     return rebuild(leaves)
 
 
-def _memory(leaf: Tensor) -> int | None:
-    # None where a transform hides it.
+def _memories(leaves: Sequence[Tensor]) -> Sequence[int | None]:
+    # Which memory each has; None where a transform hides it.
     if is_compiling():
-        return None
+        return [None] * len(leaves)
+    if not transformed():
+        try:
+            return [int(x.untyped_storage()._cdata) for x in leaves]
+        except (RuntimeError, NotImplementedError):
+            pass
+    return [_memory(leaf) for leaf in leaves]
+
+
+def _memory(leaf: Tensor) -> int | None:
     try:
         return int(unwrapped(leaf).untyped_storage()._cdata)
     except RuntimeError:

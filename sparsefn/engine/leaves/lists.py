@@ -98,13 +98,16 @@ def packs(
     """Places of the same kind, in order, of which a pack has `most` elements at most,
     or `MOST`.
     """
+    most = MOST if most is None else most
+    if len(set(kinds)) == 1 and sum(sizes) <= most:
+        return [list(range(len(sizes)))]
     made: list[list[int]] = []
     open_: dict[object, tuple[list[int], int]] = {}
     for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
         pack, room = open_.get(kind, ([], -1))
         if size > room:
             pack = []
-            room = MOST if most is None else most
+            room = most
             made.append(pack)
         pack.append(i)
         open_[kind] = pack, room - size
@@ -219,21 +222,21 @@ def laid(
     ... )
     [tensor([2.]), tensor([1., 1.])]
 
-    They are laid end to end, but for those of a formula that lie alike in memory.
-    float64 is laid, too: its square root is no operation of lists.
+    They are laid end to end, but for a formula. For a formula of float64 they are, too:
+    its square root is no operation of lists.
     """
     results: dict[int, Made] = {}
-    kinds: list[tuple[Any, ...]] = []
-    for row in rows:
-        narrow = all(x.dtype != torch.float64 for x in row)
-        join: Any = Listed if formula and narrow and alike(row) else end_to_end
-        kinds.append((join, *((x.device, x.dtype) for x in row)))
+    described = []
+    for column in zip(*rows, strict=True):
+        described.append([(x.device, x.dtype) for x in column])
+    kinds = list(zip(*described, strict=True))
     for pack in packs(kinds, [row[0].numel() for row in rows]):
         if len(pack) == 1:
             results[pack[0]] = fn(*rows[pack[0]])
             continue
-        columns = list(zip(*(rows[i] for i in pack), strict=True))
-        join = kinds[pack[0]][0]
+        columns = list(zip(*[rows[i] for i in pack], strict=True))
+        narrow = all(dtype != torch.float64 for _, dtype in kinds[pack[0]])
+        join = Listed if formula and narrow else end_to_end
         results |= zip(pack, _of_columns(fn, join, columns), strict=True)
     return [results[i] for i in range(len(rows))]
 
@@ -307,9 +310,17 @@ class Listed:
 
     def __add__(self, other: Other) -> Listed:
         if isinstance(other, Tensor):  # torch would read the number of some devices
-            widest = max(x.numel() for x in self.tensors)
+            widest = max([x.numel() for x in self.tensors])
             same = other.expand(widest).contiguous()
-            other = Listed([same.as_strided(x.shape, x.stride()) for x in self.tensors])
+            addends = []
+            for x in self.tensors:
+                dense = alike([x])
+                addends.append(
+                    same.as_strided(x.shape, x.stride())
+                    if dense
+                    else other.expand(x.shape)
+                )
+            other = Listed(addends)
         return self._by(foreach_add, other)
 
     def __sub__(self, other: Listed) -> Listed:
