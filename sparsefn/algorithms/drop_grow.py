@@ -5,7 +5,7 @@ Presets set, rigl, snfs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -303,10 +303,10 @@ class _Cycle(NamedTuple):
         if isinstance(fraction, Counted):
             return had - units.counts(units.counted(fraction, drop, active))
         rate = fraction_at(fraction, step)
-        own: Mapping[str, Real] = {}
+        rates: Sequence[Real] = [rate] * len(units.groups)
         if plan is not None and plan.rate is not None:
             own = plan.rate(rate, share.values, units.masks)
-        rates = [own.get(path, rate) for path in units.grids.here]
+            rates = [own.get(path, rate) for path in units.grids.here]
         return of_groups(self.rounding, rates, had, units.groups)
 
     def _within(

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import MOST, apart, end_to_end
+from sparsefn.engine.leaves import MOST, SMALL, apart, end_to_end
 from sparsefn.engine.processes import dealing
 from sparsefn.engine.surroundings import backends, in_mode, transformed
 from sparsefn.patterns.units import Grids, Read, Units
 from sparsefn.tree import Leaves
 
-# Elements of a pack on the CPU, and of a leaf in it: selection from a longer one takes
-# less time by itself.
+# Elements of a pack on the CPU.
 _MOST_ON_CPU = 1 << 16
-_SMALL = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def _kind(units: Units, leaf: Tensor) -> object:
         return None
     device = leaf.device
     if device.type == "cpu":
-        alone = n > _SMALL
+        alone = n > SMALL
     else:
         alone = n > MOST // 2 or backends.has_backend("winners", device.type)
     return None if alone else (leaf.dtype, device)

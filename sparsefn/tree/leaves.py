@@ -253,6 +253,5 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Tree]) -> Tree:
     if not leaves:
         return tree
     old, rebuild = opened(tree)
-    return rebuild(
-        [leaves.get(path, leaf) for path, leaf in zip(paths(tree), old, strict=True)]
-    )
+    pairs = zip(paths(tree), old, strict=True)
+    return rebuild([leaves.get(path, leaf) for path, leaf in pairs])

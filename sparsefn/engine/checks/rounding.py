@@ -87,14 +87,15 @@ def of_groups(
     leaf.
     """
     if count in (rounded, rounded_up, rounded_down):
+        if len(set(map(id, rates))) == 1:
+            return cast(Tensor, count(rates[0], n))
         there = [
             x.double()
             for x in rates
             if isinstance(x, Tensor) and x.device == n.device and not x.ndim
         ]
-        alike = all(rate is rates[0] for rate in rates)
-        if alike or len(there) == len(n):
-            return cast(Tensor, count(rates[0] if alike else torch.stack(there), n))
+        if len(there) == len(n):
+            return cast(Tensor, count(torch.stack(there), n))
     given = [
         count(rate, own)
         for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)
@@ -112,11 +113,12 @@ def counts_of_rows(
     >>> rounding.counts_of_rows([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
     tensor([3, 3, 1, 2])
     """
-    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
-        listed = [
-            count for count, n in zip(counts, rows, strict=True) for _ in range(n)
-        ]
-        return torch.tensor(listed, dtype=torch.int64, device=device)
+    kinds = set(map(type, counts))
+    if kinds == {int} and (device.type == "cpu" or set(rows) == {1}):
+        listed: list[int] = []
+        for count, n in zip(counts, rows, strict=True):
+            listed += [count] * n  # type: ignore[list-item]
+        return written(listed, device)
     known = iter(
         written(
             [count for count in counts if not isinstance(count, Tensor)], device

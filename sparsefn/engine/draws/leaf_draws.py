@@ -3,11 +3,13 @@ the number of leaves.
 
 A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves
 are folded together, on the CPU if the key and the step are there, and the words of
-leaves laid end to end are drawn at once. A backend draws all of them by itself.
+leaves laid end to end are drawn at once. A backend draws all of them by itself. Small
+leaves on the CPU are drawn so, too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,7 +24,16 @@ from sparsefn.engine.draws.draws import (
 )
 from sparsefn.engine.draws.threefry import draw, finished, halves, told
 from sparsefn.engine.draws.words import rounds
-from sparsefn.engine.leaves import MOST, apart, brought, packs, pays, repeated, written
+from sparsefn.engine.leaves import (
+    MOST,
+    apart,
+    brought,
+    packs,
+    pays,
+    repeated,
+    small_packs,
+    written,
+)
 from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import asked
 
@@ -59,19 +70,39 @@ def drawn_leaves(
     {'w': tensor([0.3044])}
     """
     check_key(key)
-    tensors = [x.detach() for x in leaves.values()]
-    if key.ndim != 1 or any_sharded(tensors) or not pays(tensors):
-        return {
-            path: drawn_like(unchecked_key(key, path, step), leaf, kind, dtype)
-            for path, leaf in leaves.items()
-        }
-    return dict(
-        zip(
-            leaves,
-            draws_laid(key, list(leaves), tensors, step, kind, dtype),
-            strict=True,
-        )
-    )
+    paths = list(leaves)
+    tensors = list(leaves.values())
+    alone = key.ndim != 1 or any_sharded(tensors)
+    if not alone and pays(tensors):
+        rows = draws_laid(key, paths, tensors, step, kind, dtype)
+        return dict(zip(paths, rows, strict=True))
+    drawn: dict[str, Tensor] = {}
+    if not alone and key.is_cpu and not (isinstance(step, Tensor) and not step.is_cpu):
+        for pack in small_packs([(x,) for x in tensors]):
+            some = [paths[i] for i in pack]
+            keys = keys_on_device(key, some, step, key.device)
+            made = _small_draws(keys, [tensors[i] for i in pack], kind, dtype)
+            drawn |= zip(some, made, strict=True)
+    found = {}
+    for path, leaf in leaves.items():
+        if path in drawn:
+            found[path] = drawn[path]
+        else:
+            found[path] = drawn_like(unchecked_key(key, path, step), leaf, kind, dtype)
+    return found
+
+
+def _small_draws(
+    keys: Tensor, leaves: Sequence[Tensor], kind: str, dtype: torch.dtype
+) -> list[Tensor]:
+    # Each entry has a key and a place of its own.
+    sizes = [x.numel() for x in leaves]
+    lengths = torch.tensor(sizes, device=keys.device)
+    ends = lengths.cumsum(0)
+    index = torch.arange(sum(sizes), device=keys.device)
+    index -= (ends - lengths).repeat_interleave(lengths)
+    own = keys.repeat_interleave(lengths, 0)
+    return apart(draw(own, index[:, None], 1, kind, dtype), leaves)
 
 
 def draws_laid(
@@ -123,6 +154,11 @@ def draws_laid(
     return [made[i] for i in range(len(leaves))]
 
 
+@functools.lru_cache(maxsize=64)  # an update asks again and again
+def _digests(paths: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(map(digest, paths))
+
+
 def keys_on_device(
     key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device
 ) -> Tensor:
@@ -133,11 +169,8 @@ def keys_on_device(
     tensor([[2208770095,  878172157],
             [3887166867, 3151049267]])
     """
-    if key.device.type == "cpu":
-        made = torch.stack([unchecked_key(key, path) for path in paths])
-    else:
-        index = written([digest(path) for path in paths], key.device).reshape(-1, 1)
-        made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
+    index = written(_digests(tuple(paths)), key.device).reshape(-1, 1)
+    made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
     if step is None or not (isinstance(step, Tensor) and step.device.type != "cpu"):
         return brought(
             made if step is None else folded_key(made, step, "fold int"), device
