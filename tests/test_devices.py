@@ -94,7 +94,6 @@ def copied(source: str) -> list[str]:
 # Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in
 # any case.
 COPIES = {
-    "engine/checks/rounding.py",
     "engine/leaves/memory.py",
     "engine/selection/tiling.py",
     "patterns/places.py",

@@ -24,12 +24,13 @@ from sparsefn.algorithms.processes import (
     shared,
 )
 from sparsefn.algorithms.start import Init, start_masks
-from sparsefn.algorithms.units import Field, Plans, both_of, field
+from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
 from sparsefn.engine.leaves import donate, saves, sparse_among, zeroed
 from sparsefn.engine.processes import any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed, with_own_code
+from sparsefn.patterns.structures import Structures
 from sparsefn.scores.units import scored_units
 from sparsefn.state import (
     Accumulated,
@@ -273,7 +274,7 @@ class Masked(NamedTuple):
         )
         # made once: a step that changes nothing does no tensor work
         own = self._replace(key=seed)
-        plans = Plans(rule)
+        structures = Structures(rule.pattern)
 
         def start(params: Tree) -> State:
             params = own_params(params)
@@ -291,7 +292,7 @@ class Masked(NamedTuple):
             state = memory.accumulate(state, grads, step) if remembers else state
             return fired(
                 self.when,
-                lambda now: self._changed(plans, allowed, now, grads, step),
+                lambda now: self._changed(structures, allowed, now, grads, step),
                 state,
                 step,
             )
@@ -305,7 +306,7 @@ class Masked(NamedTuple):
 
     def _changed(
         self,
-        plans: Plans,
+        structures: Structures,
         allowed: Leaves | None,
         state: State,
         grads: Tree,
@@ -314,7 +315,7 @@ class Masked(NamedTuple):
         leaves, masks = sparse_leaves(state)
         if not leaves:
             return state
-        units = field(self.rule, leaves, masks, allowed, self.goal, step, plans)
+        units = field(self.rule, leaves, masks, allowed, self.goal, step, structures)
         scores = Reader(self.memory, leaves, state, grads, step)
         grown = self.grown
         # one pass sets pruned and grown ones

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from sparsefn import random
 from sparsefn.algorithms.competition import (
@@ -31,11 +30,9 @@ from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
 from sparsefn.engine.draws import flips
 from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.processes import any_sharded, dealing
 from sparsefn.engine.selection import Count, Entry, totals
-from sparsefn.engine.surroundings import in_mode, transformed
-from sparsefn.patterns.packs import packed
 from sparsefn.patterns.shards import check_whole_rows, counts_of_all, on_shards
+from sparsefn.patterns.structures import Structures
 from sparsefn.patterns.units import (
     Grids,
     Units,
@@ -355,38 +352,6 @@ class Field(NamedTuple):
         return [field.part([i]) for i in range(len(self.grids.here))]
 
 
-class Plan:
-    """What the structure of some leaves says about their units: the grids, and the
-    counts of the last sparsity.
-    """
-
-    def __init__(self, grids: Grids) -> None:
-        self.grids = grids
-        self.counts: dict[Real | None, list[Count]] = {}
-
-
-class Plans:
-    """The plans of one algorithm by structure, made once; a full table starts again."""
-
-    most = 64
-
-    def __init__(self, rule: Competition) -> None:
-        self.rule = rule
-        self.known: dict[object, Plan] = {}
-
-    def of(self, leaves: Leaves) -> Plan:
-        """The plan of some leaves."""
-        kinds = [(type(x), x.shape, x.dtype, x.device) for x in leaves.values()]
-        key = (tuple(leaves), tuple(kinds), transformed(), in_mode(), dealing())
-        plan = self.known.get(key)
-        if plan is None:
-            if len(self.known) >= self.most:
-                self.known = {}
-            plan = Plan(packed(self.rule.pattern.grids(leaves), leaves))
-            self.known[key] = plan
-        return plan
-
-
 def field(
     rule: Competition,
     leaves: Leaves,
@@ -394,17 +359,16 @@ def field(
     allowed: Leaves | None = None,
     goal: Goal = None,
     step: Step = 0,
-    plans: Plans | None = None,
+    structures: Structures | None = None,
 ) -> Field:
     """The units of some leaves, of which those compete that are allowed; a path that is
     missing is allowed whole.
     """
-    plan = None
-    if plans is not None and not is_compiling() and not any_sharded([*leaves.values()]):
-        plan = plans.of(leaves)
-        grids = plan.grids
-    else:
+    known = None if structures is None else structures.of(leaves)
+    if known is None:
         grids = on_shards(rule.pattern.grids(leaves), leaves)
+    else:
+        grids = known.grids
     joint = rule.joint
     if joint:
         grids = grids.apart
@@ -431,14 +395,9 @@ def field(
     if isinstance(goal, Counted) or (goal is None and rule.pattern.fixed is None):
         return made
     sparsity = None if goal is None else fraction_at(goal, step)
-    if plan is None or allowed is not None or isinstance(sparsity, Tensor):
+    if known is None or allowed is not None or isinstance(sparsity, Tensor):
         return made._replace(known=made.targets(sparsity))
-    known = plan.counts.get(sparsity)
-    if known is None:
-        known = made.targets(sparsity)
-        if not any(isinstance(count, Tensor) for count in known):
-            plan.counts = {sparsity: known}
-    return made._replace(known=known)
+    return made._replace(known=known.counts_at(sparsity, made.targets))
 
 
 def _open_rows(units: Units, mask: Tensor) -> Tensor:

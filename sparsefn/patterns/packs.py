@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import MOST, SMALL, apart, end_to_end
+from sparsefn.engine.leaves import MOST, apart, end_to_end, lists
 from sparsefn.engine.processes import dealing
 from sparsefn.engine.surroundings import backends, in_mode, transformed
 from sparsefn.patterns.units import Grids, Read, Units
@@ -133,7 +133,7 @@ def _kind(units: Units, leaf: Tensor) -> object:
         return None
     device = leaf.device
     if device.type == "cpu":
-        alone = n > SMALL
+        alone = n > lists.SMALL
     else:
         alone = n > MOST // 2 or backends.has_backend("winners", device.type)
     return None if alone else (leaf.dtype, device)

@@ -97,7 +97,7 @@ def _small_draws(
 ) -> list[Tensor]:
     # Each entry has a key and a place of its own.
     sizes = [x.numel() for x in leaves]
-    lengths = torch.tensor(sizes, device=keys.device)
+    lengths = written(sizes, keys.device)
     ends = lengths.cumsum(0)
     index = torch.arange(sum(sizes), device=keys.device)
     index -= (ends - lengths).repeat_interleave(lengths)

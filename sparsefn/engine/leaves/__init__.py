@@ -20,7 +20,6 @@ from sparsefn.engine.leaves.leafwise import (
 )
 from sparsefn.engine.leaves.lists import (
     MOST,
-    SMALL,
     apart,
     end_to_end,
     packs,

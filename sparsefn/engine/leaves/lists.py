@@ -136,7 +136,11 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     [tensor([[1, 2]]), tensor([3])]
     """
     parts = unflatten_tensors(row.reshape(-1), list(like))
-    return parts if len(like) == 1 else [part.clone() for part in parts]
+    if len(like) == 1:
+        return parts
+    made = [torch.empty_like(part) for part in parts]
+    foreach_copy_(made, parts)
+    return made
 
 
 def repeated(numbers: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -57,7 +57,7 @@ def _in_blocks(rows: Arrays, counts: Array) -> None:
     for start in range(0, height, step):
         at = slice(start, start + step)
         buffer = scratch.scores[: rows.out[at].size].reshape(-1, width)
-        keys = rank_keys(scratch.read(rows, at, buffer))
+        keys = sort_keys(scratch.read(rows, at, buffer))
         barred = np.iinfo(keys.dtype).min
         if rows.allow is not None:
             keys[~rows.allow[at]] = barred
@@ -82,12 +82,12 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     run_jobs(lambda table: select_rows(*table), tables, work)
 
 
-def rank_keys(scores: Array) -> Array:
+def sort_keys(scores: Array) -> Array:
     """Integers in the order of floats; other ones than those of `reference.rank_keys`.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import rows
-    >>> rows.rank_keys(np.array([np.nan, -np.inf, -0.0, 0.0], np.float32)).argsort(
+    >>> rows.sort_keys(np.array([np.nan, -np.inf, -0.0, 0.0], np.float32)).argsort(
     ...     kind="stable"
     ... )
     array([0, 1, 2, 3])

@@ -10,7 +10,7 @@ import numpy as np
 from sparsefn.engine.selection.blocks import Scratch, cut
 from sparsefn.engine.selection.bracket import write_best
 from sparsefn.engine.selection.entries import Arrays
-from sparsefn.engine.selection.rows import rank_keys
+from sparsefn.engine.selection.rows import sort_keys
 from sparsefn.engine.surroundings import Array
 
 _SPAN = 1 << 32  # of a key of 32 bits
@@ -42,7 +42,7 @@ def select_segments(at: Arrays, counts: Array, sizes: Sequence[int]) -> None:
     lengths = np.array(sizes)
     starts = np.array(ends[:-1])
     scores = np.empty(at.out.size, np.float32)
-    keys = rank_keys(Scratch(0, double=False).read(at, slice(None), scores))
+    keys = sort_keys(Scratch(0, double=False).read(at, slice(None), scores))
     barred = np.iinfo(np.int32).min
     if at.allow is not None:
         keys[~at.allow] = barred

@@ -1,0 +1,66 @@
+"""What the structure of leaves says about their units, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from sparsefn.engine.numbers import Real
+from sparsefn.engine.processes import any_sharded, dealing
+from sparsefn.engine.selection import Count
+from sparsefn.engine.surroundings import in_mode, transformed
+from sparsefn.patterns.packs import packed
+from sparsefn.patterns.units import Grids, Pattern
+from sparsefn.tree import Leaves
+
+
+class Structure:
+    """The grids of leaves of one structure, and the counts of the last sparsity."""
+
+    def __init__(self, grids: Grids) -> None:
+        self.grids = grids
+        self._counts: tuple[Real | None, list[Count]] | None = None
+
+    def counts_at(
+        self, sparsity: float | None, targets: Callable[[Real | None], list[Count]]
+    ) -> list[Count]:
+        """The counts at a sparsity; a function of it works them out."""
+        last = self._counts
+        if last is not None and last[0] == sparsity:
+            return last[1]
+        counts = targets(sparsity)
+        if not any(isinstance(count, Tensor) for count in counts):
+            self._counts = sparsity, counts
+        return counts
+
+
+class Structures:
+    """The structures that one pattern has met: a full table starts again.
+
+    >>> from sparsefn.patterns.structures import Structures
+    >>> structures = Structures(sf.patterns.unstructured())
+    >>> structures.of({"w": torch.ones(2)}) is structures.of({"w": torch.zeros(2)})
+    True
+    """
+
+    most = 64
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.known: dict[object, Structure] = {}
+
+    def of(self, leaves: Leaves) -> Structure | None:
+        """The structure of some leaves; None of DTensors, and in compiled code."""
+        if is_compiling() or any_sharded([*leaves.values()]):
+            return None
+        kinds = [(type(x), x.shape, x.dtype, x.device) for x in leaves.values()]
+        key = (*leaves, *kinds, transformed(), in_mode(), dealing())
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= self.most:
+                self.known = {}
+            found = Structure(packed(self.pattern.grids(leaves), leaves))
+            self.known[key] = found
+        return found
