@@ -140,20 +140,24 @@ def with_other_states(records: Iterable[Record], grown: bool = False) -> list[Re
     """
     found = []
     for record in records:
-        states = [state for _, state in optimizer_states(record)]
-        known = record.moments
-        if known is None or len(known) != len(states):
+        if not _has_known_states(record, grown):
             found.append(record)
-            continue
-        for state, (old, size) in zip(states, known, strict=True):
-            if state is not old or (grown and _size(state) != size):
-                found.append(record)
-                break
     return found
 
 
+def _has_known_states(record: Record, grown: bool) -> bool:
+    known = record.moments
+    states = optimizer_states(record)
+    if known is None or len(known) != len(states):
+        return False
+    for (_, state), (old, size) in zip(states, known, strict=True):
+        if state is not old or (grown and _size(state) != size):
+            return False
+    return True
+
+
 def _size(state: Mapping[str, Any]) -> int:
-    return sum(value is not None for value in state.values())
+    return sum([value is not None for value in state.values()])
 
 
 def joins(optimizer: Optimizer) -> bool:

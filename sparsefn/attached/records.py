@@ -87,22 +87,29 @@ class Record:
         """Whether somebody has written to the parameter, or moved it to other memory,
         since `note`.
         """
-        return self.seen != (self.parameter._version, address(self.parameter))
+        return self.seen != _now(self.parameter)
 
     def note(self) -> None:
         """Take the parameter as it is for known."""
-        self.seen = (self.parameter._version, address(self.parameter))
+        self.seen = _now(self.parameter)
+
+
+def _now(parameter: nn.Parameter) -> tuple[int, int]:
+    # Its version and address. Quick, as every step asks often.
+    if type(parameter) is nn.Parameter:
+        return parameter._version, parameter.data_ptr()
+    return parameter._version, address(parameter)
 
 
 def written_among(records: Iterable[Record]) -> list[Record]:
     """The records of parameters to which somebody has written since `note`."""
-    return [record for record in records if record.is_written()]
+    return [record for record in records if record.seen != _now(record.parameter)]
 
 
 def note_all(records: Iterable[Record]) -> None:
     """Take some parameters as they are for known."""
     for record in records:
-        record.note()
+        record.seen = _now(record.parameter)
 
 
 def groups_with(optimizer: Optimizer, parameter: Tensor) -> Iterator[dict[str, Any]]:
@@ -351,9 +358,7 @@ def address(x: Tensor) -> int:
     >>> address(x) == address(x.detach())
     True
     """
-    # quick, as every step asks often
-    plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(x)
-    return x.data_ptr() if plain else local_tensor(x.detach()).data_ptr()
+    return local_tensor(x.detach()).data_ptr() if is_sharded(x) else x.data_ptr()
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
