@@ -98,7 +98,7 @@ class Field(NamedTuple):
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
         grids = self.grids
-        rows = [grouped(x) for x in flags]
+        rows = [x if x.ndim < 3 else grouped(x) for x in flags]
         counts = totals(rows, grids.extents, grids.segments)
         return counts.sum(0, keepdim=True) if self.joint else counts
 
@@ -250,14 +250,14 @@ class Field(NamedTuple):
         distribution = self.rule.distribution
         whole = self.grids.whole
         least = self.grids.least
-        none: list[Tensor | None] = [None] * len(self.grids.extents)
+        none: list[None] = [None] * len(self.grids.extents)
         absolute = scores.absolute and self.elementwise
         rows = zip(
             self._scored(scores, absolute),
             among or none,
             but or none,
             self.grids.extents,
-            self.grids.segments,
+            self.grids.segments or none,
             strict=True,
         )
         entries = []

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import MOST, apart, end_to_end, lists
-from sparsefn.engine.processes import dealing
-from sparsefn.engine.surroundings import backends, in_mode, transformed
-from sparsefn.patterns.units import Grids, Read, Units
+from sparsefn.engine.surroundings import backends
+from sparsefn.patterns.units import Grids, Read, Select, Units
 from sparsefn.tree import Leaves
 
 # Elements of a pack on the CPU.
@@ -29,15 +28,6 @@ class PackedGrids(Grids):
     packs: Sequence[Sequence[str]] = field(kw_only=True)
 
     @property
-    def segments(self) -> list[list[int] | None]:
-        """Of each tensor, the lengths of the leaves in it; None for one leaf."""
-        found: list[list[int] | None] = []
-        for paths in self.packs:
-            sizes = [self.here[path].rows[1] for path in paths]
-            found.append(sizes if len(paths) > 1 else None)
-        return found
-
-    @property
     def sizes(self) -> list[int]:
         """How many elements each tensor has."""
         made = []
@@ -48,10 +38,10 @@ class PackedGrids(Grids):
     def each(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The scores or flags of all units, as one tensor a leaf."""
         made: list[Tensor] = []
-        for x, sizes in zip(tensors, self.segments, strict=True):
+        for x, sizes in zip(tensors, self.segments or (), strict=True):
             rows = [x]
             if sizes is not None:
-                rows = list(torch.split(x[None], sizes, -1))
+                rows = list(torch.split(x[None], list(sizes), -1))
             made += rows
         return made
 
@@ -65,9 +55,7 @@ class PackedGrids(Grids):
         packs = [self.packs[i] for i in places]
         paths = [path for pack in packs for path in pack]
         units = {path: self.here[path] for path in paths}
-        return PackedGrids(
-            units, units, [None] * len(packs), self.select, self.least, packs=packs
-        )
+        return _grids_of(packs, units, self.select)
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units of each leaf; leaves that lie end to end
@@ -94,14 +82,15 @@ class PackedGrids(Grids):
 
 
 def packed(grids: Grids, leaves: Leaves) -> Grids:
-    """The grids, with packs where leaves are many, and nothing hides them.
+    """The grids, with packs where leaves are many, and small enough. Nothing may hide
+    them.
 
     >>> from sparsefn.patterns.packs import packed
     >>> leaves = {path: torch.ones(2, 2) for path in "ab"}
     >>> packed(sf.patterns.unstructured().grids(leaves), leaves).packs
     [['a', 'b']]
     """
-    if type(grids) is not Grids or transformed() or in_mode() or dealing():
+    if type(grids) is not Grids:
         return grids
     packs: list[list[str]] = []
     last: object = None
@@ -117,10 +106,18 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
         last = kind
     if len(packs) == len(leaves):
         return grids
-    units_of_all = grids.here
-    return PackedGrids(
-        units_of_all, units_of_all, [None] * len(packs), grids.select, packs=packs
-    )
+    return _grids_of(packs, grids.here, grids.select)
+
+
+def _grids_of(
+    packs: Sequence[Sequence[str]], units: dict[str, Units], select: Select
+) -> PackedGrids:
+    segments: list[list[int] | None] = []
+    for paths in packs:
+        sizes = [units[path].rows[1] for path in paths]
+        segments.append(sizes if len(paths) > 1 else None)
+    extents = [None] * len(packs)
+    return PackedGrids(units, units, extents, select, segments=segments, packs=packs)
 
 
 def _kind(units: Units, leaf: Tensor) -> object:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.processes import any_sharded, dealing
 from sparsefn.engine.selection import Count
-from sparsefn.engine.surroundings import in_mode, transformed
+from sparsefn.engine.surroundings import is_eager
 from sparsefn.patterns.packs import packed
 from sparsefn.patterns.units import Grids, Pattern
 from sparsefn.tree import Leaves
@@ -52,11 +50,14 @@ class Structures:
         self.known: dict[object, Structure] = {}
 
     def of(self, leaves: Leaves) -> Structure | None:
-        """The structure of some leaves; None of DTensors, and in compiled code."""
-        if is_compiling() or any_sharded([*leaves.values()]):
+        """The structure of some plain leaves; None of others, and where a transform, a
+        mode or the compiler hides them.
+        """
+        kinds = [(x.shape, x.dtype, x.device) for x in leaves.values()]
+        plain = set(map(type, leaves.values())) <= {Tensor}
+        if not plain or not is_eager():
             return None
-        kinds = [(type(x), x.shape, x.dtype, x.device) for x in leaves.values()]
-        key = (*leaves, *kinds, transformed(), in_mode(), dealing())
+        key = (*leaves, *kinds)
         found = self.known.get(key)
         if found is None:
             if len(self.known) >= self.most:

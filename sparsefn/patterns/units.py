@@ -194,7 +194,8 @@ class Grids:
     and `extents` where those that are here lie among them. `select` finds the best
     units. Each grid keeps `least` units.
 
-    Scores and flags of all units are a list of tensors: here one a grid.
+    Scores and flags of all units are a list of tensors: here one a grid. `segments` are
+    the lengths of groups that lie end to end in them; None where groups are rows.
     """
 
     here: dict[str, Units]
@@ -202,18 +203,12 @@ class Grids:
     extents: Sequence[Extent | None]
     select: Select = dealt_winners
     least: int = 0
+    segments: Sequence[Sequence[int] | None] | None = None
 
     @property
     def paths(self) -> list[str]:
         """The paths of the leaves; of tied sets as often as they are a member."""
         return [*self.here]
-
-    @property
-    def segments(self) -> Sequence[Sequence[int] | None]:
-        """Of each tensor of scores or flags, the lengths of the groups that lie end to
-        end in it; None where groups are its rows.
-        """
-        return [None] * len(self.here)
 
     @property
     def sizes(self) -> list[int]:

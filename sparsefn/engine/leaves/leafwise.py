@@ -276,12 +276,11 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     sparse = [i for i, one in enumerate(sparse_among(masks, leaves)) if one]
     pairs = [(masks[i], leaves[i]) for i in sparse]
     looked: set[int] = set()
-    for pack in lists.small_packs(pairs):
-        columns = zip(*[pairs[i] for i in pack], strict=True)
-        flat = _words(*map(lists.end_to_end, columns), least=1)
+    for joined in lists.joined_rows(pairs):
+        flat = _words(*joined.row, least=1)
         if flat is not None:
             rows.append(flat)
-            looked |= {sparse[i] for i in pack}
+            looked |= {sparse[i] for i in joined.places}
     for i in sparse:
         flat = None if i in looked else _words(masks[i], leaves[i])
         if flat is not None:

@@ -13,7 +13,7 @@ tensors under a transform or whose gradient is wanted, are worked on one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from sparsefn.engine.surroundings import (
     foreach_mul,
     foreach_sqrt_,
     foreach_sub,
-    in_mode,
+    is_eager,
     transformed,
     unflatten_tensors,
 )
@@ -175,13 +175,47 @@ def each(
     if len(rows) > 1 and pays([x for row in rows for x in row]):
         return laid(fn, rows, formula)
     results: dict[int, Made] = {}
-    for pack in small_packs(rows):
-        columns = list(zip(*[rows[i] for i in pack], strict=True))
-        results |= zip(pack, _of_columns(fn, end_to_end, columns), strict=True)
+    for joined in joined_rows(rows):
+        made: Any = fn(*joined.row)
+        if isinstance(made, tuple):
+            of_rows: Any = joined.apart(made)
+        else:
+            of_rows = apart(made, joined.leaves)
+        results |= zip(joined.places, of_rows, strict=True)
     for i, row in enumerate(rows):
         if i not in results:
             results[i] = fn(*row)
     return [results[i] for i in range(len(rows))]
+
+
+class Joined(NamedTuple):
+    """Rows of small leaves as one row: their places, their tensors end to end, and the
+    first tensor of each.
+    """
+
+    places: list[int]
+    row: Row
+    leaves: list[Tensor]
+
+    def apart(self, made: Sequence[Tensor]) -> list[Row]:
+        """The results of each row, from those of all, with memory of their own."""
+        return list(zip(*[apart(x, self.leaves) for x in made], strict=True))
+
+
+def joined_rows(rows: Sequence[Row]) -> list[Joined]:
+    """The rows that are best worked on as one: those of `small_packs`.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> (joined,) = lists.joined_rows([(torch.ones(1),), (torch.zeros(2),)])
+    >>> joined.row, joined.apart([2 * joined.row[0]])
+    ((tensor([1., 0., 0.]),), [(tensor([2.]),), (tensor([0., 0.]),)])
+    """
+    made = []
+    for places in small_packs(rows):
+        columns = zip(*[rows[i] for i in places], strict=True)
+        row = tuple([flatten_tensors(list(column)) for column in columns])
+        made.append(Joined(places, row, [rows[i][0] for i in places]))
+    return made
 
 
 def small_packs(rows: Sequence[Row]) -> list[list[int]]:
@@ -192,7 +226,7 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
     >>> lists.small_packs([(torch.ones(n),) for n in (2, 3, 1 << 20)])
     [[0, 1]]
     """
-    if len(rows) < 2 or transformed() or in_mode():
+    if len(rows) < 2 or not is_eager():
         return []
     kinds: list[tuple[torch.dtype, ...] | None] = [None] * len(rows)
     for i, row in enumerate(rows):
@@ -241,24 +275,14 @@ def laid(
         columns = list(zip(*[rows[i] for i in pack], strict=True))
         narrow = all(dtype != torch.float64 for _, dtype in kinds[pack[0]])
         join = Listed if formula and narrow else end_to_end
-        results |= zip(pack, _of_columns(fn, join, columns), strict=True)
+        made: Any = fn(*map(join, columns))
+        if isinstance(made, tuple):
+            parts = [_apart(x, columns[0]) for x in made]
+            of_rows: Any = zip(*parts, strict=True)
+        else:
+            of_rows = _apart(made, columns[0])
+        results |= zip(pack, of_rows, strict=True)
     return [results[i] for i in range(len(rows))]
-
-
-def _of_columns(
-    fn: Callable[..., Made],
-    join: Callable[[Sequence[Tensor]], Any],
-    columns: Sequence[Sequence[Tensor]],
-) -> Iterable[Made]:
-    # The results of all rows, from columns that are joined.
-    made: Any = fn(*map(join, columns))
-    of_rows: Any = None
-    if isinstance(made, tuple):
-        parts = [_apart(x, columns[0]) for x in made]
-        of_rows = zip(*parts, strict=True)
-    else:
-        of_rows = _apart(made, columns[0])
-    return of_rows  # type: ignore[no-any-return]
 
 
 def _apart(made: Tensor | Listed, like: Sequence[Tensor]) -> list[Tensor]:

@@ -203,27 +203,23 @@ def _results(
     blocks: list[blockwise.Row] = []
     results: Results = [None] * len(rows)
     taken = over if saves() else ()
-    joined: list[tuple[list[int], list[Tensor]]] = []
+    small: list[tuple[lists.Joined, list[Tensor]]] = []
     left = set(range(len(rows)))
     if not taken:
-        whole = list(map(_with_whole_mask, rows))
-        for pack in lists.small_packs(whole):
-            columns = zip(*(whole[i] for i in pack), strict=True)
-            row = tuple(map(lists.end_to_end, columns))
-            flat = _memory(row)
+        for joined in lists.joined_rows(list(map(_with_whole_mask, rows))):
+            flat = _memory(joined.row)
             if flat is not None:
-                joined.append((pack, blockwise.append_row(blocks, flat, row, n)))
-                left -= {*pack}
+                made = blockwise.append_row(blocks, flat, joined.row, n)
+                small.append((joined, made))
+                left -= {*joined.places}
     for i in sorted(left):
         flat = _memory(rows[i])
         if flat is not None:
             results[i] = blockwise.append_row(blocks, flat, rows[i], n, taken)
     if blocks:
         blockwise.run_blocks(kernel, blocks)
-    for pack, made in joined:
-        leaves = [rows[i][0] for i in pack]
-        parts = [lists.apart(x, leaves) for x in made]
-        for i, *of_leaf in zip(pack, *parts, strict=True):
+    for joined, made in small:
+        for i, of_leaf in zip(joined.places, joined.apart(made), strict=True):
             results[i] = of_leaf
     return results
 

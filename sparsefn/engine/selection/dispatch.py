@@ -7,6 +7,7 @@ it. README.md one folder up tells which way serves when.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -93,13 +94,15 @@ def winners(
 
 
 def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
-    """`winners`, whose competitions processes deal out inside of `processes.dealt`.
+    """`winners`, whose competitions processes deal out inside of `processes.dealt`, but
+    for segments.
 
     >>> from sparsefn.engine.selection import Entry, dealt_winners
     >>> dealt_winners([Entry(torch.tensor([[1.0, 3.0]]))], [1])
     [tensor([[False,  True]])]
     """
-    if not torch.compiler.is_compiling() and dealing():
+    segmented = any(entry.segments is not None for entry in entries)
+    if not segmented and not torch.compiler.is_compiling() and dealing():
         return dealt.winners(entries, counts, winners)
     return winners(entries, counts)
 
@@ -219,7 +222,7 @@ def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
     for entry in entries:
         sizes = entry.segments
         if sizes is None:
-            spans.append(fixed.competitions(entry.scores.shape))
+            spans.append(math.prod(entry.scores.shape[::2]))
         else:
             spans.append(len(sizes))
     return spans

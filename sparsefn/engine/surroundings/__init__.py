@@ -41,6 +41,7 @@ from sparsefn.engine.surroundings.transforms import (
     foreach_sub,
     fused,
     in_mode,
+    is_eager,
     is_in_torch_dispatch_mode,
     known,
     outside_modes,

@@ -194,6 +194,17 @@ def in_mode() -> bool:
     )
 
 
+def is_eager() -> bool:
+    """Whether operations run at once and nobody sees them: no transform, no compiler,
+    no dispatch mode.
+
+    >>> from sparsefn.engine.surroundings.transforms import is_eager
+    >>> is_eager()
+    True
+    """
+    return not (transformed() or in_mode())
+
+
 def outside_modes() -> contextlib.AbstractContextManager[object]:
     """A context of real tensors, whatever dispatch modes surround it.
 
