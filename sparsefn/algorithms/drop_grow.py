@@ -303,11 +303,12 @@ class _Cycle(NamedTuple):
         if isinstance(fraction, Counted):
             return had - units.counts(units.counted(fraction, drop, active))
         rate = fraction_at(fraction, step)
-        rates: Sequence[Real] = [rate] * len(units.groups)
+        groups = units.groups
+        rates: Sequence[Real] = [rate] * len(groups)
         if plan is not None and plan.rate is not None:
             own = plan.rate(rate, share.values, units.masks)
             rates = [own.get(path, rate) for path in units.grids.here]
-        return of_groups(self.rounding, rates, had, units.groups)
+        return of_groups(self.rounding, rates, had, groups)
 
     def _within(
         self, units: Field, had: Tensor, target: Tensor, lost: Tensor

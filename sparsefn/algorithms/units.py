@@ -397,7 +397,12 @@ def field(
     sparsity = None if goal is None else fraction_at(goal, step)
     if known is None or allowed is not None or isinstance(sparsity, Tensor):
         return made._replace(known=made.targets(sparsity))
-    return made._replace(known=known.counts_at(sparsity, made.targets))
+    counts = known.counts.get(sparsity)
+    if counts is None:
+        counts = made.targets(sparsity)
+        if not any(isinstance(count, Tensor) for count in counts):
+            known.counts = {sparsity: counts}
+    return made._replace(known=counts)
 
 
 def _open_rows(units: Units, mask: Tensor) -> Tensor:

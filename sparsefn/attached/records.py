@@ -95,9 +95,7 @@ class Record:
 
 
 def _now(parameter: nn.Parameter) -> tuple[int, int]:
-    # Its version and address. Quick, as every step asks often.
-    if type(parameter) is nn.Parameter:
-        return parameter._version, parameter.data_ptr()
+    # its version and address
     return parameter._version, address(parameter)
 
 
@@ -358,7 +356,10 @@ def address(x: Tensor) -> int:
     >>> address(x) == address(x.detach())
     True
     """
-    return local_tensor(x.detach()).data_ptr() if is_sharded(x) else x.data_ptr()
+    # quick, as every step asks often
+    if type(x) in (Tensor, nn.Parameter) or not is_sharded(x):
+        return x.data_ptr()
+    return local_tensor(x.detach()).data_ptr()
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from sparsefn.engine.numbers import Real
@@ -15,23 +13,13 @@ from sparsefn.tree import Leaves
 
 
 class Structure:
-    """The grids of leaves of one structure, and the counts of the last sparsity."""
+    """The grids of leaves of one structure, and the counts at the last sparsity that
+    gave numbers.
+    """
 
     def __init__(self, grids: Grids) -> None:
         self.grids = grids
-        self._counts: tuple[Real | None, list[Count]] | None = None
-
-    def counts_at(
-        self, sparsity: float | None, targets: Callable[[Real | None], list[Count]]
-    ) -> list[Count]:
-        """The counts at a sparsity; a function of it works them out."""
-        last = self._counts
-        if last is not None and last[0] == sparsity:
-            return last[1]
-        counts = targets(sparsity)
-        if not any(isinstance(count, Tensor) for count in counts):
-            self._counts = sparsity, counts
-        return counts
+        self.counts: dict[Real | None, list[Count]] = {}
 
 
 class Structures:

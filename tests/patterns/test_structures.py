@@ -97,20 +97,38 @@ def test_the_table_is_bounded():
         assert len(structures.known) <= structures.most
 
 
-def test_counts_of_the_last_sparsity_are_kept():
-    leaves = {"w": torch.ones(4)}
-    structure = Structures(sf.patterns.unstructured()).of(leaves)
+def test_counts_of_the_last_sparsity_are_kept_and_no_tensors():
     asked = []
 
-    def targets(sparsity):
+    def counts(shapes, sparsity):
         asked.append(sparsity)
-        return [3] if sparsity is None else [int(4 * sparsity)]
+        return dict.fromkeys(shapes, int(16 * sparsity))
 
-    found = [structure.counts_at(s, targets) for s in (0.5, 0.5, 0.25, None, None)]
-    assert found == [[2], [2], [1], [3], [3]] and asked == [0.5, 0.25, None]
-    tensors = structure.counts_at(0.75, lambda sparsity: [torch.tensor(1)])
-    assert tensors == [torch.tensor(1)]
-    assert structure.counts_at(None, targets) == [3] and len(asked) == 3
+    levels = [0.5, 0.5, 0.25, 0.25, 0.5]
+    algorithm = sf.gmp(lambda step: levels[step], distribution=counts)
+    leaves = {"w": torch.randn(4, 4)}
+    state = algorithm.init(leaves)
+    asked.clear()
+    for step in range(len(levels)):
+        algorithm.update(state, leaves, step)
+    assert asked == [0.5, 0.25, 0.5]
+
+
+def test_leaves_that_something_hides_are_not_remembered():
+    structures = Structures(sf.patterns.unstructured())
+    leaves = {path: torch.ones(2) for path in "ab"}
+    seen = []
+
+    def look(x):
+        seen.append(structures.of(leaves) is None)
+        return x
+
+    look(0)
+    torch.vmap(look)(torch.ones(1))
+    with FlopCounterMode(display=False):
+        look(0)
+    assert seen == [False, True, True]
+    assert structures.of({"a": torch.nn.Parameter(torch.ones(2))}) is None
 
 
 def test_an_error_is_raised_each_time():

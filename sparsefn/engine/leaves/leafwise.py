@@ -188,8 +188,11 @@ def _chosen(
     if rows:
         run_blocks(kernel, rows)
     if left:
-        columns = (_at(left, tensors) for tensors in (masks, *trees))
-        made = lists.each(formula, *columns)
+        columns = [_at(left, tensors) for tensors in (masks, *trees)]
+        if len(left) == 1:
+            made = [formula(*[column[0] for column in columns])]
+        else:
+            made = lists.each(formula, *columns)
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
