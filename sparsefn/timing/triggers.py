@@ -12,6 +12,7 @@ from sparsefn.engine.checks import Call, check_kind, check_whole, factory_of
 from sparsefn.engine.checks import check_step as check_step
 from sparsefn.engine.leaves import written
 from sparsefn.state import Step
+from sparsefn.timing.decisions import decide
 
 __all__ = ["always", "at", "check_step", "every", "never"]
 __dir__ = __all__.copy
@@ -53,7 +54,9 @@ class Every:
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
-        step = check_kind(step)
+        return decide(self._fires, check_kind(step))
+
+    def _fires(self, step: Step) -> bool | Tensor:
         fires = (step >= self.start) & ((step - self.start) % self.n == 0)
         return fires if self.stop is None else fires & (step < self.stop)
 
@@ -85,6 +88,9 @@ class At:
         step = check_kind(step)
         if not self.steps:  # known in Python, so that `choose` takes no other branch
             return False
+        return decide(self._fires, step)
+
+    def _fires(self, step: Step) -> bool | Tensor:
         steps = self._tensor(step)
         return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
 
