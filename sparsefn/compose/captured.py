@@ -14,7 +14,7 @@ from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import described
 from sparsefn.engine.surroundings import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step, update_of
-from sparsefn.timing.decisions import has_host_step
+from sparsefn.timing.triggers import has_host_step
 from sparsefn.tree import Tree, leaves_of
 
 _CPU = torch.device("cpu")

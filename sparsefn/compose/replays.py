@@ -17,8 +17,8 @@ from sparsefn.compose.cuda_graphs import GRAPHS, Graph, Waits
 from sparsefn.engine.checks import shown
 from sparsefn.engine.leaves import brought, claim
 from sparsefn.engine.surroundings import concrete, foreach_copy_
-from sparsefn.state import Algorithm, State, Step
-from sparsefn.timing.decisions import Question, host_step
+from sparsefn.state import Algorithm, State, Step, Trigger
+from sparsefn.timing.triggers import host_step
 from sparsefn.tree import Tree, opened, paths, same_structure
 
 _MOST_STRUCTURES = 8
@@ -91,14 +91,14 @@ class _Captured(NamedTuple):
     """
 
     graph: Graph
-    decisions: list[tuple[Question, bool]]
+    decisions: list[tuple[Trigger, bool]]
     made: list[Tensor | int]
     replaces: list[bool]
     rebuild: Callable[[Sequence[Tree]], Tree]
 
     def serves(self, number: int) -> bool:
         """Whether a step decides the same."""
-        return all(question(number) == answer for question, answer in self.decisions)
+        return all(when(number) == fires for when, fires in self.decisions)
 
     def results(self, given: Sequence[Tensor]) -> State:
         """The results of the last replay, in memory of their own."""
@@ -159,7 +159,7 @@ class _Structure:
     def capture(self, inner: Inner, state: State, number: int | None) -> _Captured:
         """The graph of an update of the inputs."""
         inputs, grads = self._rebuild(self._inputs)
-        decisions: list[tuple[Question, bool]] = []
+        decisions: list[tuple[Trigger, bool]] = []
 
         def run() -> State:
             nonlocal decisions
