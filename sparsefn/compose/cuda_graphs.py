@@ -47,13 +47,14 @@ class CudaGraph:
 
     def capture(self, run: Callable[[], State]) -> State:
         """Record the function, after two runs on a stream of their own."""
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), warnings.catch_warnings():
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 run()  # the first call compiles kernels, and may wait
                 _never_waiting(run)
             torch.cuda.current_stream().wait_stream(side)
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             # "thread_local": other threads, such as that of a DataLoader, go on
             with torch.cuda.graph(
                 self._graph, pool=self._pool, capture_error_mode="thread_local"

@@ -56,8 +56,9 @@ class Replays:
             structure = self._structures.pop(key, None)
             if structure is None:
                 structure = _Structure(given, treedef.unflatten, target.device)
-            structure.write(given, step if number is None else number)
             captured = structure.captured_for(number)
+            if captured is None or captured.makes_tensors():
+                structure.write(given, step if number is None else number)
             if captured is None:
                 # In a context of its own: `donated` would give our inputs away.
                 capture = contextvars.Context().run
@@ -65,7 +66,8 @@ class Replays:
             self._structures[key] = structure
             if len(self._structures) > _MOST_STRUCTURES:
                 del self._structures[next(iter(self._structures))]
-            captured.graph.replay()
+            if captured.makes_tensors():
+                captured.graph.replay()
             return captured.results(given)
 
     def _captured(
@@ -99,6 +101,12 @@ class _Captured(NamedTuple):
     def serves(self, number: int) -> bool:
         """Whether a step decides the same."""
         return all(when(number) == fires for when, fires in self.decisions)
+
+    def makes_tensors(self) -> bool:
+        """Whether there is anything to replay: not where no trigger fires, and no
+        optimizer steps.
+        """
+        return any(isinstance(x, Tensor) for x in self.made)
 
     def results(self, given: Sequence[Tensor]) -> State:
         """The results of the last replay, in memory of their own."""
