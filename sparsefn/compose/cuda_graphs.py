@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from sparsefn.state import State
 
 _TORCH = str(Path(torch.__file__).parent)
+_one_at_a_time = threading.Lock()  # torch makes one capture at a time in a process
 
 
 class Waits(RuntimeError):
@@ -35,29 +37,37 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A graph on a CUDA device, whose memory is of a pool that others may share.
+    """A graph on a CUDA device, which is captured on a stream of its own. Graphs that
+    are captured on one stream may have one pool of memory.
 
     As https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs has it.
     """
 
-    def __init__(self, device: torch.device, pool: Any) -> None:
+    def __init__(self, device: torch.device, stream: Any, pool: Any) -> None:
         self._device = device
+        self._stream = stream
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, run: Callable[[], State]) -> State:
-        """Record the function, after two runs on a stream of their own."""
-        with torch.cuda.device(self._device), warnings.catch_warnings():
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+        """Record the function, after two runs that are not recorded."""
+        with (
+            _one_at_a_time,
+            torch.cuda.device(self._device),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 run()  # the first call compiles kernels, and may wait
                 _never_waiting(run)
-            torch.cuda.current_stream().wait_stream(side)
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            torch.cuda.current_stream().wait_stream(self._stream)
             # "thread_local": other threads, such as that of a DataLoader, go on
             with torch.cuda.graph(
-                self._graph, pool=self._pool, capture_error_mode="thread_local"
+                self._graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode="thread_local",
             ):
                 return _never_waiting(run)
 
@@ -107,7 +117,8 @@ def line_of(error: BaseException) -> str:
 
 def _cuda_graphs(device: torch.device) -> Callable[[], Graph]:
     # One pool for all: results are copied out before another graph runs.
-    return functools.partial(CudaGraph, device, torch.cuda.graph_pool_handle())
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return functools.partial(CudaGraph, device, stream, torch.cuda.graph_pool_handle())
 
 
 # What makes a function that makes graphs on a device, by the type of the device

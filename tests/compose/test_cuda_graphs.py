@@ -38,7 +38,8 @@ class FakeCuda:
     def device(self, device):
         return self.during(f"device {device.index}")
 
-    def Stream(self):
+    def Stream(self, device):
+        self.say(f"stream on {device}")
         return SimpleNamespace(wait_stream=lambda other: self.say("side waits"))
 
     def current_stream(self, device=None):
@@ -49,7 +50,7 @@ class FakeCuda:
     def stream(self, stream):
         return self.during("side stream")
 
-    def graph(self, graph, *, pool, capture_error_mode):
+    def graph(self, graph, *, pool, stream, capture_error_mode):
         return self.during(f"capture in {pool}, {capture_error_mode}")
 
     def graph_pool_handle(self):
@@ -87,6 +88,7 @@ def test_a_function_runs_twice_and_is_captured(cuda):
     graph.replay()
     checked = ["mode error", "run", "mode 1"]
     assert cuda.calls == [
+        "stream on cuda:0",
         "device 0",
         "side waits",
         "side stream",
