@@ -445,6 +445,25 @@ def test_bad_arguments_are_refused_as_without(tapes):
     assert tapes() == (0, 0)
 
 
+def test_within_a_budget_the_sparsity_is_a_number(tapes):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    params = sf.modules.params_of(model)
+    groups = sf.shrinking.groups(model, torch.ones(1, 8))
+    budget = sf.budgets.within(groups.cost() * 0.9, groups)
+
+    def first(level):
+        made = sf.gmp(level, pattern=groups.pattern(), distribution=budget)
+        captured = sf.captured(made)
+        state = captured.init(params)
+        wanted = made.update(state, params, 0)
+        assert_same("captured", captured.update(state, params, 0), wanted)
+
+    first(1.0)
+    text = "a schedule inside sf.captured; leave these out"
+    with pytest.raises(ValueError, match=text):
+        first(sf.schedules.linear(0.1, 0.1))
+
+
 def test_a_key_that_an_update_moves_is_refused(monkeypatch):
     monkeypatch.setitem(cuda_graphs.GRAPHS, "meta", lambda device: TapeElsewhere)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
