@@ -93,3 +93,17 @@ def test_results_of_a_closure_with_gradients_have_none():
     new = replayed(lambda p, g, step: {"a": p["a"] * weight, "b": p["b"]})
     assert not new["a"].requires_grad
     assert torch.equal(new["a"], torch.tensor([1.0, 8.0]))
+
+
+def test_a_donated_leaf_that_goes_to_another_place_is_not_written_over():
+    def turn(state, grads, step):
+        old = state.params
+        return state._replace(params={"a": old["b"] + 1, "b": old["a"]})
+
+    algorithm = sf.Algorithm(sf.dense().init, turn)
+    donated = sf.donated(sf.captured(algorithm))
+    state = donated.init(PARAMS)
+    for step in range(2):
+        state = donated.update(state, PARAMS, step)
+    assert torch.equal(state.params["a"], torch.tensor([2.0, 3.0]))
+    assert torch.equal(state.params["b"], torch.tensor([4.0, 5.0]))
