@@ -499,6 +499,49 @@ def _replayed(
     return b.milliseconds(graph.replay)
 
 
+def captured(b: Bench) -> None:
+    """Updates of `sf.captured`, at steps that change masks and at others: the bits of
+    eager ones, and their time.
+    """
+    b.begin("captured updates of 54 leaves")
+    leaves, grads = leaves_of(b, 0), leaves_of(b, 1)
+    when = sf.every(2)
+    rigl = sf.rigl(0.9, init="magnitude", when=when)
+    algorithms = {
+        "rigl": rigl,
+        "set": sf.set(0.9, key=sf.random.key(0), when=when),
+        "gmp": sf.gmp(sf.schedules.polynomial(0.0, 0.9, 0, 1000), when=when),
+        "rigl + sgd": sf.with_optimizer(rigl, STEPPED["momentum"]),
+        "rigl + adam": sf.with_optimizer(rigl, STEPPED["adam"]),
+    }
+    for way in b.ways():
+        for name, algorithm in algorithms.items():
+            replayed = sf.captured(algorithm)
+            state = algorithm.init(leaves)
+            cases = _of_both(algorithm, replayed, state, grads)
+            b.equal(f"{name}: cases that differ", way, cases)
+            for step, what in enumerate(("masks change", "masks stay")):
+                for kind, of in (("eager", algorithm), ("captured", replayed)):
+                    b.time(
+                        f"{name}, {what}",
+                        f"{way}, {kind}",
+                        lambda of=of, state=state, step=step: of.update(
+                            state, grads, step
+                        ),
+                    )
+            b.tidy()
+
+
+def _of_both(
+    algorithm: sf.Algorithm, replayed: sf.Algorithm, state: sf.State, grads: Any
+) -> Iterator[tuple[Any, Any]]:
+    eager = state
+    for step in range(4):
+        eager = algorithm.update(eager, grads, step)
+        state = replayed.update(state, grads, step)
+        yield optree.tree_leaves(state), optree.tree_leaves(eager)
+
+
 def compiled(b: Bench) -> None:
     """Compiled code: last, as it takes longest to begin."""
     b.begin("compiled")
@@ -547,6 +590,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
         drawing,
         training,
         graphs,
+        captured,
         sanitized,
         compiled,
     )

@@ -34,6 +34,7 @@ from sparsefn.attached import attach
 from sparsefn.budgets import counts, redistribute
 
 # Algorithms of algorithms
+from sparsefn.compose.captured import captured
 from sparsefn.compose.chain import chain
 from sparsefn.compose.donated import donated
 from sparsefn.compose.partition import partition
@@ -122,6 +123,7 @@ __all__ = [
     "attach",
     "budgets",
     "calibration",
+    "captured",
     "chain",
     "checkpoint",
     "config",

@@ -85,7 +85,8 @@ class Within:
         if level is None:
             raise ValueError(
                 "within: expected a sparsity whose value is known, got one inside a "
-                "transform of torch"
+                "transform of torch, or of a schedule inside sf.captured; leave these "
+                "out"
             )
         counts = _solved(self, tuple(shapes), float(level))
         return {path: counts[path] for path in shapes}

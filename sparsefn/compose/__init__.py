@@ -1,5 +1,6 @@
 """Algorithms made of other algorithms, or of an algorithm and an optimizer."""
 
+from sparsefn.compose.captured import captured
 from sparsefn.compose.chain import chain
 from sparsefn.compose.donated import donated
 from sparsefn.compose.partition import partition
@@ -10,6 +11,7 @@ from sparsefn.compose.with_optimizer import with_dense_gradients, with_optimizer
 from sparsefn.compose.with_terms import with_terms
 
 __all__ = [
+    "captured",
     "chain",
     "donated",
     "partition",

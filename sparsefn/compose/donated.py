@@ -51,7 +51,8 @@ def donated(algorithm: Algorithm) -> Algorithm:
     outermost, around `with_optimizer`. TypeError for anything but an Algorithm.
     """
     check_algorithm("donated", algorithm)
-    pure = update_of(algorithm).inner
+    record = update_of(algorithm)
+    pure = record.around or record.inner  # that of `captured` is pure, too
 
     def update(state: State, grads: Tree, step: Step) -> State:
         old = _tensors_of(state)
@@ -75,7 +76,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
 
     return framed(
         algorithm.init,
-        Update(pure, around=update),
+        Update(record.inner, around=update),
         algorithm.view,
         settled=algorithm.settled,
     )

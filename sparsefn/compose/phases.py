@@ -18,7 +18,6 @@ from sparsefn.compose.states import (
     with_own_paths,
 )
 from sparsefn.engine.checks import check_pairs, described, is_int
-from sparsefn.engine.surroundings import concrete
 from sparsefn.state import (
     Algorithm,
     State,
@@ -28,6 +27,7 @@ from sparsefn.state import (
     support_of,
     update_of,
 )
+from sparsefn.timing.triggers import At, Every
 from sparsefn.tree import Tree, choose, flatten
 
 
@@ -68,6 +68,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
             f"phases: expected begins that start at 0 and grow, got {begins}"
         )
     ends = [*begins[1:], None]
+    during = [Every(1, *times) for times in zip(begins, ends, strict=True)]
 
     def join(state: State, part: State, i: int) -> State:
         sparse = {path for own in state.parts for path in own.masks}
@@ -99,29 +100,20 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
 
     def run(state: State, grads: Tree, step: Step, i: int) -> State:
         old = with_own_masks(state.parts[i], state.params, state.masks, state.opt)
-        # A phase that begins starts over from the effective weights.
-        begun = step == begins[i]
-        part = (
-            choose(
-                begun,
+        part = old
+        if i:  # a phase that begins starts over from the effective weights
+            part = choose(
+                At((begins[i],))(step),
                 lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt),
                 old,
             )
-            if i
-            else old
-        )
         part = update_of(algorithms[i]).inner(part, grads, step)
         return state if part is old else join(state, part, i)
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        now = concrete(step)
-        for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            if now is not None:
-                if begin <= now and (end is None or now < end):
-                    return run(state, grads, step, i)
-                continue
-            inside = step >= begin if end is None else (step >= begin) & (step < end)
-            state = choose(inside, partial(run, grads=grads, step=step, i=i), state)
+        for i, when in enumerate(during):
+            part = partial(run, grads=grads, step=step, i=i)
+            state = choose(when(step), part, state)
         return state
 
     return framed(init, update)

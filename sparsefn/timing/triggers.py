@@ -2,19 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparsefn.engine.checks import Call, check_kind, check_whole, factory_of
 from sparsefn.engine.checks import check_step as check_step
 from sparsefn.engine.leaves import written
-from sparsefn.state import Step
+from sparsefn.state import Step, Trigger
 
 __all__ = ["always", "at", "check_step", "every", "never"]
 __dir__ = __all__.copy
+
+
+# ---- what Python decides while an update sees the step as a tensor -------------------
+
+
+class _HostStep(NamedTuple):
+    tensor: Tensor
+    number: int | None
+    decisions: list[tuple[Trigger, bool]]
+
+
+_host_step: ContextVar[_HostStep | None] = ContextVar("host_step", default=None)
+
+
+@contextlib.contextmanager
+def host_step(
+    tensor: Tensor, number: int | None
+) -> Iterator[list[tuple[Trigger, bool]]]:
+    """A context in which triggers that are asked about the step in this tensor are
+    decided by its number; yields the list of these triggers and their answers.
+
+    >>> from sparsefn.timing import triggers
+    >>> step = torch.tensor(0)
+    >>> with triggers.host_step(step, 20) as decisions:
+    ...     sf.every(10)(step), len(decisions)
+    (True, 1)
+
+    Without a number nothing is decided in Python.
+    """
+    now = _HostStep(tensor, number, [])
+    token = _host_step.set(now)
+    try:
+        yield now.decisions
+    finally:
+        _host_step.reset(token)
+
+
+def has_host_step() -> bool:
+    """Whether this is inside of `host_step`.
+
+    >>> has_host_step()
+    False
+    """
+    return _host_step.get() is not None
+
+
+def _decided(when: Trigger, step: Step) -> bool | Tensor:
+    now = None if is_compiling() else _host_step.get()
+    if now is None or now.number is None or step is not now.tensor:
+        return when(step)
+    fires = when(now.number)
+    if isinstance(fires, Tensor):  # numbers of the trigger are tensors
+        return when(step)
+    now.decisions.append((when, fires))
+    return fires
+
+
+# ---- triggers ------------------------------------------------------------------------
 
 
 def _most(value: Step, most: Step) -> Step:
@@ -53,7 +115,9 @@ class Every:
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
-        step = check_kind(step)
+        return _decided(self._fires, check_kind(step))
+
+    def _fires(self, step: Step) -> bool | Tensor:
         fires = (step >= self.start) & ((step - self.start) % self.n == 0)
         return fires if self.stop is None else fires & (step < self.stop)
 
@@ -85,6 +149,9 @@ class At:
         step = check_kind(step)
         if not self.steps:  # known in Python, so that `choose` takes no other branch
             return False
+        return _decided(self._fires, step)
+
+    def _fires(self, step: Step) -> bool | Tensor:
         steps = self._tensor(step)
         return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
 

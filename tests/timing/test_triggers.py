@@ -6,7 +6,7 @@ from torch.func import vmap
 
 from sparsefn.engine.checks import checks
 from sparsefn.engine.surroundings.torch_limits import OLD
-from sparsefn.timing import triggers
+from sparsefn.timing import schedules, triggers
 
 KINDS = [
     (triggers.every(1), range(60)),
@@ -423,3 +423,70 @@ def test_bounds_of_triggers_fit_int64():
         triggers.at([2**63])
     last = triggers.every(3, stop=2**63 - 1)
     assert last(6) is True and last(torch.tensor(6)).item() is True
+
+
+# ---- while an update sees the step as a tensor ---------------------------------------
+
+STEP = torch.tensor(0)
+
+
+@pytest.mark.parametrize(
+    ("when", "fires"),
+    [
+        (triggers.every(10), True),
+        (triggers.every(7), False),
+        (triggers.at([20]), True),
+        (triggers.at([0]), False),
+        (triggers.always(), True),
+    ],
+    ids=repr,
+)
+def test_triggers_are_asked_with_the_number(when, fires):
+    with triggers.host_step(STEP, 20) as decisions:
+        assert when(STEP) is fires
+    ((asked, answer),) = decisions
+    assert answer is fires
+    assert asked(20) is fires
+
+
+def test_never_asks_nothing():
+    with triggers.host_step(STEP, 20) as decisions:
+        assert triggers.never()(STEP) is False
+    assert decisions == []
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "when"),
+    [
+        (STEP + 1, 20, triggers.every(10)),
+        (STEP, None, triggers.every(10)),
+        (STEP, 20, triggers.every(torch.tensor(10))),
+        (STEP, 20, triggers.at([torch.tensor(20)])),
+    ],
+    ids=["another tensor", "no number", "every of a tensor", "at a tensor"],
+)
+def test_other_answers_are_tensors_of_the_step(step, number, when):
+    with triggers.host_step(STEP, number) as decisions:
+        assert torch.equal(when(step), when(step.clone()))
+        assert isinstance(when(step), torch.Tensor)
+    assert decisions == []
+
+
+def test_counts_and_schedules_see_the_tensor():
+    with triggers.host_step(STEP, 20) as decisions:
+        assert torch.equal(triggers.every(10).count(STEP), torch.tensor(1))
+        assert torch.equal(schedules.linear(0.5, 0.1)(STEP), torch.tensor(0.5).double())
+    assert decisions == []
+
+
+def test_compiled_code_asks_with_its_own_step():
+    fires = torch.compile(triggers.every(10), backend="eager", fullgraph=True)
+    with triggers.host_step(STEP, 20):
+        assert torch.equal(fires(torch.tensor(5)), torch.tensor(False))
+
+
+def test_a_context_ends_with_an_error_too():
+    with pytest.raises(ZeroDivisionError), triggers.host_step(STEP, 20):
+        assert triggers.has_host_step()
+        raise ZeroDivisionError
+    assert not triggers.has_host_step()

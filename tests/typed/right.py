@@ -162,6 +162,7 @@ moved = state._replace(params=sf.apply_masks(state.params, state.masks))
 again = sf.with_params(moved, params)
 assert_type(again, sf.State)
 lean: sf.Algorithm = sf.donated(sf.rigl(0.9))
+replayed: sf.Algorithm = sf.captured(lean)
 averaged: Tree = sf.optimizers.ema(
     again, torch.tensor(0.9), sf.optimizers.ema(again, 0.9)
 )

@@ -98,6 +98,7 @@ sf.attach(
     sf.rigl(0.5, steps=1), layer, torch.optim.AdamW(layer.parameters())
 ).after_step("0")  # error: arg-type
 sf.donated(state)  # error: arg-type
+sf.captured(state)  # error: arg-type
 sf.report.plan(params, sf.rigl(0.9))  # error: arg-type
 sf.report.scalars(params)  # error: arg-type
 sf.report.changed(state, params)  # error: arg-type

@@ -102,6 +102,7 @@ COMPOSED = {
     "phases": lambda a: sf.phases([(0, a), (5, sf.dense())]),
     "rewinding": lambda a: sf.rewinding(a, to=sf.at([0]), when=sf.at([5])),
     "donated": sf.donated,
+    "captured": sf.captured,
     "reparametrised": lambda a: sf.reparametrised(
         sf.reparam.soft_threshold(init=0.0), a
     ),
@@ -111,8 +112,12 @@ COMPOSED = {
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.parametrize(
     "inner",
-    [lambda: sf.gmp(0.5), lambda: sf.donated(sf.gmp(0.5))],
-    ids=["gmp", "donated"],
+    [
+        lambda: sf.gmp(0.5),
+        lambda: sf.donated(sf.gmp(0.5)),
+        lambda: sf.captured(sf.gmp(0.5)),
+    ],
+    ids=["gmp", "donated", "captured"],
 )
 def test_a_wrapped_update_is_called(name, inner):
     algorithm, called = inner(), []

@@ -48,6 +48,7 @@ CALLS = {
     sf: [
         "always()",
         "at([1, 3])",
+        "captured(rigl(0.5))",
         "chain(static(0.5, key=tensor([0, 7])), one_shot(0.75))",
         "dense()",
         "donated(rigl(0.5))",
