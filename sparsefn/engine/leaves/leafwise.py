@@ -313,7 +313,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 def _words(mask: Tensor, *leaves: Tensor, least: int | None = None) -> Row | None:
     # The mask as bytes and floats of one dtype as integers.
     dtype = leaves[0].dtype
-    if mask.numel() < least or not dtype.is_floating_point or mask.dtype != torch.bool:
+    if not dtype.is_floating_point or mask.dtype != torch.bool:
         return None
     if any(leaf.dtype != dtype for leaf in leaves):
         return None
