@@ -223,6 +223,23 @@ def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
     assert {name: rows[name]["launches"] for name in counts} == counts
 
 
+@pytest.mark.parametrize("way", [[], ["--device-path"]])
+def test_overhead_is_counted_both_ways(way: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / "overhead.py"), *way]
+    done = subprocess.run(
+        [*command, "--smoke", f"--out={tmp_path}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "overhead.json").read_text(encoding="utf-8"))
+    (rows,) = written["tables"].values()
+    assert set(written["machine"]) == FACTS and len(rows) == 11
+    assert all(row["milliseconds"] > 0 and row["calls_a_leaf"] > 10 for row in rows)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_a_device_its_benchmark_says_so_in_one_line(tmp_path: Path) -> None:
     command = [
