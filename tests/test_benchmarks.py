@@ -198,8 +198,8 @@ def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
     most = {
         "gmp": 35,
         "rigl": 85,
-        "set": 230,
-        "snfs": 650,
+        "set": 640,
+        "snfs": 690,
         "rigl and adam, masks stay": 75,
         "adam under masks": 70,
     }

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.checks import Step, is_int
-from sparsefn.engine.leaves import brought
+from sparsefn.engine.draws import flipped_leaves
+from sparsefn.engine.leaves import brought, pays
 from sparsefn.engine.numbers import check_float
 from sparsefn.engine.processes import (
     agreed,
+    any_sharded,
     extent_of,
     is_sharded,
     local_tensor,
@@ -279,6 +281,9 @@ def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
 
 def bernoulli_masks(probs: Leaves, key: Tensor, step: Step) -> Leaves:
     """`bernoulli_mask` of some leaves, drawn from (key, path, step)."""
+    values = list(probs.values())
+    if key.ndim == 1 and not any_sharded(values) and pays(values):
+        return flipped_leaves(key, probs, step)
     keys = {path: random.leaf_key(key, path, step) for path in probs}
     return {
         path: bernoulli_mask(x, brought(keys[path], x.device))

@@ -22,7 +22,16 @@ from sparsefn.engine.draws.draws import (
 )
 from sparsefn.engine.draws.threefry import draw, finished, halves, told
 from sparsefn.engine.draws.words import rounds
-from sparsefn.engine.leaves import MOST, apart, brought, packs, pays, repeated, written
+from sparsefn.engine.leaves import (
+    MOST,
+    apart,
+    brought,
+    laid,
+    packs,
+    pays,
+    repeated,
+    written,
+)
 from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import asked
 
@@ -72,6 +81,28 @@ def drawn_leaves(
             strict=True,
         )
     )
+
+
+def flipped_leaves(
+    key: Tensor, chances: Mapping[str, Tensor], step: Step | None
+) -> dict[str, Tensor]:
+    """Where entries come true by their chances, as `flips` gives for each leaf and its
+    own key at a step.
+
+    >>> from sparsefn.engine.draws.leaf_draws import flipped_leaves
+    >>> flipped_leaves(sf.random.key(0), {"w": torch.tensor([0.0, 1.0])}, 3)
+    {'w': tensor([False,  True])}
+    """
+    drawn = drawn_leaves(key, chances, step, "uniform", torch.float64)
+    rows = [(drawn[path], x.detach()) for path, x in chances.items()]
+    return dict(zip(chances, laid(_comes_true, rows), strict=True))
+
+
+def _comes_true(drawn: Tensor, chance: Tensor) -> Tensor:
+    # A whole word is below a number where it is below the next whole number. So the
+    # lower digits of the draw, which come after the word, decide nothing.
+    words = (chance.double() * 2.0**32).ceil_()
+    return drawn < words.mul_(2.0**-32)
 
 
 def draws_laid(

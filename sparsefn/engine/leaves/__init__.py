@@ -18,7 +18,15 @@ from sparsefn.engine.leaves.leafwise import (
     zero_,
     zeroed,
 )
-from sparsefn.engine.leaves.lists import MOST, apart, end_to_end, packs, pays, repeated
+from sparsefn.engine.leaves.lists import (
+    MOST,
+    apart,
+    end_to_end,
+    laid,
+    packs,
+    pays,
+    repeated,
+)
 from sparsefn.engine.leaves.members import hidden, one_by_one
 from sparsefn.engine.leaves.memory import (
     BLOCK,
