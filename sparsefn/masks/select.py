@@ -76,8 +76,8 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def _kept_count(units: Units, n_keep: Count) -> int | Tensor:
-    # The count that was given, or the pattern's.
+def kept_count(units: Units, n_keep: Count) -> int | Tensor:
+    """The count that was given, checked, or the pattern's."""
     fixed = units.fixed
     if fixed is None:
         return _check_count("n_keep", n_keep, *units.rows)
@@ -104,7 +104,7 @@ def topk_mask(
     """
 
     def keep(units: Units, here: Tensor) -> Tensor:
-        count = units.own_counts(_kept_count(units.of_all, n_keep))
+        count = units.own_counts(kept_count(units.of_all, n_keep))
         entry = Entry(
             competing(units, here), allowed_rows(units, here, None), extent=units.extent
         )
