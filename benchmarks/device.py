@@ -588,6 +588,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.quick = False
     if options.kernels:
         import sparsefn_kernels  # noqa: F401
+    else:
+        os.environ["SPARSEFN_KERNELS"] = "0"
     b = Bench(options.device, options.smoke, 60 * options.minutes)
     for name in options.only:
         SECTIONS[name](b)
