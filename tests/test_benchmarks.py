@@ -279,7 +279,7 @@ def test_what_a_device_will_run_runs_on_the_cpu(tmp_path: Path) -> None:
     tables = json.loads((tmp_path / "device.json").read_text(encoding="utf-8"))[
         "tables"
     ]
-    assert len(tables) == 13
+    assert len(tables) == 17
     rows = [row for table in tables.values() for row in table]
     assert [row for row in rows if "Error" in row["note"]] == []
     absent = {row["what"] for row in rows if row["value"] is None}
