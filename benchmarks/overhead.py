@@ -7,8 +7,9 @@ that nothing else is left.
     python benchmarks/overhead.py --top 20        # which functions take the time
 
 There are 54 leaves of 8 x 8. With `--device-path` CPU tensors take the way of tensors
-on a GPU: lists of tensors, and no numpy. Calls are counted by cProfile, calls of
-functions in C included; their number depends on the versions of Python and torch.
+on a GPU without kernels: lists of tensors, joined competitions, and no numpy. Calls are
+counted by cProfile, calls of functions in C included; their number depends on the
+versions of Python and torch.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -28,8 +29,11 @@ from _timing import write
 from torch import Tensor, nn
 
 import sparsefn as sf
+from sparsefn.engine.draws import leaf_draws
 from sparsefn.engine.leaves import lists
+from sparsefn.engine.selection import dispatch, joined
 from sparsefn.engine.surroundings import transformed, transforms
+from sparsefn.masks import select
 
 LEAVES = 54
 SIDE = 8
@@ -48,14 +52,24 @@ class Row(NamedTuple):
 @contextlib.contextmanager
 def device_path() -> Iterator[None]:
     """CPU tensors take the way that tensors on a GPU take."""
+    usual = dispatch._elsewhere
 
     def as_lists(tensors: list[Tensor]) -> bool:
         return bool(tensors) and not transformed()
 
-    with (
-        mock.patch.object(lists, "pays", as_lists),
-        mock.patch.object(transforms, "_memory", lambda x: None),
-    ):
+    def selected(entries: Any, counts: Any, joint: bool) -> list[Tensor]:
+        if not joined.takes(entries):
+            return usual(entries, counts, joint)
+        own = dispatch._placed(entries, counts, joint)
+        if joint:
+            return joined.joint_masks(entries, own[0])
+        return joined.winners(entries, own)
+
+    with contextlib.ExitStack() as stack:
+        for module in (lists, joined, dispatch, leaf_draws, select):
+            stack.enter_context(mock.patch.object(module, "pays", as_lists))
+        stack.enter_context(mock.patch.object(transforms, "_memory", lambda x: None))
+        stack.enter_context(mock.patch.object(dispatch, "_elsewhere", selected))
         yield
 
 

@@ -189,7 +189,7 @@ def by_backend(
 
     >>> by_backend("none", [], (torch.tensor(0),), lambda *given: given)
     """
-    backend = backends.backend_of(name, numbers[0].device.type)
+    backend = backends.BACKENDS.get((name, numbers[0].device.type))
     made = None if backend is None else backend(rows, numbers, *options)
     if made is None:
         return None
@@ -215,7 +215,9 @@ def under_masks(
     numbers of the state, the count before others; the rate is added to them. The
     formula makes updates and moments of rows of (*moments, gradient, param).
     """
-    if not backends.has_backend(name, old[0].device.type):
+    device = old[0].device.type
+    # for the CPU it is registered above
+    if device != "cpu" and not backends.has_backend(name, device):
         return None
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)

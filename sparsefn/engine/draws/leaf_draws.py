@@ -2,8 +2,8 @@
 the number of leaves.
 
 A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves
-are folded together, on the CPU if the key and the step are there, and the words of
-leaves laid end to end are drawn at once. A backend draws all of them by itself.
+are folded together, in Python where the key can be read, and the words of leaves laid
+end to end are drawn at once. A backend draws all of them by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sparsefn.engine.leaves import (
     written,
 )
 from sparsefn.engine.processes import any_sharded
-from sparsefn.engine.surroundings import asked
+from sparsefn.engine.surroundings import as_numpy, asked
 
 Step = int | Tensor
 
@@ -164,7 +164,7 @@ def keys_on_device(
     tensor([[2208770095,  878172157],
             [3887166867, 3151049267]])
     """
-    if key.device.type == "cpu":
+    if as_numpy([key]) is not None:
         made = torch.stack([unchecked_key(key, path) for path in paths])
     else:
         index = written([digest(path) for path in paths], key.device).reshape(-1, 1)
