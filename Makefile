@@ -76,7 +76,7 @@ smaller: $(VENV)/.installed-demo  ## make two small networks smaller while they 
 	$(py) examples/smaller.py $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## time masks, updates, ensembles and smaller models against their peers; options in ARGS="--quick"
-	@for name in selection pieces updates training ensembles pruning depth shrinking rows sharded launches watching; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
+	@for name in selection pieces updates training ensembles pruning depth shrinking rows sharded launches overhead watching; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
 
 conformance: $(VENV)/.installed-dev  ## run the laws on twelve systems for pruning, 12 GB in environments; ARGS="--only NAME"
 	$(py) conformance/run.py $(ARGS)

@@ -24,7 +24,8 @@ from typing import Any
 import optree
 import torch
 from _device import FILLS, OFF, ON, Bench, by_sort, by_topk, scores, switched
-from _models import normal_tree, resnet50_shapes
+from _device_pruning import in_order, solvers
+from _device_updates import leaves_of, optimizers, updates
 from _timing import write
 from torch import Tensor
 
@@ -47,14 +48,6 @@ Masks = list[Tensor]
 def name_of(n: int) -> str:
     """A size as it is said."""
     return f"{n:.0e}".replace("e+0", "e") if n >= 1000 else str(n)
-
-
-def leaves_of(b: Bench, seed: int = 0) -> dict[str, Tensor]:
-    """The weights of a ResNet-50 on the device."""
-    return {
-        path: w.to(b.device)
-        for path, w in normal_tree(resnet50_shapes(32 if b.smoke else 1), seed).items()
-    }
 
 
 def tenth_of_each(leaves: dict[str, Tensor]) -> Callable[[], Masks]:
@@ -440,20 +433,6 @@ def training(b: Bench) -> None:
             way,
             lambda: drawn_leaves(sf.random.key(0), leaves, 0, "uniform", torch.float32),
         )
-    params = [w.clone().requires_grad_() for w in leaves.values()]
-    for param, grad in zip(params, grads.values(), strict=True):
-        param.grad = grad
-    b.time(
-        "adam, dense",
-        "torch.optim, foreach",
-        torch.optim.Adam(params, 1e-3, foreach=True).step,
-    )
-    if b.device.type == "cuda":
-        b.time(
-            "adam, dense",
-            "torch.optim, fused",
-            torch.optim.Adam(params, 1e-3, fused=True).step,
-        )
 
 
 def graphs(b: Bench) -> None:
@@ -591,6 +570,10 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
         training,
         graphs,
         captured,
+        updates,
+        optimizers,
+        solvers,
+        in_order,
         sanitized,
         compiled,
     )
@@ -632,6 +615,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.quick = False
     if options.kernels:
         import sparsefn_kernels  # noqa: F401
+    else:
+        os.environ["SPARSEFN_KERNELS"] = "0"
     b = Bench(options.device, options.smoke, 60 * options.minutes)
     for name in options.only:
         SECTIONS[name](b)

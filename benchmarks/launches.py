@@ -28,6 +28,7 @@ from sparsefn.testing.launches import counted
 
 LAUNCH, BANDWIDTH = 5e-6, 3.35e12  # seconds, bytes a second
 STEP = 100  # at which masks change
+SOLVES = "SparseGPT of one layer"
 
 
 class Row(NamedTuple):
@@ -168,6 +169,25 @@ def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
     ]
 
 
+def solves(side: int) -> list[Row]:
+    """SparseGPT of one layer, whose checks of values wait."""
+    weight, hessian = empty(side, side), empty(side, side)
+    options: dict[str, dict[str, Any]] = {
+        "half kept": {"keep": 0.5},
+        "2:4": {"pattern": sf.patterns.nm(2, 4)},
+        "4:8": {"pattern": sf.patterns.nm(4, 8)},
+        "a mask": {"mask": empty(side, side, dtype=torch.bool)},
+    }
+    return [
+        made(
+            f"solve.obs, {name}",
+            lambda o=option: sf.solve.obs(weight, hessian, **o),
+            side * side,
+        )
+        for name, option in options.items()
+    ]
+
+
 def show(title: str, rows: list[Row]) -> None:
     """Print one table."""
     width = max(len(row.name) for row in rows)
@@ -187,6 +207,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     tables = {
         "updates of ResNet-50's 54 weights": updates(shapes),
         "one tensor": calls(shapes, side),
+        SOLVES: solves(side),
     }
     if importlib.util.find_spec("sparsefn_kernels"):
         from sparsefn_kernels import backends_for

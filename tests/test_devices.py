@@ -100,7 +100,6 @@ COPIES = {
     "patterns/tied.py",
 }
 COPIES |= {
-    "calibration/sums.py",
     "checkpoint/states.py",
     "checkpoint/compressed.py",
     "solve/greedy.py",

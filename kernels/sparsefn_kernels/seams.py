@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sparsefn_kernels import step
 from sparsefn_kernels.draw import coins, draws, draws_of_leaves
 from sparsefn_kernels.select import winners
@@ -19,6 +21,14 @@ _SEAMS: dict[str, Callable[..., Any]] = {
     "adam": step.adam,
     "sgd": step.sgd,
 }
+
+
+def installed(device: str) -> dict[tuple[str, str], Callable[..., Any]]:
+    """What serves a kind of device where this package is: all kernels on `DEVICE`, and
+    none on AMD's GPUs, where nobody has run them.
+    """
+    served = torch.version.hip is None and device == DEVICE
+    return backends_for(device) if served else {}
 
 
 def backends_for(device: str) -> dict[tuple[str, str], Callable[..., Any]]:

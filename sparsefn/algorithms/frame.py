@@ -27,7 +27,7 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.draws import lifted
-from sparsefn.engine.leaves import donate, saves, sparse_among, zeroed
+from sparsefn.engine.leaves import brought, donate, saves, sparse_among, zeroed
 from sparsefn.engine.processes import any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed, with_own_code
 from sparsefn.patterns.structures import Structures
@@ -151,9 +151,19 @@ def own_params(params: Tree) -> Tree:
     return copied(params)
 
 
-def own_key(key: Tensor) -> Tensor:
-    """A copy of a PRNG key for a state, which a transform may hold."""
-    return lifted(key).clone()
+def own_key(key: Tensor, params: Tree) -> Tensor:
+    """A copy of a PRNG key for a state, which a transform may hold.
+
+    It is on the device of all params; where they lie on several, it stays where it is.
+
+    >>> own_key(random.key(0), {"w": torch.ones(2, device="meta")}).device
+    device(type='meta')
+    """
+    devices = [leaf.device for leaf in leaves_of(params)]
+    own = lifted(key)
+    if devices and all(device == devices[0] for device in devices):
+        own = brought(own, devices[0])
+    return own.clone()
 
 
 def check_pruned(pruned: str) -> None:
@@ -285,7 +295,11 @@ class Masked(NamedTuple):
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(
-                kept, masks, memory.init(params), own_key(seed), support=support
+                kept,
+                masks,
+                memory.init(params),
+                own_key(seed, params),
+                support=support,
             )
 
         def update(state: State, grads: Tree, step: Step) -> State:

@@ -202,7 +202,7 @@ class _Learned(NamedTuple):
             params,
             masks_tree(params, full({}, leaves)),
             scores,
-            own_key(self.seed),
+            own_key(self.seed, params),
             support=support,
         )
         return self.masked(state, 0, 0)

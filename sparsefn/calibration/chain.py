@@ -23,6 +23,7 @@ from sparsefn.calibration.capture import Chain, NeededError, PausedRun, recorded
 from sparsefn.calibration.inputs import collector, weights_of_call
 from sparsefn.calibration.one_block import part_of
 from sparsefn.calibration.sums import Stats
+from sparsefn.engine.numbers import flags_of
 from sparsefn.modules.calls import Call
 from sparsefn.modules.wrappers import Named
 from sparsefn.state import State
@@ -220,7 +221,8 @@ def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
     # Statistics come in the order in which their leaves were first used.
-    used = [path for path, of in stats.items() if of["count"].any()]
+    reached = flags_of([of["count"].any() for of in stats.values()])
+    used = list(itertools.compress(stats, reached))
     first = list[str]()
     for paths in chosen:
         first += [path for path in used if path in paths][:1]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.cache import copied_call
 from sparsefn.calibration.products import Watch, under_watch, unwatched
 from sparsefn.calibration.sums import Stats
+from sparsefn.engine.numbers import flags_of
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, limited_tables, quiet_call, tensors_for
 from sparsefn.modules.originals import computed_from, layer_of
@@ -391,10 +392,10 @@ def check_finite_stats(stats: Stats, named: Named, what: str = "inputs") -> None
     ValueError: inputs: expected finite inputs of 'weight' (Linear), got NaN or infinity
     in sums
     """
-    # All are asked for before the first is waited for, and once where leaves share
-    # their sums.
+    # a device is waited for once
     shared = {id(of["square"]): of for of in stats.values()}
-    finite = {key: _finite(of) for key, of in shared.items()}
+    flags = flags_of([_finite(of) for of in shared.values()])
+    finite = dict(zip(shared, flags, strict=True))
     for path, of in stats.items():
         if not finite[id(of["square"])]:
             raise ValueError(

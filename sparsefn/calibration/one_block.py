@@ -112,20 +112,21 @@ def prune_block(
         # One pass: statistics, and how far the outputs are from those of the pass
         # before, whose place they take.
         stats = Stats()
-        changed = 0.0
-        total = 0.0
+        moved: Tensor | None = None
         collect = collector(part, weights_of_call(part, state), chosen, of, narrow)
         counted = itertools.chain(tokens, itertools.repeat(None))
         for number, (call, own) in enumerate(zip(calls(), counted, strict=False)):
             new, out = collect(call, own)
             stats = added_stats(stats, new)
             if number < len(outputs):
-                change, square = _changes(read_tree(outputs[number]), out, own)
-                changed += change
-                total += square
+                more = _changes(read_tree(outputs[number]), out, own)
+                if more is not None:
+                    moved = more if moved is None else moved + more
             if cache and (errors or dense or not chosen):
                 outputs[number : number + 1] = [cache(out)]
         check_finite_stats(stats, part, f"in_order, block {block!r}")
+        # the device is waited for once
+        changed, total = (0.0, 0.0) if moved is None else moved.tolist()
         error = (changed / total) ** 0.5 if total else None
         return {path: stats[path] for path in chosen if path in stats}, error
 
@@ -244,9 +245,9 @@ def added_stats(stats: Stats, new: Stats) -> Stats:
     return stats | new | both
 
 
-def _changes(old: Tree, new: Tree, tokens: Tensor | None) -> tuple[float, float]:
+def _changes(old: Tree, new: Tree, tokens: Tensor | None) -> Tensor | None:
     # Of the first tensor of the outputs, the square of its change and its own, where
-    # tokens count.
+    # tokens count; None where outputs have no floats.
     for x, y in zip(leaves_of(old), leaves_of(new), strict=True):
         if isinstance(x, Tensor) and x.is_floating_point():
             if tokens is not None and x.shape[: tokens.ndim] == tokens.shape:
@@ -257,5 +258,5 @@ def _changes(old: Tree, new: Tree, tokens: Tensor | None) -> tuple[float, float]
                 torch.linalg.vector_norm,
                 dtype=torch.promote_types(x.dtype, torch.float32),
             )
-            return float(norm(y - x)) ** 2, float(norm(x)) ** 2
-    return 0.0, 0.0
+            return torch.stack([norm(y - x), norm(x)]).double().square()
+    return None

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparsefn.engine.leaves import as_tensor_on
+
 # of some outputs: "count", "square" (inputs,) and, if asked for, "gram"
 Sums = dict[str, Tensor]
 Stats = dict[str, Sums]  # of leaves, by path
@@ -28,7 +30,7 @@ def row_sums(x: Tensor, gram: bool) -> Sums:
     or in float64 if x is.
     """
     width = x.shape[1]
-    sums = {"count": torch.tensor(len(x), device=x.device), "square": _squares(x)}
+    sums = {"count": as_tensor_on(len(x), x.device), "square": _squares(x)}
     if gram:
         sums["gram"] = _gram(_parts(x, width, products=True), width, x)
     return sums
@@ -55,7 +57,7 @@ def patch_sums(
     # A patch adds the squares of its entries, whichever example it is from.
     seen = _patches(_squares(x)[None], kernel, *sizes)
     places = len(x) * math.prod(seen.shape[2 : 2 + len(kernel)])
-    count = torch.tensor(places, device=x.device)
+    count = as_tensor_on(places, x.device)
     square = seen.flatten(2, 1 + len(kernel)).sum(2).reshape(groups, -1)
     sums: list[Sums] = [{"count": count, "square": one} for one in square]
     if not gram:
@@ -175,9 +177,11 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     def where_few(value: Tensor | float, old: Tensor) -> Tensor:
         flags = few.reshape(count.shape + (1,) * (old.ndim - count.ndim))
-        return torch.where(
-            flags, torch.as_tensor(value, dtype=old.dtype, device=old.device), old
-        )
+        if isinstance(value, Tensor):
+            new = value.to(old.dtype)
+        else:
+            new = torch.full((), value, dtype=old.dtype, device=old.device)
+        return torch.where(flags, new, old)
 
     width = math.prod(square.shape[count.ndim :])
     inputs = where_few(0, count).sum() * width

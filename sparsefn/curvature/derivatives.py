@@ -36,7 +36,8 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     be the mean or the sum over examples. All leaves of `batch` have the same leading
     axis. Computed as `vmap(grad)`, so a loss that draws random numbers raises.
     BatchNorm must be in eval mode: with batch statistics a single example has no
-    gradient.
+    gradient. Raises ValueError where the loss fails on a batch that is not on the
+    device of params.
     """
     leaves, rebuild = unpacked(params)
     batch_size(batch)
@@ -44,7 +45,7 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
 
     def of_one(example: list[Tensor]) -> tuple[Tensor, ...]:
         one = as_batch([x.unsqueeze(0) for x in example])
-        return gradient_of(lambda weights: loss(rebuild(weights), *one))(leaves)
+        return gradient_of(lambda weights: _called(loss, rebuild(weights), one))(leaves)
 
     # its `randomness` is "error"
     return rebuild(torch.vmap(of_one)(list(data.values())))
@@ -73,7 +74,7 @@ def hessian_vector(
     check_like("vector", vector, params)
     leaves, rebuild = unpacked(params)
     checked_batch(batch)
-    gradient = gradient_of(lambda weights: loss(rebuild(weights), *batch))
+    gradient = gradient_of(lambda weights: _called(loss, rebuild(weights), batch))
     if not leaves:
         return vector
     return rebuild(
@@ -121,9 +122,8 @@ def sparsified(
     }
 
     def of_weights(weights: Tree, *batch: Tree) -> Tensor:
-        return loss(
-            rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]), *batch
-        )
+        tree = rebuild([weights.get(path, leaf) for path, leaf in leaves.items()])
+        return _called(loss, tree, batch)
 
     def scored(found: Tree) -> Tree:
         return rebuild(
@@ -134,6 +134,29 @@ def sparsified(
         )
 
     return chosen, of_weights, scored
+
+
+def _called(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tensor:
+    # A loss may move its arguments itself, so devices are compared where it fails.
+    try:
+        return loss(params, *batch)
+    except RuntimeError as error:
+        _check_devices(params, batch, error)
+        raise
+
+
+def _check_devices(params: Tree, batch: Sequence[Tree], error: RuntimeError) -> None:
+    devices = {leaf.device for leaf in flatten(params)[0].values()}
+    for path, x in flatten(tuple(batch))[0].items():
+        # a number on the CPU is an argument of operations on any device
+        known = not isinstance(x, Tensor) or not x.ndim or x.device in devices
+        if known or len(devices) != 1:
+            continue
+        (device,) = devices
+        raise ValueError(
+            f"expected the batch of a loss on {device}, where params are, got "
+            f"{path!r} of the batch on {x.device}; move it: x.to({str(device)!r})"
+        ) from error
 
 
 def gradient_at(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:

@@ -36,7 +36,8 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     The squared gradient of the whole batch differs: [4, 2.25]. With the labels of the
     data it is the empirical Fisher. `chunk_size` examples are taken at a time, which
     bounds memory to that many gradients. Sums are in float32 or wider. Leaves that are
-    not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))` is the saliency of
+    not sparsified score 0. Examples lie on the device of params, unless the loss moves
+    them; else ValueError. `sf.curvature.obd(fisher(loss, batch))` is the saliency of
     Theis et al. 2018, arXiv 1801.05787.
     """
     derivatives.check_loss(loss, batch)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.checks import Step, is_int
-from sparsefn.engine.leaves import brought
+from sparsefn.engine.draws import flipped_leaves
+from sparsefn.engine.leaves import brought, pays
 from sparsefn.engine.numbers import check_float
 from sparsefn.engine.processes import (
     agreed,
+    any_sharded,
     extent_of,
     is_sharded,
     local_tensor,
@@ -74,8 +76,8 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def _kept_count(units: Units, n_keep: Count) -> int | Tensor:
-    # The count that was given, or the pattern's.
+def kept_count(units: Units, n_keep: Count) -> int | Tensor:
+    """The count that was given, checked, or the pattern's."""
     fixed = units.fixed
     if fixed is None:
         return _check_count("n_keep", n_keep, *units.rows)
@@ -102,7 +104,7 @@ def topk_mask(
     """
 
     def keep(units: Units, here: Tensor) -> Tensor:
-        count = units.own_counts(_kept_count(units.of_all, n_keep))
+        count = units.own_counts(kept_count(units.of_all, n_keep))
         entry = Entry(
             competing(units, here), allowed_rows(units, here, None), extent=units.extent
         )
@@ -279,6 +281,9 @@ def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
 
 def bernoulli_masks(probs: Leaves, key: Tensor, step: Step) -> Leaves:
     """`bernoulli_mask` of some leaves, drawn from (key, path, step)."""
+    values = list(probs.values())
+    if key.ndim == 1 and not any_sharded(values) and pays(values):
+        return flipped_leaves(key, probs, step)
     keys = {path: random.leaf_key(key, path, step) for path in probs}
     return {
         path: bernoulli_mask(x, brought(keys[path], x.device))

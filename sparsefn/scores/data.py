@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import described, number
-from sparsefn.engine.numbers import Real, as_matrix
+from sparsefn.engine.numbers import Real, as_matrix, flags_of
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.tied import TiedPattern, TiedUnits
 from sparsefn.patterns.units import units_of_leaves
@@ -269,6 +270,7 @@ def _faults(name: str, stats: Stats) -> dict[str, str]:
     faults = {}
     check_stats(name, stats, "experts" if name == "reap" else "inputs")
     key = "norm" if name == "reap" else "square"
+    flags: dict[str, list[Tensor]] = {}
     for path, of in stats.items():
         missing = [one for one in ("count", key) if one not in of]
         if missing:
@@ -276,21 +278,30 @@ def _faults(name: str, stats: Stats) -> dict[str, str]:
                 f"{name}: expected {missing[0]!r} in the statistics at {path!r}, got "
                 f"{', '.join(of)}"
             )
-        elif name == "reap":
-            if not bool((of["count"] > 0).any()):
-                faults[path] = (
-                    f"reap: no data for the experts of {path!r}: no token was routed "
-                    "to any"
-                )
-        elif not bool((of["count"] > 0).all()):
-            some = "" if of["count"].ndim == 0 else " some outputs of"
+        else:
+            reached = of["count"] > 0
+            flags[path] = [
+                reached.any() if name == "reap" else reached.all(),
+                (of["count"] > 1).all(),
+                of[key].isfinite().all(),
+            ]
+    # a device is waited for once
+    known = iter(flags_of(list(itertools.chain.from_iterable(flags.values()))))
+    for path in flags:
+        reaches, repeats, finite = itertools.islice(known, 3)
+        if not reaches and name == "reap":
+            faults[path] = (
+                f"reap: no data for the experts of {path!r}: no token was routed to any"
+            )
+        elif not reaches:
+            some = " some outputs of" if stats[path]["count"].ndim else ""
             faults[path] = f"{name}: no data for{some} the leaf {path!r}: {UNREACHED}"
-        elif bool((of["count"] < 2).any()):
+        elif not repeats and name != "reap":
             faults[path] = (
                 f"{name}: expected more than one calibration input at {path!r}, got "
                 f"1: {MENDS}"
             )
-        if path not in faults and not bool(of[key].isfinite().all()):
+        elif not finite:
             faults[path] = (
                 f"{name}: expected finite statistics at {path!r}, got NaN or infinity"
             )

@@ -12,11 +12,12 @@ from torch import Tensor
 from sparsefn.budgets.distributions import apportion
 from sparsefn.engine.checks import check_int, check_sparsity, is_int, n_kept
 from sparsefn.engine.processes import check_alike, gathered, own
+from sparsefn.engine.selection import best_of_columns
 from sparsefn.engine.surroundings import concrete
-from sparsefn.masks.select import topk_mask
+from sparsefn.masks.select import kept_count, topk_mask
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.tied import TiedPattern
-from sparsefn.patterns.units import units_of
+from sparsefn.patterns.units import Units, units_of
 from sparsefn.solve.inputs import (
     USUAL,
     check_damp,
@@ -34,7 +35,7 @@ WIDTHS = (256, 64, 16)
 ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
 
 Keep = float | int | Sequence[int]
-# (scores of some columns as (out, columns), which of the blocks they are) -> their mask
+# (scores of some columns as (columns, out), which of the blocks they are) -> their mask
 Choose = Callable[[Tensor, int], Tensor]
 
 
@@ -100,7 +101,9 @@ def obs(
     apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
 
     def among(scores: Tensor, i: int) -> Tensor:
-        return choose(scores, i) if apart else choose(gathered(scores)[0], i)[mine]
+        if apart:
+            return choose(scores, i)
+        return choose(gathered(scores.T)[0].T, i)[:, mine]
 
     new = w[mine]
     kept = torch.empty_like(w[mine], dtype=torch.bool)
@@ -155,7 +158,7 @@ def _swept(
             )
             for x, at in zip(every, rows, strict=True)
         ]
-        _sweep(parts, widths, span, a // span, choose)
+        _sweep(parts, _inverses(within, span), widths, span, a // span, choose)
     for changes, at in zip(every, rows, strict=True):
         new[at].copy_(changes.T)
     # -0.0 less its change is -0.0 again
@@ -185,8 +188,33 @@ class _Columns(NamedTuple):
         )
 
 
+def _inverses(factor: Tensor, span: int) -> list[Tensor]:
+    # Of each `span` columns of a factor the matrix that turns changes which earlier
+    # columns cause into those of the columns themselves, if all are kept.
+    columns = len(factor)
+    many = columns // span
+    rest = columns - many * span
+    made: list[Tensor] = []
+    if many:
+        end = many * span
+        square = factor[:end, :end].reshape(many, span, many, span)
+        made += _inverse(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1)).unbind()
+    if rest:
+        made.append(_inverse(factor[-rest:, -rest:]))
+    return made
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(
+        -factor, eye, upper=False, unitriangular=True
+    )
+    return inverse
+
+
 def _sweep(
     parts: Sequence[_Columns],
+    inverses: Sequence[Tensor],
     widths: Sequence[int],
     span: int,
     first: int,
@@ -199,29 +227,27 @@ def _sweep(
     columns = len(factor)
     if widths[0] == span:
         # What the weights of these columns are by now: those that all of them, if kept,
-        # make of the changes before.
-        eye = torch.eye(columns, dtype=factor.dtype, device=factor.device)
-        whole = torch.linalg.solve_triangular(
-            -factor, eye, upper=False, unitriangular=True
-        )
-        # minus the weights, to be squared
-        now = [(whole @ at.due).sub_(at.changes).mul_(scale) for at in parts]
-        mask = choose(torch.cat([x.mul_(x) for x in now], 1).T, first)
+        # make of the changes before. Their signs are turned, before they are squared.
+        now = [(inverses[0] @ at.due).sub_(at.changes).mul_(scale) for at in parts]
+        squares = [x.mul_(x) for x in now]
+        mask = choose(squares[0] if len(squares) == 1 else torch.cat(squares, 1), first)
         for at, own_mask in zip(
-            parts, torch.split(mask, [len(at.mask) for at in parts]), strict=True
+            parts, torch.split(mask, [len(at.mask) for at in parts], 1), strict=True
         ):
-            at.mask.copy_(own_mask)
+            at.mask.copy_(own_mask.T)
             # Torch turns whole tensors block by block, but not parts of others.
-            at.keeps.copy_(own_mask.contiguous().T.contiguous())
+            kept = own_mask.contiguous()
+            at.keeps.copy_(kept)
             # a pruned weight changes by all that it is
-            at.changes.sub_(at.keeps * at.changes)
+            at.changes.masked_fill_(kept, 0.0)
     if len(widths) > 1:
         for a in range(0, columns, widths[1]):
             some = [at.part(a, min(a + widths[1], columns)) for at in parts]
             for at, part in zip(parts, some, strict=True):
                 if a:
                     part.due.add_(factor[a : a + widths[1], :a] @ at.changes[:a])
-            _sweep(some, widths[1:], span, first + a // span, choose)
+            after = a // span
+            _sweep(some, inverses[after:], widths[1:], span, first + after, choose)
         return
     # The factor is 0 for the column itself and for those after it, whose changes are
     # not known yet. Fused operations would be a little faster, but vmap has none of
@@ -270,7 +296,11 @@ def _choice(
             )
         given = check_kept("obs", mask, w)[mine]
         wide = WIDTHS[0]
-        return wide, 1, lambda scores, i: given[:, i * wide : (i + 1) * wide]
+
+        def given_columns(scores: Tensor, i: int) -> Tensor:
+            return given[:, i * wide : (i + 1) * wide].contiguous().T
+
+        return wide, 1, given_columns
     if pattern is None:
         if keep is None:
             raise TypeError(
@@ -283,7 +313,7 @@ def _choice(
         return (
             min(block, columns),
             len(w),
-            lambda scores, i: topk_mask(scores, counts[i]),
+            lambda scores, i: topk_mask(scores.T, counts[i]).T,
         )
     if not isinstance(pattern, Pattern):
         raise TypeError(
@@ -313,11 +343,23 @@ def _choice(
             f"got {keep!r}"
         )
     count = _kept(keep, units.rows[1]) if isinstance(keep, float) else keep
+    height = units.group[0] * units.unit[0]
+    number = kept_count(units, count) if _are_single(units) and w.numel() else None
+    if height == 1 and isinstance(number, int):
+        best = best_of_columns(span, number, w.device)
+        return span, 1, lambda scores, i: best(scores)  # a group is in a column of them
     return (
         span,
-        units.group[0] * units.unit[0],
-        lambda scores, i: topk_mask(scores, count, pattern=pattern),
+        height,
+        lambda scores, i: topk_mask(scores.T, count, pattern=pattern).T,
     )
+
+
+def _are_single(units: Units) -> bool:
+    # Whether units are single weights that are chosen by their scores alone.
+    pattern = units.pattern
+    plain = type(pattern) is Pattern and pattern.zeros is None
+    return plain and units.single and units.allowed is None
 
 
 def _counts(keep: Keep, sizes: list[int]) -> list[int]:

@@ -75,9 +75,13 @@ def check_finite(call: str, **tensors: Tensor) -> None:
         ...
     ValueError: obs: expected a finite hessian, got 1 of 2 entries NaN or infinite
     """
+    # one pass and one wait for all; a sum of finite numbers may be infinite, too
+    totals = {name: x.detach().sum() for name, x in tensors.items()}
+    together = read(sum(totals.values()))
+    if together is not None and math.isfinite(together):
+        return
     for name, x in tensors.items():
-        # one pass; a sum of finite numbers may be infinite, too
-        total = read(x.detach().sum())
+        total = read(totals[name])
         broken = (
             0
             if total is None or math.isfinite(total)
@@ -176,21 +180,27 @@ def factor_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     goes into zeros above the diagonal.
     """
     n = len(hessian)
-    diagonal = hessian.diagonal().clone()
+    squares = []
+    infos = []
     for a in range(0, n, BLOCK):
         b = min(a + BLOCK, n)
         panel = hessian[a:, a:b]
+        squares.append(panel[: b - a].clone())
         if a:
             panel.sub_(hessian[a:, :a] @ hessian[a:b, :a].T)
         lower, info = torch.linalg.cholesky_ex(panel[: b - a])
-        if read(info):
-            upper = hessian.triu(1)
-            _singular(call, upper + upper.T + torch.diag(diagonal), damp)
+        infos.append(info)
         panel[: b - a] = lower
         if b < n:
             # torch hands the result of this form back as the panel lies in memory
             below = panel[b - a :].T
             below.copy_(torch.linalg.solve_triangular(lower, below, upper=False))
+    # a device is waited for once
+    if infos and read(torch.stack(infos).any()):
+        for a, square in zip(range(0, n, BLOCK), squares, strict=True):
+            hessian[a : a + BLOCK, a : a + BLOCK] = square
+        upper = hessian.triu(1)
+        _singular(call, upper + upper.T + torch.diag(hessian.diagonal()), damp)
     return hessian
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_call, described
-from sparsefn.engine.numbers import as_matrix
+from sparsefn.engine.numbers import as_matrix, flags_of
 from sparsefn.scores.data import UNREACHED, Stats, check_stats
 from sparsefn.state import Step
 
@@ -45,11 +45,9 @@ def layerwise(
     """
     check_call("fn", fn, "weight", "gram", "mask")
     check_stats("layerwise", stats)
-    unreached = {
-        path
-        for path, of in stats.items()
-        if "count" in of and not bool((of["count"] > 0).all())
-    }
+    counts = {path: of["count"] for path, of in stats.items() if "count" in of}
+    reached = flags_of([(count > 0).all() for count in counts.values()])
+    unreached = {path for path, flag in zip(counts, reached, strict=True) if not flag}
 
     def rewritten(
         path: str, weight: Tensor, mask: Tensor, step: Step

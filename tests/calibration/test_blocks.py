@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import sparsefn as sf
+from sparsefn.engine.surroundings import Onlooker
 
 in_order, outlier_ratios = sf.calibration.in_order, sf.calibration.outlier_ratios
 
@@ -427,3 +428,46 @@ def test_outliers_are_counted_over_a_block():
             {"0.a": {"count": torch.tensor(0), "square": torch.zeros(())}},
             ["0.*"],
         )
+
+
+class Reads(Onlooker):
+    """How often Python asks for a number in a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ == "_local_scalar_dense"
+        return func(*args, **(kwargs or {}))
+
+
+def reads(prune, of, blocks, layers, windows):
+    parts = [
+        nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)]) for _ in range(blocks)
+    ]
+    names = [f"{i}.*" for i in range(blocks)]
+    inputs = torch.randn(windows, 16, 8)
+    with Reads() as found:
+        for _ in sf.calibration.by_block(
+            nn.Sequential(*parts), None, names, prune, inputs, of=of, chunk_size=1
+        ):
+            pass
+    return found.count
+
+
+def test_a_block_reads_one_number_whatever_it_has():
+    # and twice some flags, all at once
+    def wanda(stats):
+        return sf.methods.wanda(0.5, stats)
+
+    assert reads(wanda, "square", 1, 2, 2) == reads(wanda, "square", 1, 5, 7) == 1
+    assert reads(wanda, "square", 3, 2, 2) == 3
+
+
+def test_sparsegpt_reads_a_few_numbers_of_a_layer():
+    def sparsegpt(stats):
+        return sf.methods.sparsegpt(0.5, stats)
+
+    # whether values are finite, inputs dead, all and any, and a factor exists
+    assert reads(sparsegpt, "gram", 1, 3, 2) == 1 + 4 * 3

@@ -259,3 +259,50 @@ def test_bad_losses_vectors_and_functions_of_the_step():
         TypeError, match=r"expected floating-point params, got torch.int64 at 'w'"
     ):
         C.example_gradients(loss, {"w": torch.tensor([1])}, (torch.ones(1),))
+
+
+def scaled(params, x):
+    return (params["w"] * x).sum()
+
+
+def moving(params, x):
+    return scaled(params, x.to(params["w"].device))
+
+
+@pytest.mark.parametrize("call", ["gradients", "product", "fisher", "obd", "diagonal"])
+def test_a_batch_on_another_device_is_named(call):
+    params = {"w": torch.ones(3, 4, device="meta")}
+    x = torch.ones(2, 3, 4)
+
+    def run(loss):
+        if call == "gradients":
+            return C.example_gradients(loss, params, (x,))
+        if call == "product":
+            return C.hessian_vector(loss, params, params, (x[0],))
+        scores = {
+            "fisher": lambda: C.fisher(loss, (x,)),
+            "obd": lambda: C.obd(C.fisher(loss, (x,))),
+            "diagonal": lambda: C.hessian_diagonal(loss, (x[0],)),
+        }
+        algorithm = sf.one_shot(0.5, scores[call](), when=sf.at([0]))
+        return algorithm.update(algorithm.init(params), params, 0)
+
+    with pytest.raises(
+        ValueError,
+        match=r"expected the batch of a loss on meta, where params are, got '0' of the "
+        r"batch on cpu; move it: x.to\('meta'\)",
+    ) as caught:
+        run(scaled)
+    assert isinstance(caught.value.__cause__, RuntimeError)  # torch's own words
+    run(moving)
+
+
+def test_errors_of_a_loss_that_are_not_of_devices_are_its_own():
+    def failing(params, x, number):
+        raise RuntimeError("of its own")
+
+    params = {"w": torch.ones(3)}
+    for device in ("cpu", "meta"):
+        batch = torch.ones(2, 3), torch.tensor(1.0, device=device)
+        with pytest.raises(RuntimeError, match="^of its own$"):
+            C.hessian_vector(failing, params, params, batch)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import sparsefn as sf
 from sparsefn.solve import blocked
+from sparsefn.testing.launches import counted
 
 nm, obs, refit = sf.patterns.nm, sf.solve.obs, sf.solve.refit
 
@@ -436,3 +437,19 @@ def test_members_and_compiled_code_have_the_same_bits(name):
     assert all(
         torch.equal(got, want[1]) for got, want in zip(compiled, alone, strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({"keep": 0.5}, 4.6), ({"pattern": nm(2, 4)}, 8.0), ({"pattern": nm(4, 8)}, 6.2)],
+)
+def test_a_sweep_on_a_device_waits_for_nothing(options, most):
+    # Checks wait, before it and after the factor: of values, twice more where a sum of
+    # all is not finite, of dead inputs and of the factor. So a block of columns can be
+    # captured in a graph.
+    for columns in (256, 512):
+        weight = torch.empty(64, columns, device="meta")
+        hessian = torch.empty(columns, columns, device="meta")
+        found = counted(lambda w=weight, h=hessian: obs(w, h, **options))
+        assert len(found.waits) == 5
+        assert found.launches <= most * columns

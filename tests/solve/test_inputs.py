@@ -169,3 +169,13 @@ def test_a_late_block_that_is_singular_is_described_by_the_whole(monkeypatch):
         ValueError, match=re.escape("eigenvalues from -1 to 4, as of inputs")
     ):
         inputs.factor_in_place("obs", hessian, 0.0)
+
+
+def test_a_large_factor_that_does_not_exist_tells_the_eigenvalues():
+    x = torch.randn(8, 300, generator=torch.Generator().manual_seed(0)).double()
+    hessian = x.T @ x
+    hessian[299, 299] -= 500.0  # in the second panel
+    values = torch.linalg.eigvalsh(hessian)
+    text = f"eigenvalues from {float(values[0]):.3g} to {float(values[-1]):.3g}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        inputs.factor_in_place("obs", hessian.clone() + 1e-6 * torch.eye(300), 0.0)

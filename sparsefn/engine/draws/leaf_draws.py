@@ -2,9 +2,9 @@
 the number of leaves.
 
 A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves
-are folded together, on the CPU if the key and the step are there, and the words of
-leaves laid end to end are drawn at once. A backend draws all of them by itself. Small
-leaves on the CPU are drawn so, too.
+are folded together, in Python where the key can be read, and the words of leaves laid
+end to end are drawn at once. A backend draws all of them by itself. Small leaves on the
+CPU are drawn so, too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sparsefn.engine.leaves import (
     MOST,
     apart,
     brought,
+    laid,
     packs,
     pays,
     repeated,
@@ -103,6 +104,28 @@ def _small_draws(
     index -= (ends - lengths).repeat_interleave(lengths)
     own = keys.repeat_interleave(lengths, 0)
     return apart(draw(own, index[:, None], 1, kind, dtype), leaves)
+
+
+def flipped_leaves(
+    key: Tensor, chances: Mapping[str, Tensor], step: Step | None
+) -> dict[str, Tensor]:
+    """Where entries come true by their chances, as `flips` gives for each leaf and its
+    own key at a step.
+
+    >>> from sparsefn.engine.draws.leaf_draws import flipped_leaves
+    >>> flipped_leaves(sf.random.key(0), {"w": torch.tensor([0.0, 1.0])}, 3)
+    {'w': tensor([False,  True])}
+    """
+    drawn = drawn_leaves(key, chances, step, "uniform", torch.float64)
+    rows = [(drawn[path], x.detach()) for path, x in chances.items()]
+    return dict(zip(chances, laid(_comes_true, rows), strict=True))
+
+
+def _comes_true(drawn: Tensor, chance: Tensor) -> Tensor:
+    # A whole word is below a number where it is below the next whole number. So the
+    # lower digits of the draw, which come after the word, decide nothing.
+    words = (chance.double() * 2.0**32).ceil_()
+    return drawn < words.mul_(2.0**-32)
 
 
 def draws_laid(

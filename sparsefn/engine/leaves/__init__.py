@@ -22,6 +22,7 @@ from sparsefn.engine.leaves.lists import (
     MOST,
     apart,
     end_to_end,
+    laid,
     packs,
     pays,
     repeated,

@@ -9,6 +9,7 @@ from sparsefn.engine.numbers.numbers import (
     batch_first,
     between,
     divide,
+    flags_of,
     floor,
     folded,
     held,

@@ -47,6 +47,19 @@ def like(model: Tensor, value: Real) -> Tensor:
     return torch.full((), value, dtype=torch.float64, device=model.device)
 
 
+def flags_of(flags: Sequence[Tensor]) -> list[bool]:
+    """The values of 0-d flags; a device that has all of them is waited for once.
+
+    >>> from sparsefn.engine.numbers import numbers
+    >>> numbers.flags_of([torch.tensor(True), torch.tensor(False)])
+    [True, False]
+    """
+    if len({flag.device for flag in flags}) == 1:
+        known: list[bool] = torch.stack(list(flags)).tolist()
+        return known
+    return [bool(flag) for flag in flags]
+
+
 def divide(a: Real, b: Real) -> Real:
     """`a / b`, truly divided: torch takes some quotients of a tensor and a Python
     number as products with 1 / b.

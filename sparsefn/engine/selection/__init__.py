@@ -1,5 +1,6 @@
 """Exact top-k of each row, and integers by share."""
 
+from sparsefn.engine.selection.columns import best_of_columns
 from sparsefn.engine.selection.dispatch import (
     Count,
     Entry,

@@ -5,6 +5,12 @@ A backend is registered by `BACKENDS[name, device type] = function`. The functio
 what stands here; it returns None for what it leaves to this library. The CPU's steps of
 optimizers are in `leaves/steps.py`.
 
+A package that is installed may register its own without an import: an entry point of
+the group "sparsefn.backends", whose name is the kind of device, such as "cuda". It is
+a function of that name that gives entries of `BACKENDS`, and is called when a backend
+of that kind is first asked for. `SPARSEFN_KERNELS=0` in the environment leaves all such
+packages out.
+
 - `winners(entries, counts, spans, joint)`: the masks of `selection/dispatch.py`'s
   operator.
 - `draws(key, index, n, kind, dtype, domain, digits)`: those of `threefry.py`'s
@@ -25,10 +31,29 @@ optimizers are in `leaves/steps.py`.
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+from sparsefn.engine.surroundings.transforms import at_compile_time
+
 BACKENDS: dict[tuple[str, str], Callable[..., Any]] = {}
+
+GROUP = "sparsefn.backends"
+SWITCH = "SPARSEFN_KERNELS"
+# kinds of devices whose entry points have been looked for; these have none
+LOOKED = {"cpu": True, "meta": True}
+
+
+def backend_of(name: str, device: str) -> Callable[..., Any] | None:
+    """The backend of a name for a kind of device, or None.
+
+    >>> from sparsefn.engine.surroundings import backends
+    >>> backends.backend_of("winners", "meta")
+    """
+    _register_installed(device)
+    return BACKENDS.get((name, device))
 
 
 def has_backend(name: str, device: str) -> bool:
@@ -38,7 +63,7 @@ def has_backend(name: str, device: str) -> bool:
     >>> backends.has_backend("winners", "meta")
     False
     """
-    return (name, device) in BACKENDS
+    return backend_of(name, device) is not None
 
 
 def asked(name: str, device: str, *args: Any) -> Any:
@@ -48,4 +73,31 @@ def asked(name: str, device: str, *args: Any) -> Any:
     >>> from sparsefn.engine.surroundings import backends
     >>> backends.asked("winners", "meta", [], torch.tensor([]), [], False)
     """
-    return BACKENDS[name, device](*args) if has_backend(name, device) else None
+    backend = backend_of(name, device)
+    return None if backend is None else backend(*args)
+
+
+@at_compile_time
+def _register_installed(device: str) -> None:
+    # What was registered by hand stays.
+    if device in LOOKED:
+        return
+    LOOKED[device] = True
+    if os.environ.get(SWITCH) == "0":
+        return
+    # takes some milliseconds
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=GROUP, name=device):
+        try:
+            made = point.load()(device)
+        except Exception as error:
+            warnings.warn(
+                f"sparsefn: the kernels of {point.value!r} do not load, so torch alone "
+                f"computes on {device!r}: {type(error).__name__}: {error}. With "
+                f"{SWITCH}=0 in the environment they are left out",
+                stacklevel=2,
+            )
+            continue
+        for key, backend in made.items():
+            BACKENDS.setdefault(key, backend)

@@ -2,6 +2,8 @@
 decline is done as without them.
 """
 
+import importlib.metadata
+
 import pytest
 import torch
 
@@ -121,3 +123,75 @@ def test_compiled_code_sees_a_backend_that_is_registered_later(monkeypatch):
     assert compiled(torch.zeros(1)) == 0
     monkeypatch.setitem(BACKENDS, ("sgd", "meta"), lambda *args: None)
     assert compiled(torch.zeros(1)) == 1
+
+
+class Point:
+    """An entry point of a package, with what its function gives."""
+
+    value = "some.kernels:installed"
+
+    def __init__(self, made):
+        self.made = made
+
+    def load(self):
+        return lambda device: self.made(device)
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Lets a package be installed for a kind of device that nobody has."""
+    monkeypatch.setattr(backends, "LOOKED", dict(backends.LOOKED))
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    looked = []
+
+    def entry_points(group, name):
+        assert group == "sparsefn.backends"
+        looked.append(name)
+        return [Point(install.made)]
+
+    def install(made):
+        install.made = made
+        return looked
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    return install
+
+
+def test_an_installed_package_is_asked_once_for_a_kind_of_device(install):
+    looked = install(lambda device: {("sgd", device): len, ("adam", device): len})
+    backends.BACKENDS["adam", "new"] = max
+    assert backends.asked("sgd", "new", "four") == 4
+    assert backends.backend_of("adam", "new") is max  # by hand
+    assert not backends.has_backend("coins", "new") and looked == ["new"]
+    for device in ("cpu", "meta"):
+        backends.has_backend("coins", device)
+    assert looked == ["new"]
+
+
+def test_one_line_leaves_installed_packages_out(install, monkeypatch):
+    looked = install(lambda device: {("sgd", device): len})
+    monkeypatch.setenv("SPARSEFN_KERNELS", "0")
+    assert not backends.has_backend("sgd", "new") and looked == []
+
+
+def test_a_package_that_does_not_load_is_named(install):
+    install(lambda device: 1 / 0)
+    with pytest.warns(
+        UserWarning,
+        match="the kernels of 'some.kernels:installed' do not load, so torch alone "
+        "computes on 'new': ZeroDivisionError: .* SPARSEFN_KERNELS=0",
+    ):
+        assert not backends.has_backend("sgd", "new")
+    assert not backends.has_backend("sgd", "new")  # and says so once
+
+
+@pytest.mark.deep
+def test_compiled_code_looks_while_it_is_traced(install):
+    looked = install(lambda device: {("sgd", device): len})
+    compiled = torch.compile(
+        lambda x: x + backends.has_backend("sgd", "new"),
+        backend="eager",
+        fullgraph=True,
+    )
+    assert compiled(torch.zeros(1)) == compiled(torch.zeros(1)) == 1
+    assert looked == ["new"]
