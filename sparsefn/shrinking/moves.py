@@ -231,7 +231,7 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
     # each atom of the grid is the product of one for each axis
     if key not in step.splits:
         outer, inner = ranks
-        labels = []
+        labels: list[Ids] = []
         for size in table.shape:
             labels.append(step.atoms.new(size, inner if labels else outer))
         places = np.nonzero(table >= 0)

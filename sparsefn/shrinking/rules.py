@@ -157,9 +157,9 @@ def _multiply_pairs(
         # else it is no product of matrices
         if any(dims[c][0] > 1 for c in summed):
             factors = []
-            for word, value in ((a, x), (b, y)):
-                if value is not None and set(word) <= set(letters):
-                    factors.append(value)
+            for word, factor in ((a, x), (b, y)):
+                if factor is not None and set(word) <= set(letters):
+                    factors.append(factor)
             step.multiplies(tuple(dims[c] for c in letters), *factors)
         word = "".join(c for c in letters if c in needed)
         place = len(left) if by_path else 0
