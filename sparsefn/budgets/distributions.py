@@ -315,7 +315,9 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
 
 
 def _positive(count: int | Tensor) -> int | Tensor:
-    return count.clamp(min=0) if isinstance(count, Tensor) else max(count, 0)
+    if isinstance(count, Tensor):
+        return count.clamp(min=0)
+    return max(count, 0)
 
 
 @at_compile_time

@@ -56,7 +56,10 @@ class Within:
     def cost(self) -> Number:
         """What these units cost."""
         counts = self.counts
-        masks = sum(self.priced.masks.values()) if counts != self.priced.sizes else 0
+        if counts != self.priced.sizes:
+            masks = sum(self.priced.masks.values())
+        else:
+            masks = 0
         return self.priced.cost(list(counts.values())) + masks
 
     def __repr__(self) -> str:
@@ -108,11 +111,9 @@ class Within:
             return self.priced.cost(kept) + masks
 
         start = Fraction(whole) + masks
-        limit = (
-            start - Fraction(way) * (start - Fraction(self.limit))
-            if whole > self.limit
-            else start
-        )
+        limit = start
+        if whole > self.limit:
+            limit = start - Fraction(way) * (start - Fraction(self.limit))
         least = cost(levels(0))
         if least > limit:
             raise ValueError(
@@ -226,7 +227,10 @@ def _by_table(priced: Priced, table: Table) -> Priced:
 def _row(
     name: str, given: Sequence[Number] | Mapping[int, Number], size: int
 ) -> list[Number]:
-    found = given if isinstance(given, Mapping) else dict(enumerate(given))
+    if isinstance(given, Mapping):
+        found = given
+    else:
+        found = dict(enumerate(given))
     if size not in found:
         raise ValueError(
             f"within: expected the cost of all {size} units in the table of {name!r}, "

@@ -235,7 +235,8 @@ def _prepared(
     names = names_of(of)
     call = as_call(inputs)
     model = Named.of(module)
-    state = dense().init(weights_of_call(model, None)) if state is None else state
+    if state is None:
+        state = dense().init(weights_of_call(model, None))
     leaves = weights_of_call(model, state)
     asked = list[Asked]()
     check_data("in_order", module, [(call, tokens)])

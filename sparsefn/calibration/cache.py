@@ -143,7 +143,8 @@ def cache_tree(
     >>> read_tree(cache_tree({"x": torch.ones(1), "n": 2}, in_memory))
     {'x': tensor([1.]), 'n': 2}
     """
-    memo = {} if memo is None else memo
+    if memo is None:
+        memo = {}
     leaves, structure = optree.tree_flatten(tree)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Marker):

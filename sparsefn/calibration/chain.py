@@ -89,7 +89,8 @@ def _chain(
         times = order.count(path)
         if times > 1:
             raise CalledAgainError(f"{path!r} is called {times} times")
-        why = why if times else f"{path!r} is called 0 times"
+        if not times:
+            why = f"{path!r} is called 0 times"
     if why:
         raise BrokenChainError(why)
     numbers = [order.index(path) for path in at]

@@ -168,4 +168,6 @@ def _routed(given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
     if len(whole) != 1 or len(floats) != 2 or len(floats[0]) != len(floats[1]):
         return None
     x, weights = floats if floats[1].shape == whole[0].shape else floats[::-1]
-    return (x, whole[0], weights) if weights.shape == whole[0].shape else None
+    if weights.shape == whole[0].shape:
+        return (x, whole[0], weights)
+    return None

@@ -63,7 +63,10 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
             f"{os.fspath(folder)!r}, got {there}: write the folder with "
             "model.save_pretrained"
         )
-    placed = None if single else read_json(folder / INDEX).get("weight_map", {})
+    if single:
+        placed = None
+    else:
+        placed = read_json(folder / INDEX).get("weight_map", {})
     found = {}
     for file in [SINGLE] if placed is None else sorted({*placed.values()}):
         with _opened(folder / file) as inside:

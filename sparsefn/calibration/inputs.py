@@ -223,11 +223,9 @@ def _check_tokens(
     what: str, module: nn.Module, given: Mapping[str, Tree], tokens: object
 ) -> None:
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
-        got = (
-            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            if isinstance(tokens, Tensor)
-            else type(tokens).__name__
-        )
+        got = type(tokens).__name__
+        if isinstance(tokens, Tensor):
+            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
         raise TypeError(
             f"{what}: expected tokens to be a bool tensor, True for each token that "
             f"counts, got {got}"

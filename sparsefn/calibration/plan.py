@@ -290,19 +290,16 @@ def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
             "stream: expected config.json to name a class of transformers, got "
             f"{name!r}: pass make="
         )
-    dtype = dtype if config.dtype is None else config.dtype
+    if config.dtype is not None:
+        dtype = config.dtype
     model: nn.Module = kind._from_config(config, dtype=dtype)
     # What from_pretrained leaves in float32, as 16 bits are too few for it.
-    wide = (
-        getattr(model, "_keep_in_fp32_modules", None)
-        if dtype == torch.float16
-        else None
-    )
-    always = (
-        getattr(model, "_keep_in_fp32_modules_strict", None)
-        if dtype.itemsize < 4
-        else None
-    )
+    wide = None
+    if dtype == torch.float16:
+        wide = getattr(model, "_keep_in_fp32_modules", None)
+    always = None
+    if dtype.itemsize < 4:
+        always = getattr(model, "_keep_in_fp32_modules_strict", None)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if {*name.split(".")} & {*(wide or ()), *(always or ())}:
             tensor.data = tensor.data.float()

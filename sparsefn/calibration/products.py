@@ -230,17 +230,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note by which dimensions of a shape the rows of a matrix go, where tokens say
         which of them count.
         """
-        sizes = (
-            []
-            if self.tokens is None
-            else list(itertools.accumulate(shape, operator.mul))
-        )
+        if self.tokens is None:
+            sizes = []
+        else:
+            sizes = list(itertools.accumulate(shape, operator.mul))
         if len(x) in sizes:
             self.rows[_storage(x)] = shape[: sizes.index(len(x)) + 1]
 
     def counted(self, x: Tensor) -> Tensor:
         """The rows of x that are tokens."""
-        return x if self.tokens is None else x[self.tokens.flatten().to(x.device)]
+        if self.tokens is None:
+            return x
+        return x[self.tokens.flatten().to(x.device)]
 
     def convolution(
         self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int
@@ -306,11 +307,9 @@ def _watched(func: Any) -> Any:
         and func.overloadpacket is not _aten.embedding_renorm_
     ):  # of a table of its own
         return _WRITE
-    return (
-        _APART
-        if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
-        else None
-    )
+    if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
+        return _APART
+    return None
 
 
 def _storage(x: Tensor) -> StorageWeakRef:
@@ -348,7 +347,8 @@ def _output_at(leaf: Tensor, axis: int, row: Tensor) -> int | None:
         return None
     output = 0
     for d, size in enumerate(leaf.shape):
-        output = output if d == axis else output * size + place[d]
+        if d != axis:
+            output = output * size + place[d]
     return output
 
 

@@ -247,7 +247,8 @@ def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> 
             if number < done and number != last:
                 runs.skip(number)
                 continue
-            before = runs.needed() if path in plan.blocks else before
+            if path in plan.blocks:
+                before = runs.needed()
             weights, part = _pruned(runs, number, prune, of)
         # the outputs of all processes are on the disk by now
         with agreement(everyone()):

@@ -310,7 +310,10 @@ def _slots(expected: str, path: str, kept: Tensor, n: int) -> Tensor:
     # Which of the n places of each group hold a kept entry: the first ones, as many as
     # it keeps.
     counts = kept.sum(-1, keepdim=True)
-    most = int(counts.max()) if counts.numel() else 0
+    if counts.numel():
+        most = int(counts.max())
+    else:
+        most = 0
     if most > n:
         raise ValueError(f"{expected} at {path!r}, got a group that keeps {most}")
     return torch.arange(n, device=kept.device) < counts

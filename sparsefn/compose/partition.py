@@ -69,9 +69,10 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         params = from_shares([state.params for state in states], like)
         masks = from_shares([state.masks for state in states], like)
         own = any(has_own_support(state) for state in states)
-        support = (
-            from_shares([support_of(state) for state in states], like) if own else ()
-        )
+        if own:
+            support = from_shares([support_of(state) for state in states], like)
+        else:
+            support = ()
         parts = tuple(state._replace(params=(), masks=()) for state in states)
         return State(params, masks, support=support, parts=parts)
 

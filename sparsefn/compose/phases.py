@@ -72,11 +72,10 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     def join(state: State, part: State, i: int) -> State:
         sparse = {path for own in state.parts for path in own.masks}
         masks = _expanded(part.masks, state.params, sparse)
-        support = (
-            _expanded(support_of(part), state.params, sparse)
-            if has_own_support(state)
-            else ()
-        )
+        if has_own_support(state):
+            support = _expanded(support_of(part), state.params, sparse)
+        else:
+            support = ()
         inner = part._replace(params=(), masks=state.parts[i].masks, opt=())
         parts = (*state.parts[:i], inner, *state.parts[i + 1 :])
         return State(part.params, masks, opt=state.opt, support=support, parts=parts)
@@ -101,15 +100,13 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         old = with_own_masks(state.parts[i], state.params, state.masks, state.opt)
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
-        part = (
-            choose(
+        part = old
+        if i:
+            part = choose(
                 begun,
                 lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt),
                 old,
             )
-            if i
-            else old
-        )
         part = update_of(algorithms[i]).inner(part, grads, step)
         return state if part is old else join(state, part, i)
 
@@ -120,7 +117,10 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
                 if begin <= now and (end is None or now < end):
                     return run(state, grads, step, i)
                 continue
-            inside = step >= begin if end is None else (step >= begin) & (step < end)
+            if end is None:
+                inside = step >= begin
+            else:
+                inside = (step >= begin) & (step < end)
             state = choose(inside, partial(run, grads=grads, step=step, i=i), state)
         return state
 

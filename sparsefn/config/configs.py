@@ -233,7 +233,9 @@ def from_config(
         parts += [] if part is None else [part]
     if len(parts) > 1:
         return partition([(where, make(_any_leaf)) for where, make in parts])
-    return parts[0][1](parts[0][0]) if parts else dense()
+    if parts:
+        return parts[0][1](parts[0][0])
+    return dense()
 
 
 def _any_leaf(path: str, leaf: Tensor) -> bool:
@@ -320,13 +322,13 @@ def _part(
     begin = init_method(entry["init_method"]) if "init_method" in entry else None
     if when is not None:
         more["when"] = when
-        begin = begin if when(0) else "dense"
+        if not when(0):
+            begin = "dense"
     if factory is gmp:
-        kind = (
-            entry["sparsity"].get("type")
-            if isinstance(entry["sparsity"], Mapping)
-            else entry["sparsity"]
-        )
+        if isinstance(entry["sparsity"], Mapping):
+            kind = entry["sparsity"].get("type")
+        else:
+            kind = entry["sparsity"]
         if is_number(kind) or str(kind).lower() == "constant":
             raise ValueError(
                 f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; "
@@ -372,7 +374,9 @@ def _level(entry: Entry, name: str, when: Trigger | None) -> float | Schedule:
             f"expected an update, which says when the {name} moves on, got "
             f"{name}={entry[name]!r} alone"
         )
-    return float(found(0)) if is_number(entry[name]) else found
+    if is_number(entry[name]):
+        return float(found(0))
+    return found
 
 
 def _filter(globs: object) -> Where:

@@ -163,9 +163,10 @@ def _mask(path: str, layer: Any) -> Tensor | None:
     base = layer.get_base_layer()
     # of target_parameters; the others of the base do not change
     target = getattr(layer, "parameter_name", None)
-    adapted = (
-        dict(base.named_parameters()) if target is None else {target: layer.get_param()}
-    )
+    if target is None:
+        adapted = dict(base.named_parameters())
+    else:
+        adapted = {target: layer.get_param()}
     for name, parameter in adapted.items():
         check_plain("keep_zeros", f"{path}.{name}", parameter)
     if layer.merged:

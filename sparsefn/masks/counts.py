@@ -199,7 +199,9 @@ def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
 
     def minus(path: str, x: Tensor, y: Tensor) -> Tensor:
         if x.ndim or y.ndim:
-            return torch.zeros_like(x) if y.ndim == 0 else x & ~y
+            if y.ndim == 0:
+                return torch.zeros_like(x)
+            return x & ~y
         if path not in leaves:
             raise ValueError(
                 f"expected params: two 0-d masks at {path!r} leave nothing, and of no "

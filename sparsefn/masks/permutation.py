@@ -93,7 +93,10 @@ def channels(
             )
         before = size[topk_mask(size, None, pattern=pattern)].double().sum().item()
         along = size.movedim(axis, 0).reshape(size.shape[axis], -1)
-        most = along.amax() if along.numel() else along.new_ones(())
+        if along.numel():
+            most = along.amax()
+        else:
+            most = along.new_ones(())
         whole = (
             (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS)
             .round()
@@ -168,7 +171,8 @@ def _settle(
         # may be another.
         settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
         rounds = rounds - 1
-        idle = 0 if gains.any() else idle
+        if gains.any():
+            idle = 0
     return rounds
 
 

@@ -95,7 +95,8 @@ def srigl(
     check_sparsity(sparsity)
     check_sparsity(ablation, "ablation")
     n, stop = pace("srigl", steps)
-    when = every(n, stop=stop) if when is None else when
+    if when is None:
+        when = every(n, stop=stop)
     share = as_fraction(
         cosine_decay(0.3, stop) if drop_fraction is None else drop_fraction,
         "drop_fraction",

@@ -89,11 +89,9 @@ def check_masked(
     `places` are the paths of the parameters in the module by name.
     """
     for name, mask in masks.items():
-        found = (
-            computed_from(module, places[name])
-            if mask.ndim and name in places
-            else None
-        )
+        found = None
+        if mask.ndim and name in places:
+            found = computed_from(module, places[name])
         if found is not None:
             raise ValueError(f"{what}: {found.refused(name)}")
 

@@ -136,7 +136,9 @@ def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     shape = tuple(x.shape)
     out = fn(*(boxes_of(x, box).contiguous() for x in xs))
     one_each = out.ndim == 1 or out.shape[1] == 1
-    return out.reshape(grid_of(shape, box)) if one_each else unboxed(out, box, shape)
+    if one_each:
+        return out.reshape(grid_of(shape, box))
+    return unboxed(out, box, shape)
 
 
 def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
@@ -181,13 +183,11 @@ def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
     # Whole units and the last one apart: where one index serves both, inductor's
     # vectors of bools are garbage.
     last = _spread_along(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
-    return (
-        torch.cat(
+    if size > times:
+        return torch.cat(
             [_spread_along(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim
         )
-        if size > times
-        else last
-    )
+    return last
 
 
 def _spread_along(x: Tensor, dim: int, times: int) -> Tensor:

@@ -155,8 +155,10 @@ def block(
                 f"{name}: expected zeros <= {math.prod(box)}, the elements of a "
                 f"block, got {zeros}"
             )
-        zeros = None if zeros == math.prod(box) else zeros
-    name = name if zeros is None else f"{name[:-1]}, zeros={zeros})"
+        if zeros == math.prod(box):
+            zeros = None
+    if zeros is not None:
+        name = f"{name[:-1]}, zeros={zeros})"
 
     def unit(size: Box) -> Box:
         if len(box) > len(size):

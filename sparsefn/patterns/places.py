@@ -66,11 +66,9 @@ class Place(NamedTuple):
 
     def unit_numbers(self) -> Array:
         """The unit of each index along the dimension, -1 for none."""
-        return (
-            np.tile(np.arange(self.units).repeat(self.block), self.parts)
-            if self.numbers is None
-            else self.numbers
-        )
+        if self.numbers is None:
+            return np.tile(np.arange(self.units).repeat(self.block), self.parts)
+        return self.numbers
 
 
 class TiedSet(NamedTuple):
@@ -118,9 +116,10 @@ def place_of(
         return Place(path, shape, dim, int(numbers.max()) + 1, numbers=numbers)
     run = block * parts
     if size % run:
-        times = (
-            f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
-        )
+        if parts > 1:
+            times = f"{parts} parts of blocks of {block}"
+        else:
+            times = f"blocks of {block}"
         raise ValueError(
             f"tied: expected dimension {dim} divisible into {times}, got shape "
             f"{shape} at {path!r}"

@@ -169,7 +169,9 @@ def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _as_lists(given: object) -> object:
-    return [_as_lists(one) for one in given] if _is_list(given) else given
+    if _is_list(given):
+        return [_as_lists(one) for one in given]
+    return given
 
 
 def _member(given: object) -> Member:
@@ -522,7 +524,10 @@ def _lost(sets: Mapping[str, TiedUnits], given: Leaves, path: str, lost: Tensor)
     at = lost.nonzero()[0].tolist()
     for name, units in sets.items():
         for place in units.places:
-            unit = place.unit_numbers()[at[place.dim]] if place.path == path else -1
+            if place.path == path:
+                unit = place.unit_numbers()[at[place.dim]]
+            else:
+                unit = -1
             if unit >= 0:
                 open_ = (
                     (p, given[p.path].nonzero()[:, p.dim].cpu().numpy())

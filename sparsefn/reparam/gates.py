@@ -204,7 +204,9 @@ def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
             [0., 0., 0.]])
     """
     units = units_of(pattern, tuple(leaf.shape))
-    return gates if units.single else over_elements(gates, units.unit, units.shape)
+    if units.single:
+        return gates
+    return over_elements(gates, units.unit, units.shape)
 
 
 @described

@@ -251,11 +251,9 @@ def soft_nm(
         size = v.detach().abs()
         mask = topk_mask(size, None, pattern=pattern)
         rows = to_rows(units, torch.where(mask, 0.0, size))
-        past = (
-            from_rows(units, rows.amax(1, keepdim=True).expand(rows.shape))
-            if rows.numel()
-            else size
-        )
+        past = size
+        if rows.numel():
+            past = from_rows(units, rows.amax(1, keepdim=True).expand(rows.shape))
         return torch.where(
             mask, torch.sign(v.detach()) * torch.relu(size - past), 0.0
         ), mask
@@ -276,9 +274,9 @@ def soft_nm(
         masks = {}
         for path, v in latents["latent"].items():
             small, masks[path] = shrunk(v)
-            scaled = (
-                (wide(small) * latents["scale"][path]).to(v.dtype) if rescale else small
-            )
+            scaled = small
+            if rescale:
+                scaled = (wide(small) * latents["scale"][path]).to(v.dtype)
             weights[path] = straight_through(scaled, v)
         return weights, masks
 

@@ -226,7 +226,10 @@ def _thinned(
         )
 
     def thin(op: object, formula: Formula) -> Formula:
-        factors = slice(1, 3) if op in _ADD_FIRST else slice(0, 2)
+        if op in _ADD_FIRST:
+            factors = slice(1, 3)
+        else:
+            factors = slice(0, 2)
 
         def count(*args: Tensor, **kwargs: object) -> int:
             full = formula(*args, **kwargs)

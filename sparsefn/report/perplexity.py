@@ -79,7 +79,8 @@ def perplexity(
     """
     check_int("perplexity", "window", window, 2)
     check_int("perplexity", "chunk_size", chunk_size, 1)
-    stride = window if stride is None else stride
+    if stride is None:
+        stride = window
     check_int("perplexity", "stride", stride, 1)
     if stride > window:
         raise ValueError(
@@ -215,7 +216,8 @@ def _surprise(logits: Tensor, wanted: Tensor) -> float:
             f"{chosen.tolist()[:4]}"
         )
     kept = logits[known.to(logits.device)]
-    kept = kept if kept.dtype == torch.float64 else kept.float()
+    if kept.dtype != torch.float64:
+        kept = kept.float()
     return float(
         functional.cross_entropy(kept, chosen, reduction="none").double().sum()
     )

@@ -78,11 +78,9 @@ def plot(
         axes.sharex(panels[0])
     for axes, quantity in zip(panels, quantities, strict=True):
         if quantity in names:
-            width = (
-                _THICK
-                if any(name.startswith(f"{quantity}/") for name in names)
-                else _THIN
-            )
+            width = _THIN
+            if any(name.startswith(f"{quantity}/") for name in names):
+                width = _THICK
             axes.plot(*_line(history, quantity, times), color="black", linewidth=width)
         for path, colour in zip(paths, colours, strict=True):
             if (name := f"{quantity}/{path}") in names:
@@ -179,11 +177,10 @@ def plot_masks(state: State) -> Figure:
     for axes, name, mask in zip(
         panels, _short(list(masks)), masks.values(), strict=True
     ):
-        plane = (
-            mask.detach().cpu().reshape(len(mask), -1)
-            if mask.ndim > 1
-            else mask.detach().cpu()[None]
-        )
+        if mask.ndim > 1:
+            plane = mask.detach().cpu().reshape(len(mask), -1)
+        else:
+            plane = mask.detach().cpu()[None]
         rows, columns = plane.shape
         # As many as divide evenly, or nearly: parts of one entry and of two would show
         # a pattern of their own.
@@ -228,9 +225,10 @@ def _figure(call: str) -> Figure:
 def _panels(figure: Figure, n: int, width: float, height: float) -> list[Axes]:
     # A grid of n axes and a figure that has room for it: about as high as wide, for
     # many axes four times as high.
-    columns = (
-        math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
-    )
+    if n <= 16:
+        columns = math.ceil(math.sqrt(n))
+    else:
+        columns = max(4, math.ceil(math.sqrt(n) / 2))
     # the fewest empty places
     columns = min(columns, columns + 1, key=lambda count: -n % count)
     rows = math.ceil(n / columns)

@@ -69,7 +69,9 @@ class Summary(NamedTuple):
         listed = (*self.rows, self.sparsified, self.total)
         for i, row in enumerate(listed):
             level = "dense" if row.path in self.dense else f"{row.sparsity:.4f}"
-            shape = str(row.shape) if i < len(self.rows) else ""
+            shape = ""
+            if i < len(self.rows):
+                shape = str(row.shape)
             lines.append([row.path, shape, f"{row.kept:,}", f"{row.total:,}", level])
         if any(any(row.dead) for row in self.rows):
             lines[0].append("dead")
@@ -203,11 +205,10 @@ def summary(
         shape = tuple(leaves[path].shape)
         total = leaves[path].numel()
         kept, live, read = found.get(path, (total, 0, 0))
-        dead = (
-            (shape[0] - live, shape[1] - read)
-            if path in found and len(shape) > 1 and total
-            else (0, 0)
-        )
+        if path in found and len(shape) > 1 and total:
+            dead = (shape[0] - live, shape[1] - read)
+        else:
+            dead = (0, 0)
         rows.append(_row(path, shape, kept, total, dead))
     sparsified = [row for row in rows if row.path in masks]
     dense = tuple(row.path for row in rows if row.path not in masks)

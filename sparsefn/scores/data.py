@@ -144,11 +144,9 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
                 f"dimension {place.dim}"
             )
         values = torch.where(count > 0, norm / count.clamp(min=1), 0).to(rows)
-        return (
-            values[None]
-            if place.taken is None
-            else values[None, torch.from_numpy(place.taken).to(values.device)]
-        )
+        if place.taken is None:
+            return values[None]
+        return values[None, torch.from_numpy(place.taken).to(values.device)]
 
     def values(state: State, grads: Tree, step: Step) -> Tree:
         return of_tied_units(of_experts, pattern, state, state.params, alike="reap")
@@ -206,8 +204,13 @@ def _output_axes(shape: tuple[int, ...], stats: Mapping[str, Tensor]) -> list[in
     if square.ndim == count.ndim + 2:  # stored as (inputs, outputs)
         axes[-2:] = reversed(axes[-2:])
     row = math.prod(shape[axis] for axis in axes[1:])
-    width = square.shape[count.ndim] if square.ndim > count.ndim else 0
-    return axes[:1] if width == row else sorted(axes[:-1])
+    if square.ndim > count.ndim:
+        width = square.shape[count.ndim]
+    else:
+        width = 0
+    if width == row:
+        return axes[:1]
+    return sorted(axes[:-1])
 
 
 def wanda_of(path: str, stats: Mapping[str, Tensor], weight: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
 
     del score.__wrapped__  # it has other arguments
     # A function that is decorated keeps its own name.
-    return with_call(score, leafwise, fn) if isinstance(fn, Described) else score
+    if isinstance(fn, Described):
+        return with_call(score, leafwise, fn)
+    return score
 
 
 def of_sparsified(

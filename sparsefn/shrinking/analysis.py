@@ -124,7 +124,10 @@ def _leaf(
         return None
     if id(leaf) not in seen:
         book = made.book
-        mask = None if book.masks is None else book.masks.get(name)
+        if book.masks is None:
+            mask = None
+        else:
+            mask = book.masks.get(name)
         if mask is not None and not mask.ndim:  # that of a dense leaf
             mask = None
         real = None if leaf.is_meta else leaf.detach()
@@ -324,7 +327,9 @@ class Cut:
 
     def kept(self, label: Label, size: int = 0) -> Flags:
         """Which indices of a dimension stay; of one without label all of them."""
-        return np.ones(size, bool) if label is None else self._places(label)[1]
+        if label is None:
+            return np.ones(size, bool)
+        return self._places(label)[1]
 
     def _places(self, label: Ids) -> tuple[Ids, Flags, Tensor | None]:
         # The indices that stay, as flags and as numbers (None: all), known by id of the
@@ -385,8 +390,11 @@ def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """
     made = x.detach()
     for d, some in enumerate(indices):
-        made = made if some is None else made.index_select(d, some.to(x.device))
-    return made.clone() if all(some is None for some in indices) else made
+        if some is not None:
+            made = made.index_select(d, some.to(x.device))
+    if all(some is None for some in indices):
+        return made.clone()
+    return made
 
 
 def free(analysis: Analysis) -> Cut:

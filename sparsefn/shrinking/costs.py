@@ -103,7 +103,10 @@ def _sizes(
 ) -> Iterable[tuple[int, Dims]]:
     for value, x in parameters(analysis).values():
         dims = (value or blank(x)).dims
-        per = (bits or 8 * x.dtype.itemsize) if unit == "bytes" else 1
+        if unit == "bytes":
+            per = bits or 8 * x.dtype.itemsize
+        else:
+            per = 1
         yield per, dims
         if compressed and any(
             analysis.book.atoms.free(label) is not None for _, label in dims

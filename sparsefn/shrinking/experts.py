@@ -328,11 +328,10 @@ def _left_out(masked: nn.Module, sets: Mapping[str, _Experts]) -> Iterator[str]:
     # Tensors beside those of the sets that have an entry for each expert, too.
     known = {place.path for experts in sets.values() for place in experts.places}
     for experts in sets.values():
-        beside = (
-            {place.path.rpartition(".")[0] for place in experts.places}
-            if experts.lost
-            else set()
-        )
+        if experts.lost:
+            beside = {place.path.rpartition(".")[0] for place in experts.places}
+        else:
+            beside = set()
         for name, x in (*masked.named_parameters(), *masked.named_buffers()):
             if (
                 name not in known

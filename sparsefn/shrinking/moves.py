@@ -320,7 +320,10 @@ def _of_views(step: Step, value: Value, wanted: list[_Place]) -> _Known | None:
     given = replaced(step.arguments, [base])
     args = [given[spec.name] for spec in schema.arguments if not spec.kwarg_only]
     outs = step.target(*args)
-    outs = list(outs) if isinstance(outs, list | tuple) else [outs]
+    if isinstance(outs, list | tuple):
+        outs = list(outs)
+    else:
+        outs = [outs]
     storage = base.untyped_storage()._cdata
     for out in outs:
         if out.untyped_storage()._cdata != storage or not out.numel():

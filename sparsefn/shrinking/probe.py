@@ -187,7 +187,10 @@ def tried(step: Step) -> Any:
     outs = values_in(step.outs)
     open_ = set(labelled(ins))
     labels = [list(out.labels) for out in outs]
-    passes = _passes(step, ins, frozenset(open_)) if open_ else []
+    if open_:
+        passes = _passes(step, ins, frozenset(open_))
+    else:
+        passes = []
     for passed in passes:
         open_ -= set(passed.ties)
         tied = [ins[k].labels[d] for k, d in passed.ties]

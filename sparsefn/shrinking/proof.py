@@ -162,7 +162,10 @@ class Proof:
             return self._wanted[key]
         kind = type(self.masked).__name__
         self.tell(f"runs the masked model{' in float64' if wide else ''}")
-        masked = _double(self.masked) if wide else copy.deepcopy(self.masked).eval()
+        if wide:
+            masked = _double(self.masked)
+        else:
+            masked = copy.deepcopy(self.masked).eval()
         try:
             made = _run(masked, call, wide)
         except Exception as error:  # the model's own code fails in any way
@@ -268,7 +271,8 @@ def _like(x: Any, draw: torch.Generator) -> Any:
     elif old.is_floating_point():
         noise = torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64)
         new = noise * old.double().std() + old.double().mean()
-        new = new.abs() if (old >= 0).all() else new
+        if (old >= 0).all():
+            new = new.abs()
     else:
         new = torch.randint(
             int(old.min()), int(old.max()) + 1, x.shape, generator=draw, device="cpu"
@@ -279,7 +283,9 @@ def _like(x: Any, draw: torch.Generator) -> Any:
 def _own(x: Any, wide: bool = True) -> Any:
     if not isinstance(x, Tensor):
         return copy.deepcopy(x)
-    dtype = _WIDER.get(x.dtype, x.dtype) if wide else x.dtype
+    dtype = x.dtype
+    if wide:
+        dtype = _WIDER.get(x.dtype, x.dtype)
     return x.detach().to(dtype, copy=True)
 
 

@@ -344,7 +344,10 @@ def convolution(step: Step) -> Value:
         made = w.labels[1]
         own = w.labels[0]
     if groups == 1 or turned:
-        read = step.join(read, own) if x.shape[at] > 1 else None
+        if x.shape[at] > 1:
+            read = step.join(read, own)
+        else:
+            read = None
     if groups > 1:
         group, part = divided(step, read, groups, inputs, GROUPS)
         if turned:

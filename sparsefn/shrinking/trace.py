@@ -156,7 +156,9 @@ def where_it_lies(model: nn.Module, call: Call) -> Call:
     device(type='meta')
     """
     meta = any(x.is_meta for x in (*model.parameters(), *model.buffers()))
-    return _mapped(lambda x: x.to("meta"), call) if meta else call
+    if meta:
+        return _mapped(lambda x: x.to("meta"), call)
+    return call
 
 
 def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
@@ -442,7 +444,8 @@ def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
                 last = chain[-1]
                 device = chain[-1].meta["val"].device
                 # the analysis reads them
-                places = places if device.type == "meta" else places.to(device)
+                if device.type != "meta":
+                    places = places.to(device)
                 program.register_buffer(
                     f"_{last.name}_places", places, persistent=False
                 )
@@ -484,8 +487,12 @@ def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
 
 
 def _size(node: Any) -> list[str] | None:
-    val = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return list(map(str, val.shape)) if isinstance(val, Tensor) else None
+    val = None
+    if isinstance(node, fx.Node):
+        val = node.meta.get("val")
+    if isinstance(val, Tensor):
+        return list(map(str, val.shape))
+    return None
 
 
 def _permuted(chain: list[fx.Node]) -> tuple[int, Tensor] | None:

@@ -132,7 +132,9 @@ def replaced(tree: Any, made: Iterable[Any]) -> Any:
             return next(left)
         if isinstance(part, Mapping):
             return {key: of(one) for key, one in part.items()}
-        return [of(one) for one in part] if isinstance(part, list | tuple) else part
+        if isinstance(part, list | tuple):
+            return [of(one) for one in part]
+        return part
 
     return of(tree)
 
@@ -192,11 +194,9 @@ def module_of(node: fx.Node, up: int = 0) -> str:
     With `up`, it is that of a module around it.
     """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return (
-        str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".")
-        if len(stack) > up
-        else ""
-    )
+    if len(stack) > up:
+        return str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".")
+    return ""
 
 
 def named_module(model: nn.Module, path: str) -> str:
@@ -324,7 +324,9 @@ class Step:
         """The label of dimensions whose indices stay or go together."""
         for other in labels[1:]:
             self.atoms.join(labels[0], other, f"joined with what stays by {self.where}")
-        return None if any(label is None for label in labels) else labels[0]
+        if any(label is None for label in labels):
+            return None
+        return labels[0]
 
     def multiplies(self, dims: Dims, *factors: Value) -> None:
         """The operation takes a product over these dimensions."""

@@ -100,7 +100,9 @@ def obs(
     apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
 
     def among(scores: Tensor, i: int) -> Tensor:
-        return choose(scores, i) if apart else choose(gathered(scores)[0], i)[mine]
+        if apart:
+            return choose(scores, i)
+        return choose(gathered(scores)[0], i)[mine]
 
     new = w[mine]
     kept = torch.empty_like(w[mine], dtype=torch.bool)
@@ -111,7 +113,10 @@ def obs(
         # order of rows and columns turns R into the usual factor.
         h = h.flip(0, 1)
         dead = damp_in_place("obs", h, share).flip(0)
-        w = new if concrete(dead.any()) is False else new.masked_fill(dead, 0.0)
+        if concrete(dead.any()) is False:
+            w = new
+        else:
+            w = new.masked_fill(dead, 0.0)
         new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
     new, kept = gathered(new.to(weight.dtype), kept)
     return new, kept

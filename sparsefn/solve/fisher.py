@@ -46,7 +46,10 @@ def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tens
     if block is not None:
         check_int("fisher_inverse", "block", block, 1)
     check_finite("fisher_inverse", grads=grads)
-    g = grads.detach().flatten(1) if grads.ndim > 1 else grads.detach()[:, None]
+    if grads.ndim > 1:
+        g = grads.detach().flatten(1)
+    else:
+        g = grads.detach()[:, None]
     g = g.to(torch.promote_types(g.dtype, torch.float32)) / len(g) ** 0.5
     if block is None:
         return _inverse(g, value)

@@ -98,7 +98,10 @@ def pruned(
     h = h.clone()
     dead = damp_in_place("obs_exact", h, damp)
     inverse = torch.cholesky_inverse(factor_in_place("obs_exact", h, damp))
-    steps = count * (columns // width) if width else min(count, columns)
+    if width:
+        steps = count * (columns // width)
+    else:
+        steps = min(count, columns)
     groups = (width, count) if width else (columns, columns)
     parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
     mine = [parts[i] for i in own(len(parts))] or [w[:0]]

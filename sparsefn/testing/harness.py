@@ -94,7 +94,10 @@ def check_made(name: str, made: object) -> None:
     sf.Algorithm(init, update)
     """
     if not isinstance(made, Algorithm):
-        got = "None" if made is None else uncalled(made) or type(made).__name__
+        if made is None:
+            got = "None"
+        else:
+            got = uncalled(made) or type(made).__name__
         raise TypeError(
             f"expected {name} to return an Algorithm, got {got}; a pair of functions "
             "is sf.Algorithm(init, update)"

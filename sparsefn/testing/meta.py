@@ -147,11 +147,9 @@ class Meta(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The pattern as the oracle reads it."""
-        return (
-            self.pattern
-            if isinstance(self.pattern, Layout)
-            else computed_layout(self.pattern)
-        )
+        if isinstance(self.pattern, Layout):
+            return self.pattern
+        return computed_layout(self.pattern)
 
     @property
     def score(self) -> Score | None:
@@ -223,7 +221,9 @@ def same(a: object, b: object) -> bool:
     True
     """
     a, b = (x.pattern if isinstance(x, Layout) else x for x in (a, b))
-    return repr(a) == repr(b) if call_of(a) is not None else a == b
+    if call_of(a) is not None:
+        return repr(a) == repr(b)
+    return a == b
 
 
 def _by_leaf(distribution: Distribution) -> bool:

@@ -161,13 +161,18 @@ def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
 
 def is_active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
     """Whether a unit is kept: it keeps more entries than a pruned unit does."""
-    left = 0 if layout.zeros is None else max(len(unit) - layout.zeros, 0)
+    if layout.zeros is None:
+        left = 0
+    else:
+        left = max(len(unit) - layout.zeros, 0)
     return sum(kept[i] for i in unit) > left
 
 
 def fixed(layout: Layout, shape: Box) -> int | None:
     """How many units a group of a leaf keeps, if the pattern fixes it."""
-    return layout.fixed(grid(layout, shape)) if callable(layout.fixed) else layout.fixed
+    if callable(layout.fixed):
+        return layout.fixed(grid(layout, shape))
+    return layout.fixed
 
 
 def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:
@@ -178,14 +183,18 @@ def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Un
     for path, shape in shapes.items():
         for group in unit_groups(layout, shape):
             found.append([(path, unit) for unit in group])
-    return [[unit for group in found for unit in group]] if joint else found
+    if joint:
+        return [[unit for group in found for unit in group]]
+    return found
 
 
 def score(layout: Layout, values: Mapping[str, Sequence[float]], unit: Unit) -> float:
     """The score of a unit, from the scores of its elements."""
     path, indices = unit
     elements = [values[path][i] for i in indices]
-    return elements[0] if layout.reduce is None else layout.reduce(elements)
+    if layout.reduce is None:
+        return elements[0]
+    return layout.reduce(elements)
 
 
 def best_of(scores: Sequence[float], eligible: Sequence[bool], count: int) -> set[int]:

@@ -132,11 +132,10 @@ def passive(
         raise TypeError(
             f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}"
         )
-    promise = (
-        _promised(algorithm)
-        if meta is None
-        else _declared(completed_meta("passive", meta, algorithm), sparsity)
-    )
+    if meta is None:
+        promise = _promised(algorithm)
+    else:
+        promise = _declared(completed_meta("passive", meta, algorithm), sparsity)
 
     def init(params: Tree) -> State:
         if (flat := _read(params)) is None:
@@ -162,9 +161,10 @@ def passive(
         )
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
-        fires = (
-            None if number is None or promise.when is None else bool(promise.when(step))
-        )
+        if number is None or promise.when is None:
+            fires = None
+        else:
+            fires = bool(promise.when(step))
         made = partial(algorithm.update, state, grads, step)
         all_ = fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
@@ -209,11 +209,10 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
     goal = None
     if sparsity is not None and meta.exact_count and meta.exact_count != "relative":
         rule = Competition(meta.layout.pattern, meta.distribution).check()
-        goal = (
-            None
-            if meta.layout.pattern.fixed is not None
-            else rule.goal(meta.level(sparsity))
-        )
+        if meta.layout.pattern.fixed is not None:
+            goal = None
+        else:
+            goal = rule.goal(meta.level(sparsity))
     apart = rule is None or rule.joint or not meta.total
     zero = meta.zeroes
     first = meta.start in ("random", "magnitude")
@@ -229,12 +228,9 @@ def _read(*trees: Tree) -> list[_Flat] | None:
         return None
     flat = [_Flat(tree, *optree.tree_flatten(tree)) for tree in trees]
     others = [x for of in flat for x in of.leaves if type(x) is not Tensor or x.is_meta]
-    return (
-        None
-        if any_sharded(others)
-        or any(isinstance(x, Tensor) and x.is_meta for x in others)
-        else flat
-    )
+    if any_sharded(others) or any(isinstance(x, Tensor) and x.is_meta for x in others):
+        return None
+    return flat
 
 
 def _of_structure(
@@ -275,7 +271,9 @@ def _versions(leaves: Sequence[Tensor]) -> list[int]:
 
 
 def _at(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr() if x.numel() else 0
+    if x.numel():
+        return x.untyped_storage().data_ptr()
+    return 0
 
 
 def _pure(
@@ -416,13 +414,16 @@ def _check_counts(
     # then some groups may keep fewer
     if units.known is None or units.grids.least or not rule.pattern.one_by_one:
         return
-    had = units._replace(masks=before) if before is not None and shrinks else units
+    had = units
+    if before is not None and shrinks:
+        had = units._replace(masks=before)
     counts = [
         torch.minimum(units.counts(units.known), units.capacity),
         *(x.totals(x.active) for x in (units, had)),
     ]
     goal, kept, most = counts if promise.apart else [count.sum() for count in counts]
-    goal = torch.minimum(goal, most) if had is not units else goal
+    if had is not units:
+        goal = torch.minimum(goal, most)
     if not torch.equal(goal, kept):
         names = list(units.grids.here)
         raise Broken(

@@ -55,11 +55,10 @@ class Outcome(NamedTuple):
     def details(self, name: str) -> list[str]:
         """The lines that are longer, in full, and the example."""
         whole = [text + self._hint for text in self._texts(name)]
-        example = (
-            [f"{self.check} on {self.case}"]
-            if self.failed and self.case is not None
-            else []
-        )
+        if self.failed and self.case is not None:
+            example = [f"{self.check} on {self.case}"]
+        else:
+            example = []
         return [*(line for line in whole if len(line) > _MOST), *example]
 
     @property
@@ -86,12 +85,11 @@ def shortened(text: str, end: str = "", most: int = _MOST) -> str:
     """
     if len(text) + len(end) <= most:
         return text + end
-    end = end if 2 * len(end) <= most else ""
-    return (
-        f"{text[: most - len(end) - 4]} ...{end}"
-        if len(text) > most - len(end)
-        else text
-    )
+    if not (2 * len(end) <= most):
+        end = ""
+    if len(text) > most - len(end):
+        return f"{text[: most - len(end) - 4]} ...{end}"
+    return text
 
 
 def outcome_of(
@@ -225,11 +223,9 @@ def _origin(error: Exception) -> tuple[object, ...]:
 
 def _unfolded(error: Exception) -> list[Exception]:
     """The errors of a group of groups, or the error itself."""
-    return (
-        [one for part in error.exceptions for one in _unfolded(part)]
-        if isinstance(error, ExceptionGroup)
-        else [error]
-    )
+    if isinstance(error, ExceptionGroup):
+        return [one for part in error.exceptions for one in _unfolded(part)]
+    return [error]
 
 
 def _named(error: Exception) -> str:

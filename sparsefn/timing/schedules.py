@@ -63,7 +63,9 @@ def _step(step: Step) -> Step:
 
 def _time(step: Step) -> Real:
     step = _step(step)
-    return step.to(torch.float64) if isinstance(step, Tensor) else float(step)
+    if isinstance(step, Tensor):
+        return step.to(torch.float64)
+    return float(step)
 
 
 def _pick(values: list[Real], holds: list[bool | Tensor], step: Step) -> Real:

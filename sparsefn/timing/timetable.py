@@ -140,11 +140,10 @@ def _of_default(
     ):
         return
     by_length = untimed and not run.first
-    mend = (
-        f"steps={run.end}, the length of the run"
-        if by_length
-        else f"`when` in the place of {when!r}"
-    )
+    if by_length:
+        mend = f"steps={run.end}, the length of the run"
+    else:
+        mend = f"`when` in the place of {when!r}"
     yield f"{made!r} changes masks once in {run.words}, at step {once}: give it {mend}"
 
 
@@ -204,11 +203,9 @@ def _last(when: object, end: int) -> int | None:
     """
     if isinstance(when, At):
         steps = [read(step) for step in when.steps]
-        return (
-            None
-            if None in steps
-            else max([step for step in steps if step < end], default=-1)
-        )
+        if None in steps:
+            return None
+        return max([step for step in steps if step < end], default=-1)
     if isinstance(when, Every):
         n, start, fired = map(read, (when.n, when.start, when.count(end - 1)))
         if None in (n, start, fired):
@@ -243,11 +240,9 @@ def _of_schedule(
 def _last_value(values: Any) -> tuple[int | None, Any]:
     pairs = values.items() if isinstance(values, Mapping) else values
     known = [(read(begin), read(value)) for begin, value in pairs]
-    return (
-        (None, None)
-        if any(begin is None for begin, _ in known)
-        else max(known, key=lambda pair: pair[0])
-    )
+    if any(begin is None for begin, _ in known):
+        return (None, None)
+    return max(known, key=lambda pair: pair[0])
 
 
 def _apart(value: float, other: float) -> str:

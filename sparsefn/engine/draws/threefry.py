@@ -156,11 +156,9 @@ def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     >>> threefry.fold_in_words(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
     """
-    seen = (
-        as_numpy([key, data] if isinstance(data, Tensor) else [key])
-        if key.ndim == 1
-        else None
-    )
+    seen = None
+    if key.ndim == 1:
+        seen = as_numpy([key, data] if isinstance(data, Tensor) else [key])
     if seen is None:
         return None
     number = seen[1] if isinstance(data, Tensor) else data
@@ -189,11 +187,10 @@ def coins(
     come true.
     """
     plain = _plain(key, index, as_numpy)
-    tensors = (
-        [below.float() if below.dtype == torch.bfloat16 else below]
-        if isinstance(below, Tensor)
-        else []
-    )
+    if isinstance(below, Tensor):
+        tensors = [below.float() if below.dtype == torch.bfloat16 else below]
+    else:
+        tensors = []
     seen = as_numpy(tensors)
     if plain is None or seen is None:
         return None
@@ -236,7 +233,8 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     # bytes
     values = np.empty((len(keys), n), _MEMORY[dtype])
     out = torch.from_numpy(values)
-    out = out.view(torch.bfloat16) if dtype == torch.bfloat16 else out
+    if dtype == torch.bfloat16:
+        out = out.view(torch.bfloat16)
     single = kind == "words" or (kind == "uniform" and DIGITS[dtype] <= 32)
 
     def use(place: Place, x0: Array, x1: Array) -> None:
@@ -302,11 +300,9 @@ def operator(
     if made is not None:
         return made
     plain = _plain(key, index, as_numpy_inside)
-    return (
-        _by_rounds(key, index, n, kind, dtype)
-        if plain is None
-        else _drawn(plain, n, kind, dtype)
-    )
+    if plain is None:
+        return _by_rounds(key, index, n, kind, dtype)
+    return _drawn(plain, n, kind, dtype)
 
 
 def told(
@@ -336,7 +332,8 @@ def _by_rounds(
             part = index[..., start:stop]
         else:
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
-            part = part if index is None else index.places(part)
+            if index is not None:
+                part = index.places(part)
         x0, x1 = words.rounds(
             k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32)
         )

@@ -334,7 +334,9 @@ def root(total: Tensor, order: float) -> Tensor:
     """The root of some order: of a sum of powers, the norm."""
     if order in (0, 1) or math.isinf(order):
         return total
-    return sqrt(total) if order == 2 else _wide_power(total, 1 / order)
+    if order == 2:
+        return sqrt(total)
+    return _wide_power(total, 1 / order)
 
 
 def _wide_power(x: Tensor, exponent: float) -> Tensor:

@@ -30,7 +30,10 @@ def as_matrix(
     shape = tuple(weight.shape)
     # (inputs, 1): the weight is stored as (inputs, outputs)
     transposed = square.ndim == count.ndim + 2
-    width = square.shape[count.ndim] if square.ndim > count.ndim else 0
+    if square.ndim > count.ndim:
+        width = square.shape[count.ndim]
+    else:
+        width = 0
     fits = (
         weight.ndim >= 2
         and count.ndim <= 1

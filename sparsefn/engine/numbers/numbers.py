@@ -57,7 +57,9 @@ def divide(a: Real, b: Real) -> Real:
     """
     if isinstance(a, Tensor):
         return a / like(a, b)
-    return like(b, a) / b if isinstance(b, Tensor) else a / b
+    if isinstance(b, Tensor):
+        return like(b, a) / b
+    return a / b
 
 
 def held(x: Real, low: Real, high: Real) -> Real:
@@ -95,7 +97,9 @@ def floor(x: Real) -> Real:
     """
     if isinstance(x, Tensor):
         return torch.floor(x)
-    return float(math.floor(x)) if math.isfinite(x) else x
+    if math.isfinite(x):
+        return float(math.floor(x))
+    return x
 
 
 def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
@@ -145,7 +149,8 @@ def whole_power(x: Power, n: int) -> Power:
     product = x
     for place in reversed(range(n.bit_length() - 1)):
         product = product * product
-        product = product * x if n >> place & 1 else product
+        if n >> place & 1:
+            product = product * x
     return product
 
 
@@ -165,7 +170,10 @@ def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> T
         half = 1 << (len(x) - 1).bit_length() - 1
         rest = len(x) - half
         joined = join(x[:rest], x[half:])
-        x = joined if rest == half else torch.cat([joined, x[rest:half]])
+        if rest == half:
+            x = joined
+        else:
+            x = torch.cat([joined, x[rest:half]])
     return x[0]
 
 

@@ -79,5 +79,7 @@ def ranks_within(rows: Tensor, *classes: Tensor) -> Tensor:
         starts = torch.cat(
             [starts[..., :1], starts[..., 1:] | (kind[..., 1:] != kind[..., :-1])], -1
         )
-    first = torch.where(starts, place, 0).cummax(-1).values if rows.shape[-1] else place
+    first = place
+    if rows.shape[-1]:
+        first = torch.where(starts, place, 0).cummax(-1).values
     return back(place - first, order)

@@ -107,7 +107,8 @@ def _boxes(
             own_cuts = tuple(zip(groups, dims, strict=True))
             others.append(scaled(cut(grid, own_cuts)))
         best = max(others, key=busy)
-        new = best if busy(best)[0] > busy(new)[0] else new
+        if busy(best)[0] > busy(new)[0]:
+            new = best
     return old, new
 
 

@@ -132,7 +132,8 @@ def _told(x: object) -> str:
 
 def _checksum(x: Tensor) -> int:
     # Of all bits of a small tensor and of some of a large one, and of their places.
-    x = x.clone() if x.storage_offset() % 8 else x
+    if x.storage_offset() % 8:
+        x = x.clone()
     end = len(x) // 8 * 8
     numbers = torch.cat([x[:end].view(torch.int64)[:: end // _READ + 1], x[end:]])
     return int((numbers * torch.arange(1, len(numbers) + 1, device=x.device)).sum())

@@ -203,7 +203,8 @@ def sample(work: Work, step: int | None = None) -> Array:
                 some, slice(None), np.empty(some.out.size, scratch.scores.dtype)
             )
             open_ = eligible(some.allow, some.deny)
-            scores = scores if open_ is None else scores[open_]
+            if open_ is not None:
+                scores = scores[open_]
             drawn.append(np.fmax(scores, -np.inf))
             first = (first - at.out.size) % step
     return np.concatenate(drawn or [work.scratch([]).scores])

@@ -258,11 +258,10 @@ def _window(
     spread = reach * math.sqrt(n * share * (1 - share)) + 4
     first = math.floor(rank - spread)
     last = math.ceil(rank + spread)
-    ordered = (
-        np.partition(sample, (first, last))
-        if first >= 0 and last < n
-        else np.sort(sample)
-    )
+    if first >= 0 and last < n:
+        ordered = np.partition(sample, (first, last))
+    else:
+        ordered = np.sort(sample)
     bracket = known
     if first >= 0 and known.has(ordered[first]):
         bracket = bracket._replace(low=float(ordered[first]), low_open=False)
@@ -296,7 +295,10 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     for at in competitors:
         scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
         open_ = eligible(at.allow, at.deny)
-        scores = scores.reshape(-1) if open_ is None else scores[open_]
+        if open_ is None:
+            scores = scores.reshape(-1)
+        else:
+            scores = scores[open_]
         flags.append(open_)
         values.append(np.abs(scores) if at.absolute else scores)
     if len(values) == 1:

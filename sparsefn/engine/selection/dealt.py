@@ -31,7 +31,9 @@ def winners(
     """
     laid = [fixed.as_rows(x) if len(x.scores) == 1 else x for x in entries]
     sizes = [fixed.competitions(x.scores.shape) for x in laid]
-    each = torch.split(counts, sizes) if isinstance(counts, Tensor) else counts
+    each = counts
+    if isinstance(counts, Tensor):
+        each = torch.split(counts, sizes)
     check_alike("a selection", *(x for entry in laid for x in entry[:3]), *each)
     # entries of which each process has some rows
     several = [i for i, x in enumerate(laid) if len(x.scores) > 1 and x.scores.numel()]

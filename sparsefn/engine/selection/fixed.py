@@ -28,7 +28,9 @@ def competitions(shape: Sequence[int]) -> int:
     >>> fixed.competitions((3, 10)), fixed.competitions((3, 10, 2))
     (3, 6)
     """
-    return shape[0] * shape[2] if len(shape) == 3 else shape[0]
+    if len(shape) == 3:
+        return shape[0] * shape[2]
+    return shape[0]
 
 
 def is_narrow(shape: Sequence[int]) -> bool:
@@ -96,7 +98,8 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
     """
     shape = entry.scores.shape
     few = is_few(shape)
-    entry = entry if few else as_rows(entry)
+    if not few:
+        entry = as_rows(entry)
     open_ = eligible(entry.allow, entry.deny)
     keys = reference.rank_keys(entry.scores, open_, absolute=entry.absolute)
     if not few:
@@ -128,7 +131,9 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
         scores = end_to_end([x.scores for x in alike])
         open_ = eligible(_flags(alike, True), _flags(alike, False))
         keys.append(reference.rank_keys(scores, open_, wide, absolute))
-    return keys[0] if len(keys) == 1 else torch.cat(keys)
+    if len(keys) == 1:
+        return keys[0]
+    return torch.cat(keys)
 
 
 def _kind(entry: Entry) -> tuple[torch.dtype, bool]:

@@ -77,7 +77,10 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
             masks.append(_by_swaps(part, n, m))
         else:
             masks.append(_best_of_all(part, n, m, patterns))
-    mask = torch.cat(masks) if masks else torch.zeros_like(scores, dtype=torch.bool)
+    if masks:
+        mask = torch.cat(masks)
+    else:
+        mask = torch.zeros_like(scores, dtype=torch.bool)
     return mask if open_ is None else mask & open_
 
 

@@ -175,7 +175,9 @@ def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
     x = x.detach()
     seen = as_numpy([x, mask])
     if seen is None:
-        return [torch.where(mask, x, 0)] if x.numel() else []
+        if x.numel():
+            return [torch.where(mask, x, 0)]
+        return []
     flat, kept = (array.reshape(-1) for array in seen)
 
     def entries_of(part: slice) -> Tensor:

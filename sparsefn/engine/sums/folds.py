@@ -154,7 +154,10 @@ def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
             x = sums
             in_line = False
         else:
-            sums = x[:half] if own else np.empty_like(x[:half])
+            if own:
+                sums = x[:half]
+            else:
+                sums = np.empty_like(x[:half])
             join(x[:rest], x[half:], out=sums[:rest])
             if not own:
                 sums[rest:] = x[rest:half]

@@ -137,7 +137,10 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
         math.prod(box), *_grid(x, box)
     )
     if name == "norm":
-        parts = parts.abs() if math.isinf(order) else raised(parts.abs(), order)
+        if math.isinf(order):
+            parts = parts.abs()
+        else:
+            parts = raised(parts.abs(), order)
     total = folded(parts, _JOINS[_join(name, order)][0])
     if x.dtype == torch.bool:
         return total
@@ -157,7 +160,9 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
 def _operator(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
     """One number for each box of a tensor that has elements."""
     seen = _in_memory(x, tuple(box), name, order, as_numpy_inside)
-    return reference(x, tuple(box), name, order) if seen is None else seen
+    if seen is None:
+        return reference(x, tuple(box), name, order)
+    return seen
 
 
 @_operator.register_fake
@@ -189,11 +194,10 @@ def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor
     size = math.prod(box)
     lift = None
     if x.dtype == torch.bool:
-        parts = (
-            parts.view(np.uint8)
-            if size < 256 or name != "sum"
-            else parts.astype(np.int32)
-        )
+        if size < 256 or name != "sum":
+            parts = parts.view(np.uint8)
+        else:
+            parts = parts.astype(np.int32)
     elif name == "norm" or parts.itemsize == 2:
         lift = partial(_lifted, name, order, x.dtype == torch.bfloat16)
     work = BlockFold(
@@ -210,11 +214,9 @@ def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor
         if name == "mean":
             total /= size
         total += 0  # which makes 0.0 of -0.0
-    return (
-        root(torch.from_numpy(total), order)
-        if name == "norm"
-        else torch.from_numpy(total)
-    )
+    if name == "norm":
+        return root(torch.from_numpy(total), order)
+    return torch.from_numpy(total)
 
 
 def _lifted(name: str, order: float, brain: bool, block: Array) -> Array:
