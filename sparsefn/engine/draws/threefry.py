@@ -187,43 +187,49 @@ def coins(
     come true.
     """
     plain = _plain(key, index, as_numpy)
+    tensors = []
     if isinstance(below, Tensor):
-        tensors = [below.float() if below.dtype == torch.bfloat16 else below]
-    else:
-        tensors = []
+        if below.dtype == torch.bfloat16:
+            below = below.float()
+        tensors.append(below)
     seen = as_numpy(tensors)
     if plain is None or seen is None:
         return None
     keys, indices, batch = plain
     chances = seen[0].reshape(-1) if seen else None
     flips = np.empty((len(keys), n), np.bool_)
-    if isinstance(below, int):
-        compare, limit = (
-            (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
-        )
+    compare: np.ufunc = np.less
+    limit = np.uint32(0)
+    if isinstance(below, int) and below:
+        compare = np.less_equal
+        limit = np.uint32(below - 1)
 
     def use(place: Place, x0: Array, x1: Array) -> None:
         if chances is None:
             compare(x0, limit, flips[place])
-        else:
-            # a number too large is always above, and NaN never
-            with np.errstate(all="ignore"):
-                np.less(
-                    x0,
-                    np.multiply(chances[place[1]], 2.0**32, dtype=np.float64),
-                    flips[place],
-                )
+            return
+        _, across = place
+        # a number too large is always above, and NaN never
+        with np.errstate(all="ignore"):
+            own_limits = np.multiply(chances[across], 2.0**32, dtype=np.float64)
+            np.less(x0, own_limits, flips[place])
 
     words.words(keys, indices, n, use, second=False)
     return torch.from_numpy(flips).reshape((*batch, n))
 
 
 def _plain(key: Tensor, index: Tensor | Extent | None, see: See) -> words.Rows | None:
-    seen = see([key, index] if isinstance(index, Tensor) else [key])
+    tensors = [key]
+    if isinstance(index, Tensor):
+        tensors.append(index)
+    seen = see(tensors)
     if seen is None:
         return None
-    keys, given, batch = words.rows(seen[0], seen[1] if len(seen) > 1 else None)
-    return keys, index if isinstance(index, Extent) else given, batch
+    indices = seen[1] if len(seen) > 1 else None
+    keys, given, batch = words.rows(seen[0], indices)
+    if isinstance(index, Extent):
+        return keys, index, batch
+    return keys, given, batch
 
 
 def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
@@ -251,8 +257,9 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
             np.left_shift(both, 32, both)
             np.bitwise_or(both, x1, both)
         else:
-            x, y = (torch.from_numpy(half.view(np.int32)) for half in (x0, x1))
-            out[place] = finish(x, y, dtype)
+            first = torch.from_numpy(x0.view(np.int32))
+            second = torch.from_numpy(x1.view(np.int32))
+            out[place] = finish(first, second, dtype)
 
     words.words(keys ^ np.array([xor0, xor1]), indices, n, use, not single)
     return out.reshape((*batch, n))
@@ -265,8 +272,11 @@ def halves(key: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     >>> threefry.halves(torch.tensor([1, 2**31]), "uniform")
     (tensor([1], dtype=torch.int32), tensor([-2147483648], dtype=torch.int32))
     """
-    xor0, xor1, _ = _KINDS[kind]  # int64 to int32 keeps the low 32 bits
-    return (key[..., :1] ^ xor0).to(torch.int32), (key[..., 1:] ^ xor1).to(torch.int32)
+    xor0, xor1, _ = _KINDS[kind]
+    first = key[..., :1] ^ xor0
+    second = key[..., 1:] ^ xor1
+    # int64 to int32 keeps the low 32 bits
+    return first.to(torch.int32), second.to(torch.int32)
 
 
 def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
@@ -278,7 +288,8 @@ def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     ... )
     tensor([0.2500])
     """
-    return _KINDS[kind][2](x0, x1, dtype)
+    _, _, finish = _KINDS[kind]
+    return finish(x0, x1, dtype)
 
 
 def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
@@ -334,9 +345,9 @@ def _by_rounds(
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
             if index is not None:
                 part = index.places(part)
-        x0, x1 = words.rounds(
-            k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32)
-        )
+        high = (part >> 32).to(torch.int32)
+        low = part.to(torch.int32)
+        x0, x1 = words.rounds(k0, k1, high, low)
         made = finished(x0, x1, kind, dtype)
         if stop - start == n:
             return made

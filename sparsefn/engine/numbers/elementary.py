@@ -127,7 +127,8 @@ def _exp_sum(high: Real, low: Real) -> Real:
     # 2^k in two factors, as 2^1024 is no float64
     half = floor(k * 0.5)
     value = value * _power_of_two(half) * _power_of_two(k - half)
-    return real_where(high > EXP_MAX, math.inf, real_where(high < EXP_MIN, 0.0, value))
+    value = real_where(high < EXP_MIN, 0.0, value)
+    return real_where(high > EXP_MAX, math.inf, value)
 
 
 def _power_of_two(k: Real) -> Real:
@@ -146,13 +147,16 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
     if isinstance(x, Tensor):
         word = reinterpreted(x, torch.int64)
         k = ((word >> 52) - 1023).to(torch.float64)
-        m = reinterpreted((word & ((1 << 52) - 1)) | (1023 << 52), torch.float64)
+        digits = word & ((1 << 52) - 1)
+        m = reinterpreted(digits | (1023 << 52), torch.float64)
     else:
         m, exponent = math.frexp(x)
         m = m * 2.0
         k = float(exponent - 1)
     large = m > SQRT2
-    return real_where(large, k + 1.0, k), real_where(large, m * 0.5, m) - 1.0
+    k = real_where(large, k + 1.0, k)
+    m = real_where(large, m * 0.5, m)
+    return k, m - 1.0
 
 
 def log(x: Real) -> Real:
@@ -212,13 +216,16 @@ def _power(base: Real, exponent: Real) -> Real:
     power = _exp_sum(p, p_low + exponent * low)
     of_others = real_where(base == 0.0, 0.0, math.nan)
     value = real_where(base > 0.0, power, of_others)
-    return real_where(exponent == 0.0, 1.0, real_where(exponent == 1.0, base, value))
+    value = real_where(exponent == 1.0, base, value)
+    return real_where(exponent == 0.0, 1.0, value)
 
 
 def _slope_of_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
     tame = (x > 0.0) & (value < 1e308)
-    power = torch.pow(torch.where(tame, x, 1.0), torch.where(tame, y, 1.0))
-    return torch.where(tame, power, torch.where((x == 0.0) & (y == 1.0), x, 0.0))
+    base = torch.where(tame, x, 1.0)
+    exponent = torch.where(tame, y, 1.0)
+    at_zero = torch.where((x == 0.0) & (y == 1.0), x, 0.0)
+    return torch.where(tame, torch.pow(base, exponent), at_zero)
 
 
 _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
