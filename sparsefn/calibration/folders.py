@@ -76,7 +76,8 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
                     found[name] = StoredTensor(
                         file, tuple(one.get_shape()), one.get_dtype()
                     )
-    if lost := [name for name in placed or () if name not in found]:
+    lost = [name for name in placed or () if name not in found]
+    if lost:
         raise ValueError(
             f"stream: {INDEX} names tensors that its files lack: {some(lost)}"
         )
@@ -395,7 +396,8 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
         write_json(file, {"run": dict(run), "parts": []})
         return Journal(out, run, ())
     before = read_json(file)
-    if others := [name for name in run if before["run"].get(name) != run[name]]:
+    others = [name for name in run if before["run"].get(name) != run[name]]
+    if others:
         raise ValueError(
             f"stream: expected the run that was killed in {os.fspath(out)!r}, but of "
             f"another run were its {', '.join(others)}: go on with the same, or give "

@@ -185,7 +185,8 @@ def check_data(
             ids += [x for name, x in given.items() if name.endswith("input_ids")]
         else:
             _check_tokens(what, module, given, tokens)
-    if padding := padding_in(module, ids):
+    padding = padding_in(module, ids)
+    if padding:
         mend = (
             "give the model the attention_mask of its tokenizer, and leave it out "
             "with tokens=attention_mask.bool()"
@@ -419,7 +420,8 @@ def layer_at(named: Named, name: str) -> str:
     "'0.weight' (Embedding)"
     """
     at = named.own[name][0]
-    if found := computed_from(named.module, at):
+    found = computed_from(named.module, at)
+    if found:
         return (
             f"{name!r} ({found.path!r} is computed from it: make it a parameter with "
             f"{found.mend})"

@@ -239,7 +239,8 @@ def unloaded(
         raise TypeError(
             f"stream: expected make() to give a module, got {type(model).__name__}"
         )
-    if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if lost:
         raise ValueError(
             "stream: expected make() to give buffers in memory, but on meta are "
             f"{some(lost)}"
@@ -276,7 +277,8 @@ def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(
         os.fspath(folder), local_files_only=True
     )
-    if how := stored_as(read_json(folder / "config.json")):
+    how = stored_as(read_json(folder / "config.json"))
+    if how:
         raise ValueError(
             "stream: expected weights that are numbers, but config.json of "
             f"{os.fspath(folder)!r} has a quantization_config, by which they are "

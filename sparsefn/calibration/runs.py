@@ -108,7 +108,8 @@ class Runs:
         needed.
         """
         for i, run in enumerate(self.paused):
-            if (file := self._file(number, i)).exists():
+            file = self._file(number, i)
+            if file.exists():
                 run.finish(number, _in_file(file, self.chain.forms[number]))
             else:
                 del run.calls[number]
@@ -183,7 +184,8 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
         quiet_call(plan.model, plan.outside(device))(copied_call(call))
     for path in plan.order:
-        if (times := called.count(path)) != 1:
+        times = called.count(path)
+        if times != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")
     for path, other in zip(called, plan.order, strict=True):
         if path != other:
@@ -193,7 +195,8 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
         places: list[tuple[int, Where]] = []
         for block, chosen in blocks:
             at = [parts[path].own[name][0] for name in chosen]
-            if seen := [turns.index(one) for one in at if one in turns]:
+            seen = [turns.index(one) for one in at if one in turns]
+            if seen:
                 places.append((min(seen), block))
         check_places(places)
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]

@@ -374,7 +374,8 @@ def _total(stats: Stats) -> Stats:
     told: list[Any] = [None] * place()[1]
     distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
     for number, (theirs, _) in enumerate(told):
-        if others := sorted({*theirs} ^ {*told[0][0]}):
+        others = sorted({*theirs} ^ {*told[0][0]})
+        if others:
             raise ValueError(
                 "stream: expected data of the same leaves on all processes, but "
                 f"{number} and 0 differ at {some(others)}"

@@ -69,7 +69,8 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     check_state("grads_of", state, " second")
     own = tensors_by_name(model)
     leaves, rebuild = flatten(state.params)
-    if unknown := [name for name in leaves if name not in own]:
+    unknown = [name for name in leaves if name not in own]
+    if unknown:
         mend = mend_of_names(unknown, own)
         raise ValueError(
             f"grads_of: expected params of the {type(model).__name__}, but unknown "

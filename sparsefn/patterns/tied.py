@@ -317,7 +317,8 @@ class TiedPattern(Pattern):
         sets = self.sets(leaves)
         grids = _grids(sets)
         known = set(grids.paths)
-        if others := [path for path in leaves if path not in known]:
+        others = [path for path in leaves if path not in known]
+        if others:
             raise ValueError(
                 "tied: expected every sparse leaf to be in a tied set whose leaves "
                 f"are all sparse, but {others[0]!r} is not"

@@ -83,7 +83,8 @@ def plot(
                 width = _THICK
             axes.plot(*_line(history, quantity, times), color="black", linewidth=width)
         for path, colour in zip(paths, colours, strict=True):
-            if (name := f"{quantity}/{path}") in names:
+            name = f"{quantity}/{path}"
+            if name in names:
                 axes.plot(*_line(history, name, times), color=colour, linewidth=_THIN)
         axes.set_xlabel("time of logging" if steps is None else "step")
         axes.set_ylabel(quantity.replace("_", " "), parse_math=False)

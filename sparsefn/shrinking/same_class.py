@@ -84,7 +84,8 @@ def same_class(
         return answers[-1]
 
     small = _with(model, cut, taken)
-    if why := resize(small, cut):
+    why = resize(small, cut)
+    if why:
         return SameClass(None, why)
     scaled = fold_norms(small, cut)
     exact |= scaled
@@ -106,7 +107,8 @@ def same_class(
         notes = with_configs(small, model, sizes, unknown, proven)
     if not any(answers) and not proven(small):
         wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
-        if why := settle(small, unknown, proven, wanted, cut):
+        why = settle(small, unknown, proven, wanted, cut)
+        if why:
             return SameClass(None, why)
     if unknown:
         notes = with_configs(small, model, sizes, unknown, proven)

@@ -203,7 +203,8 @@ def smaller(
         forms.append(made.form)
         small = copy.deepcopy(small)
         small.set_submodule(path, made.module)
-    if reason := Proof(masked, example, tell).differs(small, exact):
+    reason = Proof(masked, example, tell).differs(small, exact)
+    if reason:
         raise ValueError(
             f"shrink: the {type(module).__name__} with smaller "
             f"{', '.join(map(repr, paths))} {reason}"
@@ -268,7 +269,8 @@ def _smaller(
     exact = {
         name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64
     }
-    if reason := proof.differs(_as_before(small, before), exact):
+    reason = proof.differs(_as_before(small, before), exact)
+    if reason:
         raise ValueError(
             f"shrink: the smaller program of the {type(masked).__name__} {reason}"
         )

@@ -92,7 +92,8 @@ class Trace(NamedTuple):
 
         Raises ValueError for another model, and for an example of other shapes.
         """
-        if (shapes := shapes_of(example)) != self.shapes:
+        shapes = shapes_of(example)
+        if shapes != self.shapes:
             raise ValueError(
                 f"expected the groups of an example of these shapes, {shapes}, got "
                 f"those of {self.shapes}: make them of the example that shrink is "
@@ -353,7 +354,8 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     at = f" (in {place[-1][2]} at {place[-1][0]}:{place[-1][1]})" if place else ""
     why = f"torch.export cannot follow the {_kind(model)}: {first_line(error)}{at}"
     for what, tree in (("arguments", call), ("outputs", out)):
-        if other := _other(tree):
+        other = _other(tree)
+        if other:
             return ValueError(
                 f"{why}. Among its {what} is a {other}, which is no tensor: "
                 f"{_without(model, call)}"

@@ -138,7 +138,8 @@ def passive(
         promise = _declared(completed_meta("passive", meta, algorithm), sparsity)
 
     def init(params: Tree) -> State:
-        if (flat := _read(params)) is None:
+        flat = _read(params)
+        if flat is None:
             return _of_structure("init", algorithm.init(params), params=params)
         (given,) = flat
         state = _pure("init", lambda: algorithm.init(params), params=given)
@@ -153,7 +154,8 @@ def passive(
     def update(state: State, grads: Tree, step: Step) -> State:
         if saves():
             return algorithm.update(state, grads, step)
-        if (flat := _read(state, grads)) is None:
+        flat = _read(state, grads)
+        if flat is None:
             return _of_structure("update", algorithm.update(state, grads, step), state)
         before, given = flat
         before = before._replace(
@@ -289,7 +291,8 @@ def _pure(
             "from a key"
         )
     for (name, given), version in zip(inputs.items(), versions, strict=True):
-        if (now := _versions(given.leaves)) != version:
+        now = _versions(given.leaves)
+        if now != version:
             at = next(
                 path
                 for path, x, y in zip(paths(given.tree), now, version, strict=True)

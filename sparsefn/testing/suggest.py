@@ -208,7 +208,8 @@ def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str
         algorithm = algorithm_of(row, run)
         promises[1:1] = _by_call(algorithm)
         state = algorithm.init(run.params)
-        if masks := sparse(state):
+        masks = sparse(state)
+        if masks:
             is_dense = all(bool(mask.all()) for mask in masks.values())
             found["start"] = "dense" if is_dense else "other"
             wrong |= {"start"} if not is_dense and row.meta.start == "dense" else set()

@@ -29,7 +29,8 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     if torch.compiler.is_compiling():
         return
     wanted = f"expected {what} to be a function of ({', '.join(arguments)})"
-    if words := uncalled(fn):
+    words = uncalled(fn)
+    if words:
         raise TypeError(f"{wanted}, got {words}")
     if _takes(fn, len(arguments)):
         return

@@ -94,7 +94,8 @@ def _translated(
     new = dict(given)
     for old in given.keys() & renamed.keys():
         own = renamed[old](new.pop(old))
-        if both := own.keys() & new.keys():
+        both = own.keys() & new.keys()
+        if both:
             raise TypeError(f"{name}: expected {old} or {min(both)}, got both")
         written = ", ".join(
             f"{keyword}={shown(value)}" for keyword, value in own.items()
