@@ -204,10 +204,12 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
 
 def _in_file(file: Path, form: CachedTree) -> CachedTree:
     places = itertools.count()
-    leaves = [
-        CachedTensor(partial(_read, file, next(places))) if leaf is None else leaf
-        for leaf in form.leaves
-    ]
+    leaves = []
+    for leaf in form.leaves:
+        if leaf is None:
+            leaves.append(CachedTensor(partial(_read, file, next(places))))
+        else:
+            leaves.append(leaf)
     return CachedTree(form.structure, leaves)
 
 

@@ -113,10 +113,12 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         return {name: own.view.support(part) for name, own, part in each(state)}
 
     def settle(state: State) -> State:
-        parts = [
-            part if own.settled is None else own.settled(part)
-            for _, own, part in each(state)
-        ]
+        parts = []
+        for _, own, part in each(state):
+            if own.settled is None:
+                parts.append(part)
+            else:
+                parts.append(own.settled(part))
         return join(parts, state.params)._replace(opt=state.opt)
 
     settles = any(algorithm.settled is not None for algorithm in algorithms)

@@ -66,7 +66,12 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     """
     # a 0-d mask keeps its leaf whole, as its shape alone says
     rows = _sizes(masks, params)
-    own = [mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows]
+    own = []
+    for mask, _ in rows:
+        if mask.ndim:
+            own.append(mask)
+        else:
+            own.append(torch.ones_like(mask))
     leaves = {"masks": flatten(masks)[0]}
     counts = agreed({"call": "n_kept"}, leaves, lambda: kept_in(own))
     pairs = zip(counts, rows, strict=True)

@@ -182,9 +182,12 @@ def _staying(n: Tensor, fraction: Real) -> Tensor:
 
 def _even_rows(shapes: Mapping[str, tuple[int, ...]], sparsity: Real) -> Counts:
     # The same number in every row, rounded down.
-    return {
-        path: n_kept(math.prod(shape), sparsity) // max(shape[0], 1) * shape[0]
-        if shape
-        else n_kept(1, sparsity)
-        for path, shape in shapes.items()
-    }
+    made = {}
+    for path, shape in shapes.items():
+        if shape:
+            made[path] = (
+                n_kept(math.prod(shape), sparsity) // max(shape[0], 1) * shape[0]
+            )
+        else:
+            made[path] = n_kept(1, sparsity)
+    return made

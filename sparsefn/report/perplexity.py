@@ -153,7 +153,12 @@ def _texts(
             )
     wanted = tokens if labels is None else labels
     real = torch.ones_like(tokens) if mask is None else mask
-    lines = [x if x.ndim == 2 else x[None] for x in (tokens, wanted, real != 0)]
+    lines = []
+    for x in (tokens, wanted, real != 0):
+        if x.ndim == 2:
+            lines.append(x)
+        else:
+            lines.append(x[None])
     for number, (text, own, inside) in enumerate(zip(*lines, strict=True)):
         places = inside.nonzero()[:, 0]
         if len(places) and int(places[-1] - places[0]) + 1 != len(places):

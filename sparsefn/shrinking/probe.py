@@ -274,7 +274,12 @@ def _shapes(ins: list[Value], length: Callable[[int], int]) -> Shapes:
     # sides of images.
     made = []
     for value in ins:
-        sizes = [length(n) if label is None else n for n, label in value.dims]
+        sizes = []
+        for n, label in value.dims:
+            if label is None:
+                sizes.append(length(n))
+            else:
+                sizes.append(n)
         made.append(tuple(sizes))
     return made
 

@@ -369,10 +369,12 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     Raises ValueError for a tensor at such a path that has another shape, with its path.
     """
     leaves, rebuild = flatten(tree)
-    cut = [
-        _cut(path, leaf, made) if isinstance(leaf, Tensor) else leaf
-        for path, leaf in leaves.items()
-    ]
+    cut = []
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tensor):
+            cut.append(_cut(path, leaf, made))
+        else:
+            cut.append(leaf)
     carried: Any = rebuild(cut)
     if isinstance(tree, State):
         own = params_of(made.module)

@@ -269,7 +269,13 @@ def _versions(leaves: Sequence[Tensor]) -> list[int]:
     try:
         return [x._version for x in leaves]
     except RuntimeError:  # tensors of inference mode have none
-        return [0 if x.is_inference() else x._version for x in leaves]
+        made = []
+        for x in leaves:
+            if x.is_inference():
+                made.append(0)
+            else:
+                made.append(x._version)
+        return made
 
 
 def _at(x: Tensor) -> int:

@@ -67,7 +67,12 @@ class Outcome(NamedTuple):
         return f"; if it is not meant to, declare {self.declare}" if meant else ""
 
     def _texts(self, name: str) -> list[str]:
-        first = [said.splitlines()[0].rstrip(":") if said else "" for said in self.said]
+        first = []
+        for said in self.said:
+            if said:
+                first.append(said.splitlines()[0].rstrip(":"))
+            else:
+                first.append("")
         if self.status == "error":
             return [f"{name}: {line}" for line in first]
         return [f"{name} breaks {self.law}, {self.check}: {line}" for line in first]
