@@ -224,7 +224,7 @@ def uniform_like(
     ... )
     True
 
-    For a DTensor they are a DTensor of the same placements. The numbers are those of
+    For a DTensor they are a DTensor of the same placements. The numbers are as in
     `uniform(key, leaf.shape, dtype)`, and they are where the leaf is, for which a key
     on the CPU is not copied: nothing waits for a device. They do not depend on how the
     leaf is sharded. Each process draws the part that it holds, and nothing is sent. The

@@ -160,7 +160,7 @@ def within(
     bound falls in proportion. Each leaf or set keeps a unit at least; those that
     `where` leaves out stay whole.
 
-    `unit` is what is counted, each time anew from all sizes, as what a unit costs
+    `unit` is what is counted, each time from all sizes, as what a unit costs
     depends on what others keep:
 
     - "params": entries of parameters, shared ones once; of single weights those that

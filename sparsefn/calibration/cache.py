@@ -44,8 +44,8 @@ class Touched(BaseException):
 
 
 class Slot(NamedTuple):
-    """A tensor that a part returns: the number of the part's call, and that of the
-    leaf.
+    """A tensor that a part returns: the number of the part's call, and the
+    number of the leaf.
     """
 
     number: int

@@ -44,19 +44,19 @@ def experts(
     Experts are a module with parameters of three or more dimensions, [experts, out,
     in], that is called with the states of tokens (tokens, width), the numbers of the
     experts that each is routed to (tokens, k), and their weights (tokens, k), by
-    position or by name, as those of transformers from 5.0 on are. What one expert gives
-    is found by a call with it alone and a weight of 1, so that no names matter and all
-    k together cost one more call.
+    position or by name, as the experts of transformers from 5.0 on. What one expert
+    gives is found by a call with it alone and a weight of 1, so that no names matter
+    and all k together cost one more call.
 
     - "count", int64 (experts,): how many tokens were routed to the expert.
     - "norm", float64 (experts,): the sum over these of the weight times the norm of
       what the expert gives. A negative weight, as some routers give, counts as a
-      positive one: the norm is that of what the expert adds.
+      positive one: it is the norm of what the expert adds.
 
     All parameters of the module along whose first dimension the experts lie have the
-    same statistics. Those of several batches are added with
+    same statistics. Statistics of several batches are added with
     `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All tokens count,
-    padding too. `state`, `args` and `kwargs` are those of `sf.calibration.inputs`, and
+    padding too. `state`, `args` and `kwargs` are as in `sf.calibration.inputs`, and
     nothing is changed either.
 
     Raises ValueError where no such module was called, for experts whose output is not

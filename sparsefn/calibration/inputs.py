@@ -85,7 +85,7 @@ def inputs(
     their last bits between batches of different sizes, as those are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own
-    weights; `args` and `kwargs` are those of one call of the module, in its own mode
+    weights; `args` and `kwargs` are for one call of the module, in its own mode
     (train or eval); a UserWarning names a layer with dropout, told by its class or an
     attribute. The module, its buffers and the arguments stay as they are; there are no
     hooks, and nothing requires gradients. What is in memory at a time is one call's
@@ -357,8 +357,8 @@ def collector(
 
 
 def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
-    # The sums over no inputs, which add to those of any batch. Inputs of attention may
-    # be of one kind, or of three.
+    # The sums over no inputs, which add to the sums of any batch. Inputs of attention
+    # may be of one kind, or of three.
     turned = is_conv1d(layer)
     groups = getattr(layer, "groups", 1)
     width = weight.shape[0] if turned else weight.shape[1:].numel()

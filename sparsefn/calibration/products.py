@@ -276,7 +276,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         end: int,
         sums: Sums,
     ) -> None:
-        """Add sums to those of the same outputs of a leaf."""
+        """Add sums to the sums of the same outputs of a leaf."""
         outputs = leaf.numel() // len(sums["square"])
         was, _, parts = self.found.setdefault(path, (transposed, outputs, {}))
         if was != transposed:

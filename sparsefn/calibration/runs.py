@@ -119,7 +119,7 @@ class Runs:
         return {*self.paused[0].outputs}
 
     def forget(self, needed: Iterable[int]) -> None:
-        """Remove the files of all outputs but those of some parts."""
+        """Remove the files of all outputs, but keep the outputs of some parts."""
         names = {
             self._file(number, i).name
             for number in needed

@@ -75,13 +75,13 @@ def stream(
     `folder` has config.json and safetensors, as `save_pretrained` writes it, and
     `from_pretrained` loads the new folder `out`: the same tensors, names and other
     files, with the weights that `in_order` gives for the whole model, bit for bit,
-    where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what
+    where a batch is a chunk. `prune` and `of` are as in `in_order`. A batch is what
     the model is called with: a dict, a tuple or a tensor. Batches may differ in length.
     Where they are padded, `tokens` has a bool tensor for each, which says which tokens
     count. Blocks run on the device of the batches. Returned are the errors of the
     blocks, by block: the norm of the change of their outputs over their norm.
 
-    `blocks` are those of `in_order`; by default they are the members of the model's
+    `blocks` are as in `in_order`; by default they are the members of the model's
     lists of layers. Other layers of these lists run as they are. `make()` gives the
     model; by default it is the class that config.json names. Wherever it is made, its
     parameters are not kept: at one time there are in memory one layer, its statistics,

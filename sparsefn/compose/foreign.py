@@ -86,7 +86,7 @@ def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
 
 
 def _merges(sizes: Sequence[int], own: Sequence[int]) -> bool:
-    """Whether sizes are those of a weight, some neighbours of which are multiplied."""
+    """Whether sizes are a weight's, some neighbours of which are multiplied."""
     left = list(own)
     for size in sizes:
         product = 1

@@ -213,7 +213,7 @@ def from_config(
     So without "update" masks change every 100 steps for "set" and "rigl", and with null
     at every step. "init_method" is not used where an "update" does not fire at step 0:
     then training starts dense. In `{"groups": ...}`, "params" of an entry is merged
-    into it. Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm.
+    into it. Counts are as in `sf.budgets.n_kept`. `key` is given to every algorithm.
     `algorithms` are factories of your own by lower-case name: each is called as
     `f(sparsity, where=, init=, key=, when=, ...)`, with those of the keywords that its
     entry speaks of, and its other parameters are keys of an entry. Configs count steps
@@ -285,7 +285,7 @@ def _alias(entry: Entry, name: str, other: str) -> dict[str, object]:
 
 
 def _options(make: Callable[..., Algorithm]) -> list[str]:
-    # The keys that an entry may have besides those of the grammar.
+    # The keys that an entry may have besides the keys of the grammar.
     options = keywords_of(make)[1:]
     return [name for name in options if name not in ("where", "init", "key", "when")]
 

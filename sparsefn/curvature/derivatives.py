@@ -107,7 +107,7 @@ def sparsified(
     >>> weights, of_weights(weights, 3.0), scored({"w": torch.full((1,), 5.0)})
     ({'w': tensor([1.])}, tensor([3.]), {'w': tensor([5.]), 'b': tensor([0.])})
 
-    The other leaves are those of `params` (the effective weights) for the loss, and 0
+    The other leaves are taken from `params` (the effective weights) for the loss, and 0
     among the scores.
     """
     if params is None:

@@ -30,7 +30,7 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     For modules that `sf.modules.call` refuses, as their gradients come from hooks of
     their own: those of `torch.distributed.fsdp.fully_shard`, tensor parallelism and
     `DistributedDataParallel`. The next forward runs with these weights; `grads_of`
-    takes the gradients. Names are those of the module without wrappers, and each
+    takes the gradients. Names are as in the module without wrappers, and each
     process writes the shard that it holds: nothing is sent. With `partial` parameters
     that the state lacks stay as they are. Raises TypeError for anything but a module
     and a State and for another dtype, ValueError for names that are missing or unknown,

@@ -345,7 +345,7 @@ def nearly_diagonal(nearliness: int) -> Pattern:
 @dataclass(frozen=True, repr=False)
 class PickedPattern(Pattern):
     """A pattern that chooses the units of a group together, as the best ones by
-    themselves would not fit each other: `pick` marks those of an `Entry`.
+    themselves would not fit each other: `pick` marks the units of an `Entry`.
     """
 
     pick: Callable[[Entry], Tensor] = field(kw_only=True, compare=False)
@@ -356,7 +356,7 @@ class PickedPattern(Pattern):
         return super().grids(leaves)._replace(select=self.winners)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
-        """What `pick` chooses: counts are those of the pattern."""
+        """What `pick` chooses: the pattern says the counts."""
         return [self.pick(entry) for entry in entries]
 
 

@@ -29,8 +29,8 @@ class Place(NamedTuple):
     tensor([7, 7, 8, 8, 9, 9])
 
     Where units lie otherwise, `numbers` has the unit of each index, -1 for none. Of a
-    part of the units, `taken` are their indices, unit by unit, and `shape` is that of
-    the leaf at them alone.
+    part of the units, `taken` are their indices, unit by unit, and `shape` is the
+    shape of the leaf at them alone.
     """
 
     path: str

@@ -115,7 +115,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     known in budgets by the path of its first leaf; others that begin with this leaf are
     `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
 
-    A unit's score is that of all of its entries, also of those that other sets prune,
+    A unit's score is of all of its entries, also of entries that other sets prune,
     pooled by `reduce` as in `sf.patterns.block`: members in their order, each row by
     row. It is kept if one of its entries is. Globs in `where` choose the sets of all
     leaves that they match, and so does the default; another function is asked about the
@@ -261,7 +261,7 @@ def _check_as_many(places: Sequence[Place]) -> None:
 
 @dataclass(frozen=True, repr=False)
 class TiedPattern(Pattern):
-    """A pattern whose units lie in several leaves: `members` are those of
+    """A pattern whose units lie in several leaves: `members` are as in
     `sf.patterns.tied`, and `find` finds their sets.
     """
 

@@ -17,7 +17,7 @@ from sparsefn.modules.calls import left_as_it_was
 from sparsefn.modules.padding import padding_in
 
 IGNORED = -100  # what transformers writes into labels for tokens that do not count
-_Window = tuple[Tensor, Tensor]  # tokens, and what is to be predicted at each of them
+_Window = tuple[Tensor, Tensor]  # tokens, and the token to predict at each of them
 
 
 def perplexity(
@@ -69,7 +69,7 @@ def perplexity(
 
     `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off
     before the model sees it; without it a UserWarning tells of texts that begin or end
-    with padding by the config of the model. `labels` are what is to be predicted, the
+    with padding by the config of the model. `labels` are the tokens to predict, the
     tokens unless given; those that are -100 do not count.
 
     ValueError for a text too short to predict a token, for padding inside of a text,

@@ -23,7 +23,7 @@ _MOST_NAMES = 15  # leaves named beside the lines
 _MOST_CELLS = (
     128  # rows and columns of an image, which are parts of the leaf where it has more
 )
-# lines: of all leaves, where it is under those of leaves, and of each leaf
+# lines: of all leaves, where it is under the lines of leaves, and of each leaf
 _THICK = 2.6
 _THIN = 1.2
 _LONGEST = 34  # characters of a path above an image

@@ -48,7 +48,7 @@ def wanda(stats: Stats) -> PlainScore:
     tensor([[ True,  True, False],
             [ True,  True, False]])
 
-    `stats` are those of `sf.calibration.inputs`. In the paper weights compete inside of
+    `stats` are from `sf.calibration.inputs`. In the paper weights compete inside of
     their output: `pattern=sf.patterns.row_balanced()`, or `nm`. Leaves that are not
     sparsified score 0. 16-bit weights are scored in float32. ValueError for a
     sparsified leaf without statistics, with those of another shape, with those of fewer
@@ -109,7 +109,7 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
 
     It is the mean over an expert's tokens of weight times norm of its output.
 
-    `stats` are those of `sf.calibration.experts`, and a unit of `pattern`, an
+    `stats` are from `sf.calibration.experts`, and a unit of `pattern`, an
     `sf.patterns.tied` one, is an expert: one of its leaves has statistics. An expert to
     which no token was routed scores 0. Sets that are not sparsified score 0. In the
     paper the experts of a layer compete, as they do by default.

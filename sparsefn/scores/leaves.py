@@ -48,7 +48,7 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     >>> relative(state, (), 0)
     {'w': tensor([1.0000, 0.5000]), 'b': tensor([0., 0.])}
 
-    The function is called for sparsified leaves alone. The weight is that of
+    The function is called for sparsified leaves alone. The weight is from
     `state.params`, the mask has its full shape, and `grad` is None where the update was
     given no gradients. The function gives floats of the shape of the weight, larger for
     a weight that is more important. Other leaves score 0. Raises TypeError for anything
@@ -119,7 +119,7 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     tensor([0.0333, 0.1379, 0.3600, 1.0000], dtype=torch.float64)
 
     For `distribution=sf.budgets.global_()`, which then chooses how many weights each
-    leaf keeps; inside a leaf the order is that of magnitudes. The best weight of every
+    leaf keeps; inside a leaf the order is by magnitude. The best weight of every
     leaf scores 1, and the scale of a leaf does not count. Of equal weights the first is
     the larger one; weights of 0 score 0. In float64, with the same bits on every
     device. ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.

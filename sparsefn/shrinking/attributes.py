@@ -117,8 +117,8 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     """Set whole numbers, also in lists and tuples, that are a size that changes; and
     say what else they may be.
 
-    A number is told by where it is a size in the module's own forward, or in that of
-    its children: modules of one class whose forward does the same operations keep it
+    A number is known by where it is a size in the module's own forward, or in its
+    children's: modules of one class whose forward does the same operations keep it
     from the same place.
     """
     own = _seen(nodes, 0)

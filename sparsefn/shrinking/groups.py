@@ -139,7 +139,7 @@ class Groups:
     atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
     # the parameters that weights are computed from
     originals: Set[str] = dataclasses.field(repr=False)
-    # none where they are those of submodules
+    # none where groups are of submodules
     trace: Trace | None = dataclasses.field(default=None, repr=False)
 
     def __getitem__(self, i: int) -> Group:
@@ -382,11 +382,11 @@ def groups(
     then the units stay. Nothing of the model changes, and one on the meta device is
     analysed there.
 
-    With `only`, globs of submodules, the groups are those of each of these by itself,
+    With `only`, globs of submodules, the groups are each submodule's by itself,
     as the model calls it the first time on the example, under the names that their
     leaves have in the model: for a model that `torch.export` cannot trace, or a part of
     one. Algorithms then run on all params of the model. Costs in parameters and bytes
-    are those of the model, FLOPs those of the submodules. Give `sf.shrink` the same
+    are of the model, FLOPs of the submodules. Give `sf.shrink` the same
     `only`.
 
     Raises TypeError for another example, and ValueError for a model that does not run

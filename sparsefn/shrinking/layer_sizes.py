@@ -85,7 +85,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
     """Set what torch's layers in a model with smaller tensors keep about sizes; the
     reason where that cannot be.
 
-    Norms that lose entries become those of `sparsefn.shrinking.layers`, and attentions
+    Norms that lose entries become norms of `sparsefn.shrinking.layers`, and attentions
     of other widths SmallAttention; all keep the names of their parameters.
     """
     nodes: dict[str, list[fx.Node]] = {}

@@ -164,7 +164,7 @@ class SmallAttention(nn.MultiheadAttention):
     """A MultiheadAttention whose heads need not make up the width of its inputs, with
     the same parameters' names.
 
-    Attributes beside those of `nn.MultiheadAttention`:
+    Attributes that `nn.MultiheadAttention` has not:
         head_dim: entries of the queries and keys of a head; the values of a head may
             have another number.
         scale: what the products of queries and keys are multiplied with.

@@ -103,7 +103,7 @@ def move(step: Step) -> Any:
             # places within a pixel
             if step.name == "pixel_shuffle" and e >= out.ndim - 2:
                 step.freeze(labels[e], "divides it")
-            if step.name.endswith("_as"):  # the sizes are those of another tensor
+            if step.name.endswith("_as"):  # the sizes are another tensor's
                 labels[e] = step.join(labels[e], ins[1].labels[e])
         made.append(out.along(labels, gone))
     return replaced(step.outs, made)

@@ -258,7 +258,7 @@ class Program(fx.GraphModule):
         return made
 
     def train(self, mode: bool = True) -> Program:
-        """Set the flag alone: the operations are those of the mode in which the model
+        """Set the flag alone: the operations are as in the mode in which the model
         was traced.
         """
         other_mode = mode != self.meta.get("train", False)
@@ -274,7 +274,7 @@ class Program(fx.GraphModule):
 
 
 def _has_mode(node: fx.Node) -> bool:
-    # Whether an operation is told in which mode it is.
+    # Whether an operation has an argument that says the mode.
     given = node_arguments(node)
     has_flag = "train" in given or "training" in given
     return has_flag and given.get("p") != 0
@@ -284,7 +284,7 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     """The traced program without the entries that go.
 
     Parameters and buffers are cut copies under their old names; those in `tensors` come
-    from there. Arguments that say sizes or places are made anew, so that inputs may
+    from there. Arguments that say sizes or places are computed, so that inputs may
     have other sizes wherever the traced program allows that. Inputs other than tensors
     have to be as in the trace. What the program makes itself lies on the device of its
     first input.
@@ -381,7 +381,7 @@ def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
 
 
 def _unchanged(change: Resizing) -> None:
-    # Numbers stay those of the whole program: a size that is read from a tensor is
+    # Numbers stay as in the whole program: a size that is read from a tensor is
     # scaled to what it was.
     if change.name != "sym_size":
         change.refuse("it counts them")
@@ -421,7 +421,7 @@ def same_input(given: object, traced: object, name: str) -> None:
 
 
 def _open(graph: fx.Graph) -> None:
-    # Arguments that are no tensors have to be those of the trace; new tensors lie where
+    # Arguments that are no tensors have to be as in the trace; new tensors lie where
     # the first input does.
     inputs = graph.find_nodes(op="placeholder")
     tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]

@@ -63,7 +63,7 @@ def same_class(
     stays as it was, unless a config says it. The reason, where there is no such model,
     names the first module that does not give those outputs.
 
-    Norms of torch that lose entries become those of `sparsefn.shrinking.layers`. Of an
+    Norms of torch that lose entries become norms of `sparsefn.shrinking.layers`. Of an
     RMS norm in a module's own code the weight and eps are scaled, which is the same:
     `scaled` names these parameters. Configs are set where a new model from them equals
     the smaller one; `notes` says where not.
@@ -141,7 +141,7 @@ def with_configs(
 def _with(
     model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
 ) -> nn.Module:
-    # A copy with other tensors in place of those of the program, shared ones shared.
+    # A copy with other tensors in place of the program's, shared ones shared.
     made: dict[int, Any] = {}
     for name in cut.analysis.leaves:
         x = tensor_at(model, name)  # none is a constant of the program

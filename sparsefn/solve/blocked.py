@@ -30,7 +30,7 @@ from sparsefn.solve.inputs import (
 # matrices.
 WIDTHS = (256, 64, 16)
 # Entries of the rows that are swept together. Fewer take longer, above all on a GPU,
-# where time is that of launches.
+# where launches take the time.
 ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
 
 Keep = float | int | Sequence[int]

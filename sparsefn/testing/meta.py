@@ -26,7 +26,7 @@ from sparsefn.tree.chosen import default_where
 
 
 class Exchange(NamedTuple):
-    """How weights are exchanged at a trigger: what `sf.drop_grow` is told.
+    """How weights are exchanged at a trigger: the arguments of `sf.drop_grow`.
 
     >>> exchange = sf.testing.Exchange(
     ...     sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3)

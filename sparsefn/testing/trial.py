@@ -116,8 +116,8 @@ def outcome_of(
     >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
     ('purity', 'states_keep_their_structure', 'passed')
 
-    Without `shrink` the first failure is told as it comes. `counted` takes the traits
-    of the cases that were drawn until it failed.
+    Without `shrink` the first failure is reported as it comes. `counted` takes the
+    traits of the cases that were drawn until it failed.
     """
     # by where it was raised; the smallest comes last
     found: dict[tuple[object, ...], tuple[Case, Exception]] = {}

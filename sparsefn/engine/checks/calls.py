@@ -49,8 +49,8 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
 
 
 def _takes(fn: Callable[..., object], n: int) -> bool:
-    # Whether n arguments are surely right, seen at a glance: algorithms are made anew
-    # at every step of an ensemble.
+    # Whether n arguments are surely right, seen at a glance: algorithms are made
+    # again at every step of an ensemble.
     fn = _inner(fn)
     if isinstance(fn, FunctionType):
         own = fn

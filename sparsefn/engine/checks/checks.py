@@ -82,7 +82,7 @@ def check_step(step: Step) -> Step:
     if step < 0:
         raise ValueError(f"expected step >= 0, got {step}")
     if torch.compiler.is_compiling():
-        # as_tensor would compile anew for every step
+        # as_tensor would compile again for every step
         return torch.full((), step, dtype=torch.int64, device="cpu")
     return step
 

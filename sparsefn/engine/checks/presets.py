@@ -41,7 +41,7 @@ def preset(
     >>> print(inspect.signature(outline))
     (shape, *, color='red')
 
-    The keywords that are `renamed` are those of an older release: each gives the
+    The keywords that are `renamed` are from an older release: each gives the
     keywords to write now, and a DeprecationWarning. They are not in the signature;
     `keywords_of` has them.
     """
@@ -72,8 +72,8 @@ def preset(
 
 
 def keywords_of(make: Callable[..., object]) -> list[str]:
-    """The names of a function's arguments, but for **kwargs; of a preset also those of
-    an older release.
+    """The names of a function's arguments, but for **kwargs; of a preset also the
+    names of an older release.
 
     >>> keywords_of(lambda shape, *, color="black": shape)
     ['shape', 'color']

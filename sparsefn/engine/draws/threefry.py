@@ -319,7 +319,7 @@ def operator(
 def told(
     kind: str, dtype: torch.dtype
 ) -> tuple[str, torch.dtype, tuple[int, int], int]:
-    """What a backend is told of a kind."""
+    """What a backend gets to know of a kind."""
     xor0, xor1, finish = _KINDS[kind]
     return (
         "pairs" if finish is _pairs else kind,

@@ -204,7 +204,7 @@ def real_power(base: Real, exponent: Real) -> Real:
 
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few
     beyond. A negative exponent needs a positive base; a negative base gives NaN. Slopes
-    at base 0 are those of the base for exponent 1 and 0 for others; where the value is
+    at base 0 are the base's for exponent 1 and 0 for others; where the value is
     not finite they are 0, too.
     """
     return _smooth("power", base, exponent)
@@ -305,8 +305,8 @@ def sqrt(x: Tensor) -> Tensor:
     tensor([0.0000, 1.4142, 3.0000])
 
     Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of
-    -0.0 it is 0.0. The slope at 0 is 0 and not inf: so are those of norms of zeros and
-    of Adam's steps.
+    -0.0 it is 0.0. The slope at 0 is 0 and not inf: so are the slopes of norms of zeros
+    and of Adam's steps.
     """
     if not differentiated(x) and x.dtype != torch.float64:
         return x.double().sqrt_().to(x.dtype).add_(0.0)  # -0.0 becomes 0.0

@@ -1,5 +1,5 @@
 """Rows that processes deal out among them where a caller asks for it: each works on its
-own, and all get those of all.
+own, and all get the results of all.
 
 Nothing is dealt out otherwise, whatever process groups there are. Every process must
 come to the same calls in the same order; each call begins with what it is about, so

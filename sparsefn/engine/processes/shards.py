@@ -110,7 +110,7 @@ def full_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def layout_of(x: Tensor, sums: bool = False) -> Layout:
     """How the processes have cut a DTensor. Raises the errors of `extent_of`; with
-    `sums` not those of partial ones.
+    `sums` no errors for partial ones.
     """
     mesh = x.device_mesh  # type: ignore[attr-defined]
     placements = x.placements  # type: ignore[attr-defined]

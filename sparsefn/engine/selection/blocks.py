@@ -22,7 +22,7 @@ Out = TypeVar("Out")
 
 
 def cut(at: Arrays, where: slice | int) -> Arrays:
-    """Some rows of the arrays: their mask is written where that of all rows is.
+    """Some rows of the arrays: their mask is part of the mask of all rows.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries

@@ -168,7 +168,7 @@ class Inside(NamedTuple):
     """Scores of which the best `need` are still to be found.
 
     All better units are written as winners. The places, for each entry, and the values
-    are those of one process; all processes together have `size`.
+    are of one process; all processes together have `size`.
     """
 
     places: list[Array]

@@ -35,7 +35,7 @@ def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
     first.
     """
     fewest = min(n, m - n)
-    # at most 2,040, those of 2 in 5
+    # at most 2,040 patterns, of 2 in 5
     are_few = m <= 5 or fewest == 0 or (m == 6 and fewest == 1)
     return _patterns(n, m) if are_few else None
 
