@@ -301,7 +301,9 @@ def some(names: Iterable[object]) -> str:
     """
     every = [*map(repr, names)]
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more if every else "nothing"
+    if every:
+        return ", ".join(every[:_SHOWN]) + more
+    return "nothing"
 
 
 class Part(NamedTuple):
@@ -370,7 +372,9 @@ def _check_free(out: Path) -> None:
     if (out / PLACE / _JOURNAL).exists():
         return
     if out.exists() and (not out.is_dir() or (there := {*os.listdir(out)} - {PLACE})):
-        held = some(sorted(there)) if out.is_dir() else "a file"
+        held = "a file"
+        if out.is_dir():
+            held = some(sorted(there))
         raise ValueError(
             f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, "
             f"got {held}"

@@ -118,7 +118,10 @@ def inputs(
     names = names_of(of)
     named = Named.of(module)
     weights = weights_of_call(named, state)
-    chosen = weights if paths is None else matching("paths", paths, weights)
+    if paths is None:
+        chosen = weights
+    else:
+        chosen = matching("paths", paths, weights)
     matrices = [path for path in chosen if weights[path].ndim > 1]
     check_data("inputs", module, [((args, kwargs), tokens)])
     collect = collector(named, weights, matrices, names)

@@ -234,7 +234,10 @@ def unloaded(
     The global random state is left as it is.
     """
     with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
-        model = _of_config(folder, dtype) if make is None else make()
+        if make is None:
+            model = _of_config(folder, dtype)
+        else:
+            model = make()
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"stream: expected make() to give a module, got {type(model).__name__}"

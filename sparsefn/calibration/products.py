@@ -118,7 +118,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def check_unwritten(self, x: object) -> None:
         """Raise before a leaf is written, through `.data` too."""
-        known = self.leaf(x) if isinstance(x, Tensor) else None
+        known = None
+        if isinstance(x, Tensor):
+            known = self.leaf(x)
         if known:
             raise ValueError(
                 "inputs: expected a forward that leaves its weights as they are, but "
@@ -134,7 +136,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         right = self.leaf(b)
         if (left is None) == (right is None):
             return
-        b = b.mT if b.ndim > 1 else b[None]
+        if b.ndim > 1:
+            b = b.mT
+        else:
+            b = b[None]
         # The weight as (..., outputs, inputs), and the other factor as (..., n,
         # inputs).
         ((path, leaf), weight, x) = (left, a, b) if left is not None else (right, b, a)  # type: ignore[misc]

@@ -196,7 +196,10 @@ def _numbers(path: str, pattern: Pattern, shape: Box) -> tuple[int, int, int]:
     except ValueError as error:
         raise ValueError(f"{error} at {path!r}") from None
     along = [d for d, size in enumerate(box) if size != 1]
-    n = None if callable(pattern.fixed) else concrete(pattern.fixed)
+    if callable(pattern.fixed):
+        n = None
+    else:
+        n = concrete(pattern.fixed)
     if n is None or len(along) > 1:
         raise ValueError(
             "compress: expected a pattern such as sf.patterns.nm(2, 4), got "

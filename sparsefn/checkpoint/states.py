@@ -328,5 +328,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _bits(leaf: Tensor) -> Tensor:
     leaf = leaf.resolve_conj().resolve_neg()  # lazy ones are not in memory yet
-    real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+    real = leaf
+    if leaf.is_complex():
+        real = torch.view_as_real(leaf)
     return real.view(INTEGERS[real.element_size()])

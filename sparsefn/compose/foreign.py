@@ -82,7 +82,9 @@ def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
     if len(sizes) == 2 and sizes[0] == sizes[1]:
         return "shared"
     lacks = any(sizes.count(size) < own.count(size) for size in own)
-    return "shared" if lacks and set(sizes) <= set(own) else "other"
+    if lacks and set(sizes) <= set(own):
+        return "shared"
+    return "other"
 
 
 def _merges(sizes: Sequence[int], own: Sequence[int]) -> bool:

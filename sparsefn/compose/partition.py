@@ -123,5 +123,8 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
 
     settles = any(algorithm.settled is not None for algorithm in algorithms)
     plain = all(algorithm.view is masked_view for algorithm in algorithms)
-    view = masked_view if plain else TrainView(get, put, grads_of, support)
+    if plain:
+        view = masked_view
+    else:
+        view = TrainView(get, put, grads_of, support)
     return framed(init, update, view, settled=settle if settles else None)

@@ -300,7 +300,8 @@ class _Kept:
         update = _update(module, active_adapter)
         x = module.lora_dropout[active_adapter](x)
         bias = module.lora_B[active_adapter].bias
-        bias = None if bias is None else bias * module.scaling[active_adapter]
+        if bias is not None:
+            bias = bias * module.scaling[active_adapter]
         if update.ndim == 2:
             return result + functional.linear(
                 x, update.T if module.fan_in_fan_out else update, bias

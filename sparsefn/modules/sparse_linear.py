@@ -187,7 +187,9 @@ def with_sparse_linears(
         return baked
     for name, layer in layers.items():
         known = layer.weight.dtype in (torch.float32, torch.float64)
-        block = _choose(masks[name], layout, blocksize) if known else None
+        block = None
+        if known:
+            block = _choose(masks[name], layout, blocksize)
         if block is None:
             continue
         sparse = SparseLinear(layer.weight, layer.bias, block).train(layer.training)

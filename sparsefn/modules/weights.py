@@ -237,7 +237,9 @@ def _computed_weights(
     # that they are computed from.
     found = {}
     for name, (path, param) in named.items():
-        computed = computed_from(module, path) if param.ndim >= 2 else None
+        computed = None
+        if param.ndim >= 2:
+            computed = computed_from(module, path)
         if computed is not None and _is_of(layer_of(module, computed.path), types):
             found[name] = computed
     return found
@@ -322,7 +324,9 @@ def _axes(module: nn.Module, path: str) -> tuple[int, int]:
     if isinstance(layer, nn.Bilinear):
         return 2, 0
     if are_experts(layer):
-        return (1, 2) if layer.is_transposed else (2, 1)
+        if layer.is_transposed:
+            return (1, 2)
+        return (2, 1)
     if isinstance(layer, TRANSPOSED) or is_conv1d(layer):
         return (0, 1)
     return (1, 0)

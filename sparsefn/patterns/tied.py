@@ -334,7 +334,9 @@ class TiedPattern(Pattern):
         leaves = float_leaves(params)
         sets = self.paths_among(list(leaves))
         first_only = callable(where) and where is not default_where
-        asked = [paths[:1] for paths in sets] if first_only else sets
+        asked = sets
+        if first_only:
+            asked = [paths[:1] for paths in sets]
         known = {path for paths in asked for path in paths}
         hit = select_leaves(
             {path: leaf for path, leaf in leaves.items() if path in known}, where

@@ -80,7 +80,10 @@ def hard_concrete(
             own = random.leaf_key(draws, path)
             if not units.single:
                 check_plain(f"hard_concrete with {pattern}", path, leaf)
-            like = leaf if units.single else leaf.new_empty(units.grid)
+            if units.single:
+                like = leaf
+            else:
+                like = leaf.new_empty(units.grid)
             gate = start_at + 0.01 * random.normal_like(own, like)
             gates[path] = gate.to(leaf.dtype)
         return {"latent": dict(leaves), "gate": gates}

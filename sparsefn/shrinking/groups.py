@@ -402,7 +402,10 @@ def groups(
         example = tuple([calls[path] for path in paths])
     graph = traced(own, example, dynamic=False)
     shuffled = not equal_parts and has_shuffles(graph)
-    graphs = [without_shuffles(graph), graph] if shuffled else [graph]
+    if shuffled:
+        graphs = [without_shuffles(graph), graph]
+    else:
+        graphs = [graph]
     found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
     best = found[0]
     if shuffled:

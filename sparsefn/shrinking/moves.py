@@ -217,7 +217,10 @@ def read_off(
 def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
     # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
     # along others.
-    along = [0] if atoms.ndim == 1 else _varies(atoms)
+    if atoms.ndim == 1:
+        along = [0]
+    else:
+        along = _varies(atoms)
     if not along:
         step.freeze(atoms.max(keepdims=True).reshape(1, 1), "divides it")
     if axis not in along:

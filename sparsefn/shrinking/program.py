@@ -63,7 +63,10 @@ def repeat(change: Resizing) -> None:
     key = "repeats" if "repeats" in change.arguments else "dims"
     made = list(change.arguments[key])
     for i in range(1, len(made) + 1):
-        inside = x.shape[-i] if i <= x.ndim else 1
+        if i <= x.ndim:
+            inside = x.shape[-i]
+        else:
+            inside = 1
         kept = change.kept(out, out.ndim - i)
         made[-i] = _times(made[-i], kept.reshape(-1, inside))
     change.arguments[key] = made
@@ -82,7 +85,9 @@ def repeat_interleave(change: Resizing) -> None:
 def _times(times: Any, table: Flags) -> Any:
     # How many repeats stay, of a table (repeats, indices).
     rows = table.any(1)
-    return times if rows.all() else int(rows.sum())
+    if rows.all():
+        return times
+    return int(rows.sum())
 
 
 def squeeze(change: Resizing) -> None:

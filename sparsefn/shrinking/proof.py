@@ -111,7 +111,9 @@ class Proof:
         reason = self.reason(small, exact)
         if not reason:
             return ""
-        call = self._other if reason.endswith(_ON_OTHERS) else self.example
+        call = self.example
+        if reason.endswith(_ON_OTHERS):
+            call = self._other
         return reason + _first(self.masked, _exactly(small, exact), call)
 
     def reason(

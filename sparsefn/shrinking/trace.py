@@ -476,7 +476,9 @@ def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
     # Operations that follow in one line, and give the shape that the first one takes.
     chain = list[fx.Node]()
     following = [first]
-    size = _size(first.args[0]) if first.args else None
+    size = None
+    if first.args:
+        size = _size(first.args[0])
     while (
         len(following) == 1
         and following[0].op == "call_function"

@@ -184,7 +184,9 @@ def opname(node: fx.Node) -> str:
     if schema is None:
         return getattr(node.target, "__name__", str(node.target))
     name = str(schema.name).split("::")[1]
-    return name if name.startswith("__") else name.rstrip("_")
+    if name.startswith("__"):
+        return name
+    return name.rstrip("_")
 
 
 def module_of(node: fx.Node, up: int = 0) -> str:

@@ -345,7 +345,9 @@ def _counts(keep: Keep, sizes: list[int]) -> list[int]:
                     f"obs: expected 0 <= keep <= {size} for block {i}, got {count}"
                 )
         return counts
-    wanted = _kept(keep, total) if isinstance(keep, float) else keep
+    wanted = keep
+    if isinstance(keep, float):
+        wanted = _kept(keep, total)
     if not is_int(wanted):
         raise TypeError(
             "obs: expected keep to be a float, an int or a sequence of ints, got "

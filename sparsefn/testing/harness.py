@@ -112,7 +112,9 @@ def trained_of(
     """
     algorithm = algorithm_of(row, case)
     own = has_optimizer(algorithm.init(case.params))
-    return algorithm if own else with_optimizer(algorithm, optimizer, skip=never())
+    if own:
+        return algorithm
+    return with_optimizer(algorithm, optimizer, skip=never())
 
 
 def mapped(

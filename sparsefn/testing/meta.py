@@ -330,7 +330,9 @@ def _with_params(
             "expected make_algorithm to take (sparsity, key) or (sparsity, key, params)"
         )
         raise TypeError(f"{expected}, got {_name(make)}{signature}")
-    return make if len(needed) == 3 else partial(_without_params, make)
+    if len(needed) == 3:
+        return make
+    return partial(_without_params, make)
 
 
 def _without_params(

@@ -61,7 +61,9 @@ class Case(NamedTuple):
             f"grads={self.grads})"
         )
         # Hypothesis warns of longer texts
-        return text if len(text) < 4000 else text[:4000] + "..."
+        if len(text) < 4000:
+            return text
+        return text[:4000] + "..."
 
 
 class WeightAndBias(NamedTuple):

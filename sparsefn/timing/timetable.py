@@ -238,7 +238,9 @@ def _of_schedule(
 
 
 def _last_value(values: Any) -> tuple[int | None, Any]:
-    pairs = values.items() if isinstance(values, Mapping) else values
+    pairs = values
+    if isinstance(values, Mapping):
+        pairs = values.items()
     known = [(read(begin), read(value)) for begin, value in pairs]
     if any(begin is None for begin, _ in known):
         return (None, None)

@@ -196,7 +196,9 @@ def coins(
     if plain is None or seen is None:
         return None
     keys, indices, batch = plain
-    chances = seen[0].reshape(-1) if seen else None
+    chances = None
+    if seen:
+        chances = seen[0].reshape(-1)
     flips = np.empty((len(keys), n), np.bool_)
     compare: np.ufunc = np.less
     limit = np.uint32(0)

@@ -221,7 +221,10 @@ def check_bare(path: str, x: Tensor) -> None:
     """Raise ValueError for a DTensor inside a transform of torch.func, which hides
     whose part is whose.
     """
-    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if torch.compiler.is_compiling():
+        inner = x
+    else:
+        inner = unwrapped(x)
     if inner is not x and is_sharded(inner):
         raise ValueError(
             "expected a DTensor outside of vmap and other transforms of torch.func, "
@@ -389,7 +392,10 @@ def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
     Inside, nobody sees that it is one, and what is drawn or selected for it would be a
     plain tensor.
     """
-    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if torch.compiler.is_compiling():
+        inner = x
+    else:
+        inner = unwrapped(x)
     if inner is x or not is_sharded(inner):
         return fn(x)
     with temporarily_clear_interpreter_stack():

@@ -49,7 +49,9 @@ def rank_keys(
     else:
         keys = torch.where(raw < 0, least - raw, raw)
     keys = torch.where(x != x, least + 1, keys)
-    return keys if eligible is None else torch.where(eligible, keys, least)
+    if eligible is None:
+        return keys
+    return torch.where(eligible, keys, least)
 
 
 def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:

@@ -114,7 +114,9 @@ def _grid(x: Tensor, box: Box) -> list[int]:
 def _dtype(x: Tensor, name: str) -> torch.dtype:
     if x.dtype == torch.bool:
         return torch.int32 if name == "sum" else torch.bool
-    return x.dtype if x.dtype == torch.float64 else torch.float32
+    if x.dtype == torch.float64:
+        return x.dtype
+    return torch.float32
 
 
 def _join(name: str, order: float) -> str:
