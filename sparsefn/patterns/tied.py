@@ -393,11 +393,10 @@ class TiedPattern(Pattern):
         """
         sets = self.sets(leaves)
         grids = _grids(sets)
-        given = {
-            place.path: masks[place.path].expand(place.shape)
-            for units in sets.values()
-            for place in units.places
-        }
+        given = {}
+        for units in sets.values():
+            for place in units.places:
+                given[place.path] = masks[place.path].expand(place.shape)
         kept = grids.read(given, lambda _, rows: rows.any(1)[None])
         for path, whole in grids.masks(kept, given, {}, {}).items():
             lost = whole & ~given[path]
@@ -435,11 +434,12 @@ class TiedUnits(Units):
             x = leaves[place.path]
             d = place.dim
             if place.taken is not None:
-                x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
-            split = x.reshape(
-                *x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :]
-            )
-            rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries()))
+                taken = torch.as_tensor(place.taken, device=x.device)
+                x = x.index_select(d, taken)
+            along = (place.parts, place.units, place.block)
+            split = x.reshape(*x.shape[:d], *along, *x.shape[d + 1 :])
+            row = split.movedim(d + 1, 0).reshape(place.units, place.entries())
+            rows.append(row)
         return torch.cat([row.to(rows[0].device) for row in rows], 1)
 
     def read(
@@ -458,8 +458,10 @@ class TiedUnits(Units):
         """
         if self.order is None:
             return fn(self, self.joined(leaves))
-        made = torch.cat([fn(some, some.joined(leaves)) for some in self.classes], 1)
-        return made.index_select(1, torch.as_tensor(self.order, device=made.device))
+        of_classes = [fn(some, some.joined(leaves)) for some in self.classes]
+        made = torch.cat(of_classes, 1)
+        order = torch.as_tensor(self.order, device=made.device)
+        return made.index_select(1, order)
 
 
 class TiedGrids(Grids):
@@ -501,15 +503,14 @@ class TiedGrids(Grids):
                 if not math.prod(units.shape):  # leaves without entries
                     masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
                     continue
-                line = place.along(flags).reshape(
-                    [size if d == place.dim else 1 for d, size in enumerate(shape)]
-                )
+                sizes = [1] * len(shape)
+                sizes[place.dim] = shape[place.dim]
+                line = place.along(flags).reshape(sizes)
                 line = line.to(like[path].device)
-                masks[path] = (
-                    masks[path] & line
-                    if path in masks
-                    else line.expand(shape).contiguous()
-                )
+                if path in masks:
+                    masks[path] = masks[path] & line
+                else:
+                    masks[path] = line.expand(shape).contiguous()
         return masks
 
 

@@ -103,22 +103,25 @@ def pruned(
     else:
         steps = min(count, columns)
     groups = (width, count) if width else (columns, columns)
-    parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
+    chunks = max(1, -(-rows * columns**2 // AT_ONCE))
+    parts = w.masked_fill(dead, 0.0).chunk(chunks)
     mine = [parts[i] for i in own(len(parts))] or [w[:0]]
-    traces = [_trace(part, inverse, steps, *groups) for part in mine]
-    order, losses = gathered(
-        *(torch.cat(tensors) for tensors in zip(*traces, strict=True))
-    )
+    orders = []
+    costs = []
+    for part in mine:
+        order, losses = _trace(part, inverse, steps, *groups)
+        orders.append(order)
+        costs.append(losses)
+    order, losses = gathered(torch.cat(orders), torch.cat(costs))
     gone = torch.ones_like(order, dtype=torch.bool)
     if counts:
-        gone = (
-            torch.arange(steps, device=w.device)
-            < torch.tensor(counts, device=w.device)[:, None]
-        )
+        of_rows = torch.tensor(counts, device=w.device)
+        gone = torch.arange(steps, device=w.device) < of_rows[:, None]
     elif not width and order.numel():
-        # A weight cannot go before those that come first in its row: it costs as much
-        # as the dearest of them.
-        gone = topk_mask(-losses.cummax(1).values, count)
+        # A weight cannot go before the first ones of its row: it costs as much as the
+        # dearest of them.
+        dearest = losses.cummax(1).values
+        gone = topk_mask(-dearest, count)
     kept = ~torch.zeros_like(w, dtype=torch.bool).scatter(1, order, gone)
     return solved(w, hessian, kept, damp), kept
 
@@ -163,9 +166,8 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     size = units.rows[1]
     fixed = units.fixed
     single = units.single and units.pattern.allowed is None
-    if not whole and not (
-        single and units.group[0] == 1 and not isinstance(fixed, Tensor)
-    ):
+    in_rows = single and units.group[0] == 1 and not isinstance(fixed, Tensor)
+    if not whole and not in_rows:
         raise ValueError(
             "obs_exact: expected a pattern of single weights whose groups lie inside "
             f"rows, such as row_balanced() or nm(2, 4), got {pattern}"
@@ -199,20 +201,20 @@ def _trace(
     order = torch.zeros_like(w[:, :steps], dtype=torch.int64)
     losses = torch.zeros_like(w[:, :steps])
     for step in range(steps):
-        full = (
-            gone.reshape(rows, columns // width, width).sum(-1, keepdim=True) >= count
-        )
+        in_groups = gone.reshape(rows, columns // width, width)
+        full = in_groups.sum(-1, keepdim=True) >= count
         closed = gone | full.expand(-1, -1, width).flatten(1)
-        (best,) = winners(
-            [Entry(-(w.square() / left.diagonal(dim1=1, dim2=2)), None, closed)], [1]
-        )
+        loss = w.square() / left.diagonal(dim1=1, dim2=2)
+        (best,) = winners([Entry(-loss, None, closed)], [1])
         at = best.to(torch.int64).argmax(1, keepdim=True)
-        row = left.gather(1, at[:, :, None].expand(-1, 1, columns))[:, 0]
+        own_rows = at[:, :, None].expand(-1, 1, columns)
+        row = left.gather(1, own_rows)[:, 0]
         value = w.gather(1, at)
         pivot = row.gather(1, at)
         order[:, step : step + 1] = at
         losses[:, step : step + 1] = value.square() / pivot
         gone = gone | best
         w = (w - row * (value / pivot)).masked_fill(gone, 0.0)
-        left.baddbmm_((row / pivot)[:, :, None], row[:, None, :], alpha=-1)
+        scaled = row / pivot
+        left.baddbmm_(scaled[:, :, None], row[:, None, :], alpha=-1)
     return order, losses

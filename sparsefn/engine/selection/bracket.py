@@ -276,17 +276,15 @@ def _heavy(sample: Array, section: Array) -> float | None:
     # it.
     section = np.sort(section)
     likely = [*section[:1], *section[-1:]]
-    if (section[_FEW:] == section[: max(section.size - _FEW, 0)]).any():
+    earlier = section[: max(section.size - _FEW, 0)]
+    if (section[_FEW:] == earlier).any():
         values, counts = np.unique(section, return_counts=True)
         likely.insert(0, values[counts.argmax()])
-    return next(
-        (
-            float(x)
-            for x in likely
-            if np.count_nonzero(sample == x) * _HEAVY > sample.size
-        ),
-        None,
-    )
+    for x in likely:
+        count = np.count_nonzero(sample == x)
+        if count * _HEAVY > sample.size:
+            return float(x)
+    return None
 
 
 def _at_once(competitors: Sequence[Arrays], k: int) -> None:
