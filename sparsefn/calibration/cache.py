@@ -238,15 +238,15 @@ def on_disk(folder: str | Path) -> Cache:
             return CachedTensor(lambda: x)
         # Dimensions that are expanded have one entry, and the others go as they are in
         # memory.
-        dense = x[
-            tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())
-        ]
+        own = [slice(None) if step else slice(0, 1) for step in x.stride()]
+        dense = x[tuple(own)]
         axes = sorted(range(x.ndim), key=lambda d: (-dense.stride()[d], d))
         packed = dense.permute(axes).contiguous()
         handle, file = tempfile.mkstemp(dir=folder)
         try:
             with os.fdopen(handle, "wb") as stream:
-                packed.cpu().flatten().view(torch.uint8).numpy().tofile(stream)
+                data = packed.cpu().flatten().view(torch.uint8)
+                data.numpy().tofile(stream)
         except BaseException:
             os.unlink(file)
             raise

@@ -57,12 +57,13 @@ def chain_of(
     where the blocks are in another order than the model has them.
     """
     above = [_lists_above(model, paths) for paths in chosen]
-    for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
+    for level in range(max(map(len, above))):
         at = [paths[min(level, len(paths) - 1)] for paths in above]
-        try:
-            return _chain(model, state, chosen, at, call, narrow)
-        except BrokenChainError as error:
-            why = error
+        for narrow in (True, False):
+            try:
+                return _chain(model, state, chosen, at, call, narrow)
+            except BrokenChainError as error:
+                why = error
     raise why
 
 

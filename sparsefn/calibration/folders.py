@@ -287,9 +287,8 @@ def digest_of(x: Tensor) -> str:
     (False, True)
     """
     digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)} ".encode())
-    digest.update(
-        x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    )
+    row = x.detach().cpu().contiguous().reshape(-1)
+    digest.update(row.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -332,7 +331,8 @@ class Journal(NamedTuple):
         """The journal with one part more, on the disk."""
         after = self._replace(parts=(*self.parts, part))
         parts = [one._asdict() for one in after.parts]
-        write_json(self.out / PLACE / _JOURNAL, {"run": dict(self.run), "parts": parts})
+        written = {"run": dict(self.run), "parts": parts}
+        write_json(self.out / PLACE / _JOURNAL, written)
         return after
 
 
@@ -371,10 +371,13 @@ def only_run_in(out: Path) -> Iterator[None]:
 def _check_free(out: Path) -> None:
     if (out / PLACE / _JOURNAL).exists():
         return
-    if out.exists() and (not out.is_dir() or (there := {*os.listdir(out)} - {PLACE})):
-        held = "a file"
-        if out.is_dir():
-            held = some(sorted(there))
+    if not out.exists():
+        return
+    held = "a file"
+    if out.is_dir():
+        there = set(os.listdir(out)) - {PLACE}
+        held = some(sorted(there)) if there else ""
+    if held:
         raise ValueError(
             f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, "
             f"got {held}"
@@ -407,7 +410,8 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
             f"another run were its {', '.join(others)}: go on with the same, or give "
             "another folder out"
         )
-    return Journal(out, run, tuple(Part(**one) for one in before["parts"]))
+    parts = tuple(Part(**one) for one in before["parts"])
+    return Journal(out, run, parts)
 
 
 def digest_of_batches(batches: Iterable[Tree]) -> str:
@@ -435,4 +439,5 @@ def digest_of_model(config: Path, stored: Mapping[str, StoredTensor]) -> str:
     ''
     """
     named = sorted((name, one.shape, one.dtype) for name, one in stored.items())
-    return hashlib.sha256(config.read_bytes() + repr(named).encode()).hexdigest()
+    written = config.read_bytes() + repr(named).encode()
+    return hashlib.sha256(written).hexdigest()
