@@ -28,7 +28,7 @@ WALKS = {
 }
 # What a reader meets. Room for 3 %: features may come, density may not pay for them.
 TOKENS = 301_200 * 1.03
-TOKENS_A_LINE = 8.6
+TOKENS_A_LINE = 8.5
 # `a, b = x, y` of two values or more: swaps alone.
 PACKED = 3
 # How often a concern of the machine is named, in the modules of methods, scores and

@@ -293,6 +293,9 @@ def _counts(masks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _each(
-    fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]
+    fn: Callable[[Any, Any], Any],
+    paths: Leaves,
+    a: list[Tensor],
+    b: list[Tensor],
 ) -> Leaves:
     return dict(zip(paths, lists.each(fn, a, b), strict=True))

@@ -31,7 +31,11 @@ class Costed(Protocol):
     """A model whose costs are known, as `sf.shrinking.groups` and `weights` give it."""
 
     def priced(
-        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
     ) -> Priced:
         """Its cost by kept units."""
 

@@ -413,7 +413,10 @@ def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
 
 
 def outlier_ratios(
-    state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0
+    state: State,
+    stats: Stats,
+    blocks: Sequence[str],
+    multiple: float = 5.0,
 ) -> dict[str, float]:
     """The share of each block's Wanda scores above `multiple` times their mean.
 

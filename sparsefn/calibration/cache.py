@@ -87,7 +87,11 @@ class Marker(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         leaves = optree.tree_leaves((args, kwargs))  # type: ignore[arg-type,var-annotated]
         raise Touched(next(leaf.slot for leaf in leaves if isinstance(leaf, Marker)))

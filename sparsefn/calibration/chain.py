@@ -37,7 +37,10 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def chain_of(
-    model: Named, state: State, chosen: Sequence[Sequence[str]], call: Call
+    model: Named,
+    state: State,
+    chosen: Sequence[Sequence[str]],
+    call: Call,
 ) -> Chain:
     """The parts that hold these leaves, a list of paths a block, and all that is called
     between them.

@@ -21,7 +21,10 @@ _NEAR = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 def experts(
-    module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree
+    module: nn.Module,
+    state: State | None,
+    *args: Tree,
+    **kwargs: Tree,
 ) -> Stats:
     """Sums over the tokens routed to each expert in one call: `{path: statistics}`.
 
@@ -101,7 +104,10 @@ def experts(
 def _hook(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
     # A hook that adds what a call of experts says of each.
     def hook(
-        part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        part: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
     ) -> None:
         routed = _routed((*args, *kwargs.values()))
         if routed is None or not isinstance(out, Tensor):

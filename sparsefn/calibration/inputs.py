@@ -224,7 +224,10 @@ def _check_masks(what: str, module: nn.Module, given: Mapping[str, Tree]) -> Non
 
 
 def _check_tokens(
-    what: str, module: nn.Module, given: Mapping[str, Tree], tokens: object
+    what: str,
+    module: nn.Module,
+    given: Mapping[str, Tree],
+    tokens: object,
 ) -> None:
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
         got = type(tokens).__name__

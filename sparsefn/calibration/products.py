@@ -46,7 +46,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None
+        self,
+        leaves: Mapping[str, Tensor],
+        gram: bool,
+        tokens: Tensor | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A weak reference keeps the address of a storage from being used again.
@@ -242,7 +245,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return x[self.tokens.flatten().to(x.device)]
 
     def convolution(
-        self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int
+        self,
+        x: Tensor,
+        weight: Tensor,
+        sizes: Sequence[Sequence[int]],
+        groups: int,
     ) -> None:
         """Look at a convolution with these strides, paddings and dilations."""
         known = self.leaf(weight)
@@ -392,7 +399,11 @@ class Watched(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         if (
             func is functional.linear

@@ -160,7 +160,10 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
     used = dict[str, list[str]]()
 
     def run(
-        path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        path: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Tree:
         # the part itself, with its weights
         if called[-1:] == [own := path.rpartition(".")[0]]:

@@ -275,7 +275,10 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
 
 
 def check_fits(
-    path: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype
+    path: str,
+    like: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
 ) -> None:
     """Raise ValueError for a shape and TypeError for a dtype that is not the leaf's.
 

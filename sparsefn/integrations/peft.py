@@ -121,7 +121,11 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 
 
 def _inject(
-    tuner: Any, model: nn.Module, adapter: str, *args: Any, **options: Any
+    tuner: Any,
+    model: nn.Module,
+    adapter: str,
+    *args: Any,
+    **options: Any,
 ) -> None:
     """Add an adapter as peft does and mask it on all its layers, or leave none of it
     where zeros would be lost.
@@ -295,7 +299,11 @@ class _Kept:
 
     @staticmethod
     def forward(
-        module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any
+        module: Any,
+        active_adapter: str,
+        x: Tensor,
+        result: Tensor,
+        **options: Any,
     ) -> Tensor:
         update = _update(module, active_adapter)
         x = module.lora_dropout[active_adapter](x)

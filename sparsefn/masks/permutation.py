@@ -116,7 +116,12 @@ def _kept_sum(size: Tensor, pattern: Pattern) -> float:
 
 
 def _search(
-    whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None
+    whole: Tensor,
+    n: int,
+    m: int,
+    escapes: int,
+    rounds: float,
+    key: Tensor | None,
 ) -> np.ndarray:
     groups = len(whole) // m
     order = np.arange(len(whole)).reshape(groups, m)
@@ -144,7 +149,12 @@ def _search(
 
 
 def _settle(
-    whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float
+    whole: Tensor,
+    order: np.ndarray,
+    n: int,
+    m: int,
+    settled: np.ndarray,
+    rounds: float,
 ) -> float:
     # Improves the order in place until no pair of groups gains; returns the rounds that
     # are left. A pair is compared until both of its groups have marked it as settled; a
@@ -204,7 +214,11 @@ def _ways(m: int) -> np.ndarray:
 
 
 def _best_way(
-    whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int
+    whole: Tensor,
+    both: np.ndarray,
+    ways: np.ndarray,
+    n: int,
+    m: int,
 ) -> np.ndarray:
     # For each pair of groups the first of the best ways.
     found = np.zeros(len(both), np.int64)

@@ -251,7 +251,11 @@ def _prepared(
 
 
 def _called(
-    module: nn.Module, weights: OwnTensors, given: OwnTensors, args: Tree, kwargs: Tree
+    module: nn.Module,
+    weights: OwnTensors,
+    given: OwnTensors,
+    args: Tree,
+    kwargs: Tree,
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     # functional_call writes buffers that the forward replaced into the dict it was

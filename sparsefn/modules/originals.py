@@ -75,7 +75,10 @@ def _hooked(hook: object) -> object:
 
 
 def check_masked(
-    what: str, module: nn.Module, places: Mapping[str, str], masks: Mapping[str, Tensor]
+    what: str,
+    module: nn.Module,
+    places: Mapping[str, str],
+    masks: Mapping[str, Tensor],
 ) -> None:
     """Raise ValueError for a mask, not 0-d, of a parameter that a weight is computed
     from.

@@ -79,7 +79,10 @@ def grid_of(shape: Box, box: Box) -> Box:
 
 
 def over_boxes(
-    x: Tensor, box: Box, fn: Callable[..., Tensor] | Pooling, *others: Tensor
+    x: Tensor,
+    box: Box,
+    fn: Callable[..., Tensor] | Pooling,
+    *others: Tensor,
 ) -> Tensor:
     """A function of (boxes, elements) at each box of x, whose far borders may be
     partial boxes.
@@ -102,7 +105,10 @@ def over_boxes(
 
 
 def over_parts(
-    xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int = 0
+    xs: Tensors,
+    box: Box,
+    fn: Callable[[Tensors, Box], Tensor],
+    dim: int = 0,
 ) -> Tensor:
     """A function of tensors that boxes fill and the box, at the inner parts of xs and
     at their borders.

@@ -89,7 +89,11 @@ Sets: TypeAlias = Callable[[Shapes], tuple[TiedSet, ...]]
 
 
 def place_of(
-    path: str, shape: Box, dim: int, block: int | tuple[int, ...], parts: int
+    path: str,
+    shape: Box,
+    dim: int,
+    block: int | tuple[int, ...],
+    parts: int,
 ) -> Place:
     """Where a member of `sf.patterns.tied` has its units in a leaf.
 

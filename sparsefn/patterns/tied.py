@@ -482,7 +482,11 @@ class TiedGrids(Grids):
         return [units.read(leaves, fn) for units in self.sets]
 
     def masks(
-        self, kept: Sequence[Tensor], like: Leaves, scores: Leaves, among: Leaves
+        self,
+        kept: Sequence[Tensor],
+        like: Leaves,
+        scores: Leaves,
+        among: Leaves,
     ) -> Leaves:
         """The masks of the leaves, from the flags of the units of each set: where all
         units of an entry are kept.

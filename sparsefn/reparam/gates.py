@@ -172,7 +172,10 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def chance_kept(
-    log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1
+    log_alpha: Tensor,
+    beta: float = 2 / 3,
+    gamma: float = -0.1,
+    zeta: float = 1.1,
 ) -> Tensor:
     """The chance P(z > 0) of hard concrete gates.
 

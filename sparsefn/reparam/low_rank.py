@@ -18,7 +18,11 @@ from sparsefn.tree import Leaves, Tree, wide
 
 @described
 def low_rank(
-    rank: int, alpha: float | None = None, dropout: float = 0.0, *, stacked: int = 0
+    rank: int,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    *,
+    stacked: int = 0,
 ) -> Reparametrisation:
     """w = mask * (W + alpha / rank * B A): LoRA of a pruned model.
 

@@ -225,7 +225,11 @@ def _smooth_total(x: Tensor) -> Tensor:
 
 @described
 def soft_nm(
-    n: int, m: int, axis: int = -1, *, rescale: bool = True
+    n: int,
+    m: int,
+    axis: int = -1,
+    *,
+    rescale: bool = True,
 ) -> Reparametrisation:
     """w = scale * sign(v) * relu(|v| - t), with one t for each m entries in a row.
 

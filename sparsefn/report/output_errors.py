@@ -39,7 +39,10 @@ class OutputErrors(NamedTuple):
 
 
 def output_errors(
-    before: State | Tree, after: State | Tree, stats: Stats, blocks: Sequence[str] = ()
+    before: State | Tree,
+    after: State | Tree,
+    stats: Stats,
+    blocks: Sequence[str] = (),
 ) -> OutputErrors:
     """How far the outputs of each layer move from some weights to others.
 
@@ -105,7 +108,10 @@ def output_errors(
 
 
 def _squares(
-    path: str, old: dict[str, Tensor], new: dict[str, Tensor], stats: Stats
+    path: str,
+    old: dict[str, Tensor],
+    new: dict[str, Tensor],
+    stats: Stats,
 ) -> tuple[float, float]:
     # Of the outputs of one layer, the square of their change and their own.
     for name, leaves in (("before", old), ("after", new)):

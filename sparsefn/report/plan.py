@@ -14,7 +14,10 @@ from sparsefn.tree.chosen import why_dense
 
 
 def plan(
-    algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None
+    algorithm: Algorithm,
+    params: Tree,
+    steps: int = 0,
+    grads: Tree | None = None,
 ) -> Summary:
     """Count what an algorithm keeps of every leaf, before training.
 

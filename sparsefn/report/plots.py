@@ -120,7 +120,10 @@ def _line(
 
 
 def _name_lines(
-    figure: Figure, paths: list[str], colours: list[str], total: bool
+    figure: Figure,
+    paths: list[str],
+    colours: list[str],
+    total: bool,
 ) -> None:
     # One legend for all panels; of many leaves only some, evenly chosen.
     from matplotlib.lines import Line2D

@@ -177,7 +177,11 @@ def _scored(
 
 
 def _check_rows(
-    name: str, pattern: Pattern, path: str, leaf: Tensor, stats: Mapping[str, Tensor]
+    name: str,
+    pattern: Pattern,
+    path: str,
+    leaf: Tensor,
+    stats: Mapping[str, Tensor],
 ) -> None:
     # Weights of several outputs may compete in all of the leaf, but not in parts of it
     # that are no outputs.

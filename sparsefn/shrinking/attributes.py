@@ -229,7 +229,11 @@ def outputs_of(model: nn.Module, works: Works) -> Outputs:
 
 
 def settle(
-    small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut
+    small: nn.Module,
+    unknown: Sequence[Guess],
+    works: Works,
+    wanted: Outputs,
+    cut: Cut,
 ) -> str:
     """Choose numbers with which a model works; the reason where none are found."""
     keeps = _keeps(cut)

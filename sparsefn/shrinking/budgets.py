@@ -122,7 +122,11 @@ class Weights(NamedTuple):
     products: tuple[tuple[int, tuple[str, ...]], ...]
 
     def priced(
-        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
     ) -> Priced:
         """The cost of the model by how many weights of each parameter are not zero."""
         check_unit(unit, bits, compressed)

@@ -38,7 +38,11 @@ class Terms(NamedTuple):
 
 
 def cost(
-    cut: Cut, unit: str = "params", *, bits: int | None = None, compressed: bool = False
+    cut: Cut,
+    unit: str = "params",
+    *,
+    bits: int | None = None,
+    compressed: bool = False,
 ) -> int:
     """What is left of a program after a cut, in parameters, FLOPs or bytes, as
     `Groups.cost` counts them.
@@ -48,7 +52,10 @@ def cost(
 
 
 def terms_of(
-    analysis: Analysis, unit: str, bits: int | None = None, compressed: bool = False
+    analysis: Analysis,
+    unit: str,
+    bits: int | None = None,
+    compressed: bool = False,
 ) -> Terms:
     """The cost of a program as a function of its dimensions; worked out once.
 

@@ -263,7 +263,11 @@ class Groups:
         return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
     def priced(
-        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
     ) -> Priced:
         """The cost by how many units of each set of `pattern(only)` are kept, for
         `sf.budgets.within`.
@@ -523,7 +527,10 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
 
 
 def _preferred(
-    units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any
+    units: Any,
+    weights: Any,
+    beside: Mapping[int, set[int]],
+    rank: Any,
 ) -> set[int]:
     ranks = [int(rank[own[0]]) for own in units]
     # the width of the only head is never divided, and has no rank of its own

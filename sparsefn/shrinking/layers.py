@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 
 def counted_mean(
-    x: Tensor, count: int, dim: Sequence[int], keepdim: bool = False
+    x: Tensor,
+    count: int,
+    dim: Sequence[int],
+    keepdim: bool = False,
 ) -> Tensor:
     """The mean of `count` entries, all of which that are not in `x` are 0.
 
@@ -261,7 +264,11 @@ class SmallAttention(nn.MultiheadAttention):
         ]
 
     def _mask(
-        self, mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
+        self,
+        mask: Tensor | None,
+        padding: Tensor | None,
+        q: Tensor,
+        k: Tensor,
     ) -> Tensor | None:
         # Both masks as numbers that are added: (batch, head, length of q, length of k),
         # or to be expanded to that.

@@ -380,7 +380,10 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
 
 
 def _of_grids(
-    step: Step, ins: list[Value], outs: list[Value], wanted: list[_Place]
+    step: Step,
+    ins: list[Value],
+    outs: list[Value],
+    wanted: list[_Place],
 ) -> _Known:
     arguments = step.arguments
     # what padding fills in

@@ -128,7 +128,10 @@ def _cloned(x: Any) -> Any:
 
 
 def _by_name(
-    part: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    part: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> dict[str, Any]:
     bound = inspect.signature(part.forward).bind(*args, **kwargs)
     named: dict[str, Any] = {}

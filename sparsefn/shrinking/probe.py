@@ -31,7 +31,11 @@ _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
 def of_leaf(
-    book: Book, leaf: Tensor, real: Tensor | None, mask: Tensor | None, d: int
+    book: Book,
+    leaf: Tensor,
+    real: Tensor | None,
+    mask: Tensor | None,
+    d: int,
 ) -> Constants:
     """The constants of a leaf along a dimension: masked slices are 0, and a slice of
     one entry is a constant.
@@ -68,7 +72,10 @@ def many_sizes(count: int) -> Tensor:
 
 
 def elementwise(
-    step: Step, ins: list[Value], at: Sequence[int | None], size: int
+    step: Step,
+    ins: list[Value],
+    at: Sequence[int | None],
+    size: int,
 ) -> Constants:
     """The constants of a result along a dimension, which is this dimension of each
     input (None: it has none).
@@ -227,7 +234,10 @@ def with_constants(step: Step, ins: list[Value], outs: list[Value]) -> list[Valu
 
 
 def _constant_at(
-    step: Step, ins: list[Value], outs: list[Value], lengths: list[Shapes]
+    step: Step,
+    ins: list[Value],
+    outs: list[Value],
+    lengths: list[Shapes],
 ) -> list[Value]:
     # A slice is constant if all of its entries are one number in all draws. Slices of
     # inputs that are constant have their constant in them.
@@ -308,7 +318,10 @@ def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]
 
 
 def _found_at(
-    step: Step, ins: list[Value], open_: frozenset[Place], shapes: Shapes
+    step: Step,
+    ins: list[Value],
+    open_: frozenset[Place],
+    shapes: Shapes,
 ) -> list[Pass]:
     integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
     for value in ins:
@@ -361,7 +374,10 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 def _places(
-    run: Run, ins: list[Value], ties: list[Place], draws: Any
+    run: Run,
+    ins: list[Value],
+    ties: list[Place],
+    draws: Any,
 ) -> tuple[Place, ...] | None:
     # Where the outputs lose what the inputs lose; None where they do not.
     first, dim = ties[0]
@@ -399,7 +415,10 @@ def _places(
 
 
 def _lost(
-    wanted: list[Tensor], got: list[Tensor], keep: Tensor, size: int
+    wanted: list[Tensor],
+    got: list[Tensor],
+    keep: Tensor,
+    size: int,
 ) -> list[Place] | None:
     # The dimensions of outputs that lost what is not kept, and nothing else did; None
     # where that is not so.

@@ -224,7 +224,11 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Casts to shorter floats give float64."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         writes = func._schema.is_mutable
 

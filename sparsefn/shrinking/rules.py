@@ -17,7 +17,11 @@ from sparsefn.shrinking.values import Constants, Fold, Step, Value, replaced, va
 
 
 def contract(
-    step: Step, words: Sequence[str], ins: Sequence[Value], out: str, shift: Any = None
+    step: Step,
+    words: Sequence[str],
+    ins: Sequence[Value],
+    out: str,
+    shift: Any = None,
 ) -> Value:
     """An einsum plus a shift: of the letters that are summed over an index may go where
     one of the sides is 0.
@@ -130,7 +134,10 @@ def _digits(count: int) -> str:
 
 
 def _multiply_pairs(
-    step: Step, words: Sequence[str], ins: Sequence[Value], out: str
+    step: Step,
+    words: Sequence[str],
+    ins: Sequence[Value],
+    out: str,
 ) -> None:
     # Two factors at a time, by the path or from the left; what only one of them has is
     # summed before.

@@ -36,7 +36,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def traced(
-    model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True
+    model: nn.Module,
+    example: Example,
+    *,
+    train: bool = False,
+    dynamic: bool = True,
 ) -> fx.GraphModule:
     """The ATen operations of a model, with parameters and buffers under their names.
 

@@ -84,7 +84,12 @@ def obs_exact(
 
 
 def pruned(
-    w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float
+    w: Tensor,
+    h: Tensor,
+    counts: Sequence[int],
+    width: int,
+    count: int,
+    damp: float,
 ) -> tuple[Tensor, Tensor]:
     """`obs_exact` of arguments that were checked: `count` of each group of `width`
     columns go, 0 for all of the weight.
@@ -137,7 +142,10 @@ one_by_one(_pruned)
 
 
 def _of_rows(
-    counts: list[int], pattern: Pattern | None, rows: int, columns: int
+    counts: list[int],
+    pattern: Pattern | None,
+    rows: int,
+    columns: int,
 ) -> list[int]:
     # A count for each row, checked.
     if pattern is not None:

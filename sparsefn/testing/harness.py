@@ -177,7 +177,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         self.operations.append(str(func))
         return func(*args, **(kwargs or {}))

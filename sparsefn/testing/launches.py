@@ -103,7 +103,11 @@ class Launches(Onlooker):
         return self.operations.total()
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         name = func.overloadpacket.__name__
         given = kwargs or {}
@@ -147,7 +151,10 @@ def _on_device(tensors: list[Tensor]) -> bool:
 
 
 def _waits(
-    name: str, args: tuple[Any, ...], given: dict[str, Any], inputs: list[Tensor]
+    name: str,
+    args: tuple[Any, ...],
+    given: dict[str, Any],
+    inputs: list[Tensor],
 ) -> list[str]:
     if name in _READS and _on_device(inputs):
         return [name]

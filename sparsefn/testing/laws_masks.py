@@ -190,7 +190,12 @@ def units_are_whole(row: Row, case: Case) -> None:
 
 
 def _read(
-    role: str, score: Score, before: State, after: State, grads: Tree, step: int
+    role: str,
+    score: Score,
+    before: State,
+    after: State,
+    grads: Tree,
+    step: int,
 ) -> Tree:
     """A score as the algorithm read it: its memory has been advanced by then."""
     if isinstance(score, Accumulated):
@@ -264,7 +269,12 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
 
 
 def _lost(
-    meta: Meta, exchange: Exchange, step: int, had: int, goal: int, size: int
+    meta: Meta,
+    exchange: Exchange,
+    step: int,
+    had: int,
+    goal: int,
+    size: int,
 ) -> int:
     lost = oracle.half_to_even(float(exchange.fraction(step)), had)
     if meta.total and not meta.joint:

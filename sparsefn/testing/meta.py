@@ -336,6 +336,9 @@ def _with_params(
 
 
 def _without_params(
-    make: Callable[..., Algorithm], sparsity: Level, key: Tensor, params: Tree
+    make: Callable[..., Algorithm],
+    sparsity: Level,
+    key: Tensor,
+    params: Tree,
 ) -> Algorithm:
     return make(sparsity, key)

@@ -236,7 +236,10 @@ def _read(*trees: Tree) -> list[_Flat] | None:
 
 
 def _of_structure(
-    what: str, new: State, old: State | None = None, params: Tree = None
+    what: str,
+    new: State,
+    old: State | None = None,
+    params: Tree = None,
 ) -> State:
     """The new state, if its tree, shapes and dtypes are those of the old one, or of the
     params that were given.
@@ -285,7 +288,10 @@ def _at(x: Tensor) -> int:
 
 
 def _pure(
-    what: str, call: Callable[[], State], all_: bool = True, **inputs: _Flat
+    what: str,
+    call: Callable[[], State],
+    all_: bool = True,
+    **inputs: _Flat,
 ) -> State:
     """The state of a call, checked to leave inputs and generators alone."""
     versions = [_versions(given.leaves) for given in inputs.values()]
@@ -309,7 +315,10 @@ def _pure(
 
 
 def _check_memory(
-    what: str, new: _Flat, state: list[Tensor], foreign: dict[str, list[Tensor]]
+    what: str,
+    new: _Flat,
+    state: list[Tensor],
+    foreign: dict[str, list[Tensor]],
 ) -> None:
     # Tensors of a state are its own, or those of the state before as a whole.
     owners = {_at(x): name for name, leaves in foreign.items() for x in leaves}
@@ -361,7 +370,11 @@ def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
 
 
 def _check_zeros(
-    what: str, promise: _Promise, new: _Flat, old: _Flat | None, number: int
+    what: str,
+    promise: _Promise,
+    new: _Flat,
+    old: _Flat | None,
+    number: int,
 ) -> None:
     if not promise.zero:
         return
@@ -401,7 +414,11 @@ def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:
 
 
 def _check_counts(
-    what: str, promise: _Promise, new: State, old: State | None, step: Step
+    what: str,
+    promise: _Promise,
+    new: State,
+    old: State | None,
+    step: Step,
 ) -> None:
     """Units are kept as many as the goal says.
 

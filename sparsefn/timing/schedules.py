@@ -193,7 +193,11 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
 @described
 def polynomial(
-    init: Real, final: Real, begin: Real, end: Real, power: Real = 3
+    init: Real,
+    final: Real,
+    begin: Real,
+    end: Real,
+    power: Real = 3,
 ) -> Schedule:
     """From `init` at step `begin` to `final` at `end`, fast first and slow at last.
 

@@ -123,7 +123,10 @@ def changes_once(made: object, steps: int, words: str) -> list[str]:
 
 
 def _of_default(
-    made: object, call: Call, given: Mapping[str, Any], run: _Run
+    made: object,
+    call: Call,
+    given: Mapping[str, Any],
+    run: _Run,
 ) -> Iterator[str]:
     # Of a trigger that repeats, and fires once in the run, though nobody chose it.
     when = given.get("when")
@@ -215,7 +218,11 @@ def _last(when: object, end: int) -> int | None:
 
 
 def _of_schedule(
-    made: Any, call: Call, given: Mapping[str, Any], run: _Run, when: Trigger | None
+    made: Any,
+    call: Call,
+    given: Mapping[str, Any],
+    run: _Run,
+    when: Trigger | None,
 ) -> Iterator[str]:
     if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])

@@ -191,7 +191,11 @@ def uncalled(value: object) -> str:
 
 
 def with_call(
-    made: Thing, make: Callable[..., Any], /, *args: Any, **kwargs: Any
+    made: Thing,
+    make: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Thing:
     """The same object, of a type that shows and pickles it as this call.
 

@@ -74,7 +74,10 @@ def _whole(
 
 
 def of_groups(
-    count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequence[int]
+    count: CountRule,
+    rates: Sequence[Real],
+    n: Tensor,
+    groups: Sequence[int],
 ) -> Tensor:
     """The counts of all groups at the rates of their leaves: `count(rate, n)`, which
     may give an int.

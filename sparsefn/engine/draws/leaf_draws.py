@@ -123,7 +123,10 @@ def draws_laid(
 
 
 def keys_on_device(
-    key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device
+    key: Tensor,
+    paths: Sequence[str],
+    step: Step | None,
+    device: torch.device,
 ) -> Tensor:
     """The keys of leaves on a device, (leaves, 2).
 

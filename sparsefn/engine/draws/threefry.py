@@ -105,7 +105,11 @@ def lifted(key: Tensor) -> Tensor:
 
 
 def draw(
-    key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | Extent | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or an Extent for its n places
     -> draws (*broadcast(K, I), n).
@@ -174,7 +178,10 @@ def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
 
 
 def coins(
-    key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int
+    key: Tensor,
+    below: int | Tensor,
+    index: Tensor | Extent | None,
+    n: int,
 ) -> Tensor | None:
     """Where the first word is below a number, or below 2^32 times a chance; None where
     a tensor is not plain.
@@ -304,7 +311,11 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 # Opaque to the compiler: small draws are many, and each would take seconds to compile.
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(
-    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
     made: Tensor | None = backends.asked(
@@ -332,7 +343,11 @@ def told(
 
 
 def _by_rounds(
-    key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | Extent | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     k0, k1 = halves(key, kind)
     batch = _batch_shape(key, index if isinstance(index, Tensor) else None)
@@ -365,7 +380,11 @@ def _batch_shape(key: Tensor, index: Tensor | None) -> tuple[int, ...]:
 
 @operator.register_fake
 def _(
-    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     return torch.empty((*_batch_shape(key, index), n), dtype=dtype, device=key.device)
 

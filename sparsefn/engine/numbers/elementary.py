@@ -292,7 +292,11 @@ def _empty(name: str, x: Tensor, y: Tensor) -> Tensor:
 
 @_on_tensors.register_vmap
 def _(
-    info: object, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor
+    info: object,
+    in_dims: tuple[int | None, ...],
+    name: str,
+    x: Tensor,
+    y: Tensor,
 ) -> tuple[Tensor, int]:
     return _on_tensors(name, *batch_first(in_dims[1:], x, y)), 0
 

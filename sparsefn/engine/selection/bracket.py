@@ -178,7 +178,11 @@ class Inside(NamedTuple):
 
 
 def narrowed(
-    work: blocks.Work, sample: Array, share: float, k: int, closer: int
+    work: blocks.Work,
+    sample: Array,
+    share: float,
+    k: int,
+    closer: int,
 ) -> Exchange[Threshold | Inside]:
     """The threshold of the k best, where fewer than all win, or the few scores among
     which it is.

@@ -97,7 +97,10 @@ def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best_of_all(
-    scores: Tensor, n: int, m: int, patterns: tuple[tuple[int, ...], ...]
+    scores: Tensor,
+    n: int,
+    m: int,
+    patterns: tuple[tuple[int, ...], ...],
 ) -> Tensor:
     device = scores.device
     columns = list(itertools.combinations(range(m), n))  # of a row
