@@ -6,7 +6,9 @@ returns.
 
 Four walks of RigL with SGD: an update that changes masks, one that does not, a step
 under `attach` at which masks change, and an update of DTensors on a mesh of one process
-that changes masks. The most frequent pairs of files are printed below each.
+that changes masks. Two of RigL with AdamW on 30 leaves: an update that changes masks,
+and one that does not. One of `in_order`, which prunes three blocks on one batch. The
+most frequent pairs of files are printed below each.
 """
 
 from __future__ import annotations
@@ -89,12 +91,15 @@ def rigl(*when: int) -> sf.Algorithm:
 
 
 def updating(
-    params: dict[str, torch.Tensor], steps: int, when: int
+    params: dict[str, torch.Tensor],
+    steps: int,
+    when: int,
+    optimizer: sf.optimizers.Optimizer = sf.optimizers.sgd(0.1, momentum=0.9),
 ) -> Callable[[], object]:
-    """Update number `steps`, after those before it; masks change at `when` and at the
-    first.
+    """Update number `steps`, after the updates before it; masks change at `when` and at
+    the first.
     """
-    algorithm = sf.with_optimizer(rigl(0, when), sf.optimizers.sgd(0.1, momentum=0.9))
+    algorithm = sf.with_optimizer(rigl(0, when), optimizer)
     state, grads = (
         algorithm.init(params),
         {path: torch.ones_like(p) for path, p in params.items()},
@@ -124,14 +129,35 @@ def attached() -> Callable[[], object]:
     return lambda: step(2)
 
 
+def blocks_in_order() -> Callable[[], object]:
+    """Three blocks of a linear layer and ReLU, pruned by Wanda on one batch."""
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+    )
+    batch = torch.randn(16, 8)
+
+    def prune(stats: dict[str, dict[str, torch.Tensor]]) -> sf.Algorithm:
+        return sf.one_shot(0.5, sf.scores.wanda(stats))
+
+    return lambda: sf.calibration.in_order(
+        model, None, ["0.*", "1.*", "2.*"], prune, batch
+    )
+
+
 def walks() -> dict[str, Walk]:
-    """The four walks by name."""
+    """The walks by name."""
     torch.manual_seed(0)
     params = sf.modules.params_of(nn.Linear(8, 8))
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(15)))
+    leaves = sf.modules.params_of(layers)  # 15 weights and 15 biases
+    adamw = sf.optimizers.adamw(1e-3)
     found = {
         "change": walk(updating(params, 2, 2)),
         "quiet": walk(updating(params, 2, 9)),
         "attached change": walk(attached()),
+        "adamw change": walk(updating(leaves, 2, 2, adamw)),
+        "adamw quiet": walk(updating(leaves, 2, 9, adamw)),
+        "in_order": walk(blocks_in_order()),
     }
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(os.path.join(folder, "store"), 1)

@@ -191,7 +191,10 @@ def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
     module = _import_module(f"sparsefn.{_LATER[name]}")
-    value = module if name == _LATER[name].split(".")[-1] else getattr(module, name)
+    if name == _LATER[name].split(".")[-1]:
+        value = module
+    else:
+        value = getattr(module, name)
     globals()[name] = value
     return value
 

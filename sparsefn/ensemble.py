@@ -151,11 +151,10 @@ def check_one_state(state: State) -> None:
 
     A stack is recognized by masks that were 0-d and by keys; one without either passes.
     """
-    batches = (
-        {state.key.shape[:-1]}
-        if isinstance(state.key, Tensor) and state.key.ndim > 1
-        else set()
-    )
+    if isinstance(state.key, Tensor) and state.key.ndim > 1:
+        batches = {state.key.shape[:-1]}
+    else:
+        batches = set()
     for leaf, mask in zip(
         leaves_of(state.params), leaves_of(state.masks), strict=False
     ):
@@ -243,7 +242,10 @@ class Summary(NamedTuple):
         """Align the rows, with the totals below."""
         lines = [("path", "shape", "total", "mean", "min", "max", "overlap")]
         for row in self.rows:
-            cells = ("dense", "", "", "") if row.path in self.dense else _cells(row)
+            if row.path in self.dense:
+                cells = ("dense", "", "", "")
+            else:
+                cells = _cells(row)
             lines.append((row.path, str(row.shape), f"{row.total:,}", *cells))
         for row in (self.sparsified, self.total):
             lines.append((row.path, "", f"{row.total:,}", *_cells(row)))

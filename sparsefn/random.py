@@ -150,11 +150,9 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
         or counter.ndim == 0
         or counter.shape[-1] != 2
     ):
-        got = (
-            f"{counter.dtype} {tuple(counter.shape)}"
-            if isinstance(counter, Tensor)
-            else type(counter).__name__
-        )
+        got = type(counter).__name__
+        if isinstance(counter, Tensor):
+            got = f"{counter.dtype} {tuple(counter.shape)}"
         raise ValueError(
             f"expected counter to be an int64 tensor of shape (..., 2), got {got}"
         )
@@ -226,7 +224,7 @@ def uniform_like(
     ... )
     True
 
-    For a DTensor they are a DTensor of the same placements. The numbers are those of
+    For a DTensor they are a DTensor of the same placements. The numbers are as in
     `uniform(key, leaf.shape, dtype)`, and they are where the leaf is, for which a key
     on the CPU is not copied: nothing waits for a device. They do not depend on how the
     leaf is sharded. Each process draws the part that it holds, and nothing is sent. The
@@ -279,7 +277,8 @@ def bernoulli(
     if isinstance(p, Tensor):
         if not p.is_floating_point():
             raise TypeError(f"expected p to be a float tensor, got {p.dtype}")
-        shape = tuple(p.shape) if shape is None else shape
+        if shape is None:
+            shape = tuple(p.shape)
         if not draws.broadcasts(p.shape, shape):
             raise ValueError(
                 f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}"

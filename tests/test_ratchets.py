@@ -17,11 +17,14 @@ import torch
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparsefn"
 
-# Files, moves and calls from file to file of four walks (benchmarks/walks.py).
+# Files, moves and calls from file to file of seven walks (benchmarks/walks.py).
 WALKS = {
     "change": {"files": 32, "moves": 222, "calls": 111},
     "quiet": {"files": 17, "moves": 86, "calls": 43},
     "attached change": {"files": 34, "moves": 278, "calls": 140},
+    "adamw change": {"files": 35, "moves": 890, "calls": 445},
+    "adamw quiet": {"files": 18, "moves": 314, "calls": 157},
+    "in_order": {"files": 69, "moves": 2945, "calls": 1473},
     "sharded change": {"files": 41, "moves": 560, "calls": 280},
 }
 # Python calls a leaf of an update of 54 tiny leaves (benchmarks/overhead.py): on a CPU,
@@ -42,7 +45,7 @@ CALLS_A_LEAF = {
 COUNTED_WITH = ("3.11", "2.14.1")
 # What a reader meets. Room for 3 %: features may come, density may not pay for them.
 TOKENS = 301_200 * 1.03
-TOKENS_A_LINE = 8.7
+TOKENS_A_LINE = 8.5
 # `a, b = x, y` of two values or more: swaps alone.
 PACKED = 3
 # How often a concern of the machine is named, in the modules of methods, scores and

@@ -122,11 +122,9 @@ def below(tau: Level, spare: int = 0) -> Counted:
         scores: Tensor, active: Tensor, step: Step, total: Total = in_rows
     ) -> Tensor:
         under = total(~_above(scores, level(step)) & active)
-        return (
-            torch.minimum(under, (total(active) - spare).clamp(min=0))
-            if spare
-            else under
-        )
+        if spare:
+            return torch.minimum(under, (total(active) - spare).clamp(min=0))
+        return under
 
     return Counted(count, "dropped", whole=False)
 

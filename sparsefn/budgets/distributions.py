@@ -138,10 +138,12 @@ def _shared(
             "Erdos-Renyi budgets need leaves of 2 dimensions or more, got "
             f"{', '.join(flat)}: leave them out of `where`"
         )
-    shares = {
-        path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0
-        for path in shapes
-    }
+    shares = {}
+    for path in shapes:
+        if sizes[path]:
+            shares[path] = sizes[path] * density(shapes[path])
+        else:
+            shares[path] = 0.0
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
 
@@ -315,7 +317,9 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
 
 
 def _positive(count: int | Tensor) -> int | Tensor:
-    return count.clamp(min=0) if isinstance(count, Tensor) else max(count, 0)
+    if isinstance(count, Tensor):
+        return count.clamp(min=0)
+    return max(count, 0)
 
 
 @at_compile_time

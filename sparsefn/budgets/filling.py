@@ -90,10 +90,12 @@ def levels_of(
             ],
             sizes,
         )
-    shares = [
-        _weight(name, prefer) if may else Fraction(0)
-        for name, may in zip(names, free, strict=True)
-    ]
+    shares = []
+    for name, may in zip(names, free, strict=True):
+        if may:
+            shares.append(_weight(name, prefer))
+        else:
+            shares.append(Fraction(0))
     smallest = min((share for share in shares if share > 0), default=Fraction(1))
     rates = [size * share / smallest for size, share in zip(sizes, shares, strict=True)]
     last = 128 << int(max([*rates, Fraction(1)])).bit_length()
@@ -131,9 +133,12 @@ def _scores(priced: Priced, prefer: Prefer) -> Mapping[str, Any] | None:
 def _by_scores(scores: Sequence[Any], sizes: Sequence[int]) -> tuple[Levels, int]:
     # Units come in the order of their scores, but the best of each leaf first; of equal
     # ones the first.
-    ranked = [
-        np.zeros(0) if x is None else -np.sort(-x.reshape(-1))[1:] for x in scores
-    ]
+    ranked = []
+    for x in scores:
+        if x is None:
+            ranked.append(np.zeros(0))
+        else:
+            ranked.append(-np.sort(-x.reshape(-1))[1:])
     owners = np.repeat(np.arange(len(ranked)), [len(x) for x in ranked])
     order = owners[np.argsort(-np.concatenate([*ranked, np.zeros(0)]), kind="stable")]
     places: list[npt.NDArray[np.int64]] = [

@@ -92,11 +92,10 @@ class Redistribute(NamedTuple):
 
 def check_redistribute(redistribute: Redistribute | Share) -> Redistribute:
     """The Redistribute that was given, checked; a function is made one."""
-    plan = (
-        redistribute
-        if isinstance(redistribute, Redistribute)
-        else Redistribute(redistribute)
-    )
+    if isinstance(redistribute, Redistribute):
+        plan = redistribute
+    else:
+        plan = Redistribute(redistribute)
     if not callable(plan.share):
         raise TypeError(
             "expected redistribute to be a function such as "
@@ -294,6 +293,9 @@ def _counts(masks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _each(
-    fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]
+    fn: Callable[[Any, Any], Any],
+    paths: Leaves,
+    a: list[Tensor],
+    b: list[Tensor],
 ) -> Leaves:
     return dict(zip(paths, lists.each(fn, a, b), strict=True))

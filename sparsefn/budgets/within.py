@@ -31,7 +31,11 @@ class Costed(Protocol):
     """A model whose costs are known, as `sf.shrinking.groups` and `weights` give it."""
 
     def priced(
-        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
     ) -> Priced:
         """Its cost by kept units."""
 
@@ -56,7 +60,10 @@ class Within:
     def cost(self) -> Number:
         """What these units cost."""
         counts = self.counts
-        masks = sum(self.priced.masks.values()) if counts != self.priced.sizes else 0
+        if counts != self.priced.sizes:
+            masks = sum(self.priced.masks.values())
+        else:
+            masks = 0
         return self.priced.cost(list(counts.values())) + masks
 
     def __repr__(self) -> str:
@@ -109,11 +116,9 @@ class Within:
             return self.priced.cost(kept) + masks
 
         start = Fraction(whole) + masks
-        limit = (
-            start - Fraction(way) * (start - Fraction(self.limit))
-            if whole > self.limit
-            else start
-        )
+        limit = start
+        if whole > self.limit:
+            limit = start - Fraction(way) * (start - Fraction(self.limit))
         least = cost(levels(0))
         if least > limit:
             raise ValueError(
@@ -160,7 +165,7 @@ def within(
     bound falls in proportion. Each leaf or set keeps a unit at least; those that
     `where` leaves out stay whole.
 
-    `unit` is what is counted, each time anew from all sizes, as what a unit costs
+    `unit` is what is counted, each time from all sizes, as what a unit costs
     depends on what others keep:
 
     - "params": entries of parameters, shared ones once; of single weights those that
@@ -227,7 +232,10 @@ def _by_table(priced: Priced, table: Table) -> Priced:
 def _row(
     name: str, given: Sequence[Number] | Mapping[int, Number], size: int
 ) -> list[Number]:
-    found = given if isinstance(given, Mapping) else dict(enumerate(given))
+    if isinstance(given, Mapping):
+        found = given
+    else:
+        found = dict(enumerate(given))
     if size not in found:
         raise ValueError(
             f"within: expected the cost of all {size} units in the table of {name!r}, "

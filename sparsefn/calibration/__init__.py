@@ -2,8 +2,8 @@
 solvers that prune with data.
 
 `inputs` runs the module on a batch, and sees the inputs of every product with a weight.
-Its sums are trees of tensors by path: those of several batches are added leaf by leaf,
-`optree.tree_map(torch.add, a, b)`. `in_order` prunes block after block, where the
+Its sums are trees of tensors by path: the sums of several batches are added leaf by
+leaf, `optree.tree_map(torch.add, a, b)`. `in_order` prunes block after block, where the
 inputs of a block come from the pruned blocks before it.
 """
 

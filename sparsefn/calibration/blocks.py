@@ -79,7 +79,7 @@ def in_order(
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    The state is that of the last block of `by_block`, which has the same arguments and
+    The state is the last one that `by_block` gives, which has the same arguments and
     errors, and also says how long each block took, and how far its outputs moved. With
     `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
     not computed, so the outputs of the last block are not either.
@@ -144,9 +144,9 @@ def by_block(
     with gradients of zero. The block's params and masks are taken from the result.
     Nothing else of the state changes.
 
-    `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them
+    `inputs` are the module's: a tensor, a tuple of arguments, or a dict of them
     by name. `state` is where to begin, or None for the module's own weights without
-    masks. `of` is that of `inputs`. With `chunk_size` the module gets so many examples
+    masks. `of` is as in `inputs`. With `chunk_size` the module gets so many examples
     at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool,
     of shape (examples, tokens), says which tokens are counted, where some are padding;
     see `inputs` for what layers must get. An `attention_mask` or `key_padding_mask`
@@ -172,7 +172,7 @@ def by_block(
     looped transformers do, is pruned once, by the sums over all its calls, in which the
     layers of later blocks are not pruned yet. Not noticed is what a layer keeps for its
     next call, unless it is the first of its class, and what the model computes from the
-    weights of one block and hands to another: it is that of the weights at first.
+    weights of one block and hands to another: the weights at first give it.
     Nothing is written to the module, and no hook is left. A UserWarning names a leaf of
     a block with which no product was seen: it stays dense, as do tables of embeddings,
     which are not named.
@@ -235,7 +235,8 @@ def _prepared(
     names = names_of(of)
     call = as_call(inputs)
     model = Named.of(module)
-    state = dense().init(weights_of_call(model, None)) if state is None else state
+    if state is None:
+        state = dense().init(weights_of_call(model, None))
     leaves = weights_of_call(model, state)
     asked = list[Asked]()
     check_data("in_order", module, [(call, tokens)])
@@ -412,7 +413,10 @@ def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
 
 
 def outlier_ratios(
-    state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0
+    state: State,
+    stats: Stats,
+    blocks: Sequence[str],
+    multiple: float = 5.0,
 ) -> dict[str, float]:
     """The share of each block's Wanda scores above `multiple` times their mean.
 

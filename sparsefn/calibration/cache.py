@@ -44,8 +44,8 @@ class Touched(BaseException):
 
 
 class Slot(NamedTuple):
-    """A tensor that a part returns: the number of the part's call, and that of the
-    leaf.
+    """A tensor that a part returns: the number of the part's call, and the
+    number of the leaf.
     """
 
     number: int
@@ -87,7 +87,11 @@ class Marker(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         leaves = optree.tree_leaves((args, kwargs))  # type: ignore[arg-type,var-annotated]
         raise Touched(next(leaf.slot for leaf in leaves if isinstance(leaf, Marker)))
@@ -143,7 +147,8 @@ def cache_tree(
     >>> read_tree(cache_tree({"x": torch.ones(1), "n": 2}, in_memory))
     {'x': tensor([1.]), 'n': 2}
     """
-    memo = {} if memo is None else memo
+    if memo is None:
+        memo = {}
     leaves, structure = optree.tree_flatten(tree)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Marker):
@@ -237,15 +242,15 @@ def on_disk(folder: str | Path) -> Cache:
             return CachedTensor(lambda: x)
         # Dimensions that are expanded have one entry, and the others go as they are in
         # memory.
-        dense = x[
-            tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())
-        ]
+        own = [slice(None) if step else slice(0, 1) for step in x.stride()]
+        dense = x[tuple(own)]
         axes = sorted(range(x.ndim), key=lambda d: (-dense.stride()[d], d))
         packed = dense.permute(axes).contiguous()
         handle, file = tempfile.mkstemp(dir=folder)
         try:
             with os.fdopen(handle, "wb") as stream:
-                packed.cpu().flatten().view(torch.uint8).numpy().tofile(stream)
+                data = packed.cpu().flatten().view(torch.uint8)
+                data.numpy().tofile(stream)
         except BaseException:
             os.unlink(file)
             raise

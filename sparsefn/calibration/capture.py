@@ -88,7 +88,13 @@ def intercepted(parts: Mapping[str, Named], run: Run) -> Iterator[None]:
 
 
 def _instead(
-    run: Run, path: str, part: nn.Module, given: list[Any], /, *args: Any, **kwargs: Any
+    run: Run,
+    path: str,
+    part: nn.Module,
+    given: list[Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tree:
     for inner, old in given:
         for key, x in vars(inner).items():
@@ -124,7 +130,10 @@ def recorded(
     }
 
     def noted(
-        path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        path: str,
+        part: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Tree:
         why.extend(f"{path!r} is called by {outer!r}" for outer in inside)
         inside.append(path)
@@ -218,7 +227,10 @@ class PausedRun:
         number = -1
 
         def run(
-            path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+            path: str,
+            part: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
         ) -> Tree:
             nonlocal number
             number += 1

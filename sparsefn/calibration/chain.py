@@ -38,7 +38,10 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def chain_of(
-    model: Named, state: State, chosen: Sequence[Sequence[str]], call: Call
+    model: Named,
+    state: State,
+    chosen: Sequence[Sequence[str]],
+    call: Call,
 ) -> Chain:
     """The parts that hold these leaves, a list of paths a block, and all that is called
     between them.
@@ -58,12 +61,13 @@ def chain_of(
     where the blocks are in another order than the model has them.
     """
     above = [_lists_above(model, paths) for paths in chosen]
-    for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
+    for level in range(max(map(len, above))):
         at = [paths[min(level, len(paths) - 1)] for paths in above]
-        try:
-            return _chain(model, state, chosen, at, call, narrow)
-        except BrokenChainError as error:
-            why = error
+        for narrow in (True, False):
+            try:
+                return _chain(model, state, chosen, at, call, narrow)
+            except BrokenChainError as error:
+                why = error
     raise why
 
 
@@ -90,7 +94,8 @@ def _chain(
         times = order.count(path)
         if times > 1:
             raise CalledAgainError(f"{path!r} is called {times} times")
-        why = why if times else f"{path!r} is called 0 times"
+        if not times:
+            why = f"{path!r} is called 0 times"
     if why:
         raise BrokenChainError(why)
     numbers = [order.index(path) for path in at]

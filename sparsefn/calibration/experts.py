@@ -21,7 +21,10 @@ _NEAR = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 def experts(
-    module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree
+    module: nn.Module,
+    state: State | None,
+    *args: Tree,
+    **kwargs: Tree,
 ) -> Stats:
     """Sums over the tokens routed to each expert in one call: `{path: statistics}`.
 
@@ -44,19 +47,19 @@ def experts(
     Experts are a module with parameters of three or more dimensions, [experts, out,
     in], that is called with the states of tokens (tokens, width), the numbers of the
     experts that each is routed to (tokens, k), and their weights (tokens, k), by
-    position or by name, as those of transformers from 5.0 on are. What one expert gives
-    is found by a call with it alone and a weight of 1, so that no names matter and all
-    k together cost one more call.
+    position or by name, as the experts of transformers from 5.0 on. What one expert
+    gives is found by a call with it alone and a weight of 1, so that no names matter
+    and all k together cost one more call.
 
     - "count", int64 (experts,): how many tokens were routed to the expert.
     - "norm", float64 (experts,): the sum over these of the weight times the norm of
       what the expert gives. A negative weight, as some routers give, counts as a
-      positive one: the norm is that of what the expert adds.
+      positive one: it is the norm of what the expert adds.
 
     All parameters of the module along whose first dimension the experts lie have the
-    same statistics. Those of several batches are added with
+    same statistics. Statistics of several batches are added with
     `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All tokens count,
-    padding too. `state`, `args` and `kwargs` are those of `sf.calibration.inputs`, and
+    padding too. `state`, `args` and `kwargs` are as in `sf.calibration.inputs`, and
     nothing is changed either.
 
     Raises ValueError where no such module was called, for experts whose output is not
@@ -101,7 +104,10 @@ def experts(
 def _hook(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
     # A hook that adds what a call of experts says of each.
     def hook(
-        part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        part: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
     ) -> None:
         routed = _routed((*args, *kwargs.values()))
         if routed is None or not isinstance(out, Tensor):
@@ -168,4 +174,6 @@ def _routed(given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
     if len(whole) != 1 or len(floats) != 2 or len(floats[0]) != len(floats[1]):
         return None
     x, weights = floats if floats[1].shape == whole[0].shape else floats[::-1]
-    return (x, whole[0], weights) if weights.shape == whole[0].shape else None
+    if weights.shape == whole[0].shape:
+        return (x, whole[0], weights)
+    return None

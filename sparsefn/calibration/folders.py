@@ -63,7 +63,10 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
             f"{os.fspath(folder)!r}, got {there}: write the folder with "
             "model.save_pretrained"
         )
-    placed = None if single else read_json(folder / INDEX).get("weight_map", {})
+    if single:
+        placed = None
+    else:
+        placed = read_json(folder / INDEX).get("weight_map", {})
     found = {}
     for file in [SINGLE] if placed is None else sorted({*placed.values()}):
         with _opened(folder / file) as inside:
@@ -73,7 +76,8 @@ def stored_in(folder: Path) -> dict[str, StoredTensor]:
                     found[name] = StoredTensor(
                         file, tuple(one.get_shape()), one.get_dtype()
                     )
-    if lost := [name for name in placed or () if name not in found]:
+    lost = [name for name in placed or () if name not in found]
+    if lost:
         raise ValueError(
             f"stream: {INDEX} names tensors that its files lack: {some(lost)}"
         )
@@ -283,9 +287,8 @@ def digest_of(x: Tensor) -> str:
     (False, True)
     """
     digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)} ".encode())
-    digest.update(
-        x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    )
+    row = x.detach().cpu().contiguous().reshape(-1)
+    digest.update(row.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -297,7 +300,9 @@ def some(names: Iterable[object]) -> str:
     """
     every = [*map(repr, names)]
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more if every else "nothing"
+    if every:
+        return ", ".join(every[:_SHOWN]) + more
+    return "nothing"
 
 
 class Part(NamedTuple):
@@ -326,7 +331,8 @@ class Journal(NamedTuple):
         """The journal with one part more, on the disk."""
         after = self._replace(parts=(*self.parts, part))
         parts = [one._asdict() for one in after.parts]
-        write_json(self.out / PLACE / _JOURNAL, {"run": dict(self.run), "parts": parts})
+        written = {"run": dict(self.run), "parts": parts}
+        write_json(self.out / PLACE / _JOURNAL, written)
         return after
 
 
@@ -365,8 +371,13 @@ def only_run_in(out: Path) -> Iterator[None]:
 def _check_free(out: Path) -> None:
     if (out / PLACE / _JOURNAL).exists():
         return
-    if out.exists() and (not out.is_dir() or (there := {*os.listdir(out)} - {PLACE})):
-        held = some(sorted(there)) if out.is_dir() else "a file"
+    if not out.exists():
+        return
+    held = "a file"
+    if out.is_dir():
+        there = set(os.listdir(out)) - {PLACE}
+        held = some(sorted(there)) if there else ""
+    if held:
         raise ValueError(
             f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, "
             f"got {held}"
@@ -392,13 +403,15 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
         write_json(file, {"run": dict(run), "parts": []})
         return Journal(out, run, ())
     before = read_json(file)
-    if others := [name for name in run if before["run"].get(name) != run[name]]:
+    others = [name for name in run if before["run"].get(name) != run[name]]
+    if others:
         raise ValueError(
             f"stream: expected the run that was killed in {os.fspath(out)!r}, but of "
             f"another run were its {', '.join(others)}: go on with the same, or give "
             "another folder out"
         )
-    return Journal(out, run, tuple(Part(**one) for one in before["parts"]))
+    parts = tuple(Part(**one) for one in before["parts"])
+    return Journal(out, run, parts)
 
 
 def digest_of_batches(batches: Iterable[Tree]) -> str:
@@ -426,4 +439,5 @@ def digest_of_model(config: Path, stored: Mapping[str, StoredTensor]) -> str:
     ''
     """
     named = sorted((name, one.shape, one.dtype) for name, one in stored.items())
-    return hashlib.sha256(config.read_bytes() + repr(named).encode()).hexdigest()
+    written = config.read_bytes() + repr(named).encode()
+    return hashlib.sha256(written).hexdigest()

@@ -86,7 +86,7 @@ def inputs(
     their last bits between batches of different sizes, as those are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own
-    weights; `args` and `kwargs` are those of one call of the module, in its own mode
+    weights; `args` and `kwargs` are for one call of the module, in its own mode
     (train or eval); a UserWarning names a layer with dropout, told by its class or an
     attribute. The module, its buffers and the arguments stay as they are; there are no
     hooks, and nothing requires gradients. What is in memory at a time is one call's
@@ -119,7 +119,10 @@ def inputs(
     names = names_of(of)
     named = Named.of(module)
     weights = weights_of_call(named, state)
-    chosen = weights if paths is None else matching("paths", paths, weights)
+    if paths is None:
+        chosen = weights
+    else:
+        chosen = matching("paths", paths, weights)
     matrices = [path for path in chosen if weights[path].ndim > 1]
     check_data("inputs", module, [((args, kwargs), tokens)])
     collect = collector(named, weights, matrices, names)
@@ -186,7 +189,8 @@ def check_data(
             ids += [x for name, x in given.items() if name.endswith("input_ids")]
         else:
             _check_tokens(what, module, given, tokens)
-    if padding := padding_in(module, ids):
+    padding = padding_in(module, ids)
+    if padding:
         mend = (
             "give the model the attention_mask of its tokenizer, and leave it out "
             "with tokens=attention_mask.bool()"
@@ -221,14 +225,15 @@ def _check_masks(what: str, module: nn.Module, given: Mapping[str, Tree]) -> Non
 
 
 def _check_tokens(
-    what: str, module: nn.Module, given: Mapping[str, Tree], tokens: object
+    what: str,
+    module: nn.Module,
+    given: Mapping[str, Tree],
+    tokens: object,
 ) -> None:
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
-        got = (
-            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            if isinstance(tokens, Tensor)
-            else type(tokens).__name__
-        )
+        got = type(tokens).__name__
+        if isinstance(tokens, Tensor):
+            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
         raise TypeError(
             f"{what}: expected tokens to be a bool tensor, True for each token that "
             f"counts, got {got}"
@@ -359,8 +364,8 @@ def collector(
 
 
 def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
-    # The sums over no inputs, which add to those of any batch. Inputs of attention may
-    # be of one kind, or of three.
+    # The sums over no inputs, which add to the sums of any batch. Inputs of attention
+    # may be of one kind, or of three.
     turned = is_conv1d(layer)
     groups = getattr(layer, "groups", 1)
     width = weight.shape[0] if turned else weight.shape[1:].numel()
@@ -422,7 +427,8 @@ def layer_at(named: Named, name: str) -> str:
     "'0.weight' (Embedding)"
     """
     at = named.own[name][0]
-    if found := computed_from(named.module, at):
+    found = computed_from(named.module, at)
+    if found:
         return (
             f"{name!r} ({found.path!r} is computed from it: make it a parameter with "
             f"{found.mend})"

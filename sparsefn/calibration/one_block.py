@@ -109,8 +109,8 @@ def prune_block(
     start = time.perf_counter()
 
     def run(chosen: Sequence[str], block: Where) -> tuple[Stats, float | None]:
-        # One pass: statistics, and how far the outputs are from those of the pass
-        # before, whose place they take.
+        # One pass: statistics, and how far the outputs are from the outputs of the
+        # pass before, whose place they take.
         stats = Stats()
         moved: Tensor | None = None
         collect = collector(part, weights_of_call(part, state), chosen, of, narrow)

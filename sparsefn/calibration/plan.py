@@ -234,12 +234,16 @@ def unloaded(
     The global random state is left as it is.
     """
     with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
-        model = _of_config(folder, dtype) if make is None else make()
+        if make is None:
+            model = _of_config(folder, dtype)
+        else:
+            model = make()
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"stream: expected make() to give a module, got {type(model).__name__}"
         )
-    if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if lost:
         raise ValueError(
             "stream: expected make() to give buffers in memory, but on meta are "
             f"{some(lost)}"
@@ -276,7 +280,8 @@ def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(
         os.fspath(folder), local_files_only=True
     )
-    if how := stored_as(read_json(folder / "config.json")):
+    how = stored_as(read_json(folder / "config.json"))
+    if how:
         raise ValueError(
             "stream: expected weights that are numbers, but config.json of "
             f"{os.fspath(folder)!r} has a quantization_config, by which they are "
@@ -290,19 +295,16 @@ def _of_config(folder: Path, dtype: torch.dtype) -> nn.Module:
             "stream: expected config.json to name a class of transformers, got "
             f"{name!r}: pass make="
         )
-    dtype = dtype if config.dtype is None else config.dtype
+    if config.dtype is not None:
+        dtype = config.dtype
     model: nn.Module = kind._from_config(config, dtype=dtype)
     # What from_pretrained leaves in float32, as 16 bits are too few for it.
-    wide = (
-        getattr(model, "_keep_in_fp32_modules", None)
-        if dtype == torch.float16
-        else None
-    )
-    always = (
-        getattr(model, "_keep_in_fp32_modules_strict", None)
-        if dtype.itemsize < 4
-        else None
-    )
+    wide = None
+    if dtype == torch.float16:
+        wide = getattr(model, "_keep_in_fp32_modules", None)
+    always = None
+    if dtype.itemsize < 4:
+        always = getattr(model, "_keep_in_fp32_modules_strict", None)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if {*name.split(".")} & {*(wide or ()), *(always or ())}:
             tensor.data = tensor.data.float()

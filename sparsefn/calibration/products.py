@@ -46,7 +46,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None
+        self,
+        leaves: Mapping[str, Tensor],
+        gram: bool,
+        tokens: Tensor | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A weak reference keeps the address of a storage from being used again.
@@ -118,7 +121,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def check_unwritten(self, x: object) -> None:
         """Raise before a leaf is written, through `.data` too."""
-        known = self.leaf(x) if isinstance(x, Tensor) else None
+        known = None
+        if isinstance(x, Tensor):
+            known = self.leaf(x)
         if known:
             raise ValueError(
                 "inputs: expected a forward that leaves its weights as they are, but "
@@ -134,10 +139,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         right = self.leaf(b)
         if (left is None) == (right is None):
             return
-        b = b.mT if b.ndim > 1 else b[None]
+        if b.ndim > 1:
+            b = b.mT
+        else:
+            b = b[None]
         # The weight as (..., outputs, inputs), and the other factor as (..., n,
         # inputs).
-        ((path, leaf), weight, x) = (left, a, b) if left is not None else (right, b, a)  # type: ignore[misc]
+        if left is not None:
+            path, leaf = left
+            weight = a
+            x = b
+        else:
+            assert right is not None
+            path, leaf = right
+            weight = b
+            x = a
         if weight.ndim == 2:
             self.add(path, leaf, weight, x)
         elif weight.stride(0) == 0 or len(weight) == 1:
@@ -160,9 +176,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"inputs: expected {known[0]!r} to get inputs in the order of tokens, "
                 "but it sorts them"
             )
-        bounds = [0, *ends.tolist()]
-        for one, first, end in zip(b.mT, bounds, bounds[1:], strict=False):
+        first = 0
+        for one, end in zip(b.mT, ends.tolist(), strict=False):
             self.add(*known, one, a[first:end])
+            first = end
 
     def add(self, path: str, leaf: Tensor, weight: Tensor, x: Tensor) -> None:
         """Add the rows of x to the inputs of the outputs that a matrix of (outputs,
@@ -171,34 +188,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         same = weight is leaf or _same_memory(leaf, weight)  # as in most layers
         if same and leaf.ndim == 2 and weight.shape[1] > 1:
             return self.keep(path, leaf, False, 0, len(leaf), self.sums(path, x))
-        axis = next(
-            (d for d in reversed(range(leaf.ndim)) if _is_axis(leaf, d, weight)), None
-        )
-        first, last = (
-            None if axis is None else _output_at(leaf, axis, weight[row])
-            for row in (0, -1)
-        )
-        flat = axis is not None and (
-            axis >= leaf.ndim - 2 or (axis == 1 and leaf.shape[2:].numel() == 1)
-        )
-        if (
-            not flat
-            or axis is None
-            or first is None
-            or last is None
-            or last - first != len(weight) - 1
-        ):
+        axis = _axis_of(leaf, weight)
+        rows = None if axis is None else _rows_in(leaf, axis, weight)
+        if axis is None or rows is None:
             raise ValueError(
                 f"inputs: expected products with whole rows of {path!r}, of shape "
                 f"{tuple(leaf.shape)}, got one with a part of shape "
                 f"{tuple(weight.shape)}; leave it out with paths="
             )
-        self.keep(
-            path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(path, x)
-        )
+        first, last = rows
+        transposed = axis == leaf.ndim - 2
+        self.keep(path, leaf, transposed, first, last + 1, self.sums(path, x))
 
     def sums(self, path: str, x: Tensor) -> Sums:
-        """The sums over the rows of x; those of the tensor before if it is the same
+        """The sums over the rows of x; the sums of the tensor before if it is the same
         one, as q, k and v read it.
         """
         if self.tokens is not None and self.tokens.numel() != len(x):
@@ -206,44 +209,47 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"inputs: expected an input of {path!r} for all {self.tokens.numel()} "
                 f"tokens, got {len(x)}"
             )
-        if self.tokens is not None and not _alike(
-            self.rows.get(_storage(x), self.tokens.shape), self.tokens.shape
-        ):
-            raise ValueError(
-                f"inputs: expected inputs of {path!r} in the order of the "
-                f"{tuple(self.tokens.shape)} tokens, got "
-                f"{tuple(self.rows[_storage(x)])}: give examples of one length in one "
-                "call, without tokens"
-            )
+        if self.tokens is not None:
+            rows = self.rows.get(_storage(x), self.tokens.shape)
+            if not _alike(rows, self.tokens.shape):
+                raise ValueError(
+                    f"inputs: expected inputs of {path!r} in the order of the "
+                    f"{tuple(self.tokens.shape)} tokens, got {tuple(rows)}: give "
+                    "examples of one length in one call, without tokens"
+                )
         if x.is_inference():
             return row_sums(self.counted(x), self.gram)
-        if (
-            self.last is not None
-            and self.last[1] == x._version
-            and _same_memory(self.last[0], x)
-        ):
-            return self.last[2]
-        self.last = (x, x._version, row_sums(self.counted(x), self.gram))
-        return self.last[2]
+        if self.last is not None:
+            before, version, sums = self.last
+            if version == x._version and _same_memory(before, x):
+                return sums
+        sums = row_sums(self.counted(x), self.gram)
+        self.last = (x, x._version, sums)
+        return sums
 
     def flattened(self, shape: Sequence[int], x: Tensor) -> None:
         """Note by which dimensions of a shape the rows of a matrix go, where tokens say
         which of them count.
         """
-        sizes = (
-            []
-            if self.tokens is None
-            else list(itertools.accumulate(shape, operator.mul))
-        )
+        if self.tokens is None:
+            sizes = []
+        else:
+            sizes = list(itertools.accumulate(shape, operator.mul))
         if len(x) in sizes:
             self.rows[_storage(x)] = shape[: sizes.index(len(x)) + 1]
 
     def counted(self, x: Tensor) -> Tensor:
         """The rows of x that are tokens."""
-        return x if self.tokens is None else x[self.tokens.flatten().to(x.device)]
+        if self.tokens is None:
+            return x
+        return x[self.tokens.flatten().to(x.device)]
 
     def convolution(
-        self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int
+        self,
+        x: Tensor,
+        weight: Tensor,
+        sizes: Sequence[Sequence[int]],
+        groups: int,
     ) -> None:
         """Look at a convolution with these strides, paddings and dilations."""
         known = self.leaf(weight)
@@ -261,10 +267,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "with a part of it"
             )
         size = len(leaf) // groups
-        for group, sums in enumerate(
-            patch_sums(x, leaf.shape[2:], sizes, groups, self.gram)
-        ):
-            self.keep(path, leaf, False, group * size, (group + 1) * size, sums)
+        of_groups = patch_sums(x, leaf.shape[2:], sizes, groups, self.gram)
+        first = 0
+        for sums in of_groups:
+            self.keep(path, leaf, False, first, first + size, sums)
+            first += size
 
     def keep(
         self,
@@ -275,7 +282,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         end: int,
         sums: Sums,
     ) -> None:
-        """Add sums to those of the same outputs of a leaf."""
+        """Add sums to the sums of the same outputs of a leaf."""
         outputs = leaf.numel() // len(sums["square"])
         was, _, parts = self.found.setdefault(path, (transposed, outputs, {}))
         if was != transposed:
@@ -306,11 +313,9 @@ def _watched(func: Any) -> Any:
         and func.overloadpacket is not _aten.embedding_renorm_
     ):  # of a table of its own
         return _WRITE
-    return (
-        _APART
-        if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
-        else None
-    )
+    if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
+        return _APART
+    return None
 
 
 def _storage(x: Tensor) -> StorageWeakRef:
@@ -319,14 +324,35 @@ def _storage(x: Tensor) -> StorageWeakRef:
 
 def _alike(rows: Sequence[int], tokens: Sequence[int]) -> bool:
     # One example or one token may have any place.
-    return [n for n in rows if n > 1] == [n for n in tokens if n > 1] or len(tokens) < 2
+    if len(tokens) < 2:
+        return True
+    return [n for n in rows if n > 1] == [n for n in tokens if n > 1]
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    where = [
-        (_storage(x), x.storage_offset(), x.shape, x.stride(), x.dtype) for x in (a, b)
-    ]
-    return where[0] == where[1]
+    return _memory_of(a) == _memory_of(b)
+
+
+def _memory_of(x: Tensor) -> tuple[object, ...]:
+    return _storage(x), x.storage_offset(), x.shape, x.stride(), x.dtype
+
+
+def _axis_of(leaf: Tensor, weight: Tensor) -> int | None:
+    # The axis of the leaf's inputs, whose other axes can be its outputs.
+    for axis in reversed(range(leaf.ndim)):
+        if _is_axis(leaf, axis, weight):
+            is_flat = axis == 1 and leaf.shape[2:].numel() == 1
+            return axis if axis >= leaf.ndim - 2 or is_flat else None
+    return None
+
+
+def _rows_in(leaf: Tensor, axis: int, weight: Tensor) -> tuple[int, int] | None:
+    # The first and the last output of a matrix, if it has all outputs between them.
+    first = _output_at(leaf, axis, weight[0])
+    last = _output_at(leaf, axis, weight[-1])
+    if first is None or last is None or last - first != len(weight) - 1:
+        return None
+    return first, last
 
 
 def _is_axis(leaf: Tensor, axis: int, weight: Tensor) -> bool:
@@ -348,7 +374,8 @@ def _output_at(leaf: Tensor, axis: int, row: Tensor) -> int | None:
         return None
     output = 0
     for d, size in enumerate(leaf.shape):
-        output = output if d == axis else output * size + place[d]
+        if d != axis:
+            output = output * size + place[d]
     return output
 
 
@@ -372,7 +399,11 @@ class Watched(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         if (
             func is functional.linear

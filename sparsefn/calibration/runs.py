@@ -108,7 +108,8 @@ class Runs:
         needed.
         """
         for i, run in enumerate(self.paused):
-            if (file := self._file(number, i)).exists():
+            file = self._file(number, i)
+            if file.exists():
                 run.finish(number, _in_file(file, self.chain.forms[number]))
             else:
                 del run.calls[number]
@@ -118,7 +119,7 @@ class Runs:
         return {*self.paused[0].outputs}
 
     def forget(self, needed: Iterable[int]) -> None:
-        """Remove the files of all outputs but those of some parts."""
+        """Remove the files of all outputs, but keep the outputs of some parts."""
         names = {
             self._file(number, i).name
             for number in needed
@@ -159,7 +160,10 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
     used = dict[str, list[str]]()
 
     def run(
-        path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        path: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Tree:
         # the part itself, with its weights
         if called[-1:] == [own := path.rpartition(".")[0]]:
@@ -183,7 +187,8 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
         quiet_call(plan.model, plan.outside(device))(copied_call(call))
     for path in plan.order:
-        if (times := called.count(path)) != 1:
+        times = called.count(path)
+        if times != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")
     for path, other in zip(called, plan.order, strict=True):
         if path != other:
@@ -193,7 +198,8 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
         places: list[tuple[int, Where]] = []
         for block, chosen in blocks:
             at = [parts[path].own[name][0] for name in chosen]
-            if seen := [turns.index(one) for one in at if one in turns]:
+            seen = [turns.index(one) for one in at if one in turns]
+            if seen:
                 places.append((min(seen), block))
         check_places(places)
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
@@ -201,10 +207,12 @@ def _forms(plan: Plan, device: torch.device, call: Call) -> list[CachedTree]:
 
 def _in_file(file: Path, form: CachedTree) -> CachedTree:
     places = itertools.count()
-    leaves = [
-        CachedTensor(partial(_read, file, next(places))) if leaf is None else leaf
-        for leaf in form.leaves
-    ]
+    leaves = []
+    for leaf in form.leaves:
+        if leaf is None:
+            leaves.append(CachedTensor(partial(_read, file, next(places))))
+        else:
+            leaves.append(leaf)
     return CachedTree(form.structure, leaves)
 
 

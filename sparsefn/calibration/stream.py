@@ -75,13 +75,13 @@ def stream(
     `folder` has config.json and safetensors, as `save_pretrained` writes it, and
     `from_pretrained` loads the new folder `out`: the same tensors, names and other
     files, with the weights that `in_order` gives for the whole model, bit for bit,
-    where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what
+    where a batch is a chunk. `prune` and `of` are as in `in_order`. A batch is what
     the model is called with: a dict, a tuple or a tensor. Batches may differ in length.
     Where they are padded, `tokens` has a bool tensor for each, which says which tokens
     count. Blocks run on the device of the batches. Returned are the errors of the
     blocks, by block: the norm of the change of their outputs over their norm.
 
-    `blocks` are those of `in_order`; by default they are the members of the model's
+    `blocks` are as in `in_order`; by default they are the members of the model's
     lists of layers. Other layers of these lists run as they are. `make()` gives the
     model; by default it is the class that config.json names. Wherever it is made, its
     parameters are not kept: at one time there are in memory one layer, its statistics,
@@ -247,7 +247,8 @@ def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> 
             if number < done and number != last:
                 runs.skip(number)
                 continue
-            before = runs.needed() if path in plan.blocks else before
+            if path in plan.blocks:
+                before = runs.needed()
             weights, part = _pruned(runs, number, prune, of)
         # the outputs of all processes are on the disk by now
         with agreement(everyone()):
@@ -373,7 +374,8 @@ def _total(stats: Stats) -> Stats:
     told: list[Any] = [None] * place()[1]
     distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
     for number, (theirs, _) in enumerate(told):
-        if others := sorted({*theirs} ^ {*told[0][0]}):
+        others = sorted({*theirs} ^ {*told[0][0]})
+        if others:
             raise ValueError(
                 "stream: expected data of the same leaves on all processes, but "
                 f"{number} and 0 differ at {some(others)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,22 +54,24 @@ def patch_sums(
     dimension.
     """
     # A patch adds the squares of its entries, whichever example it is from.
+    rank = len(kernel)
     seen = _patches(_squares(x)[None], kernel, *sizes)
-    places = len(x) * math.prod(seen.shape[2 : 2 + len(kernel)])
+    places = len(x) * math.prod(seen.shape[2 : 2 + rank])
     count = as_tensor_on(places, x.device)
-    square = seen.flatten(2, 1 + len(kernel)).sum(2).reshape(groups, -1)
+    square = seen.flatten(2, 1 + rank).sum(2).reshape(groups, -1)
     sums: list[Sums] = [{"count": count, "square": one} for one in square]
     if not gram:
         return sums
     width = square.shape[1]
     times = math.prod(kernel)
+
+    def rows(own: Tensor) -> Iterator[Tensor]:
+        for part in _parts(own, own[:1].numel() * times, products=True):
+            patches = _patches(part, kernel, *sizes)
+            yield patches.movedim(1, 1 + rank).reshape(-1, width)
+
     for group, own in enumerate(torch.split(x, x.shape[1] // groups, 1)):
-        parts = (
-            _patches(part, kernel, *sizes)
-            for part in _parts(own, own[:1].numel() * times, products=True)
-        )
-        rows = (p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts)
-        sums[group]["gram"] = _gram(rows, width, x)
+        sums[group]["gram"] = _gram(rows(own), width, x)
     return sums
 
 
@@ -86,9 +87,14 @@ def added_sums(sums: Sums, more: Sums) -> Sums:
 def _parts(x: Tensor, width: int, products: bool = False) -> Iterator[Tensor]:
     # A few rows at a time, in the dtype of the sums, so that copies stay small: on a
     # CPU in its cache.
-    size = ((2**16, 2**22) if x.device.type == "cpu" else (2**24, 2**28))[products]
+    if x.device.type == "cpu":
+        size = 2**22 if products else 2**16
+    else:
+        size = 2**28 if products else 2**24
     for part in torch.split(x, max(1, size // max(1, width))):
-        yield part if part.dtype == torch.float64 else part.float()
+        if part.dtype != torch.float64:
+            part = part.float()
+        yield part
 
 
 def _squares(x: Tensor) -> Tensor:
@@ -114,9 +120,11 @@ def _patches(
     dilation: Sequence[int],
 ) -> Tensor:
     # (examples, channels, places..., kernel...), a view of the padded tensor.
-    x = functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    pads = [p for p in reversed(padding) for _ in range(2)]
+    x = functional.pad(x, pads)
     for d, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        x = x.unfold(2 + d, (size - 1) * gap + 1, step)[..., ::gap]
+        span = (size - 1) * gap + 1
+        x = x.unfold(2 + d, span, step)[..., ::gap]
     return x
 
 
@@ -135,14 +143,14 @@ def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
 
     Experts that no token is routed to have no statistics of their own, and scores and
     solvers that read data refuse them. Here outputs that fewer than two inputs reached,
-    or zeros alone, get two: of one size in all entries, that of the other outputs of
-    the leaf (1 where there are none), and independent of each other, so that "gram" is
-    a multiple of the identity. Then Wanda and SparseGPT rank the weights of an output
+    or zeros alone, get two: of one size in all entries, the size of the leaf's other
+    outputs (1 where there are none), and independent of each other, so that "gram" is a
+    multiple of the identity. Then Wanda and SparseGPT rank the weights of an output
     as magnitude does, and change none; RIA ranks them by their shares in rows and
     columns alone.
 
     Args:
-        stats: Those of `sf.calibration.inputs`, of all batches: add them before.
+        stats: Statistics from `sf.calibration.inputs`, of all batches: add them before.
 
     Returns:
         Statistics of the same leaves, shapes and dtypes. Leaves that data reached keep
@@ -185,9 +193,8 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     width = math.prod(square.shape[count.ndim :])
     inputs = where_few(0, count).sum() * width
-    size = torch.where(
-        inputs > 0, where_few(0.0, square).sum() / inputs.clamp(min=1), 1.0
-    )
+    mean = where_few(0.0, square).sum() / inputs.clamp(min=1)
+    size = torch.where(inputs > 0, mean, 1.0)
     filled = {"count": where_few(2, count), "square": where_few(2 * size, square)}
     if "gram" in of:
         eye = torch.eye(width, device=size.device)
@@ -198,7 +205,7 @@ def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def as_stats(
     parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool
 ) -> Sums:
-    """The statistics of a leaf from those of parts of its outputs,
+    """The statistics of a leaf from the sums of parts of its outputs,
     `{(first, end): sums}`.
 
     >>> {
@@ -220,8 +227,11 @@ def as_stats(
     step = math.gcd(outputs, *itertools.chain(*parts))
     groups = list[Sums]()
     for first in range(0, outputs, step):
-        inside = [sums for (begin, end), sums in parts.items() if begin <= first < end]
-        groups.append(functools.reduce(added_sums, inside) if inside else nothing)
+        total = nothing
+        for (begin, end), sums in parts.items():
+            if begin <= first < end:
+                total = sums if total is nothing else added_sums(total, sums)
+        groups.append(total)
     stats = dict(groups[0])
     if len(groups) > 1:
         for name in stats:

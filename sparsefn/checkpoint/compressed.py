@@ -196,7 +196,10 @@ def _numbers(path: str, pattern: Pattern, shape: Box) -> tuple[int, int, int]:
     except ValueError as error:
         raise ValueError(f"{error} at {path!r}") from None
     along = [d for d, size in enumerate(box) if size != 1]
-    n = None if callable(pattern.fixed) else concrete(pattern.fixed)
+    if callable(pattern.fixed):
+        n = None
+    else:
+        n = concrete(pattern.fixed)
     if n is None or len(along) > 1:
         raise ValueError(
             "compress: expected a pattern such as sf.patterns.nm(2, 4), got "
@@ -310,7 +313,10 @@ def _slots(expected: str, path: str, kept: Tensor, n: int) -> Tensor:
     # Which of the n places of each group hold a kept entry: the first ones, as many as
     # it keeps.
     counts = kept.sum(-1, keepdim=True)
-    most = int(counts.max()) if counts.numel() else 0
+    if counts.numel():
+        most = int(counts.max())
+    else:
+        most = 0
     if most > n:
         raise ValueError(f"{expected} at {path!r}, got a group that keeps {most}")
     return torch.arange(n, device=kept.device) < counts

@@ -16,7 +16,8 @@ _FIELDS = ("masks", "scores", "key", "opt", "support")
 
 
 def with_parts(template: Tree, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors of a checkpoint under the paths of today; those of today as they are.
+    """The tensors of a checkpoint under the paths of today; newer ones stay as they
+    are.
 
     >>> state = sf.chain(sf.static(0.5), sf.static(0.5)).init({"w": torch.ones(1, 2)})
     >>> old = {

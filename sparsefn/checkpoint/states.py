@@ -74,7 +74,9 @@ def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
     shape = tuple(
         int.from_bytes(head[i : i + 8], "little") for i in range(0, 8 * ndim, 8)
     )
-    return shape if packed.numel() == 1 + 8 * ndim + -(-math.prod(shape) // 8) else None
+    if packed.numel() == 1 + 8 * ndim + -(-math.prod(shape) // 8):
+        return shape
+    return None
 
 
 def as_dense(what: str, path: str, leaf: object) -> Tensor:
@@ -130,11 +132,9 @@ def refuse_false(path: str, mask: Tensor, depth: int = 0) -> Tensor:
     ValueError: expected a mask of full shape or 0-d True at 'w', got 0-d False
     """
     if mask.ndim <= depth and read(mask.all()) is False:
-        got = (
-            f"0-d False in a stack of shape {tuple(mask.shape)}"
-            if mask.ndim
-            else "0-d False"
-        )
+        got = "0-d False"
+        if mask.ndim:
+            got = f"0-d False in a stack of shape {tuple(mask.shape)}"
         raise ValueError(
             f"expected a mask of full shape or 0-d True at {path!r}, got {got}"
         )
@@ -245,7 +245,9 @@ def _stacked(state: State) -> int:
         ]
         if dense:
             return max(dense)
-    return max(state.key.ndim - 1, 0) if isinstance(state.key, Tensor) else 0
+    if isinstance(state.key, Tensor):
+        return max(state.key.ndim - 1, 0)
+    return 0
 
 
 def _fitting(path: str, like: Tensor, value: object) -> Tensor:
@@ -273,7 +275,10 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
 
 
 def check_fits(
-    path: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype
+    path: str,
+    like: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
 ) -> None:
     """Raise ValueError for a shape and TypeError for a dtype that is not the leaf's.
 
@@ -326,5 +331,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _bits(leaf: Tensor) -> Tensor:
     leaf = leaf.resolve_conj().resolve_neg()  # lazy ones are not in memory yet
-    real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+    real = leaf
+    if leaf.is_complex():
+        real = torch.view_as_real(leaf)
     return real.view(INTEGERS[real.element_size()])

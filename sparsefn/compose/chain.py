@@ -35,7 +35,9 @@ def chain(*algorithms: Algorithm) -> Algorithm:
 
     def allowed(i: int, done: list[State]) -> Algorithm:
         within = algorithms[i].within
-        return algorithms[i] if not done or within is None else within(_common(done))
+        if not done or within is None:
+            return algorithms[i]
+        return within(_common(done))
 
     def join(parts: list[State], masks: Tree) -> State:
         inner = tuple(part._replace(params=(), opt=()) for part in parts)

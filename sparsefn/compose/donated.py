@@ -33,7 +33,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     This is what JAX calls donated buffers. The new state has the same bits as without.
     The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU leaves are made
     in place: beside the state and the gradients, such a step needs the memory of a few
-    blocks, where the pure update needs that of a second state. Masks that change are
+    blocks, where the pure update needs memory for a second state. Masks that change are
     new tensors; most algorithms write their weights over the old ones, and work on one
     leaf after another: such a step needs the memory of a second tree of masks and of
     one leaf.

@@ -82,11 +82,13 @@ def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
     if len(sizes) == 2 and sizes[0] == sizes[1]:
         return "shared"
     lacks = any(sizes.count(size) < own.count(size) for size in own)
-    return "shared" if lacks and set(sizes) <= set(own) else "other"
+    if lacks and set(sizes) <= set(own):
+        return "shared"
+    return "other"
 
 
 def _merges(sizes: Sequence[int], own: Sequence[int]) -> bool:
-    """Whether sizes are those of a weight, some neighbours of which are multiplied."""
+    """Whether sizes are a weight's, some neighbours of which are multiplied."""
     left = list(own)
     for size in sizes:
         product = 1

@@ -1,4 +1,4 @@
-"""Scores that multiply weights by gradients, which have to be those of one step."""
+"""Scores that multiply weights by gradients, which have to be of one step."""
 
 from __future__ import annotations
 

@@ -69,9 +69,10 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         params = from_shares([state.params for state in states], like)
         masks = from_shares([state.masks for state in states], like)
         own = any(has_own_support(state) for state in states)
-        support = (
-            from_shares([support_of(state) for state in states], like) if own else ()
-        )
+        if own:
+            support = from_shares([support_of(state) for state in states], like)
+        else:
+            support = ()
         parts = tuple(state._replace(params=(), masks=()) for state in states)
         return State(params, masks, support=support, parts=parts)
 
@@ -112,13 +113,18 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         return {name: own.view.support(part) for name, own, part in each(state)}
 
     def settle(state: State) -> State:
-        parts = [
-            part if own.settled is None else own.settled(part)
-            for _, own, part in each(state)
-        ]
+        parts = []
+        for _, own, part in each(state):
+            if own.settled is None:
+                parts.append(part)
+            else:
+                parts.append(own.settled(part))
         return join(parts, state.params)._replace(opt=state.opt)
 
     settles = any(algorithm.settled is not None for algorithm in algorithms)
     plain = all(algorithm.view is masked_view for algorithm in algorithms)
-    view = masked_view if plain else TrainView(get, put, grads_of, support)
+    if plain:
+        view = masked_view
+    else:
+        view = TrainView(get, put, grads_of, support)
     return framed(init, update, view, settled=settle if settles else None)

@@ -73,11 +73,10 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     def join(state: State, part: State, i: int) -> State:
         sparse = {path for own in state.parts for path in own.masks}
         masks = _expanded(part.masks, state.params, sparse)
-        support = (
-            _expanded(support_of(part), state.params, sparse)
-            if has_own_support(state)
-            else ()
-        )
+        if has_own_support(state):
+            support = _expanded(support_of(part), state.params, sparse)
+        else:
+            support = ()
         inner = part._replace(params=(), masks=state.parts[i].masks, opt=())
         parts = (*state.parts[:i], inner, *state.parts[i + 1 :])
         return State(part.params, masks, opt=state.opt, support=support, parts=parts)

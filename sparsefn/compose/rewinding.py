@@ -1,4 +1,4 @@
-"""Weights that go back to those of an earlier step."""
+"""Weights that go back to the weights of an earlier step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsefn.tree import Tree, choose, copied
 
 @described
 def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
-    """The algorithm whose weights go back, at a trigger, to those of an earlier step.
+    """The algorithm whose weights go back, at a trigger, to an earlier step.
 
     >>> lottery = sf.iterative(0.5, when=sf.at([3]))
     >>> algorithm = sf.rewinding(lottery, to=sf.at([1]), when=sf.at([3]))
@@ -23,12 +23,12 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
     {'w': tensor([[0., 4.]])}
 
     Where `to` fires, the weights that this update leaves are kept in
-    `state.scores["rewind"]`; before it ever fires they are those of `init`, so that
-    `to=sf.never()` goes back to the start. `to=sf.at([k])` means after k + 1 steps of
-    the optimizer. Where `when` fires, masks change first, and then all weights, those
-    of dense leaves too, are those that were kept: under the new masks, with +0.0 where
-    weights are pruned (their present values under `pruned="keep"`). Where both fire,
-    weights are kept and nothing goes back.
+    `state.scores["rewind"]`; before it ever fires they are the weights of `init`, so
+    that `to=sf.never()` goes back to the start. `to=sf.at([k])` means after k + 1 steps
+    of the optimizer. Where `when` fires, masks change first, and then all weights,
+    those of dense leaves too, are those that were kept: under the new masks, with +0.0
+    where weights are pruned (their present values under `pruned="keep"`). Where both
+    fire, weights are kept and nothing goes back.
 
     `with_optimizer(..., reset=when)` starts the optimizer again: iterative magnitude
     pruning with weight rewinding, Frankle et al. 2020, arXiv 1912.05671. Learning-rate

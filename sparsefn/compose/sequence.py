@@ -50,7 +50,10 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
         )
 
     def join(
-        parts: Sequence[State], params: Tree, masks: Tree, owns: Sequence[State]
+        parts: Sequence[State],
+        params: Tree,
+        masks: Tree,
+        owns: Sequence[State],
     ) -> State:
         inner = (
             part._replace(params=(), masks=own.masks, opt=())

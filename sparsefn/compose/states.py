@@ -26,11 +26,9 @@ def joined_support(parts: Sequence[State]) -> Tree:
     >>> joined_support([sf.dense().init({"w": torch.ones(1)})])
     ()
     """
-    return (
-        reduce(intersect, (support_of(part) for part in parts))
-        if any(map(has_own_support, parts))
-        else ()
-    )
+    if any(map(has_own_support, parts)):
+        return reduce(intersect, (support_of(part) for part in parts))
+    return ()
 
 
 def check_algorithm(name: str, algorithm: object, at: str = "") -> None:

@@ -42,11 +42,10 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         given = view.grads(state, grads, step)
         support = view.support(state)
         trained = view.get(state)
-        seen = (
-            state
-            if trained is state.params
-            else state._replace(params=trained, masks=support, support=())
-        )
+        if trained is state.params:
+            seen = state
+        else:
+            seen = state._replace(params=trained, masks=support, support=())
         total = optree.tree_map(wide, given)
         for term in terms:
             extra = term(seen, step)

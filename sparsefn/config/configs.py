@@ -213,7 +213,7 @@ def from_config(
     So without "update" masks change every 100 steps for "set" and "rigl", and with null
     at every step. "init_method" is not used where an "update" does not fire at step 0:
     then training starts dense. In `{"groups": ...}`, "params" of an entry is merged
-    into it. Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm.
+    into it. Counts are as in `sf.budgets.n_kept`. `key` is given to every algorithm.
     `algorithms` are factories of your own by lower-case name: each is called as
     `f(sparsity, where=, init=, key=, when=, ...)`, with those of the keywords that its
     entry speaks of, and its other parameters are keys of an entry. Configs count steps
@@ -233,7 +233,9 @@ def from_config(
         parts += [] if part is None else [part]
     if len(parts) > 1:
         return partition([(where, make(_any_leaf)) for where, make in parts])
-    return parts[0][1](parts[0][0]) if parts else dense()
+    if parts:
+        return parts[0][1](parts[0][0])
+    return dense()
 
 
 def _any_leaf(path: str, leaf: Tensor) -> bool:
@@ -283,7 +285,7 @@ def _alias(entry: Entry, name: str, other: str) -> dict[str, object]:
 
 
 def _options(make: Callable[..., Algorithm]) -> list[str]:
-    # The keys that an entry may have besides those of the grammar.
+    # The keys that an entry may have besides the keys of the grammar.
     options = keywords_of(make)[1:]
     return [name for name in options if name not in ("where", "init", "key", "when")]
 
@@ -320,13 +322,13 @@ def _part(
     begin = init_method(entry["init_method"]) if "init_method" in entry else None
     if when is not None:
         more["when"] = when
-        begin = begin if when(0) else "dense"
+        if not when(0):
+            begin = "dense"
     if factory is gmp:
-        kind = (
-            entry["sparsity"].get("type")
-            if isinstance(entry["sparsity"], Mapping)
-            else entry["sparsity"]
-        )
+        if isinstance(entry["sparsity"], Mapping):
+            kind = entry["sparsity"].get("type")
+        else:
+            kind = entry["sparsity"]
         if is_number(kind) or str(kind).lower() == "constant":
             raise ValueError(
                 f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; "
@@ -372,7 +374,9 @@ def _level(entry: Entry, name: str, when: Trigger | None) -> float | Schedule:
             f"expected an update, which says when the {name} moves on, got "
             f"{name}={entry[name]!r} alone"
         )
-    return float(found(0)) if is_number(entry[name]) else found
+    if is_number(entry[name]):
+        return float(found(0))
+    return found
 
 
 def _filter(globs: object) -> Where:

@@ -108,10 +108,11 @@ def sparsified(
     >>> weights, of_weights(weights, 3.0), scored({"w": torch.full((1,), 5.0)})
     ({'w': tensor([1.])}, tensor([3.]), {'w': tensor([5.]), 'b': tensor([0.])})
 
-    The other leaves are those of `params` (the effective weights) for the loss, and 0
+    The other leaves are taken from `params` (the effective weights) for the loss, and 0
     among the scores.
     """
-    params = effective(state) if params is None else params
+    if params is None:
+        params = effective(state)
     leaves = float_leaves(params)
     rebuild = flatten(params)[1]
     masks = leaves_like(state.masks, params)
@@ -223,11 +224,9 @@ def arguments_at(batch: Batch, step: Step) -> Sequence[Tree]:
     >>> arguments_at(lambda step: (step + 1,), 2)
     (3,)
     """
-    return (
-        checked_batch(batch(step), "the function batch to give")
-        if callable(batch)
-        else checked_batch(batch)
-    )
+    if callable(batch):
+        return checked_batch(batch(step), "the function batch to give")
+    return checked_batch(batch)
 
 
 def batch_size(batch: Sequence[Tree]) -> int:

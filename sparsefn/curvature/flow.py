@@ -257,8 +257,10 @@ def _absolute(
             )
         return forward
     module = copy.deepcopy(forward).eval()
-    buffers = {
-        name: buffer.double().abs() if buffer.is_floating_point() else buffer
-        for name, buffer in buffers_of(module).items()
-    }
+    buffers = {}
+    for name, buffer in buffers_of(module).items():
+        if buffer.is_floating_point():
+            buffers[name] = buffer.double().abs()
+        else:
+            buffers[name] = buffer
     return lambda params, x: call(module, params, x, buffers=buffers)

@@ -69,7 +69,10 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
 
 @described
 def hessian_diagonal(
-    loss: Loss, batch: Batch, samples: int | None = None, chunk_size: int = 64
+    loss: Loss,
+    batch: Batch,
+    samples: int | None = None,
+    chunk_size: int = 64,
 ) -> PlainScore:
     """The diagonal of the Hessian of the loss: exact, or estimated from random vectors.
 

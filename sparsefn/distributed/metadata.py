@@ -166,7 +166,9 @@ class _Unpickler(pickle.Unpickler):
         full = f"{module}.{name}"
         if full in _RECORDS:
             return self._blank(name)
-        dtype = vars(torch).get(name) if module == "torch" else None
+        dtype = None
+        if module == "torch":
+            dtype = vars(torch).get(name)
         if isinstance(dtype, torch.dtype):
             return dtype
         if full == "torch.Size":

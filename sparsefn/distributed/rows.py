@@ -26,7 +26,7 @@ def by_rows() -> AbstractContextManager[None]:
     they send each other the weights and masks. Where rows of several parts compete in
     `obs`, they send each other the scores first. Everything else is done by each
     process for itself: scores, competitions of a whole leaf or of several, units that
-    are picked together, functions of your own. The bits are those of one process, whose
+    are picked together, functions of your own. The bits are as on one process, whose
     parts are the same.
 
     All processes must enter, and make the same calls with the same values. A checksum

@@ -30,7 +30,7 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     For modules that `sf.modules.call` refuses, as their gradients come from hooks of
     their own: those of `torch.distributed.fsdp.fully_shard`, tensor parallelism and
     `DistributedDataParallel`. The next forward runs with these weights; `grads_of`
-    takes the gradients. Names are those of the module without wrappers, and each
+    takes the gradients. Names are as in the module without wrappers, and each
     process writes the shard that it holds: nothing is sent. With `partial` parameters
     that the state lacks stay as they are. Raises TypeError for anything but a module
     and a State and for another dtype, ValueError for names that are missing or unknown,
@@ -69,7 +69,8 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     check_state("grads_of", state, " second")
     own = tensors_by_name(model)
     leaves, rebuild = flatten(state.params)
-    if unknown := [name for name in leaves if name not in own]:
+    unknown = [name for name in leaves if name not in own]
+    if unknown:
         mend = mend_of_names(unknown, own)
         raise ValueError(
             f"grads_of: expected params of the {type(model).__name__}, but unknown "

@@ -172,11 +172,9 @@ class SparsityCallback(Callback):
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint has of it."""
-        return (
-            {}
-            if self.sparse is None
-            else {"sparse": self.sparse.state_dict(), "done": self._done}
-        )
+        if self.sparse is None:
+            return {}
+        return {"sparse": self.sparse.state_dict(), "done": self._done}
 
     def load_state_dict(self, state_dict: Saved) -> None:
         """Take what a checkpoint has.

@@ -121,7 +121,11 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 
 
 def _inject(
-    tuner: Any, model: nn.Module, adapter: str, *args: Any, **options: Any
+    tuner: Any,
+    model: nn.Module,
+    adapter: str,
+    *args: Any,
+    **options: Any,
 ) -> None:
     """Add an adapter as peft does and mask it on all its layers, or leave none of it
     where zeros would be lost.
@@ -163,9 +167,10 @@ def _mask(path: str, layer: Any) -> Tensor | None:
     base = layer.get_base_layer()
     # of target_parameters; the others of the base do not change
     target = getattr(layer, "parameter_name", None)
-    adapted = (
-        dict(base.named_parameters()) if target is None else {target: layer.get_param()}
-    )
+    if target is None:
+        adapted = dict(base.named_parameters())
+    else:
+        adapted = {target: layer.get_param()}
     for name, parameter in adapted.items():
         check_plain("keep_zeros", f"{path}.{name}", parameter)
     if layer.merged:
@@ -294,12 +299,17 @@ class _Kept:
 
     @staticmethod
     def forward(
-        module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any
+        module: Any,
+        active_adapter: str,
+        x: Tensor,
+        result: Tensor,
+        **options: Any,
     ) -> Tensor:
         update = _update(module, active_adapter)
         x = module.lora_dropout[active_adapter](x)
         bias = module.lora_B[active_adapter].bias
-        bias = None if bias is None else bias * module.scaling[active_adapter]
+        if bias is not None:
+            bias = bias * module.scaling[active_adapter]
         if update.ndim == 2:
             return result + functional.linear(
                 x, update.T if module.fan_in_fan_out else update, bias

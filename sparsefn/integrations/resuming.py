@@ -41,7 +41,9 @@ def made(algorithm: Source, steps: Callable[[], int]) -> Algorithm:
     >>> made(lambda steps: sf.rigl(0.9, steps=steps), lambda: 100)
     rigl(0.9, steps=100)
     """
-    return algorithm if isinstance(algorithm, Algorithm) else algorithm(steps())
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    return algorithm(steps())
 
 
 def check_plain_model(model: nn.Module) -> None:

@@ -114,11 +114,9 @@ class SparsityCallback(TrainerCallback):
                 "another callback; sf.static(None, init='from_zeros') keeps the "
                 "zeros that there are"
             )
-        saved = (
-            self._saved(self._folder or _folder(args, state))
-            if state.global_step
-            else None
-        )
+        saved = None
+        if state.global_step:
+            saved = self._saved(self._folder or _folder(args, state))
         if saved is not None:
             check_same_run(model, saved, state.global_step - 1)
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it anew

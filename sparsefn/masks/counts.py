@@ -19,9 +19,13 @@ def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
     # Each mask with the number of weights that one of its entries counts for.
     shapes = masks if params is None else params
     check_masks(masks, shapes)
-    rows = zip(leaves_of(masks), leaves_like(shapes, masks), strict=True)
-    of_dense = 0 if params is None else 1
-    return [(mask, 1 if mask.ndim else of_dense * leaf.numel()) for mask, leaf in rows]
+    found = []
+    for mask, leaf in zip(leaves_of(masks), leaves_like(shapes, masks), strict=True):
+        size = 1
+        if not mask.ndim:
+            size = 0 if params is None else leaf.numel()
+        found.append((mask, size))
+    return found
 
 
 def _sum(counts: Sequence[Tensor]) -> int | Tensor:
@@ -62,11 +66,16 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     """
     # a 0-d mask keeps its leaf whole, as its shape alone says
     rows = _sizes(masks, params)
-    own = [mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows]
-    counts = agreed(
-        {"call": "n_kept"}, {"masks": flatten(masks)[0]}, lambda: kept_in(own)
-    )
-    return _sum([count * size for count, (_, size) in zip(counts, rows, strict=True)])
+    own = []
+    for mask, _ in rows:
+        if mask.ndim:
+            own.append(mask)
+        else:
+            own.append(torch.ones_like(mask))
+    leaves = {"masks": flatten(masks)[0]}
+    counts = agreed({"call": "n_kept"}, leaves, lambda: kept_in(own))
+    pairs = zip(counts, rows, strict=True)
+    return _sum([count * size for count, (_, size) in pairs])
 
 
 def kept_in(masks: Sequence[Tensor]) -> list[Tensor]:
@@ -94,10 +103,9 @@ def sparsity(masks: Tree, params: Tree | None = None) -> float | Tensor:
     """
     total = n_total(masks, params)
     pruned = total - n_kept(masks, params)
-    return divide(
-        pruned.double() if isinstance(pruned, Tensor) else float(pruned),
-        float(max(total, 1)),
-    )
+    if isinstance(pruned, Tensor):
+        pruned = pruned.double()
+    return divide(pruned, float(max(total, 1)))
 
 
 def _pairwise(fn: Callable[[str, Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
@@ -132,7 +140,9 @@ def intersect(a: Tree, b: Tree) -> Tree:
 def _both(path: str, x: Tensor, y: Tensor) -> Tensor:
     if x.ndim == 0:
         return y
-    return x if y.ndim == 0 else x & y
+    if y.ndim == 0:
+        return x
+    return x & y
 
 
 def union(a: Tree, b: Tree) -> Tree:
@@ -151,7 +161,9 @@ def union(a: Tree, b: Tree) -> Tree:
 def _either(path: str, x: Tensor, y: Tensor) -> Tensor:
     if x.ndim == 0:
         return x
-    return y if y.ndim == 0 else x | y
+    if y.ndim == 0:
+        return y
+    return x | y
 
 
 def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
@@ -177,9 +189,13 @@ def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
     check_masks(masks, masks)
     # A 0-d mask of either tree comes back from `union` as it is.
     both = masks if seen is None else union(seen, masks)
-    return optree.tree_map(
-        lambda mask: mask if seen is not None and mask.ndim else mask.clone(), both
-    )
+
+    def own(mask: Tensor) -> Tensor:
+        if seen is not None and mask.ndim:
+            return mask
+        return mask.clone()
+
+    return optree.tree_map(own, both)
 
 
 def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
@@ -199,7 +215,9 @@ def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
 
     def minus(path: str, x: Tensor, y: Tensor) -> Tensor:
         if x.ndim or y.ndim:
-            return torch.zeros_like(x) if y.ndim == 0 else x & ~y
+            if y.ndim == 0:
+                return torch.zeros_like(x)
+            return x & ~y
         if path not in leaves:
             raise ValueError(
                 f"expected params: two 0-d masks at {path!r} leave nothing, and of no "

@@ -71,7 +71,10 @@ def gate(
     if mode == "ste":
         return kept
     # Zero in value, and x its slope in the scores: `straight_through` of a hard 0.
-    reaches = torch.isfinite(x) & mask if mask_gradient else torch.isfinite(x)
+    if mask_gradient:
+        reaches = torch.isfinite(x) & mask
+    else:
+        reaches = torch.isfinite(x)
     slope = torch.where(reaches, x.detach(), 0.0)
     soft = torch.where(torch.isfinite(scores), scores, 0.0)
     return kept + slope * straight_through(torch.zeros_like(soft), soft).to(x.dtype)

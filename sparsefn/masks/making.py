@@ -124,7 +124,9 @@ def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
         draws = draws_of(own, (flat.numel(),), None, "pairs", torch.int64)
         order = draws.reshape(flat.shape).argsort(dim=1, stable=True)
         mixed = flat.gather(1, order).reshape(lines.shape)
-        return mixed[0] if within is None else mixed.movedim(0, within).contiguous()
+        if within is None:
+            return mixed[0]
+        return mixed.movedim(0, within).contiguous()
 
     return map_with_path(shuffled, masks)
 
@@ -149,9 +151,10 @@ def checkerboard(
     """
     check_sparsity(sparsity)
     if device is None:
-        device = (
-            sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
-        )
+        if isinstance(sparsity, Tensor):
+            device = sparsity.device
+        else:
+            device = torch.device("cpu")
     model = torch.empty((), device=device)
     density = 1 - like(model, sparsity).to(model.device, torch.float64).nan_to_num(0.0)
     if not shape or min(shape) < 0:

@@ -101,7 +101,9 @@ def check_unused(path: str, packed: Tensor, n: int) -> None:
     ValueError: expected the packed mask at 'w' to end in 5 zero bits: its bytes are
     damaged
     """
-    last = read(packed[-1]) if n % 8 else None
+    last = None
+    if n % 8:
+        last = read(packed[-1])
     if last is not None and last >> n % 8:
         raise ValueError(
             f"expected the packed mask at {path!r} to end in {8 - n % 8} zero bits: "

@@ -14,7 +14,7 @@ from sparsefn import random
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.processes import check_plain
 from sparsefn.masks.select import topk_mask
-from sparsefn.patterns.kinds import nm
+from sparsefn.patterns.kinds import Pattern, nm
 
 __all__ = ["channels"]
 __dir__ = __all__.copy
@@ -91,29 +91,37 @@ def channels(
             raise ValueError(
                 "permutation.channels: expected finite weights, got NaN or inf"
             )
-        before = size[topk_mask(size, None, pattern=pattern)].double().sum().item()
+        before = _kept_sum(size, pattern)
         along = size.movedim(axis, 0).reshape(size.shape[axis], -1)
-        most = along.amax() if along.numel() else along.new_ones(())
-        whole = (
-            (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS)
-            .round()
-            .to(torch.int32)
-        )
-        found = _search(
-            whole, n, m, escapes, math.inf if rounds is None else rounds, key
-        )
+        if along.numel():
+            most = along.amax()
+        else:
+            most = along.new_ones(())
+        unit = most.clamp(min=torch.finfo(size.dtype).tiny)
+        whole = (along.double() / unit * _LEVELS).round().to(torch.int32)
+        left = math.inf if rounds is None else rounds
+        found = _search(whole, n, m, escapes, left, key)
         order = torch.from_numpy(found.reshape(-1)).to(weight.device)
         moved = size.index_select(axis, order)
-        after = moved[topk_mask(moved, None, pattern=pattern)].double().sum().item()
+        after = _kept_sum(moved, pattern)
     if after <= before:
-        return Permutation(
-            torch.arange(len(along), device=weight.device), before, before
-        )
+        as_it_was = torch.arange(len(along), device=weight.device)
+        return Permutation(as_it_was, before, before)
     return Permutation(order, before, after)
 
 
+def _kept_sum(size: Tensor, pattern: Pattern) -> float:
+    kept = size[topk_mask(size, None, pattern=pattern)]
+    return kept.double().sum().item()
+
+
 def _search(
-    whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None
+    whole: Tensor,
+    n: int,
+    m: int,
+    escapes: int,
+    rounds: float,
+    key: Tensor | None,
 ) -> np.ndarray:
     groups = len(whole) // m
     order = np.arange(len(whole)).reshape(groups, m)
@@ -127,10 +135,10 @@ def _search(
             break
         trial = order.copy()
         known = settled.copy()
-        shuffled = (
-            random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
-        )
-        for a, b in shuffled[: 2 * max(1, groups // 16)].reshape(-1, 2):
+        own = random.fold_in(draws, escape)
+        shuffled = random.permutation(own, groups).cpu().numpy()
+        exchanged = shuffled[: 2 * max(1, groups // 16)]
+        for a, b in exchanged.reshape(-1, 2):
             trial[a, 0], trial[b, m - 1] = trial[b, m - 1], trial[a, 0]
             known[[a, b]] = False
         rounds = _settle(whole, trial, n, m, known, rounds)
@@ -141,7 +149,12 @@ def _search(
 
 
 def _settle(
-    whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float
+    whole: Tensor,
+    order: np.ndarray,
+    n: int,
+    m: int,
+    settled: np.ndarray,
+    rounds: float,
 ) -> float:
     # Improves the order in place until no pair of groups gains; returns the rounds that
     # are left. A pair is compared until both of its groups have marked it as settled; a
@@ -154,7 +167,8 @@ def _settle(
     while rounds > 0 and idle < size - 1:
         pairs = _meetings(size, turn)
         pairs = pairs[pairs.max(1) < groups]
-        pairs = pairs[~settled[pairs, pairs[:, ::-1]].all(1)]
+        is_settled = settled[pairs, pairs[:, ::-1]].all(1)
+        pairs = pairs[~is_settled]
         turn = (turn + 1) % (size - 1)
         idle = idle + 1
         if not len(pairs):
@@ -162,21 +176,26 @@ def _settle(
         both = order[pairs].reshape(len(pairs), 2 * m)
         best = _best_way(whole, both, ways, n, m)
         gains = best > 0
-        order[pairs] = np.take_along_axis(both, ways[best], 1).reshape(len(pairs), 2, m)
+        reordered = np.take_along_axis(both, ways[best], 1)
+        order[pairs] = reordered.reshape(len(pairs), 2, m)
         settled[pairs[gains]] = False
         # After the best of all ways a pair has no better one; after one exchange there
         # may be another.
-        settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
+        is_settled = ~gains | (m <= _WIDEST)
+        settled[pairs, pairs[:, ::-1]] = is_settled[:, None]
         rounds = rounds - 1
-        idle = 0 if gains.any() else idle
+        if gains.any():
+            idle = 0
     return rounds
 
 
 def _meetings(size: int, number: int) -> np.ndarray:
     # A round of a tournament in which each of an even number of groups meets another
     # one: all but the last move on.
-    table = np.append(np.roll(np.arange(size - 1), number), size - 1)
-    return np.sort(np.stack([table, table[::-1]], 1)[: size // 2], 1)
+    moved = np.roll(np.arange(size - 1), number)
+    table = np.append(moved, size - 1)
+    pairs = np.stack([table, table[::-1]], 1)[: size // 2]
+    return np.sort(pairs, 1)
 
 
 def _ways(m: int) -> np.ndarray:
@@ -195,7 +214,11 @@ def _ways(m: int) -> np.ndarray:
 
 
 def _best_way(
-    whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int
+    whole: Tensor,
+    both: np.ndarray,
+    ways: np.ndarray,
+    n: int,
+    m: int,
 ) -> np.ndarray:
     # For each pair of groups the first of the best ways.
     found = np.zeros(len(both), np.int64)

@@ -155,7 +155,11 @@ def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
 
 
 def drop_lowest(
-    scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern = unstructured()
+    scores: Tensor,
+    mask: Tensor,
+    n_drop: Count,
+    *,
+    pattern: Pattern = unstructured(),
 ) -> Tensor:
     """Clear the n_drop worst kept units of each group; pruned units do not compete.
 

@@ -131,10 +131,14 @@ def mest(
     more = as_fraction(extra, "extra")
 
     def upper(step: Step) -> float | Tensor:
-        return level(step) if soft else level(step) + more(step)
+        if soft:
+            return level(step)
+        return level(step) + more(step)
 
     def lower(step: Step) -> float | Tensor:
-        return level(step) - more(step) if soft else level(step)
+        if soft:
+            return level(step) - more(step)
+        return level(step)
 
     def importance(state: State, grads: Tree, step: Step) -> Tree:
         return optree.tree_map(

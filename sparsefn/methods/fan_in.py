@@ -95,7 +95,8 @@ def srigl(
     check_sparsity(sparsity)
     check_sparsity(ablation, "ablation")
     n, stop = pace("srigl", steps)
-    when = every(n, stop=stop) if when is None else when
+    if when is None:
+        when = every(n, stop=stop)
     share = as_fraction(
         cosine_decay(0.3, stop) if drop_fraction is None else drop_fraction,
         "drop_fraction",
@@ -181,9 +182,12 @@ def _staying(n: Tensor, fraction: Real) -> Tensor:
 
 def _even_rows(shapes: Mapping[str, tuple[int, ...]], sparsity: Real) -> Counts:
     # The same number in every row, rounded down.
-    return {
-        path: n_kept(math.prod(shape), sparsity) // max(shape[0], 1) * shape[0]
-        if shape
-        else n_kept(1, sparsity)
-        for path, shape in shapes.items()
-    }
+    made = {}
+    for path, shape in shapes.items():
+        if shape:
+            made[path] = (
+                n_kept(math.prod(shape), sparsity) // max(shape[0], 1) * shape[0]
+            )
+        else:
+            made[path] = n_kept(1, sparsity)
+    return made

@@ -38,11 +38,9 @@ def _pooled(name: str, pattern: Pattern, reduce: Reduce) -> Pattern:
             f"{name}: expected pattern to be one such as sf.patterns.channel(0) or "
             f"groups.pattern(), got {got}"
         )
-    return (
-        pattern
-        if pattern.reduce is None
-        else dataclasses.replace(pattern, reduce=reduction(reduce))
-    )
+    if pattern.reduce is None:
+        return pattern
+    return dataclasses.replace(pattern, reduce=reduction(reduce))
 
 
 @described
@@ -350,9 +348,10 @@ def proximal(
         units = units_of(pattern, tuple(weight.shape))
         limit = size_of_step(step) * strength
         w = wide(weight)
-        length = (
-            w.abs() if units.single else from_rows(units, to_rows(units, w, _LENGTH))
-        )
+        if units.single:
+            length = w.abs()
+        else:
+            length = from_rows(units, to_rows(units, w, _LENGTH))
         kept = length > limit
         return torch.where(kept, w - limit * (w / length), 0.0).to(weight.dtype), kept
 

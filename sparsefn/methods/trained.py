@@ -182,11 +182,10 @@ def _counts(
     def counts(weight: Tensor) -> tuple[int, int] | tuple[None, None]:
         if sparsity is None:
             return None, None
-        size = (
-            weight.numel()
-            if pattern is None
-            else units_of(pattern, tuple(weight.shape)).rows[1]
-        )
+        if pattern is None:
+            size = weight.numel()
+        else:
+            size = units_of(pattern, tuple(weight.shape)).rows[1]
         kept = int(n_kept(size, sparsity))
         return kept, size - kept
 

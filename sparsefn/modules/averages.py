@@ -124,10 +124,12 @@ def mask_average(
     masked = {leaf.name: inside(leaf.mask, leaf.tensor.detach()) for leaf in leaves}
     if isinstance(average, nn.Module):
         return bake(average, masked, partial=True), _dropped(leaves)
-    copied = {
-        name: x.detach().clone() if isinstance(x, Tensor) else x
-        for name, x in average.items()
-    }
+    copied = {}
+    for name, x in average.items():
+        if isinstance(x, Tensor):
+            copied[name] = x.detach().clone()
+        else:
+            copied[name] = x
     return {**copied, **masked}, _dropped(leaves)
 
 

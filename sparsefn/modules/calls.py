@@ -240,11 +240,10 @@ def _prepared(
     module: nn.Module, weights: OwnTensors, buffers: Mapping[str, Tensor] | None
 ) -> tuple[OwnTensors, OwnTensors]:
     check_not_sharded("sf.modules.call", module)
-    given = (
-        tensors_for(module, "buffers", {}, True)
-        if buffers is None
-        else tensors_for(module, "buffers", buffers)
-    )
+    if buffers is None:
+        given = tensors_for(module, "buffers", {}, True)
+    else:
+        given = tensors_for(module, "buffers", buffers)
     # there are wrappers
     if any(name != at for named in (weights, given) for name, (at, _) in named.items()):
         check_not_parallel(module)
@@ -252,7 +251,11 @@ def _prepared(
 
 
 def _called(
-    module: nn.Module, weights: OwnTensors, given: OwnTensors, args: Tree, kwargs: Tree
+    module: nn.Module,
+    weights: OwnTensors,
+    given: OwnTensors,
+    args: Tree,
+    kwargs: Tree,
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     # functional_call writes buffers that the forward replaced into the dict it was
@@ -281,11 +284,10 @@ def _changed(copied: Tensor, left: Tensor) -> bool:
 def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
     # Raises where the forward wrote into a parameter, which is the caller's; also where
     # it failed after that.
-    before = (
-        {}
-        if torch.compiler.is_compiling()
-        else {name: _trace(x) for name, x in lent.items()}
-    )
+    if torch.compiler.is_compiling():
+        before = {}
+    else:
+        before = {name: _trace(x) for name, x in lent.items()}
     try:
         yield
     except RuntimeError as error:
@@ -402,31 +404,32 @@ def tensors_for(
     missing ones, and with `own` they have the names that these have. Raises as `call`
     does.
     """
-    own = own_tensors(module, kind) if own is None else own
+    if own is None:
+        own = own_tensors(module, kind)
     if isinstance(given, State):
         places = {name: at for name, (at, _) in own.items()}
         check_masked("masks", module, places, flatten(given.masks)[0])
     # which torch.compile cannot flatten
     nothing = isinstance(given, dict) and not given
-    tensors = (
-        {}
-        if nothing
-        else flatten(effective(given) if isinstance(given, State) else given)[0]
-    )
+    if nothing:
+        tensors = {}
+    else:
+        tensors = flatten(effective(given) if isinstance(given, State) else given)[0]
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not name:
-            wanted = (
-                "a dict of tensors"
-                if kind == "buffers"
-                else "a State or a tree of tensors"
-            )
+            wanted = "a State or a tree of tensors"
+            if kind == "buffers":
+                wanted = "a dict of tensors"
             at = f" at {name!r}" if name else ""
             mend = mend_of(kind, given)
             raise TypeError(
                 f"expected the {kind} as {wanted}, got "
                 f"{type(tensor).__name__}{at}{mend}"
             )
-    missing = [] if partial else [name for name in own if name not in tensors]
+    if partial:
+        missing = []
+    else:
+        missing = [name for name in own if name not in tensors]
     unknown = [name for name in tensors if name not in own]
     if missing or unknown:
         first = {id(tensor): name for name, (_, tensor) in own.items()}

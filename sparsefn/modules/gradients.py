@@ -86,11 +86,9 @@ def checked_value(value: object) -> Tensor:
     tensor(1.)
     """
     if not isinstance(value, Tensor) or value.ndim:
-        got = (
-            f"shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else type(value).__name__
-        )
+        got = type(value).__name__
+        if isinstance(value, Tensor):
+            got = f"shape {tuple(value.shape)}"
         raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
     return value
 

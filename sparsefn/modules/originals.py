@@ -75,7 +75,10 @@ def _hooked(hook: object) -> object:
 
 
 def check_masked(
-    what: str, module: nn.Module, places: Mapping[str, str], masks: Mapping[str, Tensor]
+    what: str,
+    module: nn.Module,
+    places: Mapping[str, str],
+    masks: Mapping[str, Tensor],
 ) -> None:
     """Raise ValueError for a mask, not 0-d, of a parameter that a weight is computed
     from.
@@ -89,11 +92,9 @@ def check_masked(
     `places` are the paths of the parameters in the module by name.
     """
     for name, mask in masks.items():
-        found = (
-            computed_from(module, places[name])
-            if mask.ndim and name in places
-            else None
-        )
+        found = None
+        if mask.ndim and name in places:
+            found = computed_from(module, places[name])
         if found is not None:
             raise ValueError(f"{what}: {found.refused(name)}")
 

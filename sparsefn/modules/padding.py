@@ -30,7 +30,10 @@ def padding_in(model: Any, batches: Iterable[object]) -> str:
     a `pad_token_id` the `eos_token_id` is looked for, with which people pad then.
     """
     name, known = _padding_ids(model)
-    tensors = [ids for ids in batches if _are_rows(ids)] if known else []
+    if known:
+        tensors = [ids for ids in batches if _are_rows(ids)]
+    else:
+        tensors = []
     count = sum(_padded(ids, known) for ids in tensors)
     if not count:
         return ""

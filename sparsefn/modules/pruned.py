@@ -49,11 +49,10 @@ def from_pruned(
     own = tensors_by_name(module)
     buffers = tensors_by_name(module, "buffers")
     _check_parametrizations(module)
-    tensors = (
-        {**own, **buffers}
-        if checkpoint is None
-        else without_wrappers(module, checkpoint)
-    )
+    if checkpoint is None:
+        tensors = {**own, **buffers}
+    else:
+        tensors = without_wrappers(module, checkpoint)
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
     for path, param in own.items():

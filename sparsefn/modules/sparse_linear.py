@@ -77,7 +77,9 @@ class SparseLinear(nn.Module):
                 layout=self.layout, blocksize=(block, block) if block else None
             )
         # The product reads 32-bit indices faster.
-        index = torch.int32 if weight.numel() < 2**31 else torch.int64
+        index = torch.int64
+        if weight.numel() < 2**31:
+            index = torch.int32
         self.register_buffer("crow", stored.crow_indices().to(index))
         self.register_buffer("col", stored.col_indices().to(index))
         self.register_buffer("values", stored.values())
@@ -124,9 +126,9 @@ class SparseLinear(nn.Module):
         return out.t().contiguous().reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        layout = (
-            f"bsr{self.values.shape[-1]}" if self.layout == torch.sparse_bsr else "csr"
-        )
+        layout = "csr"
+        if self.layout == torch.sparse_bsr:
+            layout = f"bsr{self.values.shape[-1]}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, {layout}, {self.values.numel()} of "
@@ -185,7 +187,9 @@ def with_sparse_linears(
         return baked
     for name, layer in layers.items():
         known = layer.weight.dtype in (torch.float32, torch.float64)
-        block = _choose(masks[name], layout, blocksize) if known else None
+        block = None
+        if known:
+            block = _choose(masks[name], layout, blocksize)
         if block is None:
             continue
         sparse = SparseLinear(layer.weight, layer.bias, block).train(layer.training)
@@ -286,11 +290,9 @@ def _fault(weight: Tensor, mask: Tensor, path: str) -> str:
     if most > 2:
         return told("a mask that keeps at most 2 of every 4 weights along axis 1", most)
     lacking = without_sparse_cores(weight.device)
-    return (
-        told("a CUDA device of compute capability 8.0 or higher", lacking)
-        if lacking
-        else ""
-    )
+    if lacking:
+        return told("a CUDA device of compute capability 8.0 or higher", lacking)
+    return ""
 
 
 def without_sparse_cores(device: torch.device) -> str:
@@ -304,11 +306,9 @@ def without_sparse_cores(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     capability = torch.cuda.get_device_capability(device)
-    return (
-        ""
-        if capability >= _CAPABILITY
-        else f"{device} of capability {'.'.join(map(str, capability))}"
-    )
+    if capability >= _CAPABILITY:
+        return ""
+    return f"{device} of capability {'.'.join(map(str, capability))}"
 
 
 def _made(path: str, weight: Tensor) -> Tensor:

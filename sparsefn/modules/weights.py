@@ -73,11 +73,10 @@ def weights_of(
     computed = _computed_weights(module, named, kinds)
     if not found:
         layers = sorted({type(part).__name__ for part in module.modules()})
-        wanted = (
-            "linear, convolution and recurrent"
-            if kinds is None
-            else ", ".join(kind.__name__ for kind in kinds)
-        )
+        if kinds is None:
+            wanted = "linear, convolution and recurrent"
+        else:
+            wanted = ", ".join(kind.__name__ for kind in kinds)
         why = next(
             (f": {weight.dense()}" for weight in computed.values()),
             f"; there are {layers}",
@@ -224,11 +223,9 @@ def is_conv1d(layer: nn.Module) -> bool:
 
 
 def _is_of(layer: nn.Module, types: tuple[type[nn.Module], ...] | None) -> bool:
-    return (
-        isinstance(layer, _LAYERS) or is_conv1d(layer)
-        if types is None
-        else isinstance(layer, types)
-    )
+    if types is None:
+        return isinstance(layer, _LAYERS) or is_conv1d(layer)
+    return isinstance(layer, types)
 
 
 def _computed_weights(
@@ -240,7 +237,9 @@ def _computed_weights(
     # that they are computed from.
     found = {}
     for name, (path, param) in named.items():
-        computed = computed_from(module, path) if param.ndim >= 2 else None
+        computed = None
+        if param.ndim >= 2:
+            computed = computed_from(module, path)
         if computed is not None and _is_of(layer_of(module, computed.path), types):
             found[name] = computed
     return found
@@ -325,5 +324,9 @@ def _axes(module: nn.Module, path: str) -> tuple[int, int]:
     if isinstance(layer, nn.Bilinear):
         return 2, 0
     if are_experts(layer):
-        return (1, 2) if layer.is_transposed else (2, 1)
-    return (0, 1) if isinstance(layer, TRANSPOSED) or is_conv1d(layer) else (1, 0)
+        if layer.is_transposed:
+            return (1, 2)
+        return (2, 1)
+    if isinstance(layer, TRANSPOSED) or is_conv1d(layer):
+        return (0, 1)
+    return (1, 0)

@@ -60,9 +60,13 @@ def unboxed(rows: Tensor, box: Box, shape: Box) -> Tensor:
     """
     if box == shape or in_line(box, shape):
         return rows.reshape(shape)
-    grid = [size // b if b else 1 for size, b in zip(shape, box, strict=True)]
-    order = [i for d in range(len(box)) for i in (d, d + len(box))]
-    return rows.reshape([*grid, *box]).permute(order).reshape(shape)
+    grid = []
+    order = []
+    for d, (size, b) in enumerate(zip(shape, box, strict=True)):
+        grid.append(size // b if b else 1)
+        order += [d, d + len(box)]
+    parts = rows.reshape([*grid, *box])
+    return parts.permute(order).reshape(shape)
 
 
 def grid_of(shape: Box, box: Box) -> Box:
@@ -75,7 +79,10 @@ def grid_of(shape: Box, box: Box) -> Box:
 
 
 def over_boxes(
-    x: Tensor, box: Box, fn: Callable[..., Tensor] | Pooling, *others: Tensor
+    x: Tensor,
+    box: Box,
+    fn: Callable[..., Tensor] | Pooling,
+    *others: Tensor,
 ) -> Tensor:
     """A function of (boxes, elements) at each box of x, whose far borders may be
     partial boxes.
@@ -87,17 +94,21 @@ def over_boxes(
             [3., 4., 2.]])
 
     The function returns one number a box, which are laid out as the grid of boxes, or
-    one an element. It gets contiguous rows, and those of `others`, tensors of the shape
-    of x, at the same boxes. Of a large CPU tensor it gets some boxes at a time, so what
-    it returns for one must not depend on the others.
+    one an element. It gets contiguous rows of x, and the rows of `others`, tensors of
+    the shape of x, at the same boxes. Of a large CPU tensor it gets some boxes at a
+    time, so what it returns for one must not depend on the others.
     """
     if isinstance(fn, Pooling):
         return over_parts((x,), box, lambda parts, box: pool(parts[0], box, fn))
-    return over_parts((x, *others), box, partial(_of_whole_boxes, fn))
+    of_boxes = partial(_of_whole_boxes, fn)
+    return over_parts((x, *others), box, of_boxes)
 
 
 def over_parts(
-    xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int = 0
+    xs: Tensors,
+    box: Box,
+    fn: Callable[[Tensors, Box], Tensor],
+    dim: int = 0,
 ) -> Tensor:
     """A function of tensors that boxes fill and the box, at the inner parts of xs and
     at their borders.
@@ -112,17 +123,17 @@ def over_parts(
     if dim == xs[0].ndim:
         return fn(xs, box)
     size = xs[0].shape[dim]
-    edge = xs[0].shape[dim] % box[dim]
+    edge = size % box[dim]
     if not edge:
         return over_parts(xs, box, fn, dim + 1)
-    border = (*box[:dim], edge, *box[dim + 1 :])
-    last = over_parts(
-        tuple(x.narrow(dim, size - edge, edge) for x in xs), border, fn, dim + 1
-    )
+    partial_box = (*box[:dim], edge, *box[dim + 1 :])
+    border = tuple(x.narrow(dim, size - edge, edge) for x in xs)
+    last = over_parts(border, partial_box, fn, dim + 1)
     if size < box[dim]:
         return last
     inner = tuple(x.narrow(dim, 0, size - edge) for x in xs)
-    return torch.cat([over_parts(inner, box, fn, dim + 1), last], dim)
+    first = over_parts(inner, box, fn, dim + 1)
+    return torch.cat([first, last], dim)
 
 
 def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
@@ -134,9 +145,12 @@ def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     ):
         return _by_slabs(fn, xs, box)
     shape = tuple(x.shape)
-    out = fn(*(boxes_of(x, box).contiguous() for x in xs))
+    rows = [boxes_of(x, box).contiguous() for x in xs]
+    out = fn(*rows)
     one_each = out.ndim == 1 or out.shape[1] == 1
-    return out.reshape(grid_of(shape, box)) if one_each else unboxed(out, box, shape)
+    if one_each:
+        return out.reshape(grid_of(shape, box))
+    return unboxed(out, box, shape)
 
 
 def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
@@ -146,12 +160,15 @@ def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     grid = parts[0].shape[: len(shape)]
     # Threads wait for each other after every operation, for long on a busy machine: for
     # them slabs are few and large.
-    most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
+    most = _SLAB
+    if torch.get_num_threads() > 1:
+        most = 16 * _SLAB
     result: Tensor | None = None
     for at in slabs(grid, max(1, most // size)):
-        out = fn(*(part[at].reshape(-1, size).contiguous() for part in parts))
-        one_each = out.ndim == 1 or out.shape[1] == 1
+        rows = [part[at].reshape(-1, size).contiguous() for part in parts]
+        out = fn(*rows)
         if result is None:
+            one_each = out.ndim == 1 or out.shape[1] == 1
             result = out.new_empty(grid if one_each else shape)
             target = result if one_each else in_boxes(result, box)
         target[at] = out.reshape(target[at].shape)
@@ -180,19 +197,15 @@ def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
         return _spread_along(x, dim, times)
     # Whole units and the last one apart: where one index serves both, inductor's
     # vectors of bools are garbage.
-    last = _spread_along(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
-    return (
-        torch.cat(
-            [_spread_along(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim
-        )
-        if size > times
-        else last
-    )
+    whole = x.shape[dim] - 1
+    last = _spread_along(x.narrow(dim, whole, 1), dim, edge)
+    if size <= times:
+        return last
+    first = _spread_along(x.narrow(dim, 0, whole), dim, times)
+    return torch.cat([first, last], dim)
 
 
 def _spread_along(x: Tensor, dim: int, times: int) -> Tensor:
-    return (
-        x.unsqueeze(dim + 1)
-        .expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :])
-        .flatten(dim, dim + 1)
-    )
+    shape = (*x.shape[: dim + 1], times, *x.shape[dim + 1 :])
+    repeated = x.unsqueeze(dim + 1).expand(shape)
+    return repeated.flatten(dim, dim + 1)

@@ -155,8 +155,10 @@ def block(
                 f"{name}: expected zeros <= {math.prod(box)}, the elements of a "
                 f"block, got {zeros}"
             )
-        zeros = None if zeros == math.prod(box) else zeros
-    name = name if zeros is None else f"{name[:-1]}, zeros={zeros})"
+        if zeros == math.prod(box):
+            zeros = None
+    if zeros is not None:
+        name = f"{name[:-1]}, zeros={zeros})"
 
     def unit(size: Box) -> Box:
         if len(box) > len(size):
@@ -343,7 +345,7 @@ def nearly_diagonal(nearliness: int) -> Pattern:
 @dataclass(frozen=True, repr=False)
 class PickedPattern(Pattern):
     """A pattern that chooses the units of a group together, as the best ones by
-    themselves would not fit each other: `pick` marks those of an `Entry`.
+    themselves would not fit each other: `pick` marks the units of an `Entry`.
     """
 
     pick: Callable[[Entry], Tensor] = field(kw_only=True, compare=False)
@@ -355,7 +357,7 @@ class PickedPattern(Pattern):
         return Grids(units, units, [None] * len(units), self.winners)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
-        """What `pick` chooses: counts are those of the pattern."""
+        """What `pick` chooses: the pattern says the counts."""
         return [self.pick(entry) for entry in entries]
 
 

@@ -29,8 +29,8 @@ class Place(NamedTuple):
     tensor([7, 7, 8, 8, 9, 9])
 
     Where units lie otherwise, `numbers` has the unit of each index, -1 for none. Of a
-    part of the units, `taken` are their indices, unit by unit, and `shape` is that of
-    the leaf at them alone.
+    part of the units, `taken` are their indices, unit by unit, and `shape` is the
+    shape of the leaf at them alone.
     """
 
     path: str
@@ -57,20 +57,17 @@ class Place(NamedTuple):
         """
         if self.numbers is not None:
             more = torch.cat([units.reshape(-1), units.new_ones(1)])
-            return more[torch.as_tensor(self.numbers % len(more), device=more.device)]
-        return (
-            units.reshape(1, self.units, 1)
-            .expand(self.parts, self.units, self.block)
-            .reshape(-1)
-        )
+            places = torch.as_tensor(self.numbers % len(more), device=more.device)
+            return more[places]
+        column = units.reshape(1, self.units, 1)
+        return column.expand(self.parts, self.units, self.block).reshape(-1)
 
     def unit_numbers(self) -> Array:
         """The unit of each index along the dimension, -1 for none."""
-        return (
-            np.tile(np.arange(self.units).repeat(self.block), self.parts)
-            if self.numbers is None
-            else self.numbers
-        )
+        if self.numbers is None:
+            of_part = np.arange(self.units).repeat(self.block)
+            return np.tile(of_part, self.parts)
+        return self.numbers
 
 
 class TiedSet(NamedTuple):
@@ -92,7 +89,11 @@ Sets: TypeAlias = Callable[[Shapes], tuple[TiedSet, ...]]
 
 
 def place_of(
-    path: str, shape: Box, dim: int, block: int | tuple[int, ...], parts: int
+    path: str,
+    shape: Box,
+    dim: int,
+    block: int | tuple[int, ...],
+    parts: int,
 ) -> Place:
     """Where a member of `sf.patterns.tied` has its units in a leaf.
 
@@ -118,9 +119,10 @@ def place_of(
         return Place(path, shape, dim, int(numbers.max()) + 1, numbers=numbers)
     run = block * parts
     if size % run:
-        times = (
-            f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
-        )
+        if parts > 1:
+            times = f"{parts} parts of blocks of {block}"
+        else:
+            times = f"blocks of {block}"
         raise ValueError(
             f"tied: expected dimension {dim} divisible into {times}, got shape "
             f"{shape} at {path!r}"
@@ -144,17 +146,21 @@ def classed(name: str, places: Sequence[Place]) -> TiedSet:
     if all(place.numbers is None for place in places):
         return TiedSet(name, tuple(places))
     numbers = [place.unit_numbers() for place in places]
-    sizes = np.stack(
-        [np.bincount(each[each >= 0], minlength=places[0].units) for each in numbers], 1
-    )
+    counts = []
+    for each in numbers:
+        counts.append(np.bincount(each[each >= 0], minlength=places[0].units))
+    sizes = np.stack(counts, 1)
     _, kinds = np.unique(sizes, axis=0, return_inverse=True)
-    by_kind = kinds.reshape(-1).argsort(kind="stable")
+    kinds = kinds.reshape(-1)
+    by_kind = kinds.argsort(kind="stable")
+    ends = np.cumsum(np.bincount(kinds))
     classes = []
-    for units in np.split(by_kind, np.cumsum(np.bincount(kinds.reshape(-1)))[:-1]):
-        pairs = zip(places, numbers, sizes[units[0]].tolist(), strict=True)
-        classes.append(
-            tuple(_taken(place, each, units, size) for place, each, size in pairs)
-        )
+    for units in np.split(by_kind, ends[:-1]):
+        own_sizes = sizes[units[0]].tolist()
+        taken = []
+        for place, each, size in zip(places, numbers, own_sizes, strict=True):
+            taken.append(_taken(place, each, units, size))
+        classes.append(tuple(taken))
     return TiedSet(name, tuple(places), tuple(classes), by_kind.argsort())
 
 
@@ -184,7 +190,8 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
     along: dict[str, dict[int, list[Place]]] = {}
     for one in sets:
         for place in one.places:
-            along.setdefault(place.path, {}).setdefault(place.dim, []).append(place)
+            by_dim = along.setdefault(place.path, {})
+            by_dim.setdefault(place.dim, []).append(place)
     met = {}
     for path, dims in along.items():
         met[path] = {dim: _met(places) for dim, places in dims.items()}
@@ -202,7 +209,8 @@ def _met(places: Sequence[Place]) -> list[list[Place]]:
     # of their units have an index.
     if len(places) == 1:
         return [[*places]]
-    rows = np.unique(np.stack([place.unit_numbers() for place in places], 1), axis=0)
+    numbers = [place.unit_numbers() for place in places]
+    rows = np.unique(np.stack(numbers, 1), axis=0)
     kinds, counts = np.unique(rows >= 0, axis=0, return_counts=True)
     met = []
     for kind, n in zip(kinds.tolist(), counts, strict=True):
@@ -252,14 +260,15 @@ def checked_sets_of(
             known = ", ".join(map(repr, near)) or "none"
             raise ValueError(f"tied: no path matches {glob!r}; the nearest are {known}")
         stems.append((glob, hits))
-    if not (sets := sets_of(globs, paths)):
-        known = "; ".join(
-            f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}"
-            for glob, hits in stems
-        )
+    sets = sets_of(globs, paths)
+    if not sets:
+        members = []
+        for glob, hits in stems:
+            texts = ", ".join(repr("|".join(hit)) for hit in hits[:3])
+            members.append(f"{glob!r} has {texts}")
         raise ValueError(
             "tied: expected globs whose wildcards match the same text in every "
-            f"member, but {known}"
+            f"member, but {'; '.join(members)}"
         )
     return sets
 
@@ -268,14 +277,15 @@ def _stem(glob: str, path: str) -> tuple[str, ...] | None:
     # What the wildcards of a glob match; None where it does not match. Each part is
     # translated by fnmatch, whose regular expressions are `(?s:...)` and an end; a part
     # that is no wildcard is only escaped.
-    parts = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob)
-    words = [(re.escape(part), fnmatch.translate(part)[4:-3]) for part in parts]
-    hit = re.fullmatch(
-        "".join(word if word == plain else f"({word})" for plain, word in words),
-        path,
-        re.DOTALL,
-    )
-    return None if hit is None else hit.groups()
+    expression = ""
+    for part in re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob):
+        word = fnmatch.translate(part)[4:-3]
+        is_wildcard = word != re.escape(part)
+        expression += f"({word})" if is_wildcard else word
+    hit = re.fullmatch(expression, path, re.DOTALL)
+    if hit is None:
+        return None
+    return hit.groups()
 
 
 def _matched(glob: str, paths: Sequence[str]) -> dict[tuple[str, ...], str]:
@@ -283,4 +293,9 @@ def _matched(glob: str, paths: Sequence[str]) -> dict[tuple[str, ...], str]:
     # alike alone.
     if glob in paths:
         return {(): glob}
-    return {stem: path for path in paths if (stem := _stem(glob, path)) is not None}
+    found = {}
+    for path in paths:
+        stem = _stem(glob, path)
+        if stem is not None:
+            found[stem] = path
+    return found

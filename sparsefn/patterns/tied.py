@@ -115,7 +115,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     known in budgets by the path of its first leaf; others that begin with this leaf are
     `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
 
-    A unit's score is that of all of its entries, also of those that other sets prune,
+    A unit's score is of all of its entries, also of entries that other sets prune,
     pooled by `reduce` as in `sf.patterns.block`: members in their order, each row by
     row. It is kept if one of its entries is. Globs in `where` choose the sets of all
     leaves that they match, and so does the default; another function is asked about the
@@ -169,7 +169,9 @@ def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _as_lists(given: object) -> object:
-    return [_as_lists(one) for one in given] if _is_list(given) else given
+    if _is_list(given):
+        return [_as_lists(one) for one in given]
+    return given
 
 
 def _member(given: object) -> Member:
@@ -259,7 +261,7 @@ def _check_as_many(places: Sequence[Place]) -> None:
 
 @dataclass(frozen=True, repr=False)
 class TiedPattern(Pattern):
-    """A pattern whose units lie in several leaves: `members` are those of
+    """A pattern whose units lie in several leaves: `members` are as in
     `sf.patterns.tied`, and `find` finds their sets.
     """
 
@@ -315,7 +317,8 @@ class TiedPattern(Pattern):
         sets = self.sets(leaves)
         grids = _grids(sets)
         known = set(grids.paths)
-        if others := [path for path in leaves if path not in known]:
+        others = [path for path in leaves if path not in known]
+        if others:
             raise ValueError(
                 "tied: expected every sparse leaf to be in a tied set whose leaves "
                 f"are all sparse, but {others[0]!r} is not"
@@ -331,7 +334,9 @@ class TiedPattern(Pattern):
         leaves = float_leaves(params)
         sets = self.paths_among(list(leaves))
         first_only = callable(where) and where is not default_where
-        asked = [paths[:1] for paths in sets] if first_only else sets
+        asked = sets
+        if first_only:
+            asked = [paths[:1] for paths in sets]
         known = {path for paths in asked for path in paths}
         hit = select_leaves(
             {path: leaf for path, leaf in leaves.items() if path in known}, where
@@ -388,11 +393,10 @@ class TiedPattern(Pattern):
         """
         sets = self.sets(leaves)
         grids = _grids(sets)
-        given = {
-            place.path: masks[place.path].expand(place.shape)
-            for units in sets.values()
-            for place in units.places
-        }
+        given = {}
+        for units in sets.values():
+            for place in units.places:
+                given[place.path] = masks[place.path].expand(place.shape)
         kept = grids.read(given, lambda _, rows: rows.any(1)[None])
         for path, whole in grids.masks(kept, given, {}, {}).items():
             lost = whole & ~given[path]
@@ -430,11 +434,12 @@ class TiedUnits(Units):
             x = leaves[place.path]
             d = place.dim
             if place.taken is not None:
-                x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
-            split = x.reshape(
-                *x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :]
-            )
-            rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries()))
+                taken = torch.as_tensor(place.taken, device=x.device)
+                x = x.index_select(d, taken)
+            along = (place.parts, place.units, place.block)
+            split = x.reshape(*x.shape[:d], *along, *x.shape[d + 1 :])
+            row = split.movedim(d + 1, 0).reshape(place.units, place.entries())
+            rows.append(row)
         return torch.cat([row.to(rows[0].device) for row in rows], 1)
 
     def read(
@@ -453,8 +458,10 @@ class TiedUnits(Units):
         """
         if self.order is None:
             return fn(self, self.joined(leaves))
-        made = torch.cat([fn(some, some.joined(leaves)) for some in self.classes], 1)
-        return made.index_select(1, torch.as_tensor(self.order, device=made.device))
+        of_classes = [fn(some, some.joined(leaves)) for some in self.classes]
+        made = torch.cat(of_classes, 1)
+        order = torch.as_tensor(self.order, device=made.device)
+        return made.index_select(1, order)
 
 
 class TiedGrids(Grids):
@@ -475,7 +482,11 @@ class TiedGrids(Grids):
         return [units.read(leaves, fn) for units in self.sets]
 
     def masks(
-        self, kept: Sequence[Tensor], like: Leaves, scores: Leaves, among: Leaves
+        self,
+        kept: Sequence[Tensor],
+        like: Leaves,
+        scores: Leaves,
+        among: Leaves,
     ) -> Leaves:
         """The masks of the leaves, from the flags of the units of each set: where all
         units of an entry are kept.
@@ -496,15 +507,14 @@ class TiedGrids(Grids):
                 if not math.prod(units.shape):  # leaves without entries
                     masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
                     continue
-                line = place.along(flags).reshape(
-                    [size if d == place.dim else 1 for d, size in enumerate(shape)]
-                )
+                sizes = [1] * len(shape)
+                sizes[place.dim] = shape[place.dim]
+                line = place.along(flags).reshape(sizes)
                 line = line.to(like[path].device)
-                masks[path] = (
-                    masks[path] & line
-                    if path in masks
-                    else line.expand(shape).contiguous()
-                )
+                if path in masks:
+                    masks[path] = masks[path] & line
+                else:
+                    masks[path] = line.expand(shape).contiguous()
         return masks
 
 
@@ -522,7 +532,10 @@ def _lost(sets: Mapping[str, TiedUnits], given: Leaves, path: str, lost: Tensor)
     at = lost.nonzero()[0].tolist()
     for name, units in sets.items():
         for place in units.places:
-            unit = place.unit_numbers()[at[place.dim]] if place.path == path else -1
+            if place.path == path:
+                unit = place.unit_numbers()[at[place.dim]]
+            else:
+                unit = -1
             if unit >= 0:
                 open_ = (
                     (p, given[p.path].nonzero()[:, p.dim].cpu().numpy())

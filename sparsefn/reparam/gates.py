@@ -80,10 +80,12 @@ def hard_concrete(
             own = random.leaf_key(draws, path)
             if not units.single:
                 check_plain(f"hard_concrete with {pattern}", path, leaf)
-            like = leaf if units.single else leaf.new_empty(units.grid)
-            gates[path] = (start_at + 0.01 * random.normal_like(own, like)).to(
-                leaf.dtype
-            )
+            if units.single:
+                like = leaf
+            else:
+                like = leaf.new_empty(units.grid)
+            gate = start_at + 0.01 * random.normal_like(own, like)
+            gates[path] = gate.to(leaf.dtype)
         return {"latent": dict(leaves), "gate": gates}
 
     def gated(latents: Tree, gates: Leaves) -> tuple[Leaves, Leaves]:
@@ -98,24 +100,22 @@ def hard_concrete(
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         gates = {}
         for path, log_alpha in latents["gate"].items():
-            drawn = uniform_at(step, key, path, log_alpha)
-            gates[path] = drawn_gate(
-                log_alpha, drawn * (1 - 2 * _EDGE) + _EDGE, beta, gamma, zeta
-            )
+            u = uniform_at(step, key, path, log_alpha) * (1 - 2 * _EDGE) + _EDGE
+            gates[path] = drawn_gate(log_alpha, u, beta, gamma, zeta)
         return gated(latents, gates)
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        gates = {
-            path: _stretched(a.double(), gamma, zeta).to(wide(a).dtype)
-            for path, a in latents["gate"].items()
-        }
+        gates = {}
+        for path, log_alpha in latents["gate"].items():
+            z = _stretched(log_alpha.double(), gamma, zeta)
+            gates[path] = z.to(wide(log_alpha).dtype)
         return gated(latents, gates)
 
     def project(latents: Tree, step: Step) -> Tree:
-        return {
-            **latents,
-            "gate": {path: a.clamp(-_FAR, _FAR) for path, a in latents["gate"].items()},
-        }
+        gates = {}
+        for path, log_alpha in latents["gate"].items():
+            gates[path] = log_alpha.clamp(-_FAR, _FAR)
+        return {**latents, "gate": gates}
 
     return Reparametrisation(start, apply, settled, project)
 
@@ -127,9 +127,12 @@ def uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:
     >>> uniform_at(3, sf.random.key(0), "w", torch.ones(2, 4)).shape
     torch.Size([2, 4])
     """
-    return outside(
-        lambda x: random.uniform_like(random.leaf_key(key, path, step), x), like
-    )
+
+    def draw(x: Tensor) -> Tensor:
+        own = random.leaf_key(key, path, step)
+        return random.uniform_like(own, x)
+
+    return outside(draw, like)
 
 
 def drawn_gate(
@@ -142,9 +145,9 @@ def drawn_gate(
     tensor([0.0000, 0.5000, 1.0000])
     """
     u = u.double()
-    return _stretched(
-        (torch.log(u) - torch.log1p(-u) + log_alpha) / beta, gamma, zeta
-    ).to(wide(log_alpha).dtype)
+    logit = torch.log(u) - torch.log1p(-u)
+    z = _stretched((logit + log_alpha) / beta, gamma, zeta)
+    return z.to(wide(log_alpha).dtype)
 
 
 # In float64, so that the last bits of exp and log, which differ between machines, are
@@ -164,13 +167,15 @@ def sigmoid(x: Tensor) -> Tensor:
     `torch.sigmoid` rounds the last few entries of a tensor by another formula on CPUs.
     0 below -700, of slope 0.
     """
-    return torch.where(
-        x < _LEAST, 0.0, torch.reciprocal(1.0 + torch.exp(-x.clamp(min=_LEAST)))
-    )
+    exp = torch.exp(-x.clamp(min=_LEAST))
+    return torch.where(x < _LEAST, 0.0, torch.reciprocal(1.0 + exp))
 
 
 def chance_kept(
-    log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1
+    log_alpha: Tensor,
+    beta: float = 2 / 3,
+    gamma: float = -0.1,
+    zeta: float = 1.1,
 ) -> Tensor:
     """The chance P(z > 0) of hard concrete gates.
 
@@ -182,7 +187,8 @@ def chance_kept(
     0.
     """
     _check_stretch("chance_kept", beta, gamma, zeta)
-    return sigmoid(log_alpha - beta * math.log(-gamma / zeta)).clamp(_EDGE, 1 - _EDGE)
+    chance = sigmoid(log_alpha - beta * math.log(-gamma / zeta))
+    return chance.clamp(_EDGE, 1 - _EDGE)
 
 
 def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
@@ -204,7 +210,9 @@ def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
             [0., 0., 0.]])
     """
     units = units_of(pattern, tuple(leaf.shape))
-    return gates if units.single else over_elements(gates, units.unit, units.shape)
+    if units.single:
+        return gates
+    return over_elements(gates, units.unit, units.shape)
 
 
 @described
@@ -226,7 +234,7 @@ def sigmoid_gate(
     where s > 0, and the rest is pruned.
 
     Where `round_end` fires, after the optimizer's step, s becomes min(b * s, init):
-    gates that are open start the next round anew, and closed ones stay closed. The
+    gates that are open start the next round at `init`, and closed ones stay closed. The
     schedule begins again at the next step, as in
     `lambda step: 200.0 ** ((step % 100) / 99)` with
     `round_end=sf.every(100, start=99)`. The penalty on the gates is a term:
@@ -241,35 +249,35 @@ def sigmoid_gate(
     first = 1.0 / (1.0 + math.exp(-init))
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        return {
-            "latent": dict(leaves),
-            "gate": {path: torch.full_like(x, init) for path, x in leaves.items()},
-        }
+        gates = {path: torch.full_like(x, init) for path, x in leaves.items()}
+        return {"latent": dict(leaves), "gate": gates}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        rows = latents["latent"].items()
-        gates = {
-            path: sigmoid(beta(step) * s.double()) / first
-            for path, s in latents["gate"].items()
-        }
-        return {path: v * gates[path].to(v.dtype) for path, v in rows}, everywhere(
-            latents["latent"]
-        )
+        weights = {}
+        for path, v in latents["latent"].items():
+            s = latents["gate"][path].double()
+            gate = sigmoid(beta(step) * s) / first
+            weights[path] = v * gate.to(v.dtype)
+        return weights, everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        masks = {path: (s > 0).detach() for path, s in latents["gate"].items()}
-        return {
-            path: torch.where(masks[path], v / first, 0.0)
-            for path, v in latents["latent"].items()
-        }, masks
+        weights = {}
+        masks = {}
+        for path, v in latents["latent"].items():
+            s = latents["gate"][path]
+            masks[path] = (s > 0).detach()
+            weights[path] = torch.where(masks[path], v / first, 0.0)
+        return weights, masks
 
     def project(latents: Tree, step: Step) -> Tree:
         def ended(gates: Tree) -> Tree:
-            return {
-                path: (beta(step) * wide(s)).clamp(max=init).to(s.dtype)
-                for path, s in gates.items()
-            }
+            made = {}
+            for path, s in gates.items():
+                hardened = beta(step) * wide(s)
+                made[path] = hardened.clamp(max=init).to(s.dtype)
+            return made
 
-        return {**latents, "gate": choose(round_end(step), ended, latents["gate"])}
+        gates = choose(round_end(step), ended, latents["gate"])
+        return {**latents, "gate": gates}
 
     return Reparametrisation(start, apply, settled, project)

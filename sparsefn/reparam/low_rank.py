@@ -18,7 +18,11 @@ from sparsefn.tree import Leaves, Tree, wide
 
 @described
 def low_rank(
-    rank: int, alpha: float | None = None, dropout: float = 0.0, *, stacked: int = 0
+    rank: int,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    *,
+    stacked: int = 0,
 ) -> Reparametrisation:
     """w = mask * (W + alpha / rank * B A): LoRA of a pruned model.
 
@@ -46,8 +50,8 @@ def low_rank(
     zero: the first weights are W. Without `alpha` the factor is 1. The weights are
     merged at every step, and exactly the zeros of W stay; an `inner` algorithm may
     prune more. A, B and the sum are float32 for leaves of half precision. In a module W
-    has to require a gradient, from which those of A and B come: freeze only what has
-    none.
+    has to require a gradient, from which A and B get their gradients: freeze only what
+    has none.
 
     The first axis of a leaf is outputs, and all others are inputs: a kernel is
     flattened. Of a stack of matrices, as in `[experts, outputs, inputs]`, the first
@@ -57,9 +61,9 @@ def low_rank(
     of A, drawn from (key, path, step), the same for all examples of a step. LoRA draws
     them for each example, which no weight can say. It is left out in `sf.settled`.
 
-    The last bits of B A are those of the device's matrix product. ValueError for a rank
-    below 1, an alpha that is not positive and finite, a dropout outside [0, 1), leaves
-    of fewer axes than `stacked` and two more, and DTensors. Hu et al. 2021,
+    The last bits of B A are as the device's matrix product gives them. ValueError for a
+    rank below 1, an alpha that is not positive and finite, a dropout outside [0, 1),
+    leaves of fewer axes than `stacked` and two more, and DTensors. Hu et al. 2021,
     arXiv 2106.09685, eq. 3; the mask: Munoz et al. 2024, arXiv 2410.03750; columns left
     out: Lin et al. 2024, arXiv 2404.09610.
     """

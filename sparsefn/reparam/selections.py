@@ -63,12 +63,11 @@ def faded(
         raise TypeError(f"faded: expected no sparsity, as {pattern} fixes the count")
 
     def mask_of(v: Tensor, step: Step) -> Tensor:
-        return outside(
-            lambda x: topk_mask(
-                x.detach().abs(), _count(pattern, x, level, step), pattern=pattern
-            ),
-            v,
-        )
+        def best(x: Tensor) -> Tensor:
+            count = _count(pattern, x, level, step)
+            return topk_mask(x.detach().abs(), count, pattern=pattern)
+
+        return outside(best, v)
 
     def dimmed(v: Tensor, mask: Tensor, part: Real) -> Tensor:
         return torch.where(mask, v, (part * wide(v)).to(v.dtype))
@@ -79,20 +78,21 @@ def faded(
         part = rest(step)
         for path, v in latents["latent"].items():
             mask = mask_of(v, step)
-            weights[path] = dimmed(v, mask, part)
+            weight = dimmed(v, mask, part)
             if back is not None:
-                weights[path] = straight_through(
-                    weights[path], dimmed(v, mask, back(step))
-                )
+                slope = dimmed(v, mask, back(step))
+                weight = straight_through(weight, slope)
+            weights[path] = weight
             masks[path] = mask | (part != 0)
         return weights, masks
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        masks = {path: mask_of(v, step) for path, v in latents["latent"].items()}
-        return {
-            path: torch.where(masks[path], v, 0.0)
-            for path, v in latents["latent"].items()
-        }, masks
+        weights = {}
+        masks = {}
+        for path, v in latents["latent"].items():
+            masks[path] = mask_of(v, step)
+            weights[path] = torch.where(masks[path], v, 0.0)
+        return weights, masks
 
     return Reparametrisation(_latent, apply, settled)
 
@@ -107,7 +107,8 @@ def _count(
     if level is None:
         return None
     groups, width = units_of(pattern, tuple(v.shape)).rows
-    return spread(n_kept(groups * width, fraction_at(level, step)), groups)
+    count = n_kept(groups * width, fraction_at(level, step))
+    return spread(count, groups)
 
 
 @described
@@ -147,24 +148,22 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
         return n_kept(v.numel(), fraction_at(level, step))
 
     def weighed(latents: Tree, step: Step) -> Leaves:
-        rows = latents["latent"].items()
-        return {
-            path: (v * soft_mask(v.abs(), count(v, step), sharp(step))).to(v.dtype)
-            for path, v in rows
-        }
+        weights = {}
+        for path, v in latents["latent"].items():
+            gates = soft_mask(v.abs(), count(v, step), sharp(step))
+            weights[path] = (v * gates).to(v.dtype)
+        return weights
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         return weighed(latents, step), everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        masks = {
-            path: topk_mask(v.detach().abs(), count(v, step))
-            for path, v in latents["latent"].items()
-        }
-        return {
-            path: torch.where(masks[path], w, 0.0)
-            for path, w in weighed(latents, step).items()
-        }, masks
+        weights = weighed(latents, step)
+        masks = {}
+        for path, v in latents["latent"].items():
+            masks[path] = topk_mask(v.detach().abs(), count(v, step))
+            weights[path] = torch.where(masks[path], weights[path], 0.0)
+        return weights, masks
 
     return Reparametrisation(start, apply, settled)
 
@@ -197,11 +196,12 @@ def soft_mask(
     for _ in range(_NEWTON):
         gates = sigmoid(sharpness * (x - centre))
         slope = sharpness * _smooth_total(gates * (1 - gates))
+        too_many = _smooth_total(gates) - n_keep
         flat = slope == 0
-        aim = centre + torch.where(
-            flat, 0.0, _smooth_total(gates) - n_keep
-        ) / torch.where(flat, 1.0, slope)
-        centre = torch.where((aim >= low) & (aim <= high), aim, centre)
+        change = torch.where(flat, 0.0, too_many) / torch.where(flat, 1.0, slope)
+        aim = centre + change
+        inside = (aim >= low) & (aim <= high)
+        centre = torch.where(inside, aim, centre)
     return sigmoid(sharpness * (x - centre)).to(scores.dtype)
 
 
@@ -210,7 +210,8 @@ def _total(x: Tensor) -> Tensor:
     the sum does not matter.
     """
     parts = 2.0 ** min(52, 62 - x.numel().bit_length())
-    return (x * parts).round().to(torch.int64).sum().double() / parts
+    whole = (x * parts).round().to(torch.int64)
+    return whole.sum().double() / parts
 
 
 def _smooth_total(x: Tensor) -> Tensor:
@@ -224,7 +225,11 @@ def _smooth_total(x: Tensor) -> Tensor:
 
 @described
 def soft_nm(
-    n: int, m: int, axis: int = -1, *, rescale: bool = True
+    n: int,
+    m: int,
+    axis: int = -1,
+    *,
+    rescale: bool = True,
 ) -> Reparametrisation:
     """w = scale * sign(v) * relu(|v| - t), with one t for each m entries in a row.
 
@@ -251,14 +256,12 @@ def soft_nm(
         size = v.detach().abs()
         mask = topk_mask(size, None, pattern=pattern)
         rows = to_rows(units, torch.where(mask, 0.0, size))
-        past = (
-            from_rows(units, rows.amax(1, keepdim=True).expand(rows.shape))
-            if rows.numel()
-            else size
-        )
-        return torch.where(
-            mask, torch.sign(v.detach()) * torch.relu(size - past), 0.0
-        ), mask
+        past = size
+        if rows.numel():
+            largest = rows.amax(1, keepdim=True)
+            past = from_rows(units, largest.expand(rows.shape))
+        small = torch.sign(v.detach()) * torch.relu(size - past)
+        return torch.where(mask, small, 0.0), mask
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         latents: Tree = _latent(leaves, key)
@@ -266,9 +269,10 @@ def soft_nm(
             check_plain("soft_nm", path, leaf)
         units_of_leaves(pattern, leaves)
         if rescale:
-            latents["scale"] = {
-                path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()
-            }
+            latents["scale"] = {}
+            for path, v in leaves.items():
+                small, _ = shrunk(v)
+                latents["scale"][path] = _scale(v, small)
         return latents
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
@@ -276,9 +280,9 @@ def soft_nm(
         masks = {}
         for path, v in latents["latent"].items():
             small, masks[path] = shrunk(v)
-            scaled = (
-                (wide(small) * latents["scale"][path]).to(v.dtype) if rescale else small
-            )
+            scaled = small
+            if rescale:
+                scaled = (wide(small) * latents["scale"][path]).to(v.dtype)
             weights[path] = straight_through(scaled, v)
         return weights, masks
 
@@ -289,4 +293,5 @@ def _scale(v: Tensor, small: Tensor) -> Tensor:
     v = v.detach().double()
     small = small.double()
     square = (small * small).sum()
-    return torch.where(square > 0, (v * small).sum() / square, 1.0).float()
+    least_squares = (v * small).sum() / square
+    return torch.where(square > 0, least_squares, 1.0).float()

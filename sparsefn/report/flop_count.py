@@ -86,7 +86,7 @@ def flops(
     2         160     160  1.0000
     total     800     320  0.4000
 
-    The conventions are those of `torch.utils.flop_counter`: a multiply and its add are
+    The conventions are as in `torch.utils.flop_counter`: a multiply and its add are
     2 FLOPs, matrix products, convolutions and attention count, biases, activations,
     norms and lookups do not. A product with a sparsified leaf, or a view of one, counts
     its kept entries only, exactly; a leaf that is used twice counts twice, and where
@@ -226,7 +226,10 @@ def _thinned(
         )
 
     def thin(op: object, formula: Formula) -> Formula:
-        factors = slice(1, 3) if op in _ADD_FIRST else slice(0, 2)
+        if op in _ADD_FIRST:
+            factors = slice(1, 3)
+        else:
+            factors = slice(0, 2)
 
         def count(*args: Tensor, **kwargs: object) -> int:
             full = formula(*args, **kwargs)

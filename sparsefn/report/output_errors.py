@@ -22,8 +22,8 @@ class OutputErrors(NamedTuple):
     >>> sf.report.OutputErrors({"0.weight": 0.25}, {"0.*": 0.25}).blocks
     {'0.*': 0.25}
 
-    `layers` has the error of each leaf by its path, `blocks` that of the leaves that a
-    glob matches together.
+    `layers` has the error of each leaf by its path, `blocks` the error of the leaves
+    that a glob matches together.
     """
 
     layers: dict[str, float]
@@ -39,7 +39,10 @@ class OutputErrors(NamedTuple):
 
 
 def output_errors(
-    before: State | Tree, after: State | Tree, stats: Stats, blocks: Sequence[str] = ()
+    before: State | Tree,
+    after: State | Tree,
+    stats: Stats,
+    blocks: Sequence[str] = (),
 ) -> OutputErrors:
     """How far the outputs of each layer move from some weights to others.
 
@@ -61,7 +64,7 @@ def output_errors(
     ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has a row for each input: with
     the gram G = X' X that is sqrt(tr(D G D') / tr(W G W')) with D = W - V, in float64.
     `before` and `after` are states, whose effective weights count, or trees of weights.
-    `stats` are those of `sf.calibration.inputs`, with "gram": its leaves have a row,
+    `stats` are from `sf.calibration.inputs`, with "gram": its leaves have a row,
     all with the same inputs before and after. So errors of earlier layers do not add up
     here, as they do in those that `sf.calibration.by_block` and `stream` give. Biases
     do not count. A gram in float32 has errors of about 1e-7, so that an error below
@@ -105,7 +108,10 @@ def output_errors(
 
 
 def _squares(
-    path: str, old: dict[str, Tensor], new: dict[str, Tensor], stats: Stats
+    path: str,
+    old: dict[str, Tensor],
+    new: dict[str, Tensor],
+    stats: Stats,
 ) -> tuple[float, float]:
     # Of the outputs of one layer, the square of their change and their own.
     for name, leaves in (("before", old), ("after", new)):

@@ -17,7 +17,7 @@ from sparsefn.modules.calls import left_as_it_was
 from sparsefn.modules.padding import padding_in
 
 IGNORED = -100  # what transformers writes into labels for tokens that do not count
-_Window = tuple[Tensor, Tensor]  # tokens, and what is to be predicted at each of them
+_Window = tuple[Tensor, Tensor]  # tokens, and the token to predict at each of them
 
 
 def perplexity(
@@ -69,7 +69,7 @@ def perplexity(
 
     `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off
     before the model sees it; without it a UserWarning tells of texts that begin or end
-    with padding by the config of the model. `labels` are what is to be predicted, the
+    with padding by the config of the model. `labels` are the tokens to predict, the
     tokens unless given; those that are -100 do not count.
 
     ValueError for a text too short to predict a token, for padding inside of a text,
@@ -79,7 +79,8 @@ def perplexity(
     """
     check_int("perplexity", "window", window, 2)
     check_int("perplexity", "chunk_size", chunk_size, 1)
-    stride = window if stride is None else stride
+    if stride is None:
+        stride = window
     check_int("perplexity", "stride", stride, 1)
     if stride > window:
         raise ValueError(
@@ -152,7 +153,12 @@ def _texts(
             )
     wanted = tokens if labels is None else labels
     real = torch.ones_like(tokens) if mask is None else mask
-    lines = [x if x.ndim == 2 else x[None] for x in (tokens, wanted, real != 0)]
+    lines = []
+    for x in (tokens, wanted, real != 0):
+        if x.ndim == 2:
+            lines.append(x)
+        else:
+            lines.append(x[None])
     for number, (text, own, inside) in enumerate(zip(*lines, strict=True)):
         places = inside.nonzero()[:, 0]
         if len(places) and int(places[-1] - places[0]) + 1 != len(places):
@@ -215,7 +221,8 @@ def _surprise(logits: Tensor, wanted: Tensor) -> float:
             f"{chosen.tolist()[:4]}"
         )
     kept = logits[known.to(logits.device)]
-    kept = kept if kept.dtype == torch.float64 else kept.float()
+    if kept.dtype != torch.float64:
+        kept = kept.float()
     return float(
         functional.cross_entropy(kept, chosen, reduction="none").double().sum()
     )

@@ -14,7 +14,10 @@ from sparsefn.tree.chosen import why_dense
 
 
 def plan(
-    algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None
+    algorithm: Algorithm,
+    params: Tree,
+    steps: int = 0,
+    grads: Tree | None = None,
 ) -> Summary:
     """Count what an algorithm keeps of every leaf, before training.
 
@@ -53,7 +56,7 @@ def plan(
     Most budgets say how many weights each leaf keeps, and then the plan is what
     training will do. Where scores decide that (`global_`, `snfs`), training will change
     the counts of leaves; their total is as planned. Of a `supermask` that draws its
-    masks the counts are those of one draw.
+    masks the counts are of one draw.
 
     `why` says why nothing of a leaf is pruned: what `default_where` finds in its path
     or shape; "not chosen" where it finds nothing, so that the `where` of the algorithm

@@ -23,7 +23,7 @@ _MOST_NAMES = 15  # leaves named beside the lines
 _MOST_CELLS = (
     128  # rows and columns of an image, which are parts of the leaf where it has more
 )
-# lines: of all leaves, where it is under those of leaves, and of each leaf
+# lines: of all leaves, where it is under the lines of leaves, and of each leaf
 _THICK = 2.6
 _THIN = 1.2
 _LONGEST = 34  # characters of a path above an image
@@ -78,14 +78,13 @@ def plot(
         axes.sharex(panels[0])
     for axes, quantity in zip(panels, quantities, strict=True):
         if quantity in names:
-            width = (
-                _THICK
-                if any(name.startswith(f"{quantity}/") for name in names)
-                else _THIN
-            )
+            width = _THIN
+            if any(name.startswith(f"{quantity}/") for name in names):
+                width = _THICK
             axes.plot(*_line(history, quantity, times), color="black", linewidth=width)
         for path, colour in zip(paths, colours, strict=True):
-            if (name := f"{quantity}/{path}") in names:
+            name = f"{quantity}/{path}"
+            if name in names:
                 axes.plot(*_line(history, name, times), color=colour, linewidth=_THIN)
         axes.set_xlabel("time of logging" if steps is None else "step")
         axes.set_ylabel(quantity.replace("_", " "), parse_math=False)
@@ -121,7 +120,10 @@ def _line(
 
 
 def _name_lines(
-    figure: Figure, paths: list[str], colours: list[str], total: bool
+    figure: Figure,
+    paths: list[str],
+    colours: list[str],
+    total: bool,
 ) -> None:
     # One legend for all panels; of many leaves only some, evenly chosen.
     from matplotlib.lines import Line2D
@@ -179,11 +181,10 @@ def plot_masks(state: State) -> Figure:
     for axes, name, mask in zip(
         panels, _short(list(masks)), masks.values(), strict=True
     ):
-        plane = (
-            mask.detach().cpu().reshape(len(mask), -1)
-            if mask.ndim > 1
-            else mask.detach().cpu()[None]
-        )
+        if mask.ndim > 1:
+            plane = mask.detach().cpu().reshape(len(mask), -1)
+        else:
+            plane = mask.detach().cpu()[None]
         rows, columns = plane.shape
         # As many as divide evenly, or nearly: parts of one entry and of two would show
         # a pattern of their own.
@@ -228,9 +229,10 @@ def _figure(call: str) -> Figure:
 def _panels(figure: Figure, n: int, width: float, height: float) -> list[Axes]:
     # A grid of n axes and a figure that has room for it: about as high as wide, for
     # many axes four times as high.
-    columns = (
-        math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
-    )
+    if n <= 16:
+        columns = math.ceil(math.sqrt(n))
+    else:
+        columns = max(4, math.ceil(math.sqrt(n) / 2))
     # the fewest empty places
     columns = min(columns, columns + 1, key=lambda count: -n % count)
     rows = math.ceil(n / columns)

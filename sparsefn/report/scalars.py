@@ -54,7 +54,9 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
 def _dead_units(row: Row) -> int:
     if row.total and len(row.shape) > 1:
         return row.dead[0]
-    return row.total - row.kept if row.total else row.shape[0]
+    if row.total:
+        return row.total - row.kept
+    return row.shape[0]
 
 
 def _named(name: str, total: float, leaves: dict[str, float]) -> dict[str, float]:

@@ -69,29 +69,26 @@ class Summary(NamedTuple):
         listed = (*self.rows, self.sparsified, self.total)
         for i, row in enumerate(listed):
             level = "dense" if row.path in self.dense else f"{row.sparsity:.4f}"
-            shape = str(row.shape) if i < len(self.rows) else ""
+            shape = ""
+            if i < len(self.rows):
+                shape = str(row.shape)
             lines.append([row.path, shape, f"{row.kept:,}", f"{row.total:,}", level])
         if any(any(row.dead) for row in self.rows):
             lines[0].append("dead")
             for line, row in zip(lines[1:], listed, strict=True):
-                named = zip(row.dead, ("row", "column"), strict=True)
-                line.append(
-                    ", ".join(
-                        f"{n:,} {name}{'s' if n > 1 else ''}" for n, name in named if n
-                    )
-                )
+                counts = []
+                for n, name in zip(row.dead, ("row", "column"), strict=True):
+                    if n:
+                        counts.append(f"{n:,} {name}{'s' if n > 1 else ''}")
+                line.append(", ".join(counts))
         if any(row.why for row in self.rows):
-            width = max(len("dense because"), *(len(row.why) for row in self.rows))
-            for line, why in zip(
-                lines, ["dense because", *(row.why for row in listed)], strict=True
-            ):
+            reasons = ["dense because", *(row.why for row in listed)]
+            width = max(map(len, reasons))
+            for line, why in zip(lines, reasons, strict=True):
                 line.append(why.ljust(width))
-        return "\n".join(
-            [
-                aligned([tuple(line) for line in lines], left=2),
-                *(f"note: {note}" for note in self.notes),
-            ]
-        )
+        table = aligned([tuple(line) for line in lines], left=2)
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([table, *notes])
 
 
 class Change(NamedTuple):
@@ -100,7 +97,7 @@ class Change(NamedTuple):
     >>> sf.report.Change("w", kept=2, grown=1, dropped=1, overlap=0.5).grown
     1
 
-    `kept` counts the entries in both masks; `overlap` is that over the entries in
+    `kept` counts the entries in both masks; `overlap` is this count over the entries in
     either (1.0 if there are none).
     """
 
@@ -196,18 +193,20 @@ def summary(
     counted = agreed(
         {"call": "summary"}, {"masks": masks}, lambda: _counted(list(masks.values()))
     )
-    counts = zip(*[iter(map(int, counted))] * 3, strict=True)
-    found = dict(zip(masks, counts, strict=True))
+    numbers = list(map(int, counted))
+    found = {}
+    for i, path in enumerate(masks):
+        kept, live, read = numbers[3 * i : 3 * i + 3]
+        found[path] = (kept, live, read)
     rows = []
     for path in sorted(leaves, key=natural):
         shape = tuple(leaves[path].shape)
         total = leaves[path].numel()
         kept, live, read = found.get(path, (total, 0, 0))
-        dead = (
-            (shape[0] - live, shape[1] - read)
-            if path in found and len(shape) > 1 and total
-            else (0, 0)
-        )
+        if path in found and len(shape) > 1 and total:
+            dead = (shape[0] - live, shape[1] - read)
+        else:
+            dead = (0, 0)
         rows.append(_row(path, shape, kept, total, dead))
     sparsified = [row for row in rows if row.path in masks]
     dense = tuple(row.path for row in rows if row.path not in masks)
@@ -280,21 +279,30 @@ def changed(old: State, new: State) -> Changes:
     each = zip(flatten(old.params)[0].items(), *masks, strict=True)
     for (path, leaf), before, after in sorted(each, key=lambda row: natural(row[0][0])):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
-            was, now = (
-                mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool)
-                for mask in (before, after)
-            )
+            was = _full(before, leaf)
+            now = _full(after, leaf)
             paths.append(path)
             both += [was & now, now & ~was, was & ~now]
     counts = list(map(int, kept_in(both)))
-    rows = [_change(path, *counts[3 * i : 3 * i + 3]) for i, path in enumerate(paths)]
-    return Changes(
-        tuple(rows), _change("total", *(sum(counts[i::3]) for i in range(3)))
-    )
+    rows = []
+    for i, path in enumerate(paths):
+        rows.append(_change(path, *counts[3 * i : 3 * i + 3]))
+    totals = [sum(counts[i::3]) for i in range(3)]
+    return Changes(tuple(rows), _change("total", *totals))
+
+
+def _full(mask: Tensor, leaf: Tensor) -> Tensor:
+    if mask.ndim:
+        return mask
+    return torch.ones_like(leaf, dtype=torch.bool)
 
 
 def _counted(masks: Sequence[Tensor]) -> list[Tensor]:
-    return kept_in([x for mask in masks for x in (mask, *_lines(mask))])
+    flags: list[Tensor] = []
+    for mask in masks:
+        rows, columns = _lines(mask)
+        flags += [mask, rows, columns]
+    return kept_in(flags)
 
 
 def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,14 +310,15 @@ def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:
     if mask.ndim < 2 or not mask.numel():
         return mask.new_zeros(0), mask.new_zeros(0)
     if is_sharded(mask):
-        rows, columns = full_tensors(
-            [mask.sum([*range(1, mask.ndim)]), mask.sum([0, *range(2, mask.ndim)])]
-        )
+        of_rows = mask.sum([*range(1, mask.ndim)])
+        of_columns = mask.sum([0, *range(2, mask.ndim)])
+        rows, columns = full_tensors([of_rows, of_columns])
         return rows, columns
+    rows = mask.flatten(1).any(1)
     columns = mask.any(0)
-    return mask.flatten(1).any(1), columns.flatten(1).any(
-        1
-    ) if columns.ndim > 1 else columns
+    if columns.ndim > 1:
+        columns = columns.flatten(1).any(1)
+    return rows, columns
 
 
 def _row(
@@ -319,16 +328,24 @@ def _row(
     total: int,
     dead: tuple[int, int] = (0, 0),
 ) -> Row:
-    return Row(path, shape, kept, total, (total - kept) / max(total, 1), dead)
+    sparsity = (total - kept) / max(total, 1)
+    return Row(path, shape, kept, total, sparsity, dead)
 
 
 def _sum(path: str, rows: Sequence[Row]) -> Row:
-    dead = (sum(row.dead[0] for row in rows), sum(row.dead[1] for row in rows))
-    return _row(
-        path, (), sum(row.kept for row in rows), sum(row.total for row in rows), dead
-    )
+    kept = 0
+    total = 0
+    dead_rows = 0
+    dead_columns = 0
+    for row in rows:
+        kept += row.kept
+        total += row.total
+        dead_rows += row.dead[0]
+        dead_columns += row.dead[1]
+    return _row(path, (), kept, total, (dead_rows, dead_columns))
 
 
 def _change(path: str, kept: int, grown: int, dropped: int) -> Change:
     either = kept + grown + dropped
-    return Change(path, kept, grown, dropped, kept / either if either else 1.0)
+    overlap = kept / either if either else 1.0
+    return Change(path, kept, grown, dropped, overlap)

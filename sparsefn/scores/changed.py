@@ -130,7 +130,8 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
                 f"{path!r}, got {_shape_of(kind)}"
             )
         # which can be sorted
-        kind = kind.to(torch.uint8) if kind.dtype == torch.bool else kind
+        if kind.dtype == torch.bool:
+            kind = kind.to(torch.uint8)
         flat = value.detach().reshape(-1)
         ranks = ranks_within(
             flat, mask.reshape(-1).to(torch.uint8), kind.reshape(-1)

@@ -49,7 +49,7 @@ def wanda(stats: Stats) -> PlainScore:
     tensor([[ True,  True, False],
             [ True,  True, False]])
 
-    `stats` are those of `sf.calibration.inputs`. In the paper weights compete inside of
+    `stats` are from `sf.calibration.inputs`. In the paper weights compete inside of
     their output: `pattern=sf.patterns.row_balanced()`, or `nm`. Leaves that are not
     sparsified score 0. 16-bit weights are scored in float32. ValueError for a
     sparsified leaf without statistics, with those of another shape, with those of fewer
@@ -110,7 +110,7 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
 
     It is the mean over an expert's tokens of weight times norm of its output.
 
-    `stats` are those of `sf.calibration.experts`, and a unit of `pattern`, an
+    `stats` are from `sf.calibration.experts`, and a unit of `pattern`, an
     `sf.patterns.tied` one, is an expert: one of its leaves has statistics. An expert to
     which no token was routed scores 0. Sets that are not sparsified score 0. In the
     paper the experts of a layer compete, as they do by default.
@@ -145,11 +145,9 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
                 f"dimension {place.dim}"
             )
         values = torch.where(count > 0, norm / count.clamp(min=1), 0).to(rows)
-        return (
-            values[None]
-            if place.taken is None
-            else values[None, torch.from_numpy(place.taken).to(values.device)]
-        )
+        if place.taken is None:
+            return values[None]
+        return values[None, torch.from_numpy(place.taken).to(values.device)]
 
     def values(state: State, grads: Tree, step: Step) -> Tree:
         return of_tied_units(of_experts, pattern, state, state.params, alike="reap")
@@ -180,7 +178,11 @@ def _scored(
 
 
 def _check_rows(
-    name: str, pattern: Pattern, path: str, leaf: Tensor, stats: Mapping[str, Tensor]
+    name: str,
+    pattern: Pattern,
+    path: str,
+    leaf: Tensor,
+    stats: Mapping[str, Tensor],
 ) -> None:
     # Weights of several outputs may compete in all of the leaf, but not in parts of it
     # that are no outputs.
@@ -207,8 +209,13 @@ def _output_axes(shape: tuple[int, ...], stats: Mapping[str, Tensor]) -> list[in
     if square.ndim == count.ndim + 2:  # stored as (inputs, outputs)
         axes[-2:] = reversed(axes[-2:])
     row = math.prod(shape[axis] for axis in axes[1:])
-    width = square.shape[count.ndim] if square.ndim > count.ndim else 0
-    return axes[:1] if width == row else sorted(axes[:-1])
+    if square.ndim > count.ndim:
+        width = square.shape[count.ndim]
+    else:
+        width = 0
+    if width == row:
+        return axes[:1]
+    return sorted(axes[:-1])
 
 
 def wanda_of(path: str, stats: Mapping[str, Tensor], weight: Tensor) -> Tensor:

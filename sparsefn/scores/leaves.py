@@ -48,7 +48,7 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     >>> relative(state, (), 0)
     {'w': tensor([1.0000, 0.5000]), 'b': tensor([0., 0.])}
 
-    The function is called for sparsified leaves alone. The weight is that of
+    The function is called for sparsified leaves alone. The weight is from
     `state.params`, the mask has its full shape, and `grad` is None where the update was
     given no gradients. The function gives floats of the shape of the weight, larger for
     a weight that is more important. Other leaves score 0. Raises TypeError for anything
@@ -73,7 +73,9 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
 
     del score.__wrapped__  # it has other arguments
     # A function that is decorated keeps its own name.
-    return with_call(score, leafwise, fn) if isinstance(fn, Described) else score
+    if isinstance(fn, Described):
+        return with_call(score, leafwise, fn)
+    return score
 
 
 def of_sparsified(
@@ -117,7 +119,7 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     tensor([0.0333, 0.1379, 0.3600, 1.0000], dtype=torch.float64)
 
     For `distribution=sf.budgets.global_()`, which then chooses how many weights each
-    leaf keeps; inside a leaf the order is that of magnitudes. The best weight of every
+    leaf keeps; inside a leaf the order is by magnitude. The best weight of every
     leaf scores 1, and the scale of a leaf does not count. Of equal weights the first is
     the larger one; weights of 0 score 0. In float64, with the same bits on every
     device. ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.
@@ -190,27 +192,25 @@ def distance(
             units = units_of(pattern, tuple(weight.shape))
         except ValueError as error:
             raise ValueError(f"distance: {error} at {path!r}") from None
-        if any(
-            size % max(box, 1)
-            for size, box in zip(units.shape, units.unit, strict=True)
-        ):
+        sides = zip(units.shape, units.unit, strict=True)
+        if any(size % max(box, 1) for size, box in sides):
             raise ValueError(
                 f"distance: expected whole units of {pattern}, got shape "
                 f"{units.shape} at {path!r}"
             )
-        found = sums(path, boxes_of(wide(weight.detach()), units.unit).contiguous())
+        rows = boxes_of(wide(weight.detach()), units.unit)
+        found = sums(path, rows.contiguous())
         return over_elements(found.reshape(units.grid), units.unit, units.shape)
 
     def of_set(name: str, units: Units, rows: Tensor) -> Tensor:
         return sums(name, rows)[None]
 
     if isinstance(pattern, TiedPattern):
-        return OfUnits(
-            pattern,
-            lambda state, grads, step: of_tied_units(
-                of_set, pattern, state, state.params, "distance"
-            ),
-        )
+
+        def of_sets(state: State, grads: Tree, step: Step) -> Tree:
+            return of_tied_units(of_set, pattern, state, state.params, "distance")
+
+        return OfUnits(pattern, of_sets)
     return lambda state, grads, step: of_sparsified(of_leaf, state, reader="distance")
 
 
@@ -220,11 +220,13 @@ def _distance_sums(flat: Tensor, norm: float) -> Tensor:
     size, width = flat.shape
     step = max(1, _PIECE // max(1, size * width))
     length = Pooling("norm", norm)
-    parts = [
-        _SUM(length(flat[start : start + step, None] - flat))
-        for start in range(0, size, step)
-    ]
-    return torch.cat(parts) if parts else _SUM(flat)
+    parts = []
+    for start in range(0, size, step):
+        some = flat[start : start + step, None]
+        parts.append(_SUM(length(some - flat)))
+    if not parts:
+        return _SUM(flat)
+    return torch.cat(parts)
 
 
 @described
@@ -268,9 +270,13 @@ def _half(m: Tensor, rule: str) -> Tensor:
     # common with the row before last.
     common = m @ m.T
     others = (m.sum(1) - common).clamp(min=1.0)
-    terms = torch.where(
-        common > 0, (1.0 + common if rule == "CH2" else 1.0) / others, 0.0
-    )
-    most = m.shape[0] * (m.shape[1] + 1 if rule == "CH2" else 1)  # no sum is larger
+    most = m.shape[0]  # no sum is larger
+    if rule == "CH2":
+        most *= m.shape[1] + 1
+        weights = (1.0 + common) / others
+    else:
+        weights = 1.0 / others
+    terms = torch.where(common > 0, weights, 0.0)
     unit = 2.0 ** (most.bit_length() - 51)
-    return ((terms / unit).round() * unit) @ m
+    rounded = (terms / unit).round() * unit
+    return rounded @ m

@@ -29,25 +29,27 @@ def _zeros(params: Tree) -> Tree:
 
 def _alike(score: Callable[..., Tree], params: Tree) -> Tree:
     # Zeros for the values of a score.
-    return (
-        zeros_of_units(score.pattern, params)
-        if isinstance(score, OfUnits)
-        else _zeros(params)
-    )
+    if isinstance(score, OfUnits):
+        return zeros_of_units(score.pattern, params)
+    return _zeros(params)
 
 
 def _read(
     score: Callable[..., Tree], value: Callable[..., Tree]
 ) -> Callable[..., Tree]:
     # What is remembered of a score of units is one, too.
-    return OfUnits(score.pattern, value) if isinstance(score, OfUnits) else value
+    if isinstance(score, OfUnits):
+        return OfUnits(score.pattern, value)
+    return value
 
 
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
     def blended(m: Tensor, x: Tensor) -> Tensor:
         share = (1 - decay) * x.to(m.dtype)
         own = claim(m)
-        return decay * m + share if own is None else own.mul_(decay).add_(share)
+        if own is None:
+            return decay * m + share
+        return own.mul_(decay).add_(share)
 
     return optree.tree_map(blended, memory, new)
 

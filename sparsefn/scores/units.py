@@ -82,7 +82,11 @@ def check_units(name: str, pattern: object) -> None:
 
 
 def of_tied_units(
-    fn: OfRows, pattern: TiedPattern, state: State, values: Tree, alike: str = ""
+    fn: OfRows,
+    pattern: TiedPattern,
+    state: State,
+    values: Tree,
+    alike: str = "",
 ) -> Leaves:
     """What a function makes of the entries of each unit in a tree like params; 0 for
     sets that are not sparsified.

@@ -68,16 +68,14 @@ def analyse(
     made = Analysis(graph, {}, {}, book)
     held = tensors_of(graph)
     seen = dict[int, Value]()
-    reads = Counter(
-        id(held[str(node.target)])
-        for node in graph.graph.find_nodes(op="get_attr")
-        for _ in node.users
-    )
+    reads = Counter[int]()
+    for node in graph.graph.find_nodes(op="get_attr"):
+        leaf = held[str(node.target)]
+        reads[id(leaf)] += len(node.users)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            made.values[node] = _leaf(
-                made, str(node.target), held[str(node.target)], reads, seen
-            )
+            name = str(node.target)
+            made.values[node] = _leaf(made, name, held[name], reads, seen)
         else:
             made.values[node] = _of_node(made, node)
     return _settled(made)
@@ -85,14 +83,12 @@ def analyse(
 
 def labels_of(analysis: Analysis) -> list[Ids]:
     """The labels of all dimensions in a program, each once, without empty ones."""
-    values = values_in([analysis.leaves, list(analysis.values.values())])
-    labels = (
-        label
-        for value in values
-        for label in value.labels
-        if label is not None and len(label)
-    )
-    return list({id(label): label for label in labels}.values())
+    found: dict[int, Ids] = {}
+    for value in values_in([analysis.leaves, list(analysis.values.values())]):
+        for label in value.labels:
+            if label is not None and len(label):
+                found[id(label)] = label
+    return list(found.values())
 
 
 def _settled(made: Analysis) -> Analysis:
@@ -101,10 +97,12 @@ def _settled(made: Analysis) -> Analysis:
     known = dict[Any, Ids]()
     for label in labels_of(made):
         end = made.book.atoms.resolve(label)
-        ends[id(label)] = known.setdefault((end.shape, end.tobytes()), end)
+        key = (end.shape, end.tobytes())
+        ends[id(label)] = known.setdefault(key, end)
 
     def resolved(value: Value) -> Value:
-        return value.along([ends.get(id(label)) for label in value.labels], value.gone)
+        labels = [ends.get(id(label)) for label in value.labels]
+        return value.along(labels, value.gone)
 
     def settle(tree: Any) -> Any:
         return replaced(tree, map(resolved, values_in(tree)))
@@ -124,19 +122,27 @@ def _leaf(
         return None
     if id(leaf) not in seen:
         book = made.book
-        mask = None if book.masks is None else book.masks.get(name)
-        if mask is not None and not mask.ndim:  # that of a dense leaf
+        if book.masks is None:
+            mask = None
+        else:
+            mask = book.masks.get(name)
+        if mask is not None and not mask.ndim:  # the leaf is dense
             mask = None
         real = None if leaf.is_meta else leaf.detach()
         if real is not None and mask is not None:
             real = real * mask
         # What nothing reads stays whole.
         read = reads[id(leaf)]
+        labels: list[Label] = []
+        gone = []
+        for d, n in enumerate(leaf.shape):
+            labels.append(book.atoms.new(n) if n > 1 and read else None)
+            gone.append(of_leaf(book, leaf, real, mask, d))
         seen[id(leaf)] = Value(
             tuple(leaf.shape),
             leaf.dtype,
-            tuple(book.atoms.new(n) if n > 1 and read else None for n in leaf.shape),
-            tuple(of_leaf(book, leaf, real, mask, d) for d in range(leaf.ndim)),
+            tuple(labels),
+            tuple(gone),
             real,
             name,
             mask,
@@ -152,24 +158,28 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: made.values[n])
     ins = values_in([args, kwargs])
     if node.op == "output":
-        for label in (label for value in ins for label in value.labels):
-            made.book.atoms.freeze(label, "it is an output of the model")
+        for value in ins:
+            for label in value.labels:
+                made.book.atoms.freeze(label, "it is an output of the model")
         return None
     outs = blank(node.meta.get("val"))
     if node.op != "call_function" or not values_in(outs):
         return outs
     if node.target is operator.getitem:
-        return args[0][args[1]]
+        values, place = args
+        return values[place]
     if not hasattr(node.target, "_schema"):
-        Step(node, {}, outs, made.book).freeze_all(ins, "is a program of its own")
+        step = Step(node, {}, outs, made.book)
+        step.freeze_all(ins, "is a program of its own")
         return outs
     step = Step(node, bind(node.target, args, kwargs), outs, made.book)
-    outs = _known(step, ins, _rule(step)(step))
+    rule = _rule(step)
+    outs = _known(step, ins, rule(step))
     if node.target._schema.is_mutable:
-        written = [
-            n for n in node.all_input_nodes if isinstance(made.values.get(n), Value)
-        ]
-        made.values.update(dict.fromkeys(written[:1], outs))
+        for read in node.all_input_nodes:
+            if isinstance(made.values.get(read), Value):
+                made.values[read] = outs
+                break
     return outs
 
 
@@ -190,16 +200,18 @@ def _known(step: Step, ins: list[Value], out: Any) -> Any:
     # with the leaf all of whose entries a move has.
     if not ins or not isinstance(out, Value):
         return out
-    known = [
-        value.real
-        for value in ins
-        if value.real is not None and not value.dtype.is_floating_point
-    ]
+    known = []
+    for value in ins:
+        if value.real is not None and not value.dtype.is_floating_point:
+            known.append(value.real)
     if len(known) == len(ins) and not out.dtype.is_floating_point:
-        out = out._replace(real=run_op(step.target, step.arguments, known)[0])
+        real = run_op(step.target, step.arguments, known)[0]
+        out = out._replace(real=real)
     if step.name in moves.MOVES and len(ins) == 1:
-        as_many = math.prod(out.shape) == math.prod(ins[0].shape)
-        out = out._replace(whole=ins[0].whole if as_many else None)
+        whole = None
+        if math.prod(out.shape) == math.prod(ins[0].shape):
+            whole = ins[0].whole
+        out = out._replace(whole=whole)
     return out
 
 
@@ -246,11 +258,12 @@ def _arange(step: Step) -> Any:
 
 def _dropout(step: Step) -> Any:
     x = values_in(step.arguments)[0]
-    gone = x.gone
-    if step.arguments["train"] and step.arguments["p"]:
-        gone = tuple(
-            None if some is None else np.where(some == 0, 0.0, np.nan) for some in gone
-        )
+    drops = step.arguments["train"] and step.arguments["p"]
+    gone = []
+    for some in x.gone:
+        if some is not None and drops:
+            some = np.where(some == 0, 0.0, np.nan)
+        gone.append(some)
     outs = values_in(step.outs)
     return replaced(step.outs, [out.along(x.labels, gone) for out in outs])
 
@@ -324,28 +337,30 @@ class Cut:
 
     def kept(self, label: Label, size: int = 0) -> Flags:
         """Which indices of a dimension stay; of one without label all of them."""
-        return np.ones(size, bool) if label is None else self._places(label)[1]
+        if label is None:
+            return np.ones(size, bool)
+        return self._places(label)[1]
 
     def _places(self, label: Ids) -> tuple[Ids, Flags, Tensor | None]:
         # The indices that stay, as flags and as numbers (None: all), known by id of the
         # label, which is held.
         if id(label) not in self.known:
-            keep = np.asarray(
-                self.alive[self.analysis.book.atoms.resolve(label)].all(1)
-            )
-            self.known[id(label)] = (
-                label,
-                keep,
-                None if keep.all() else torch.from_numpy(keep).nonzero().flatten(),
-            )
+            atoms = self.analysis.book.atoms.resolve(label)
+            keep = np.asarray(self.alive[atoms].all(1))
+            places = None
+            if not keep.all():
+                places = torch.from_numpy(keep).nonzero().flatten()
+            self.known[id(label)] = (label, keep, places)
         return self.known[id(label)]
+
+    def _numbers(self, label: Label) -> Tensor | None:
+        if label is None:
+            return None
+        return self._places(label)[2]
 
     def loses(self, value: Value) -> bool:
         """Whether any dimension loses indices."""
-        return any(
-            label is not None and self._places(label)[2] is not None
-            for label in value.labels
-        )
+        return any(self._numbers(label) is not None for label in value.labels)
 
     def size(self, value: Value) -> list[int]:
         """The shape of a tensor after the cut."""
@@ -354,10 +369,9 @@ class Cut:
     def indices(self, name: str) -> tuple[Tensor | None, ...]:
         """Of a leaf the indices that stay along each dimension; None: all."""
         value = self.analysis.leaves.get(name)
-        labels = () if value is None else value.labels
-        return tuple(
-            None if label is None else self._places(label)[2] for label in labels
-        )
+        if value is None:
+            return ()
+        return tuple(map(self._numbers, value.labels))
 
     def take(self, name: str, x: Tensor) -> Tensor:
         """A leaf without the entries that go, in memory of its own."""
@@ -371,7 +385,8 @@ class Cut:
         made = torch.ones(value.shape, dtype=torch.bool, device="cpu")
         for d, keep in enumerate(map(self.kept, value.labels, value.shape)):
             if not keep.all():
-                made &= torch.from_numpy(keep).reshape(-1, *[1] * (made.ndim - d - 1))
+                later = [1] * (made.ndim - d - 1)
+                made &= torch.from_numpy(keep).reshape(-1, *later)
         return made
 
 
@@ -385,14 +400,18 @@ def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """
     made = x.detach()
     for d, some in enumerate(indices):
-        made = made if some is None else made.index_select(d, some.to(x.device))
-    return made.clone() if all(some is None for some in indices) else made
+        if some is not None:
+            made = made.index_select(d, some.to(x.device))
+    if all(some is None for some in indices):
+        return made.clone()
+    return made
 
 
 def free(analysis: Analysis) -> Cut:
     """Without any atom that may go; but one index of each dimension stays."""
     atoms = analysis.book.atoms
-    return one_stays(Cut(analysis, atoms.reason[: atoms.count] > 0))
+    stays = atoms.reason[: atoms.count] > 0
+    return one_stays(Cut(analysis, stays))
 
 
 def one_stays(cut: Cut) -> Cut:
@@ -413,7 +432,8 @@ def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
     for fold in cut.analysis.book.folds:
         gone = ~cut.kept(fold.label)
-        constants = np.where(gone & np.isfinite(fold.constants), fold.constants, 0.0)
+        known = gone & np.isfinite(fold.constants)
+        constants = np.where(known, fold.constants, 0.0)
         if constants.any():
             groups, _, inputs = fold.weights.shape
             shift = (

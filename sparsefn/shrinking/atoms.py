@@ -25,6 +25,9 @@ class Rank(IntEnum):
     WIDTHS = 3  # of heads
 
 
+_FIRST_SIZE = 1 << 12  # of the arrays, which double when they are full
+
+
 class Atoms:
     """A union-find of atoms, some of which are products of others.
 
@@ -43,12 +46,12 @@ class Atoms:
 
     def __init__(self) -> None:
         self.count = 1
-        self.parent = np.zeros(1 << 12, np.int64)
+        self.parent = np.zeros(_FIRST_SIZE, np.int64)
         # the factors of an atom: itself, if it is no product
-        self.parts = np.zeros((1 << 12, 2), np.int64)
+        self.parts = np.zeros((_FIRST_SIZE, 2), np.int64)
         # why a root stays: a place in `reasons`, 0 where it may go
-        self.reason = np.zeros(1 << 12, np.int32)
-        self.rank = np.zeros(1 << 12, np.int32)
+        self.reason = np.zeros(_FIRST_SIZE, np.int32)
+        self.rank = np.zeros(_FIRST_SIZE, np.int32)
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1
@@ -60,24 +63,26 @@ class Atoms:
         while self.count + size > len(self.parent):
             for name in ("parent", "parts", "reason", "rank"):
                 old = getattr(self, name)
-                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+                doubled = np.concatenate([old, np.zeros_like(old)])
+                setattr(self, name, doubled)
         new = slice(self.count, self.count + size)
         ids = np.arange(new.start, new.stop)
         self.parent[new] = ids
         self.parts[new, 0] = ids
-        if rank:
-            self.rank[new] = rank
+        self.rank[new] = rank
         self.count = new.stop
         return ids[:, None]
 
     def find(self, ids: Ids) -> Ids:
         """The roots of atoms."""
         up = self.parent[ids]
-        while not ((top := self.parent[up]) == up).all():
+        while True:
+            top = self.parent[up]
+            if (top == up).all():
+                return up
             self.parent[ids] = top
             ids = top
             up = self.parent[top]
-        return up
 
     def resolve(self, label: Ids) -> Ids:
         """A label as it is now: roots that are no products, each once a row, without
@@ -88,29 +93,40 @@ class Atoms:
             factors = self.parts[label].reshape(len(label), -1)
             label = _once_a_row(self.find(factors))
         if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
-            fixed = (self.reason[label] > 0).all(0)
+            stays = self.reason[label] > 0
+            fixed = stays.all(0)
             if fixed.sum() > 1:
+                others = label[:, ~fixed]
                 one = label[:, fixed].max(1, keepdims=True)
-                label = np.concatenate([label[:, ~fixed], one], 1)
+                label = np.concatenate([others, one], 1)
         return label
 
     def free(self, label: Label) -> Label:
         """The atoms of a label that may go; None where all of them stay."""
         if label is None:
             return None
-        label = self.resolve(label)
-        label = np.where(self.reason[label] > 0, 0, label)
+        label = self._without_fixed(label)
         used = label.any(0)
-        return label[:, used] if used.any() else None
+        if not used.any():
+            return None
+        return label[:, used]
+
+    def _without_fixed(self, label: Ids) -> Ids:
+        # 0 in place of atoms that stay.
+        label = self.resolve(label)
+        return np.where(self.reason[label] > 0, 0, label)
 
     def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
         """All atoms of these indices stay, for this reason."""
         if label is None:
             return
         number = self._number(why)
-        if which is None or which.any():
-            ids = self.resolve(label if which is None else label[which])
-            self.reason[ids[self.reason[ids] == 0]] = number
+        if which is not None:
+            label = label[which]
+        if len(label):
+            ids = self.resolve(label)
+            free = ids[self.reason[ids] == 0]
+            self.reason[free] = number
 
     def join(self, a: Label, b: Label, why: str) -> None:
         """The indices of two dimensions stay or go together, index by index."""
@@ -147,7 +163,7 @@ class Atoms:
         only = (n == 0) | (m == 0)
         same = n == m
         single = (n == 1) | (m == 1)
-        if only.any():  # further factors on one side
+        if only.any():  # more factors on one side
             self.freeze(one[only], why)
             self.freeze(two[only], why)
             return bool(only.all())
@@ -159,25 +175,19 @@ class Atoms:
             self._unite(ours.ravel(), theirs.ravel())
             return bool(same.all())
         if single.any():
-            divided = self._divide(one[single], two[single], n[single] == 1)
+            first = n[single] == 1
+            divided = self._divide(one[single], two[single], first)
             return divided and bool(single.all())
-        self.freeze(one, f"{why}, and divided in two ways")
-        self.freeze(two, f"{why}, and divided in two ways")
+        in_two_ways = f"{why}, and divided in two ways"
+        self.freeze(one, in_two_ways)
+        self.freeze(two, in_two_ways)
         return True
 
     def _apart(self, a: Ids, b: Ids) -> tuple[Ids, Ids]:
         # What either side has that the other has not, in each row from the left.
-        sides = []
-        both = [self.resolve(label) for label in (a, b)]
-        both = [np.where(self.reason[side] > 0, 0, side) for side in both]
-        for mine, other in (both, both[::-1]):
-            shared = (mine[:, :, None] == other[:, None, :]).any(2)
-            alone = np.where(shared, 0, mine)
-            order = np.argsort(alone == 0, axis=1, kind="stable")
-            alone = np.take_along_axis(alone, order, 1)
-            width = max(1, alone.any(0).sum())
-            sides.append(alone[:, :width])
-        return sides[0], sides[1]
+        one = self._without_fixed(a)
+        two = self._without_fixed(b)
+        return _alone(one, two), _alone(two, one)
 
     def _divide(self, one: Ids, two: Ids, first: Flags) -> bool:
         # An atom, of the first side or of the second, is the product of several of the
@@ -193,14 +203,18 @@ class Atoms:
         factors[~first, : one.shape[1]] = one[~first]
         factors = factors[at]
         # no atom may become a factor of its own factors
-        clear = np.asarray(~np.isin(factors, atoms).any(1))
+        circular = np.isin(factors, atoms).any(1)
+        clear = np.asarray(~circular)
         clear[0] = True
         self.parts[atoms[clear], :width] = factors[clear]
         return len(atoms) == len(whole) and bool(clear.all())
 
     def _unite(self, a: Ids, b: Ids) -> None:
         # Roots that may go.
-        while (apart := a != b).any():
+        while True:
+            apart = a != b
+            if not apart.any():
+                return
             low = np.minimum(a, b)[apart]
             high = np.maximum(a, b)[apart]
             self.parent[high] = low
@@ -208,8 +222,9 @@ class Atoms:
             last = self.parent[high]
             ranked = (self.rank[last] == 0) & (self.rank[high] > 0)
             self.rank[last[ranked]] = self.rank[high[ranked]]
-            a = self.find(low[last != low])
-            b = self.find(high[last != low])
+            others = last != low
+            a = self.find(low[others])
+            b = self.find(high[others])
 
     def _number(self, why: str) -> int:
         if why not in self._places:
@@ -218,24 +233,41 @@ class Atoms:
         return self._places[why]
 
 
+def _alone(mine: Ids, other: Ids) -> Ids:
+    shared = (mine[:, :, None] == other[:, None, :]).any(2)
+    alone = np.where(shared, 0, mine)
+    order = np.argsort(alone == 0, axis=1, kind="stable")
+    alone = np.take_along_axis(alone, order, 1)
+    width = max(1, alone.any(0).sum())
+    return alone[:, :width]
+
+
 def _once_a_row(label: Ids) -> Ids:
     # Zeros in place of repeats, without columns of zeros. Where factors are shared,
     # columns would double without end.
     for i in range(1, label.shape[1]):
         before = label[:, :i]
-        again = (before == label[:, i : i + 1]).any(1)
+        column = label[:, i : i + 1]
+        again = (before == column).any(1)
         label[again, i] = 0
     used = label.any(0)
-    return label if used.all() else label[:, used]
+    if used.all():
+        return label
+    return label[:, used]
 
 
 def product(a: Label, m: int, b: Label, n: int) -> Label:
-    """The label of a dimension of m * n indices, from those of the two that it is made
-    of.
+    """The label of a dimension of m * n indices, from the labels of the two dimensions
+    that it is made of.
 
     >>> product(np.array([[1], [2]]), 2, None, 2).tolist()
     [[1], [1], [2], [2]]
     """
-    rows = [] if a is None else [np.repeat(a, n, 0)]
-    rows += [] if b is None else [np.tile(b, (m, 1))]
-    return np.concatenate(rows, 1) if rows else None
+    rows = []
+    if a is not None:
+        rows.append(np.repeat(a, n, 0))
+    if b is not None:
+        rows.append(np.tile(b, (m, 1)))
+    if not rows:
+        return None
+    return np.concatenate(rows, 1)

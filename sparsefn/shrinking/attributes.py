@@ -53,9 +53,8 @@ class Guess:
 
     def take(self, choice: int) -> None:
         self.choice = choice
-        for owner, value in zip(
-            self.owners.values(), self.options[choice], strict=True
-        ):
+        values = self.options[choice]
+        for owner, value in zip(self.owners.values(), values, strict=True):
             if self.place is not None:
                 whole = list(owner[self.key])
                 whole[self.place] = value
@@ -90,13 +89,13 @@ def search(
 
 
 def _changes(numbers: Sequence[Guess]) -> Iterator[list[tuple[Guess, int]]]:
-    single = [
-        (number, choice)
-        for number in numbers
-        for choice in range(len(number.options))
-        if choice != number.choice
-    ]
-    yield from ([one] for one in single)
+    single = []
+    for number in numbers:
+        for choice in range(len(number.options)):
+            if choice != number.choice:
+                single.append((number, choice))
+    for one in single:
+        yield [one]
     for one, other in itertools.combinations(single, 2):
         if one[0] is not other[0]:
             yield [one, other]
@@ -118,30 +117,33 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     """Set whole numbers, also in lists and tuples, that are a size that changes; and
     say what else they may be.
 
-    A number is told by where it is a size in the module's own forward, or in that of
-    its children: modules of one class whose forward does the same operations keep it
+    A number is known by where it is a size in the module's own forward, or in its
+    children's: modules of one class whose forward does the same operations keep it
     from the same place.
     """
     own = _seen(nodes, 0)
     below = _seen(nodes, 1)
     alike: dict[Any, dict[str, int]] = defaultdict(dict)
     for path, layer in small.named_modules():
+        operations, _ = own[path]
         for key, place, value in _numbers(layer):
-            alike[type(layer), key, place, tuple(own[path][0])][path] = value
+            alike[type(layer), key, place, tuple(operations)][path] = value
     made = []
     for (_, key, place, _), members in alike.items():
         values = tuple(members.values())
         here = [own[path][1] for path in members]
         inside = [below[path][1] for path in members]
         seen = [*_columns(here, values), *_columns(inside, values)]
-        options = list(dict.fromkeys(option for option in seen if option != values))
-        options.append(values)
+        others = dict.fromkeys(option for option in seen if option != values)
+        options = [*others, values]
         if len(options) == 1:
             options += set(_parts(here, values)) - {values}
         if len(options) > 1:
             owners = {path: vars(small.get_submodule(path)) for path in members}
-            made.append(Guess(owners, key, place, options, options.index(values)))
-            made[-1].take(0)
+            old = options.index(values)
+            guess = Guess(owners, key, place, options, old)
+            guess.take(0)
+            made.append(guess)
     return made
 
 
@@ -153,10 +155,12 @@ def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     for key, value in list(vars(layer).items()):
         if not open_ and key in getattr(layer, "__constants__", ()):
             continue
-        many = type(value) in (list, tuple, torch.Size) and all(
-            type(n) is int for n in value
-        )
-        for place, number in enumerate(value) if many else [(None, value)]:
+        numbers: Any = [(None, value)]
+        if type(value) in (list, tuple, torch.Size):
+            numbers = []
+            if all(type(n) is int for n in value):
+                numbers = enumerate(value)
+        for place, number in numbers:
             if type(number) is int and number > 1:
                 yield key, place, number
 
@@ -181,9 +185,8 @@ def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
         if node.op == "call_function":
             names, sizes = made[module_of(node, up)]
             for i, seen in enumerate((node, *node.all_input_nodes)):
-                sizes |= {
-                    (len(names), i, d): pair for d, pair in enumerate(nodes[seen])
-                }
+                for d, pair in enumerate(nodes[seen]):
+                    sizes[len(names), i, d] = pair
             names.append(opname(node))
     return made
 
@@ -206,7 +209,9 @@ def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, .
     for some, v in zip(sizes, values, strict=True):
         parts: Sizes = {}
         for at, (old, new) in some.items():
-            if old and new and not old % v and not new * v % old:
+            if not old or not new:
+                continue
+            if old % v == 0 and new * v % old == 0:
                 parts[at] = (v, new * v // old)
         made.append(parts)
     return _columns(made, values)
@@ -215,23 +220,34 @@ def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, .
 def outputs_of(model: nn.Module, works: Works) -> Outputs:
     """What the modules give in turn while a model runs, by path."""
     made: Outputs = []
-    _watched(model, works, lambda path, outs, error: made.append((path, outs)))
+
+    def see(path: str, outs: list[Tensor], error: BaseException | None) -> None:
+        made.append((path, outs))
+
+    _watched(model, works, see)
     return made
 
 
 def settle(
-    small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut
+    small: nn.Module,
+    unknown: Sequence[Guess],
+    works: Works,
+    wanted: Outputs,
+    cut: Cut,
 ) -> str:
     """Choose numbers with which a model works; the reason where none are found."""
     keeps = _keeps(cut)
 
     def order(tried: Tried) -> list[Guess]:
-        return sorted(
-            unknown,
-            key=lambda guess: -max(_near(path, tried.path) for path in guess.owners),
-        )
+        def far(guess: Guess) -> float:
+            return -max(_near(path, tried.path) for path in guess.owners)
 
-    found = search(order, lambda: _run(small, works, wanted, keeps), TRIES)
+        return sorted(unknown, key=far)
+
+    def run() -> Tried:
+        return _run(small, works, wanted, keeps)
+
+    found = search(order, run, TRIES)
     if found.done and not works(small):
         return (
             "it only works while its modules are watched, so that they take no fast "
@@ -263,7 +279,8 @@ def _near(path: str, failed: str) -> float:
     # from inside out.
     if path == failed:
         return math.inf
-    return len(path) + 1 if not path or failed.startswith(f"{path}.") else 0
+    is_around = not path or failed.startswith(f"{path}.")
+    return len(path) + 1 if is_around else 0
 
 
 def _watched(
@@ -273,13 +290,15 @@ def _watched(
 ) -> bool:
     def seen(path: str, layer: nn.Module, args: Any, out: Any) -> None:
         tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        see(path, tensors, sys.exc_info()[1] if out is None else None)
+        error = None
+        if out is None:
+            _, error, _ = sys.exc_info()
+        see(path, tensors, error)
 
-    layers = model.named_modules()
-    handles = [
-        layer.register_forward_hook(partial(seen, path), always_call=True)
-        for path, layer in layers
-    ]
+    handles = []
+    for path, layer in model.named_modules():
+        hook = partial(seen, path)
+        handles.append(layer.register_forward_hook(hook, always_call=True))
     try:
         return works(model)
     finally:
@@ -307,16 +326,19 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
 
     if _watched(small, works, see):
         return Tried((math.inf, 0), True)
-    path, what = wrong[0] if wrong else ("", "gives other outputs")
-    return Tried((far, 0), False, f"{named_module(small, path)} {what}", path)
+    wrong.append(("", "gives other outputs"))  # no module did
+    path, what = wrong[0]
+    why = f"{named_module(small, path)} {what}"
+    return Tried((far, 0), False, why, path)
 
 
 def _alike(
     some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int], list[Tensor]]
 ) -> bool:
-    return len(some) == len(whole) and all(
-        _alike_but(x, y, keeps) for x, y in zip(some, whole, strict=True)
-    )
+    if len(some) != len(whole):
+        return False
+    pairs = zip(some, whole, strict=True)
+    return all(_alike_but(x, y, keeps) for x, y in pairs)
 
 
 def _alike_but(
@@ -335,7 +357,9 @@ def _alike_but(
         left = y
         for d, keep in zip(dims, chosen, strict=True):
             left = left.index_select(d, keep.to(y.device))
-        largest = float(left.abs().max()) if left.numel() else 0.0
+        largest = 0.0
+        if left.numel():
+            largest = float(left.abs().max())
         near = _NEAR.get(x.dtype, 0.05) * largest
         if torch.allclose(x, left.to(x.dtype), 0, near, equal_nan=True):
             return True
@@ -348,9 +372,11 @@ def _keeps(cut: Cut) -> dict[tuple[int, int], list[Tensor]]:
     for value in values_in(list(cut.analysis.values.values())):
         for label in value.labels:
             kept = cut.kept(label)
-            if not kept.all():
-                places = torch.from_numpy(kept).nonzero().flatten()
-                made[len(kept), len(places)][kept.tobytes()] = places
+            if kept.all():
+                continue
+            places = torch.from_numpy(kept).nonzero().flatten()
+            sizes = (len(kept), len(places))
+            made[sizes][kept.tobytes()] = places
     return {sizes: list(some.values()) for sizes, some in made.items()}
 
 
@@ -405,12 +431,10 @@ def set_configs(
 
 
 def _classes(part: nn.Module, whole: nn.Module) -> str:
-    other = [
-        path
-        for path, layer in part.named_modules()
-        if type(layer) is not type(whole.get_submodule(path))
-    ]
-    return f"no others give {named_module(part, other[0])}" if other else ""
+    for path, layer in part.named_modules():
+        if type(layer) is not type(whole.get_submodule(path)):
+            return f"no others give {named_module(part, path)}"
+    return ""
 
 
 def _fit(

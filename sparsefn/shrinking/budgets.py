@@ -69,10 +69,10 @@ def pieces_of(
             continue
         all_choices = math.prod(math.comb(sizes[g], n) for g, n in groups)
         most = None
-        if groups[0][1] == len(groups) == 1 and (
-            len(here) < all_choices or here.min() < here.max()
-        ):
-            each = np.pad(np.sort(here)[::-1], (0, all_choices - len(here)))
+        alike = len(here) == all_choices and here.min() == here.max()
+        if groups[0][1] == len(groups) == 1 and not alike:
+            largest_first = np.sort(here)[::-1]
+            each = np.pad(largest_first, (0, all_choices - len(here)))
             most = np.concatenate([[0], np.cumsum(each)])
         covers = len(here) == all_choices and all(n == 1 for _, n in groups)
         pieces.append(
@@ -93,19 +93,17 @@ def most_kept(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list
     # would all go keeps its first index.
     # by atom: up to how many chosen units that may come about
     saved: dict[int, int] = {}
-    for label in distinct(
-        values_in([analysis.leaves, list(analysis.values.values())]),
-        analysis.book.atoms,
-    ):
+    values = values_in([analysis.leaves, list(analysis.values.values())])
+    for label in distinct(values, analysis.book.atoms):
         fixed, pieces = pieces_of(label, group, sizes)
-        if not fixed and not any(piece.covers for piece in pieces):
-            for atom in label[0][group[label[0]] >= 0].tolist():
-                g = int(group[atom])
-                here = max(
-                    [piece.choices for piece in pieces if piece.groups == ((g, 1),)],
-                    default=0,
-                )
-                saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
+        if fixed or any(piece.covers for piece in pieces):
+            continue
+        first = label[0]
+        for atom in first[group[first] >= 0].tolist():
+            g = int(group[atom])
+            alone = [piece for piece in pieces if piece.groups == ((g, 1),)]
+            here = max([piece.choices for piece in alone], default=0)
+            saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
     made = []
     for g, size in enumerate(sizes):
         limits = [n for atom, n in saved.items() if group[atom] == g]
@@ -124,7 +122,11 @@ class Weights(NamedTuple):
     products: tuple[tuple[int, tuple[str, ...]], ...]
 
     def priced(
-        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
     ) -> Priced:
         """The cost of the model by how many weights of each parameter are not zero."""
         check_unit(unit, bits, compressed)
@@ -154,14 +156,15 @@ class Weights(NamedTuple):
             return -(-weighted // 8)
 
         def scores() -> dict[str, Scores]:
-            return {
-                name: x.detach().abs().double().cpu().numpy().reshape(-1)
-                for name, x in self.leaves.items()
-            }
+            made = {}
+            for name, x in self.leaves.items():
+                size = x.detach().abs().double().cpu()
+                made[name] = size.numpy().reshape(-1)
+            return made
 
-        masks = {
-            name: -(-n // 8) if unit == "bytes" else 0 for name, n in sizes.items()
-        }
+        masks = dict.fromkeys(sizes, 0)
+        if unit == "bytes":
+            masks = {name: -(-n // 8) for name, n in sizes.items()}
         return Priced(sizes, cost, scores, masks)
 
 

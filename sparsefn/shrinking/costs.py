@@ -38,7 +38,11 @@ class Terms(NamedTuple):
 
 
 def cost(
-    cut: Cut, unit: str = "params", *, bits: int | None = None, compressed: bool = False
+    cut: Cut,
+    unit: str = "params",
+    *,
+    bits: int | None = None,
+    compressed: bool = False,
 ) -> int:
     """What is left of a program after a cut, in parameters, FLOPs or bytes, as
     `Groups.cost` counts them.
@@ -48,7 +52,10 @@ def cost(
 
 
 def terms_of(
-    analysis: Analysis, unit: str, bits: int | None = None, compressed: bool = False
+    analysis: Analysis,
+    unit: str,
+    bits: int | None = None,
+    compressed: bool = False,
 ) -> Terms:
     """The cost of a program as a function of its dimensions; worked out once.
 
@@ -88,14 +95,14 @@ def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
 
     It has its Value where the program reads it.
     """
-    known = {
-        id(x): analysis.leaves[name]
-        for name, x in analysis.parameters.items()
-        if name in analysis.leaves
-    }
-    return {
-        name: (known.get(id(x)), x) for name, x in analysis.graph.named_parameters()
-    }
+    known = {}
+    for name, x in analysis.parameters.items():
+        if name in analysis.leaves:
+            known[id(x)] = analysis.leaves[name]
+    found: dict[str, tuple[Value | None, Tensor]] = {}
+    for name, x in analysis.graph.named_parameters():
+        found[name] = (known.get(id(x)), x)
+    return found
 
 
 def _sizes(
@@ -103,28 +110,32 @@ def _sizes(
 ) -> Iterable[tuple[int, Dims]]:
     for value, x in parameters(analysis).values():
         dims = (value or blank(x)).dims
-        per = (bits or 8 * x.dtype.itemsize) if unit == "bytes" else 1
+        if unit == "bytes":
+            per = bits or 8 * x.dtype.itemsize
+        else:
+            per = 1
         yield per, dims
-        if compressed and any(
-            analysis.book.atoms.free(label) is not None for _, label in dims
-        ):
-            yield 8 * -(-x.numel() // 8), ()
+        atoms = analysis.book.atoms
+        if compressed and any(atoms.free(label) is not None for _, label in dims):
+            bytes_of_mask = -(-x.numel() // 8)
+            yield 8 * bytes_of_mask, ()
 
 
 def _collected(
     analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int
 ) -> Terms:
     given = list(found)
-    places = _places(
-        (label for _, dims in given for _, label in dims), analysis.book.atoms
-    )
+    every = (label for _, dims in given for _, label in dims)
+    places = _places(every, analysis.book.atoms)
     labels: list[Ids] = []
     constant = 0
     terms = dict[tuple[int, ...], int]()
     for factor, dims in given:
         at = []
         for size, label in dims:
-            place, free = (-1, None) if label is None else places[id(label)]
+            free = None
+            if label is not None:
+                place, free = places[id(label)]
             if free is None:
                 factor *= size
                 continue
@@ -136,22 +147,20 @@ def _collected(
             terms[key] = terms.get(key, 0) + factor
         else:
             constant += factor
-    return Terms(
-        constant,
-        tuple((factor, at) for at, factor in terms.items()),
-        tuple(labels),
-        per,
-    )
+    factors = tuple((factor, at) for at, factor in terms.items())
+    return Terms(constant, factors, tuple(labels), per)
 
 
 def distinct(values: Iterable[Value], atoms: Atoms) -> list[Ids]:
     """The labels of values whose indices may go, each once, without the atoms that
     stay.
     """
-    places = _places((label for value in values for label in value.labels), atoms)
-    return list(
-        {place: label for place, label in places.values() if label is not None}.values()
-    )
+    every = (label for value in values for label in value.labels)
+    found: dict[int, Ids] = {}
+    for place, label in _places(every, atoms).values():
+        if label is not None:
+            found[place] = label
+    return list(found.values())
 
 
 def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label]]:

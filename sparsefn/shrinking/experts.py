@@ -255,7 +255,7 @@ class _Experts(NamedTuple):
 
     @property
     def routers(self) -> list[Place]:
-        """The leaves that may be those of routers."""
+        """The leaves that may be routers'."""
         return [place for place in self.places if len(place.shape) == 2]
 
     @property
@@ -325,14 +325,13 @@ def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
 
 
 def _left_out(masked: nn.Module, sets: Mapping[str, _Experts]) -> Iterator[str]:
-    # Tensors beside those of the sets that have an entry for each expert, too.
+    # Tensors that have an entry for each expert, too, and are in no set.
     known = {place.path for experts in sets.values() for place in experts.places}
     for experts in sets.values():
-        beside = (
-            {place.path.rpartition(".")[0] for place in experts.places}
-            if experts.lost
-            else set()
-        )
+        if experts.lost:
+            beside = {place.path.rpartition(".")[0] for place in experts.places}
+        else:
+            beside = set()
         for name, x in (*masked.named_parameters(), *masked.named_buffers()):
             if (
                 name not in known

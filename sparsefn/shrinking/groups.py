@@ -55,18 +55,22 @@ class Member(NamedTuple):
         """The member as `sf.patterns.tied` takes it: [leaf, dim], with a block and
         parts, or with the units of all indices.
         """
+        here = [self.leaf, self.dim]
         units = self.units
-        count = int(self.units.max()) + 1
-        steps = np.nonzero(np.diff(units))[0]
-        block = int(steps[0]) + 1 if len(steps) else len(units)
+        count = int(units.max()) + 1
+        (steps,) = np.nonzero(np.diff(units))
+        block = len(units)
+        if len(steps):
+            block = int(steps[0]) + 1
         parts = len(units) // (block * count)
-        if parts and np.array_equal(
-            units, np.tile(np.repeat(np.arange(count), block), parts)
-        ):
-            if parts > 1:
-                return [self.leaf, self.dim, block, parts]
-            return [self.leaf, self.dim, block] if block > 1 else [self.leaf, self.dim]
-        return [self.leaf, self.dim, units.tolist()]
+        blocks = np.repeat(np.arange(count), block)
+        if not parts or not np.array_equal(units, np.tile(blocks, parts)):
+            return [*here, units.tolist()]
+        if parts > 1:
+            return [*here, block, parts]
+        if block > 1:
+            return [*here, block]
+        return here
 
     def __str__(self) -> str:
         _, _, *rest = self.tied()
@@ -74,7 +78,8 @@ class Member(NamedTuple):
         if not rest:
             return here
         if isinstance(rest[0], list):
-            return f"{here} ({int((self.units >= 0).sum())} of {len(self.units)})"
+            count = int((self.units >= 0).sum())
+            return f"{here} ({count} of {len(self.units)})"
         parts = f" in {rest[1]} parts" if rest[1:] else ""
         return f"{here} (blocks of {rest[0]}{parts})"
 
@@ -99,17 +104,19 @@ class Group(NamedTuple):
                 rows = x.reshape(len(units), -1).cpu()
                 np.add.at(sums, units, rows.sum(1).numpy())
                 np.add.at(counts, units, rows.shape[1])
-        return sums[: self.size] / np.maximum(counts[: self.size], 1)
+        # the last one is no unit's
+        return sums[:-1] / np.maximum(counts[:-1], 1)
 
     def __str__(self) -> str:
-        more = f" and {len(self.members) - 6} more" * (len(self.members) > 6)
-        members = ", ".join(map(str, self.members[:6])) + more
-        beside = (
-            f"; multiplies with {', '.join(map(str, sorted(self.beside)))}"
-            if self.beside
-            else ""
-        )
-        return f"{self.size} units of {self.entries} weights: {members}{beside}"
+        text = f"{self.size} units of {self.entries} weights: "
+        text += ", ".join(map(str, self.members[:6]))
+        more = len(self.members) - 6
+        if more > 0:
+            text += f" and {more} more"
+        if self.beside:
+            others = ", ".join(map(str, sorted(self.beside)))
+            text += f"; multiplies with {others}"
+        return text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +139,7 @@ class Groups:
     atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
     # the parameters that weights are computed from
     originals: Set[str] = dataclasses.field(repr=False)
-    # none where they are those of submodules
+    # none where groups are of submodules
     trace: Trace | None = dataclasses.field(default=None, repr=False)
 
     def __getitem__(self, i: int) -> Group:
@@ -150,16 +157,16 @@ class Groups:
             if dim > 1 and why.endswith("mixes its entries"):  # places of a kernel
                 continue
             names[why].append(f"{leaf}[{dim}]")
-        heads = (str(group).partition(":") for group in self.groups)
-        lines = [
-            f"{i}: {head} and {self._flops(i)} FLOPs:{rest}"
-            for i, (head, _, rest) in enumerate(heads)
-        ]
+        lines = []
+        for i, group in enumerate(self.groups):
+            head, _, rest = str(group).partition(":")
+            lines.append(f"{i}: {head} and {self._flops(i)} FLOPs:{rest}")
         if names:
             lines.append("stays:")
         for why, some in names.items():
+            first = ", ".join(some[:4])
             more = f" and {len(some) - 4} more" if len(some) > 4 else ""
-            lines.append(f"  {', '.join(some[:4])}{more}: {why}")
+            lines.append(f"  {first}{more}: {why}")
         return "\n".join(lines)
 
     def _flops(self, i: int) -> int:
@@ -211,7 +218,8 @@ class Groups:
         alive = np.ones(self.analysis.book.atoms.count, bool)
         for i, units in gone.items():
             size = self._group(i).size
-            if wrong := [unit for unit in units if not 0 <= unit < size]:
+            wrong = [unit for unit in units if not 0 <= unit < size]
+            if wrong:
                 raise ValueError(
                     f"groups: expected units of group {i} from 0 to {size - 1}, got "
                     f"{wrong}"
@@ -231,13 +239,15 @@ class Groups:
         """
         cut = self.cut(gone)
         parameters = _parameters(self.analysis)
-        masks = {
-            name: cut.mask(name) for name in self.analysis.leaves if name in parameters
-        }
-        return masks | {
-            name: torch.tensor(True, device="cpu")
-            for name in masks.keys() & self.originals
-        }
+        masks = {}
+        for name in self.analysis.leaves:
+            if name not in parameters:
+                continue
+            if name in self.originals:
+                masks[name] = torch.tensor(True, device="cpu")
+            else:
+                masks[name] = cut.mask(name)
+        return masks
 
     def cost(
         self,
@@ -253,7 +263,11 @@ class Groups:
         return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
     def priced(
-        self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
     ) -> Priced:
         """The cost by how many units of each set of `pattern(only)` are kept, for
         `sf.budgets.within`.
@@ -275,7 +289,8 @@ class Groups:
             kept = [row[n] for row, n in zip(most, kept, strict=True)]
             lengths = []
             for fixed, some in pieces:
-                lengths.append(fixed + sum(piece.count(kept) for piece in some))
+                free_ones = sum(piece.count(kept) for piece in some)
+                lengths.append(fixed + free_ones)
             return terms.value(lengths)
 
         def scores() -> dict[str, Any]:
@@ -294,10 +309,10 @@ class Groups:
             leaves = [member.leaf for member in self.groups[i].members]
             first = next(leaf for leaf in leaves if leaf in known)
             name = first
-            for number in itertools.count(1):
-                if name not in names:
-                    break
+            number = 1
+            while name in names:
                 name = f"{first}:{number}"
+                number += 1
             names[name] = i
         return names
 
@@ -321,9 +336,10 @@ class Groups:
                 )
         graph = self.analysis.graph
         book = self.analysis.book
-        found = free(
-            analyse(graph, masks, counted=book.counted, equal_parts=book.equal_parts)
+        analysis = analyse(
+            graph, masks, counted=book.counted, equal_parts=book.equal_parts
         )
+        found = free(analysis)
         kept = []
         for group in self.groups:
             first = group.members[0]
@@ -370,11 +386,11 @@ def groups(
     then the units stay. Nothing of the model changes, and one on the meta device is
     analysed there.
 
-    With `only`, globs of submodules, the groups are those of each of these by itself,
+    With `only`, globs of submodules, the groups are each submodule's by itself,
     as the model calls it the first time on the example, under the names that their
     leaves have in the model: for a model that `torch.export` cannot trace, or a part of
     one. Algorithms then run on all params of the model. Costs in parameters and bytes
-    are those of the model, FLOPs those of the submodules. Give `sf.shrink` the same
+    are of the model, FLOPs of the submodules. Give `sf.shrink` the same
     `only`.
 
     Raises TypeError for another example, and ValueError for a model that does not run
@@ -383,13 +399,17 @@ def groups(
     """
     own = inner_module(model)
     if only is not None:
-        paths = matched(own, [only] if isinstance(only, str) else only)
+        globs = [only] if isinstance(only, str) else only
+        paths = matched(own, globs)
         calls = calls_of(own, paths, example)
         own = Parts(own, paths)
         example = tuple([calls[path] for path in paths])
     graph = traced(own, example, dynamic=False)
     shuffled = not equal_parts and has_shuffles(graph)
-    graphs = [without_shuffles(graph), graph] if shuffled else [graph]
+    if shuffled:
+        graphs = [without_shuffles(graph), graph]
+    else:
+        graphs = [graph]
     found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
     best = found[0]
     if shuffled:
@@ -402,33 +422,38 @@ def groups(
 
 def _originals(model: nn.Module) -> dict[str, Computed]:
     # The parameters that the model's layers compute weights from, by path.
-    found = {
-        path: computed_from(model, path)
-        for path, _ in model.named_parameters(remove_duplicate=False)
-    }
-    return {path: computed for path, computed in found.items() if computed is not None}
+    found = {}
+    for path, _ in model.named_parameters(remove_duplicate=False):
+        computed = computed_from(model, path)
+        if computed is not None:
+            found[path] = computed
+    return found
 
 
 def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
     """The groups of an analysis, without what lies in parameters that weights are
     computed from: they get no masks.
     """
+    atoms = analysis.book.atoms
     for name in analysis.leaves.keys() & originals.keys():
         for label in analysis.leaves[name].labels:
-            analysis.book.atoms.freeze(label, originals[name].dense())
-    atoms = analysis.book.atoms
+            atoms.freeze(label, originals[name].dense())
     parameters = _parameters(analysis)
-    labels = {
-        (name, d): label
-        for name, value in analysis.leaves.items()
-        for d, label in enumerate(value.labels)
-        if label is not None and value.name == name  # no second name
-    }
-    kinds = _alike(
-        atoms, [label for (name, _), label in labels.items() if name in parameters]
-    )
+    labels = {}
+    of_parameters = []
+    for name, value in analysis.leaves.items():
+        if value.name != name:  # a second name
+            continue
+        for d, label in enumerate(value.labels):
+            if label is None:
+                continue
+            labels[name, d] = label
+            if name in parameters:
+                of_parameters.append(label)
+    kinds = _alike(atoms, of_parameters)
     order = np.argsort(kinds, kind="stable")
-    units = np.split(order, np.bincount(kinds).cumsum())[1:-1]
+    ends = np.bincount(kinds).cumsum()
+    units = np.split(order, ends)[1:-1]
     number = np.zeros(atoms.count, np.int64)
     for own in units:
         number[own] = np.arange(len(own))
@@ -438,10 +463,10 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
     for (name, d), label in labels.items():
         if id(label) not in lie:
             rows = kinds[label]
-            lie[id(label)] = {
-                kind - 1: np.where(rows == kind, number[label], -1).max(1)
-                for kind in np.unique(rows[rows > 0]).tolist()
-            }
+            lie[id(label)] = {}
+            for kind in np.unique(rows[rows > 0]).tolist():
+                unit = np.where(rows == kind, number[label], -1)
+                lie[id(label)][kind - 1] = unit.max(1)
         for i, own in lie[id(label)].items():
             made[i].append(Member(name, d, own))
             if name in parameters:
@@ -471,10 +496,13 @@ def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
     most = 0
     columns = {column.tobytes(): column for label in labels for column in label.T}
     for column in columns.values():
-        here = np.unique(column[atoms.reason[column] == 0])
+        may_go = atoms.reason[column] == 0
+        here = np.unique(column[may_go])
+        if not len(here):
+            continue
         _, pairs = np.unique(kinds[here], return_inverse=True)
         kinds[here] = most + 1 + pairs
-        most += len(here) and int(pairs.max()) + 1
+        most += int(pairs.max()) + 1
     _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
     # atom 0 is the first, and of kind 0
     order: Ids = first.argsort().argsort()[numbers]
@@ -491,19 +519,24 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
             pairs = rows[:, i] * count + rows[:, j]
             for pair in np.unique(pairs).tolist():
                 one, other = divmod(pair, count)
-                if one and other and one != other:
-                    beside[one - 1].add(other - 1)
-                    beside[other - 1].add(one - 1)
+                if not one or not other or one == other:
+                    continue
+                beside[one - 1].add(other - 1)
+                beside[other - 1].add(one - 1)
     return beside
 
 
 def _preferred(
-    units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any
+    units: Any,
+    weights: Any,
+    beside: Mapping[int, set[int]],
+    rank: Any,
 ) -> set[int]:
     ranks = [int(rank[own[0]]) for own in units]
     # the width of the only head is never divided, and has no rank of its own
     for i, one in enumerate(ranks):
-        if one == Rank.NONE and any(ranks[j] == Rank.HEADS for j in beside[i]):
+        others = [ranks[j] for j in beside[i]]
+        if one == Rank.NONE and Rank.HEADS in others:
             ranks[i] = Rank.WIDTHS
     taken = set[int]()
     order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))

@@ -77,14 +77,15 @@ def averages(cut: Cut) -> Iterator[Average]:
 
 def groups_after(cut: Cut, node: fx.Node, groups: int) -> int:
     """How many groups of a convolution or norm are left."""
-    return int(cut.kept(cut.analysis.book.groups.get(node), groups).sum())
+    label = cut.analysis.book.groups.get(node)
+    return int(cut.kept(label, groups).sum())
 
 
 def resize(small: nn.Module, cut: Cut) -> str:
     """Set what torch's layers in a model with smaller tensors keep about sizes; the
     reason where that cannot be.
 
-    Norms that lose entries become those of `sparsefn.shrinking.layers`, and attentions
+    Norms that lose entries become norms of `sparsefn.shrinking.layers`, and attentions
     of other widths SmallAttention; all keep the names of their parameters.
     """
     nodes: dict[str, list[fx.Node]] = {}
@@ -95,25 +96,26 @@ def resize(small: nn.Module, cut: Cut) -> str:
     for path, layer in small.named_modules():
         for kind, (tensor, names) in _SIZES.items():
             if isinstance(layer, kind):
-                vars(layer).update(
-                    zip(names, getattr(layer, tensor).shape, strict=True)
-                )
+                shape = getattr(layer, tensor).shape
+                vars(layer).update(zip(names, shape, strict=True))
         for kind, end in _RECURRENT.items():
             if isinstance(layer, kind) and not getattr(layer, "proj_size", 0):
                 layer.input_size = getattr(layer, f"weight_ih{end}").shape[1]
                 layer.hidden_size = getattr(layer, f"weight_hh{end}").shape[1]
         if is_conv1d(layer):
             vars(layer).update(zip(("nx", "nf"), layer.weight.shape, strict=True))
-        _convolution(layer, cut, nodes.get(path, []))
-        _norm(layer, cut, nodes.get(path, []), counts.get(path))
-        if type(layer) in (nn.MultiheadAttention, SmallAttention) and (
-            why := _attention(layer, cut, path)
-        ):
-            return f"the MultiheadAttention at {path!r} {why}"
-    for layer in small.modules():  # its fast path takes the numbers of plain norms
-        if isinstance(layer, nn.TransformerEncoderLayer) and isinstance(
-            layer.norm1, CountedLayerNorm
-        ):
+        own = nodes.get(path, [])
+        _convolution(layer, cut, own)
+        _norm(layer, cut, own, counts.get(path))
+        if type(layer) in (nn.MultiheadAttention, SmallAttention):
+            why = _attention(layer, cut, path)
+            if why:
+                return f"the MultiheadAttention at {path!r} {why}"
+    for layer in small.modules():
+        if not isinstance(layer, nn.TransformerEncoderLayer):
+            continue
+        # its fast path takes the numbers of plain norms
+        if isinstance(layer.norm1, CountedLayerNorm):
             _become_small(layer.self_attn)
     return ""
 
@@ -123,10 +125,14 @@ def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
         for node in nodes:
             if node in cut.analysis.book.groups:
                 layer.groups = groups_after(cut, node, layer.groups)
-        sides = (layer.weight.shape[0], layer.weight.shape[1] * layer.groups)
-        layer.out_channels, layer.in_channels = (
-            sides[::-1] if layer.transposed else sides
-        )
+        first = layer.weight.shape[0]
+        second = layer.weight.shape[1] * layer.groups
+        if layer.transposed:
+            layer.in_channels = first
+            layer.out_channels = second
+        else:
+            layer.out_channels = first
+            layer.in_channels = second
 
 
 def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
@@ -134,7 +140,8 @@ def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None
         name = opname(node)
         if not name.endswith("_norm"):
             continue
-        size = cut.size(cut.analysis.values[node.all_input_nodes[0]])
+        x = cut.analysis.values[node.all_input_nodes[0]]
+        size = cut.size(x)
         if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in _LAST:
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
@@ -162,25 +169,24 @@ def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
     if packed:
         inputs *= 3
     rows = layer.num_heads * layer.head_dim
-    parts = [
-        part.reshape(layer.num_heads, -1)
-        for part in np.split(np.concatenate(kept), [rows, 2 * rows])
-    ]
+    parts = []
+    for part in np.split(np.concatenate(kept), [rows, 2 * rows]):
+        parts.append(part.reshape(layer.num_heads, -1))
     heads = parts[0].any(1)
-    widths = [set(part.sum(1)[heads].tolist()) for part in parts]
-    if (
-        any((part.any(1) != heads).any() for part in parts)
-        or widths[0] != widths[1]
-        or max(map(len, widths)) > 1
-    ):
+    widths = []
+    for part in parts:
+        of_heads = part.sum(1)[heads]
+        widths.append(set(of_heads.tolist()))
+    queries, keys, values = widths
+    others = any((part.any(1) != heads).any() for part in parts)
+    if others or queries != keys or max(map(len, widths)) > 1:
         return "has heads that do not lose the same"
     count = int(heads.sum())
-    (width,) = widths[0]
-    (last,) = widths[2]
-    if (
-        not width == last == layer.head_dim
-        or not count * width == inputs[0] == layer.out_proj.weight.shape[0]
-    ):
+    (width,) = queries
+    (last,) = values
+    outputs = layer.out_proj.weight.shape[0]
+    same_width = width == last == layer.head_dim
+    if not same_width or not count * width == inputs[0] == outputs:
         _become_small(layer)
     layer.num_heads = count
     layer.head_dim = width
@@ -209,11 +215,10 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Tensor]:
         layer = small.get_submodule(path)
         found = _weight(cut.analysis.graph, path, layer)
         eps = _eps(average.node)
-        own = [
-            key
-            for key, value in vars(layer).items()
-            if type(value) is float and value == eps
-        ]
+        own = []
+        for key, value in vars(layer).items():
+            if type(value) is float and value == eps:
+                own.append(key)
         if opname(average.node) != "mean" or found is None or not own:
             continue
         name, shift = found
@@ -222,8 +227,9 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Tensor]:
         if weight.dtype in (torch.float32, torch.float64) and whole not in made:
             ratio = average.counted / average.left
             factor = ratio**0.5
-            made[whole] = weight.detach().double() * factor + shift * (factor - 1)
-            weight.data = made[whole].to(weight.dtype)
+            scaled = weight.detach().double() * factor + shift * (factor - 1)
+            made[whole] = scaled
+            weight.data = scaled.to(weight.dtype)
             vars(layer).update(dict.fromkeys(own, eps * ratio))
     return made
 

@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 
 def counted_mean(
-    x: Tensor, count: int, dim: Sequence[int], keepdim: bool = False
+    x: Tensor,
+    count: int,
+    dim: Sequence[int],
+    keepdim: bool = False,
 ) -> Tensor:
     """The mean of `count` entries, all of which that are not in `x` are 0.
 
@@ -111,7 +114,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * weight
+    if weight is not None:
+        x = x * weight
     return x if bias is None else x + bias
 
 
@@ -163,7 +167,7 @@ class SmallAttention(nn.MultiheadAttention):
     """A MultiheadAttention whose heads need not make up the width of its inputs, with
     the same parameters' names.
 
-    Attributes beside those of `nn.MultiheadAttention`:
+    Attributes that `nn.MultiheadAttention` has not:
         head_dim: entries of the queries and keys of a head; the values of a head may
             have another number.
         scale: what the products of queries and keys are multiplied with.
@@ -205,7 +209,10 @@ class SmallAttention(nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._projected(query, key, value)
         hint = is_causal and padding is None and not need_weights
-        mask = None if hint else self._mask(attn_mask, padding, q, k)
+        if hint:
+            mask = None
+        else:
+            mask = self._mask(attn_mask, padding, q, k)
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -214,7 +221,8 @@ class SmallAttention(nn.MultiheadAttention):
                 (products if mask is None else products + mask).softmax(-1), dropout
             )
             y = weights @ v
-            weights = weights.mean(1) if average_attn_weights else weights
+            if average_attn_weights:
+                weights = weights.mean(1)
         else:
             y = F.scaled_dot_product_attention(
                 q, k, v, mask, dropout, hint, scale=self.scale
@@ -256,7 +264,11 @@ class SmallAttention(nn.MultiheadAttention):
         ]
 
     def _mask(
-        self, mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
+        self,
+        mask: Tensor | None,
+        padding: Tensor | None,
+        q: Tensor,
+        k: Tensor,
     ) -> Tensor | None:
         # Both masks as numbers that are added: (batch, head, length of q, length of k),
         # or to be expanded to that.
@@ -278,15 +290,14 @@ class SmallAttention(nn.MultiheadAttention):
         made = None
         if mask is not None:
             made = _added(mask, q.dtype)
-            made = (
-                torch.unflatten(made, 0, (-1, self.num_heads))
-                if mask.ndim == 3
-                else made
-            )
+            if mask.ndim == 3:
+                made = torch.unflatten(made, 0, (-1, self.num_heads))
         if padding is not None:
             padding = _added(padding, q.dtype)[:, None, None]
             made = padding if made is None else made + padding
-        return None if made is None else F.pad(made, (0, more))
+        if made is None:
+            return None
+        return F.pad(made, (0, more))
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

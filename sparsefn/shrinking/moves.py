@@ -68,9 +68,8 @@ def move(step: Step) -> Any:
     ins = values_in(step.arguments)
     outs = values_in(step.outs)
     if step.name in _SAME:
-        return replaced(
-            step.outs, [out.along(ins[0].labels, ins[0].gone) for out in outs]
-        )
+        same = [out.along(ins[0].labels, ins[0].gone) for out in outs]
+        return replaced(step.outs, same)
     dim = step.arguments.get("dim")
     if isinstance(dim, int) and step.is_symbolic and ins[0].shape:
         step.freeze(
@@ -86,7 +85,8 @@ def move(step: Step) -> Any:
         if label is None:
             label = np.zeros((ins[k].shape[d], 1), np.int64)
         for j, reading in enumerate(readings):
-            for e, piece in read_off(step, reading, label, ins[k].gone[d]).items():
+            from_here = read_off(step, reading, label, ins[k].gone[d])
+            for e, piece in from_here.items():
                 pieces[j, e][k].append(piece)
     made = []
     for j, out in enumerate(outs):
@@ -94,7 +94,8 @@ def move(step: Step) -> Any:
         gone = list(out.gone)
         for e, size in enumerate(out.shape):
             if (j, e) in pieces:
-                merged = _merged(step, list(map(_product, pieces[j, e].values())))
+                parts = [_product(some) for some in pieces[j, e].values()]
+                merged = _merged(step, parts)
                 labels[e] = merged.label
                 gone[e] = _constants(step, merged.gone, known.filled)
             elif (j, e) in known.repeats:
@@ -102,37 +103,41 @@ def move(step: Step) -> Any:
             # places within a pixel
             if step.name == "pixel_shuffle" and e >= out.ndim - 2:
                 step.freeze(labels[e], "divides it")
-            if step.name.endswith("_as"):  # the sizes are those of another tensor
+            if step.name.endswith("_as"):  # the sizes are another tensor's
                 labels[e] = step.join(labels[e], ins[1].labels[e])
         made.append(out.along(labels, gone))
     return replaced(step.outs, made)
 
 
 def _constants(step: Step, gone: Array, filled: bool) -> Constants:
-    # Those that are left where an operation fills in a number of its own.
+    # The constants that are left where an operation fills in a number of its own.
     keep = np.isfinite(gone)
     if filled:
-        keep = (gone == 0) & (not step.arguments.get("value"))
-    return np.where(keep, gone, np.nan) if keep.any() else None
+        fills_zero = not step.arguments.get("value")
+        keep = (gone == 0) & fills_zero
+    if not keep.any():
+        return None
+    return np.where(keep, gone, np.nan)
 
 
 def pad(step: Step) -> Any:
-    """The output of a pad: dimensions that it leaves alone pass, with those of their
-    constants that it fills in.
+    """The output of a pad: dimensions that it leaves alone pass, with the constants
+    that it fills in.
     """
     x = step.arguments["self"]
     pads = step.arguments["pad"]
-    if step.is_symbolic or any(
-        label is not None for label in x.labels[x.ndim - len(pads) // 2 :]
-    ):
+    padded = x.labels[x.ndim - len(pads) // 2 :]
+    if step.is_symbolic or any(label is not None for label in padded):
         return move(step)
     gone: list[Constants] = []
     fills = step.arguments.get("mode", "constant") == "constant" and max(pads) > 0
+    fill = step.arguments.get("value") or 0.0
     for label, some in zip(x.labels, x.gone, strict=True):
-        if label is not None and some is not None and fills:
-            fill = step.arguments.get("value") or 0.0
+        if label is None:
+            some = None
+        elif some is not None and fills:
             some = np.where(some == fill, some, np.nan)
-        gone.append(None if label is None else some)
+        gone.append(some)
     return step.outs.along(x.labels, gone)
 
 
@@ -148,12 +153,15 @@ def divided(
     """
     if label is None:
         return None, None
-    dims = [axis for axis, size in enumerate((m, n)) if size > 1]
-    index = np.arange(m * n).reshape([(m, n)[axis] for axis in dims])
-    pieces = read_off(step, Reading(tuple(dims), index), label, None, ranks)
+    sizes = (m, n)
+    dims = [axis for axis in range(2) if sizes[axis] > 1]
+    index = np.arange(m * n).reshape([sizes[axis] for axis in dims])
+    reading = Reading(tuple(dims), index)
+    pieces = read_off(step, reading, label, None, ranks)
     labels: list[Label] = [None, None]
     for axis, piece in pieces.items():
-        labels[axis] = piece._replace(rows=step.atoms.resolve(piece.rows)).label
+        rows = step.atoms.resolve(piece.rows)
+        labels[axis] = piece._replace(rows=rows).label
     return labels[0], labels[1]
 
 
@@ -178,7 +186,8 @@ def read_off(
     reached = index >= 0
     if not dims:
         if reached.any():
-            step.freeze(rows[index.reshape(-1)[:1]], "takes this index alone")
+            only = index.reshape(-1)[:1]
+            step.freeze(rows[only], "takes this index alone")
         return {}
     constants = np.full(index.shape, np.nan)
     if gone is not None:
@@ -189,48 +198,55 @@ def read_off(
         others = tuple(a for a in range(len(dims)) if a != axis)
         along: list[Ids] = []
         for column in rows.T:
-            part = _factor(step, np.where(reached, column[index], -1), axis, ranks)
+            atoms = np.where(reached, column[index], -1)
+            part = _factor(step, atoms, axis, ranks)
             if part is not None:
                 along.append(part)
         label = np.zeros((index.shape[axis], 0), np.int64)
         if along:
             label = np.stack(along, 1)
         first = np.where(reached, constants, -np.inf).max(others)
-        even = ((constants == np.expand_dims(first, others)) | ~reached).all(others)
+        equal = constants == np.expand_dims(first, others)
+        even = (equal | ~reached).all(others)
         kept = np.where(even & np.isfinite(first), first, np.nan)
-        made[e] = _Rows(label, np.asarray(reached.any(others)), kept)
+        reached_here = np.asarray(reached.any(others))
+        made[e] = _Rows(label, reached_here, kept)
     return made
 
 
 def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
     # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
     # along others.
-    along = [0] if atoms.ndim == 1 else _varies(atoms)
+    if atoms.ndim == 1:
+        along = [0]
+    else:
+        along = _varies(atoms)
     if not along:
         step.freeze(atoms.max(keepdims=True).reshape(1, 1), "divides it")
     if axis not in along:
         return None
-    table = atoms.max(tuple(a for a in range(atoms.ndim) if a not in along))
+    constant = tuple(a for a in range(atoms.ndim) if a not in along)
+    table = atoms.max(constant)
     if len(along) == 1:
         factor: Ids = table.clip(0)
         return factor
     key = (table.tobytes(), table.shape)
     # each atom of the grid is the product of one for each axis
     if key not in step.splits:
-        labels = [
-            step.atoms.new(size, ranks[min(i, 1)]) for i, size in enumerate(table.shape)
-        ]
+        outer, inner = ranks
+        labels: list[Ids] = []
+        for size in table.shape:
+            labels.append(step.atoms.new(size, inner if labels else outer))
         places = np.nonzero(table >= 0)
-        rows = np.concatenate(
-            [label[at] for label, at in zip(labels, places, strict=True)], 1
-        )
+        factors = [label[at] for label, at in zip(labels, places, strict=True)]
         step.atoms.join(
             table[places][:, None],
-            rows,
+            np.concatenate(factors, 1),
             f"{step.where} divides it, and it is joined with what stays",
         )
         step.splits[key] = labels
-    factor = step.splits[key][along.index(axis)][:, 0]
+    label = step.splits[key][along.index(axis)]
+    factor = label[:, 0]
     return factor
 
 
@@ -240,7 +256,8 @@ def _product(pieces: list[_Rows]) -> _Rows:
     gone = pieces[0].gone
     for piece in pieces[1:]:
         gone = np.where(np.isnan(gone), piece.gone, gone)
-    return _Rows(rows, np.any([piece.reached for piece in pieces], 0), gone)
+    reached = np.any([piece.reached for piece in pieces], 0)
+    return _Rows(rows, reached, gone)
 
 
 def _merged(step: Step, parts: list[_Rows]) -> _Rows:
@@ -251,14 +268,20 @@ def _merged(step: Step, parts: list[_Rows]) -> _Rows:
         both = reached & other.reached
         step.join(rows[both], other.rows[both])
         differ = both & ~(gone == other.gone)
-        gone = np.where(other.reached, np.where(differ, np.nan, other.gone), gone)
+        constants = np.where(differ, np.nan, other.gone)
+        gone = np.where(other.reached, constants, gone)
         width = max(rows.shape[1], other.rows.shape[1])
-        rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
-        more = np.pad(other.rows, ((0, 0), (0, width - other.rows.shape[1])))
+        rows = _padded(rows, width)
+        more = _padded(other.rows, width)
         new = other.reached & ~reached
         rows = np.where(new[:, None], more, rows)
         reached = reached | other.reached
     return _Rows(step.atoms.resolve(rows), reached, gone)
+
+
+def _padded(rows: Ids, width: int) -> Ids:
+    more = width - rows.shape[1]
+    return np.pad(rows, ((0, 0), (0, more)))
 
 
 # ------------------------------------------------ coordinates
@@ -270,17 +293,21 @@ class _Known(NamedTuple):
 
 
 def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
-    labelled = any(label is not None for value in ins for label in value.labels)
-    wanted = [
-        (k, d)
-        for k, value in enumerate(ins)
-        for d, label in enumerate(value.labels)
-        if value.shape[d] > 1 and (label is not None or (labelled and len(ins) > 1))
-    ]
+    several = len(ins) > 1
+    joined = several and any(
+        label is not None for value in ins for label in value.labels
+    )
+    wanted = []
+    for k, value in enumerate(ins):
+        for d, label in enumerate(value.labels):
+            if value.shape[d] > 1 and (label is not None or joined):
+                wanted.append((k, d))
     shapes = tuple(value.shape for value in ins)
     key = ("move", step.target, step.shown, shapes, tuple(wanted))
     if step.book.known.get(key) is None:
-        views = _of_views(step, ins[0], wanted) if len(ins) == 1 else None
+        views = None
+        if not several:
+            views = _of_views(step, ins[0], wanted)
         step.book.known[key] = views or _of_grids(step, ins, outs, wanted)
     made: _Known = step.book.known[key]
     return made
@@ -294,61 +321,69 @@ def _of_views(step: Step, value: Value, wanted: list[_Place]) -> _Known | None:
         return None
     base = torch.empty(value.shape, device="meta")
     given = replaced(step.arguments, [base])
-    outs = step.target(*[given[s.name] for s in schema.arguments if not s.kwarg_only])
-    outs = list(outs) if isinstance(outs, list | tuple) else [outs]
-    if any(
-        out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel()
-        for out in outs
-    ):
-        return None
+    args = [given[spec.name] for spec in schema.arguments if not spec.kwarg_only]
+    outs = step.target(*args)
+    if isinstance(outs, list | tuple):
+        outs = list(outs)
+    else:
+        outs = [outs]
+    storage = base.untyped_storage()._cdata
+    for out in outs:
+        if out.untyped_storage()._cdata != storage or not out.numel():
+            return None
     readings: dict[_Place, list[Reading]] = {}
     for _, d in wanted:
         below = math.prod(value.shape[d + 1 :])
-        made = [_of_view(out, below, value.shape[d]) for out in outs]
-        readings[0, d] = [reading for reading in made if reading is not None]
-        if len(readings[0, d]) < len(made):
-            return None
+        made = []
+        for out in outs:
+            reading = _of_view(out, below, value.shape[d])
+            if reading is None:
+                return None
+            made.append(reading)
+        readings[0, d] = made
     repeats = {(j, e) for j, e in _dims_of(step, outs) if outs[j].stride(e) == 0}
     return _Known(readings, repeats, False)
 
 
 def _dims_of(step: Step, outs: Sequence[Any]) -> set[_Place]:
     # The dimensions of the outputs of an operation that may repeat its input.
-    if step.name not in _REPEATS:
-        return set()
-    return {
-        (j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1
-    }
+    found: set[_Place] = set()
+    if step.name in _REPEATS:
+        for j, out in enumerate(outs):
+            found |= {(j, e) for e, n in enumerate(out.shape) if n > 1}
+    return found
 
 
 def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
     # The index along an input dimension is position // below % size; None where lower
     # dimensions carry into it.
     span = below * size
-    reach = [
-        stride * (n - 1) for stride, n in zip(view.stride(), view.shape, strict=True)
-    ]
-    dims = [
-        e
-        for e, stride in enumerate(view.stride())
-        if reach[e] >= below and stride % span
-    ]
+    dims = []
+    lower = 0  # how far the dimensions below reach
+    for e, stride in enumerate(view.stride()):
+        reach = stride * (view.shape[e] - 1)
+        if stride % span == 0:
+            continue
+        if reach >= below:
+            dims.append(e)
+        else:
+            lower += reach
     position = np.full((1,) * len(dims), view.storage_offset(), np.int64)
     for axis, e in enumerate(dims):
         line = np.arange(view.shape[e]) * view.stride(e)
-        position = position + line.reshape(-1, *[1] * (len(dims) - axis - 1))
-    lower = sum(
-        reach[e]
-        for e, stride in enumerate(view.stride())
-        if e not in dims and stride % span
-    )
-    if int((position % below).max()) + lower >= below:
+        later = len(dims) - axis - 1
+        position = position + line.reshape(-1, *[1] * later)
+    highest = int((position % below).max())
+    if highest + lower >= below:
         return None
     return _along(position // below % size, dims)
 
 
 def _of_grids(
-    step: Step, ins: list[Value], outs: list[Value], wanted: list[_Place]
+    step: Step,
+    ins: list[Value],
+    outs: list[Value],
+    wanted: list[_Place],
 ) -> _Known:
     arguments = step.arguments
     # what padding fills in
@@ -358,30 +393,31 @@ def _of_grids(
     repeats = _dims_of(step, outs)
     reached = [np.zeros(out.shape, bool) for out in outs]
     for k, value in enumerate(ins):
-        given = [
-            torch.full(other.shape, -1, dtype=torch.float64, device="cpu")
-            for other in ins
-        ]
+        given = []
+        for other in ins:
+            nowhere = torch.full(other.shape, -1, dtype=torch.float64, device="cpu")
+            given.append(nowhere)
         count = math.prod(value.shape)
-        given[k] = torch.arange(count, dtype=torch.float64, device="cpu").reshape(
-            value.shape
-        )
-        grids = [
-            out.numpy().astype(np.int64)
-            for out in run_op(step.target, arguments, given)
-        ]
+        places = torch.arange(count, dtype=torch.float64, device="cpu")
+        given[k] = places.reshape(value.shape)
+        grids = []
+        for out in run_op(step.target, arguments, given):
+            grids.append(out.numpy().astype(np.int64))
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
-        repeats = {
-            (j, e) for j, e in repeats if (grids[j] == grids[j].take([0], e)).all()
-        }
+        for j, e in list(repeats):
+            first = grids[j].take([0], e)
+            if not (grids[j] == first).all():
+                repeats.remove((j, e))
         for d in [d for i, d in wanted if i == k]:
             below = max(1, math.prod(value.shape[d + 1 :]))
             readings[k, d] = []
             for grid in grids:
                 index = np.where(grid < 0, -1, grid // below % value.shape[d])
-                readings[k, d].append(_along(index, list(range(index.ndim))))
-    return _Known(readings, repeats, not all(some.all() for some in reached))
+                reading = _along(index, list(range(index.ndim)))
+                readings[k, d].append(reading)
+    filled = not all(some.all() for some in reached)
+    return _Known(readings, repeats, filled)
 
 
 def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
@@ -396,10 +432,15 @@ def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
 
 def _varies(grid: npt.NDArray[np.int64]) -> list[int]:
     # The axes along which a grid varies, where it is not -1.
-    along = []
-    for axis, size in enumerate(grid.shape if grid.size else ()):
-        top = grid.max(axis, keepdims=True) if size > 1 else grid
-        if ((grid != top) & (grid >= 0)).any():
+    along: list[int] = []
+    if not grid.size:
+        return along
+    for axis, size in enumerate(grid.shape):
+        if size == 1:
+            continue
+        top = grid.max(axis, keepdims=True)
+        differs = (grid != top) & (grid >= 0)
+        if differs.any():
             along.append(axis)
         else:
             grid = top
@@ -426,9 +467,8 @@ def index(step: Step) -> Value:
 
 def index_select(step: Step) -> Value:
     x = step.arguments["self"]
-    return _looked_up(
-        step, x, {step.arguments["dim"] % x.ndim: step.arguments["index"]}
-    )
+    dim = step.arguments["dim"] % x.ndim
+    return _looked_up(step, x, {dim: step.arguments["index"]})
 
 
 def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
@@ -440,16 +480,20 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
         return out
     # The indices lie where the first of them is if they are neighbours, else in front.
     dims = sorted(at)
-    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
-    rank = len(np.broadcast_shapes(*(index.shape for index in indices)))
-    looked = out.along([None] * rank, [None] * rank)
-    if len(at) > 1 or indices[0].real is None or indices[0].ndim != 1:
+    are_neighbours = dims == list(range(dims[0], dims[-1] + 1))
+    first = dims[0] if are_neighbours else 0
+    shape = np.broadcast_shapes(*(index.shape for index in indices))
+    nothing = [None] * len(shape)
+    looked = out.along(nothing, nothing)
+    known = indices[0].real
+    rows = x.labels[first]
+    if len(at) > 1 or known is None or known.ndim != 1:
         for d in at:
             step.freeze(x.labels[d], "looks up any of its entries")
-    elif (rows := x.labels[first]) is not None:
-        reading = Reading((0,), indices[0].real.numpy() % x.shape[first])
-        piece = read_off(step, reading, rows, x.gone[first])[0]
-        looked = out.along([piece.label], [piece.gone])
+    elif rows is not None:
+        places = known.numpy() % x.shape[first]
+        pieces = read_off(step, Reading((0,), places), rows, x.gone[first])
+        looked = out.along([pieces[0].label], [pieces[0].gone])
     labels = [label for d, label in enumerate(x.labels) if d not in at]
     gone = [some for d, some in enumerate(x.gone) if d not in at]
     labels[first:first] = looked.labels

@@ -27,7 +27,8 @@ def layer_norm(step: Step) -> Value:
     gone = list(out.gone)
     for i in range(1, len(step.arguments["normalized_shape"]) + 1):
         if x.shape[-i] > 1:
-            labels[-i] = step.join(x.labels[-i], *(value.labels[-i] for value in own))
+            scales = [value.labels[-i] for value in own]
+            labels[-i] = step.join(x.labels[-i], *scales)
         averaged(step, labels[-i], x, x.ndim - i)
         gone[-i] = _scaled(weight, bias, i)
     return out.along(labels, gone)
@@ -42,7 +43,8 @@ def _scaled(weight: object, bias: object, i: int) -> Constants:
         shift = bias.gone[-i]
     if shift is None:
         return None
-    return np.where(weight.zero(weight.ndim - i), shift, np.nan)
+    scaled_to_zero = weight.zero(weight.ndim - i)
+    return np.where(scaled_to_zero, shift, np.nan)
 
 
 def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
@@ -61,14 +63,16 @@ def group_norm(step: Step) -> Value:
     weight = step.arguments["weight"]
     bias = step.arguments["bias"]
     own = [value for value in (weight, bias) if isinstance(value, Value)]
+    channels = x.shape[1]
     for label in x.labels[2:]:
         step.freeze(label, "takes its mean")
-    label = step.join(x.labels[1], *(value.labels[0] for value in own))
-    group, part = divided(step, label, groups, x.shape[1] // groups, GROUPS)
+    scales = [value.labels[0] for value in own]
+    label = step.join(x.labels[1], *scales)
+    group, part = divided(step, label, groups, channels // groups, GROUPS)
     step.book.groups[step.node] = group
     if not step.book.counted:
         step.freeze(part, "takes its mean")
-    elif x.shape[1] > groups:  # whole groups go without a trace
+    elif channels > groups:  # whole groups go without a trace
         zero = x.zero(1).reshape(groups, -1)
         goes = zero | zero.all(1, keepdims=True)
         step.freeze(label, _NOT_ZERO, ~goes.reshape(-1))
@@ -85,33 +89,42 @@ def batch_norm(step: Step) -> Any:
     """With the statistics of training a channel goes with its scale, shift and
     statistics.
     """
-    x, *others = ins = values_in(step.arguments)
+    ins = values_in(step.arguments)
+    x, *others = ins
     open_ = [d for d, label in enumerate(x.labels) if label is not None]
-    labels = [label for value in others if (label := value.labels[0]) is not None]
+    labels = []
+    for value in others:
+        label = value.labels[0]
+        if label is not None:
+            labels.append(label)
     trains = step.arguments.get("training")
     if trains or open_ != [1] or len(labels) < len(others):
         return tried(step)
-    channels = product(None, len(others), x.labels[1], x.shape[1])
+    size = x.shape[1]
+    channels = product(None, len(others), x.labels[1], size)
     step.join(channels, np.concatenate(labels))
     out, *stats = values_in(step.outs)
     gone = list(out.gone)
     at = [1] + [0] * len(others)
-    gone[1] = elementwise(step, ins, at, x.shape[1])
-    return replaced(step.outs, [out.along(x.labels, gone), *stats])
+    gone[1] = elementwise(step, ins, at, size)
+    normed = out.along(x.labels, gone)
+    return replaced(step.outs, [normed, *stats])
 
 
 def mean_over(step: Step) -> Value:
     x = step.arguments["self"]
     over = mean_dims(step.arguments.get("dim"), x.ndim)
-    for d in over:
-        averaged(step, x.labels[d], x, d)
-    labels = [
-        None if d in over else label
-        for d, label in enumerate(x.labels)
-        if step.arguments.get("keepdim") or d not in over
-    ]
+    labels = []
+    for d, label in enumerate(x.labels):
+        if d not in over:
+            labels.append(label)
+            continue
+        averaged(step, label, x, d)
+        if step.arguments.get("keepdim"):
+            labels.append(None)
     out = step.outs.along(labels, step.outs.gone)
-    return with_constants(step, [x], [out])[0]
+    (out,) = with_constants(step, [x], [out])
+    return out
 
 
 def mean_dims(dim: object, rank: int) -> list[int]:

@@ -40,9 +40,8 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
     check_globs("only", globs, names)
     found: list[str] = []
     for path in names:  # a module comes before what is in it
-        if any(glob_match(path, glob) for glob in globs) and not any(
-            path.startswith(f"{outer}.") for outer in found
-        ):
+        is_inside = any(path.startswith(f"{outer}.") for outer in found)
+        if not is_inside and any(glob_match(path, glob) for glob in globs):
             found.append(path)
     for path in found:
         inside = {id(param) for param in module.get_submodule(path).parameters()}
@@ -75,11 +74,11 @@ class Parts(nn.Module):
 
     def forward(self, *calls: Example) -> list[Any]:
         """What each submodule gives for its call."""
-        given = [as_call(example) for example in calls]
-        return [
-            self.get_submodule(path)(*args, **kw)
-            for path, (args, kw) in zip(self._called, given, strict=True)
-        ]
+        outs = []
+        for path, example in zip(self._called, calls, strict=True):
+            args, kwargs = as_call(example)
+            outs.append(self.get_submodule(path)(*args, **kwargs))
+        return outs
 
 
 def calls_of(
@@ -105,12 +104,8 @@ def calls_of(
             path: str = path,
         ) -> None:
             given: Any = (args, kwargs)
-            made.setdefault(
-                path,
-                optree.tree_map(
-                    lambda x: x.clone() if isinstance(x, Tensor) else x, given
-                ),
-            )
+            if path not in made:
+                made[path] = optree.tree_map(_cloned, given)
 
         own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
     run_once(own, own, where_it_lies(module, as_call(example)))
@@ -121,14 +116,22 @@ def calls_of(
                 f"expected the module to call {path!r} on the example, but it does not"
             )
         args, kwargs = made[path]
-        calls[path] = (
-            _by_name(module.get_submodule(path), path, args, kwargs) if kwargs else args
-        )
+        calls[path] = args
+        if kwargs:
+            part = module.get_submodule(path)
+            calls[path] = _by_name(part, path, args, kwargs)
     return calls
 
 
+def _cloned(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
 def _by_name(
-    part: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    part: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> dict[str, Any]:
     bound = inspect.signature(part.forward).bind(*args, **kwargs)
     named: dict[str, Any] = {}
@@ -138,5 +141,8 @@ def _by_name(
             raise ValueError(
                 f"expected a forward of {path!r} all of whose arguments have names"
             )
-        named |= value if kind is kind.VAR_KEYWORD else {name: value}
+        if kind is kind.VAR_KEYWORD:
+            named |= value
+        else:
+            named[name] = value
     return named

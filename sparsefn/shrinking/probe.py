@@ -31,7 +31,11 @@ _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
 def of_leaf(
-    book: Book, leaf: Tensor, real: Tensor | None, mask: Tensor | None, d: int
+    book: Book,
+    leaf: Tensor,
+    real: Tensor | None,
+    mask: Tensor | None,
+    d: int,
 ) -> Constants:
     """The constants of a leaf along a dimension: masked slices are 0, and a slice of
     one entry is a constant.
@@ -41,10 +45,14 @@ def of_leaf(
         return np.zeros(size)
     found = np.full(size, np.nan)
     if leaf.numel() == size and leaf.is_floating_point() and real is not None:
-        found = real.double().cpu().reshape(-1).numpy().copy()
+        numbers = real.double().cpu().reshape(-1)
+        found = numbers.numpy().copy()
     if mask is not None:
-        found[~kept_slices(mask, d)] = 0
-    return found if np.isfinite(found).any() else None
+        masked = ~kept_slices(mask, d)
+        found[masked] = 0
+    if not np.isfinite(found).any():
+        return None
+    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,7 +72,10 @@ def many_sizes(count: int) -> Tensor:
 
 
 def elementwise(
-    step: Step, ins: list[Value], at: Sequence[int | None], size: int
+    step: Step,
+    ins: list[Value],
+    at: Sequence[int | None],
+    size: int,
 ) -> Constants:
     """The constants of a result along a dimension, which is this dimension of each
     input (None: it has none).
@@ -72,15 +83,16 @@ def elementwise(
     All draws of what varies must give the same number, and a number. The operation
     takes the first input with a dimension in front of it, as norms take a batch.
     """
-    known = [
-        None if d is None else value.gone[d] for value, d in zip(ins, at, strict=True)
-    ]
-    if all(constants is None for constants in known) or not all(
-        v.dtype.is_floating_point for v in ins
-    ):
+    known = []
+    for value, d in zip(ins, at, strict=True):
+        known.append(None if d is None else value.gone[d])
+    if all(constants is None for constants in known):
         return None
-    if any(value.real is None and 0 in value.shape for value in ins):
-        return None
+    for value in ins:
+        if not value.dtype.is_floating_point:
+            return None
+        if value.real is None and 0 in value.shape:
+            return None
     rows = []
     for value, constants in zip(ins, known, strict=True):
         if value.real is not None and value.real.numel() == 1:
@@ -88,17 +100,21 @@ def elementwise(
         elif constants is None:
             constants = np.full(size, np.nan)
         rows.append(torch.from_numpy(constants))
-    draws = _DRAWS if any(row.isnan().any() for row in rows) else 1
+    vary = [row.isnan() for row in rows]
+    draws = 1
+    if any(some.any() for some in vary):
+        draws = _DRAWS
     given = []
     for i, row in enumerate(rows):
         made = row.expand(draws, size)
-        if draws > 1 and row.isnan().any():
+        if vary[i].any():
             numbers = many_sizes((i + 1) * size)[:, -size:]
-            made = torch.where(row.isnan(), numbers, row)
+            made = torch.where(vary[i], numbers, row)
         given.append(made.reshape(-1))
     given[0] = given[0][None]
+    arguments = in_double(step.arguments)
     try:
-        out = run_op(step.target, in_double(step.arguments), given)[0]
+        out = run_op(step.target, arguments, given)[0]
     except (RuntimeError, TypeError, IndexError, NotImplementedError):
         return None
     if out.numel() != draws * size or not out.dtype.is_floating_point:
@@ -111,7 +127,8 @@ def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
     the CPU.
     """
     made = dict(arguments)
-    if isinstance(made.get("dtype"), torch.dtype) and made["dtype"].is_floating_point:
+    dtype = made.get("dtype")
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         made["dtype"] = torch.float64
     if "device" in made:
         made["device"] = None
@@ -120,11 +137,12 @@ def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _same(draws: Tensor, near: float = 0.0) -> Constants:
     rows = draws.double().numpy()
-    constant = np.isclose(rows, rows[0], near, 0.0).all(0)
-    constant &= np.isfinite(rows[0])
+    first = rows[0]
+    constant = np.isclose(rows, first, near, 0.0).all(0)
+    constant &= np.isfinite(first)
     if not constant.any():
         return None
-    return np.where(constant, rows[0], np.nan)
+    return np.where(constant, first, np.nan)
 
 
 Place = tuple[int, int]  # (number of the tensor, dimension)
@@ -150,14 +168,14 @@ def pointwise(step: Step) -> Any:
         gone = list(out.gone)
         for e, size in enumerate(out.shape):
             at: list[int | None] = []
+            aligned = []
             for value in ins:
                 d = e - out.ndim + value.ndim
-                at.append(d if d >= 0 and value.shape[d] == size > 1 else None)
-            aligned = [
-                value.labels[d]
-                for value, d in zip(ins, at, strict=True)
-                if d is not None
-            ]
+                if d >= 0 and value.shape[d] == size > 1:
+                    at.append(d)
+                    aligned.append(value.labels[d])
+                else:
+                    at.append(None)
             labels[e] = step.join(*aligned) if aligned else None
             if labels[e] is not None:
                 gone[e] = elementwise(step, ins, at, size)
@@ -176,13 +194,17 @@ def tried(step: Step) -> Any:
     outs = values_in(step.outs)
     open_ = set(labelled(ins))
     labels = [list(out.labels) for out in outs]
-    for passed in _passes(step, ins, frozenset(open_)) if open_ else ():
+    if open_:
+        passes = _passes(step, ins, frozenset(open_))
+    else:
+        passes = []
+    for passed in passes:
         open_ -= set(passed.ties)
-        label = step.join(*(ins[k].labels[d] for k, d in passed.ties))
+        tied = [ins[k].labels[d] for k, d in passed.ties]
+        label = step.join(*tied)
         if not passed.places:
-            zeroed = _zeroed(ins, passed.ties)
-            zero = np.all([ins[k].zero(d) for k, d in zeroed], 0)
-            step.sums(label, zero)
+            zeros = [ins[k].zero(d) for k, d in _zeroed(ins, passed.ties)]
+            step.sums(label, np.all(zeros, 0))
         for j, e in passed.places:
             labels[j][e] = label
     for k, d in sorted(open_):
@@ -199,44 +221,56 @@ def with_constants(step: Step, ins: list[Value], outs: list[Value]) -> list[Valu
     be others when the program runs: the mean of a constant over them is the same at all
     lengths, and its softmax is not.
     """
-    if not labelled(outs) or all(
-        constants is None for value in ins for constants in value.gone
-    ):
+    if not labelled(outs):
+        return outs
+    if all(constants is None for value in ins for constants in value.gone):
         return outs
     whole = [value.shape for value in ins]
-    for lengths in ([whole, _shapes(ins, _length)], [whole]):
+    other = _shapes(ins, _length)
+    for lengths in ([whole, other], [whole]):
         with contextlib.suppress(*_FAILS):
             return _constant_at(step, ins, outs, lengths)
     return outs
 
 
 def _constant_at(
-    step: Step, ins: list[Value], outs: list[Value], lengths: list[Shapes]
+    step: Step,
+    ins: list[Value],
+    outs: list[Value],
+    lengths: list[Shapes],
 ) -> list[Value]:
     # A slice is constant if all of its entries are one number in all draws. Slices of
     # inputs that are constant have their constant in them.
     runs = []
+    arguments = in_double(step.arguments)
     for shapes in lengths:
         for sign in (1.0, -1.0):
             given = []
             for x, value in zip(_draw(ins, sign, shapes), ins, strict=True):
                 if value.real is not None:
                     x = value.real.to(x.dtype)
-                for d, constants in enumerate(value.gone):
-                    if constants is not None and x.is_floating_point():
-                        view = torch.from_numpy(constants)
-                        view = view.reshape(-1, *[1] * (x.ndim - d - 1))
-                        x = torch.where(view.isnan(), x, view)
-                given.append(x)
-            runs.append(run_op(step.target, in_double(step.arguments), given))
+                given.append(_with_own_constants(x, value))
+            runs.append(run_op(step.target, arguments, given))
     gone = [list(out.gone) for out in outs]
     for j, e in labelled(outs):
         size = outs[j].shape[e]
-        rows = torch.cat([run[j].movedim(e, 0).reshape(size, -1) for run in runs], 1)
+        slices = [run[j].movedim(e, 0).reshape(size, -1) for run in runs]
+        rows = torch.cat(slices, 1)
         if rows.is_floating_point() and rows.shape[1]:
             # a mean of one number over another length is rounded otherwise
             gone[j][e] = _same(rows.T, 1e-12)
     return [out.along(out.labels, some) for out, some in zip(outs, gone, strict=True)]
+
+
+def _with_own_constants(x: Tensor, value: Value) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    for d, constants in enumerate(value.gone):
+        if constants is not None:
+            later = [1] * (x.ndim - d - 1)
+            view = torch.from_numpy(constants).reshape(-1, *later)
+            x = torch.where(view.isnan(), x, view)
+    return x
 
 
 def _length(n: int) -> int:
@@ -250,13 +284,18 @@ def _shapes(ins: list[Value], length: Callable[[int], int]) -> Shapes:
     # sides of images.
     made = []
     for value in ins:
-        sizes = [length(n) if label is None else n for n, label in value.dims]
+        sizes = []
+        for n, label in value.dims:
+            if label is None:
+                sizes.append(length(n))
+            else:
+                sizes.append(n)
         made.append(tuple(sizes))
     return made
 
 
 def _zeroed(ins: list[Value], ties: Iterable[Place]) -> list[Place]:
-    # Of which any slice is 0, should it go.
+    # The dimensions of which any slice is 0, should it go.
     return [(k, d) for k, d in ties if ins[k].zero(d).any()]
 
 
@@ -266,9 +305,9 @@ def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]
     zeroed = tuple(_zeroed(ins, every))
     key = ("tried", step.target, step.shown, open_, kinds, zeroed)
     known = step.book.known
-    if key not in known or any(
-        value.real is not None and not value.dtype.is_floating_point for value in ins
-    ):
+    # these decide, and are no part of the key
+    integers = [value for value in ins if not value.dtype.is_floating_point]
+    if key not in known or any(value.real is not None for value in integers):
         short = _shapes(ins, lambda n: min(n, _SHORT))
         whole = [value.shape for value in ins]
         known[key] = _found_at(step, ins, open_, short)
@@ -279,26 +318,30 @@ def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]
 
 
 def _found_at(
-    step: Step, ins: list[Value], open_: frozenset[Place], shapes: Shapes
+    step: Step,
+    ins: list[Value],
+    open_: frozenset[Place],
+    shapes: Shapes,
 ) -> list[Pass]:
     integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-    if any(
-        value.dtype.is_complex or (value.dtype in integers and value.real is None)
-        for value in ins
-    ):
-        return []
+    for value in ins:
+        unknown = value.dtype in integers and value.real is None
+        if value.dtype.is_complex or unknown:
+            return []
 
     run = partial(run_op, step.target, in_double(step.arguments))
     try:
-        nan = any(out.isnan().any() for out in run(_draw(ins, 0.0, shapes)))
-        signs = (2.0, 2.0) if nan else (0.0, -1.0)
+        outs = run(_draw(ins, 0.0, shapes))
+        signs = (0.0, -1.0)
+        if any(out.isnan().any() for out in outs):
+            signs = (2.0, 2.0)
         draws = [_draw(ins, sign, shapes) for sign in signs]
         wanted = [run(draw) for draw in draws]
         again = run(draws[0])
     except _FAILS:
         return []
     # it draws numbers itself
-    if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):
+    if not all(map(_close, wanted[0], again)):
         return []
     # a constant tells nothing
     for out in wanted[0]:
@@ -309,16 +352,18 @@ def _found_at(
     for k, d in sorted(open_):
         size = ins[k].shape[d]
         right = ins[k].ndim - d
-        aligned = [
-            (i, v.ndim - right)
-            for i, v in enumerate(ins)
-            if v.shape[-right:][:1] == (size,) and v.ndim >= right
-        ]
-        vectors = [(i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,)]
+        aligned: list[Place] = []
+        vectors: list[Place] = []
+        for i, value in enumerate(ins):
+            if value.ndim >= right and value.shape[-right] == size:
+                aligned.append((i, value.ndim - right))
+            if i != k and value.shape == (size,):
+                vectors.append((i, 0))
         for ties in (aligned, [(k, d), *vectors], [(k, d)]):
             if (k, d) in done or done & set(ties):
                 continue
-            places = _places(run, ins, ties, list(zip(draws, wanted, strict=True)))
+            pairs = list(zip(draws, wanted, strict=True))
+            places = _places(run, ins, ties, pairs)
             if places is not None:
                 done |= set(ties)
                 found.append(Pass(tuple(ties), places))
@@ -329,14 +374,19 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 def _places(
-    run: Run, ins: list[Value], ties: list[Place], draws: Any
+    run: Run,
+    ins: list[Value],
+    ties: list[Place],
+    draws: Any,
 ) -> tuple[Place, ...] | None:
     # Where the outputs lose what the inputs lose; None where they do not.
-    size = ins[ties[0][0]].shape[ties[0][1]]
+    first, dim = ties[0]
+    size = ins[first].shape[dim]
     found = []
     counts = (max(1, size // 2), size - 1)
     for (draw, wanted), count in zip(draws, counts, strict=True):
-        order = torch.from_numpy(np.random.default_rng(size).permutation(size))
+        generator = np.random.default_rng(size)
+        order = torch.from_numpy(generator.permutation(size))
         keep = order[:count].sort().values
         smaller = list(draw)
         try:
@@ -351,17 +401,24 @@ def _places(
             return None
         if not places:
             zeroed = _zeroed(ins, ties)
+            if not zeroed:
+                return None
             masked = list(draw)
             for i, d in zeroed:
                 masked[i] = draw[i].index_fill(d, order[count:], 0)
-            if not zeroed or not all(map(_close, run(masked), got)):
+            if not all(map(_close, run(masked), got)):
                 return None
         found.append(places)
-    return tuple(found[0]) if found[0] == found[1] else None
+    if found[0] != found[1]:
+        return None
+    return tuple(found[0])
 
 
 def _lost(
-    wanted: list[Tensor], got: list[Tensor], keep: Tensor, size: int
+    wanted: list[Tensor],
+    got: list[Tensor],
+    keep: Tensor,
+    size: int,
 ) -> list[Place] | None:
     # The dimensions of outputs that lost what is not kept, and nothing else did; None
     # where that is not so.
@@ -372,9 +429,12 @@ def _lost(
         if a.ndim != b.ndim:
             return None
         moved = [e for e in range(a.ndim) if a.shape[e] != b.shape[e]]
+        if len(moved) > 1:
+            return None
         e = moved[0]
-        lost = (a.shape[e], b.shape[e]) == (size, len(keep))
-        if len(moved) > 1 or not lost or not _close(a.index_select(e, keep), b):
+        if a.shape[e] != size or b.shape[e] != len(keep):
+            return None
+        if not _close(a.index_select(e, keep), b):
             return None
         places.append((j, e))
     return places
@@ -386,7 +446,9 @@ def _draw(ins: list[Value], sign: float, shapes: Shapes) -> list[Tensor]:
     for i, (value, shape) in enumerate(zip(ins, shapes, strict=True)):
         x = _numbers(shape, i)
         if value.dtype.is_floating_point:
-            made.append(x if sign == 0 else sign * (x.abs() + 0.1))
+            if sign:
+                x = sign * (x.abs() + 0.1)
+            made.append(x)
         elif value.real is None:
             made.append((x > 0).to(value.dtype))
         else:

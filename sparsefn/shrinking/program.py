@@ -63,7 +63,10 @@ def repeat(change: Resizing) -> None:
     key = "repeats" if "repeats" in change.arguments else "dims"
     made = list(change.arguments[key])
     for i in range(1, len(made) + 1):
-        inside = x.shape[-i] if i <= x.ndim else 1
+        if i <= x.ndim:
+            inside = x.shape[-i]
+        else:
+            inside = 1
         kept = change.kept(out, out.ndim - i)
         made[-i] = _times(made[-i], kept.reshape(-1, inside))
     change.arguments[key] = made
@@ -74,14 +77,17 @@ def repeat_interleave(change: Resizing) -> None:
     if change.values.get("dim") is None or not isinstance(times, int):
         change.refuse("it repeats each of them by a number of its own")
     x, dim = change.along
-    table = change.kept(change.outs[0], dim).reshape(x.shape[dim], -1).T
+    kept = change.kept(change.outs[0], dim)
+    table = kept.reshape(x.shape[dim], -1).T
     change.arguments["repeats"] = _times(change.arguments["repeats"], table)
 
 
 def _times(times: Any, table: Flags) -> Any:
     # How many repeats stay, of a table (repeats, indices).
     rows = table.any(1)
-    return times if rows.all() else int(rows.sum())
+    if rows.all():
+        return times
+    return int(rows.sum())
 
 
 def squeeze(change: Resizing) -> None:
@@ -105,14 +111,16 @@ def resize_convolution(change: Resizing) -> None:
     """Groups that go as a whole, and the same entries of each group."""
     x = change.values["input"]
     w = change.values["weight"]
-    if change.values["groups"] > 1:
+    groups = change.values["groups"]
+    if groups > 1:
         keep = change.kept(x, x.ndim - w.ndim + 1)
-        change.count("groups", _groups(keep, change.values["groups"]))
+        change.count("groups", _groups(keep, groups))
 
 
 def _groups(keep: Flags, groups: int) -> int:
     # How many groups stay.
-    return int(keep.reshape(groups, -1).any(1).sum())
+    entries = keep.reshape(groups, -1)
+    return int(entries.any(1).sum())
 
 
 def channel_shuffle(change: Resizing) -> None:
@@ -142,9 +150,15 @@ def resize_group_norm(change: Resizing) -> None:
     change.count("num_groups", left)
     if keep.sum() * groups != len(keep) * left:
         count = change.number("input", range(2, x.ndim), len(keep) // groups)
-        names = ("weight", "bias", "eps")
-        tail = [given["num_groups"], count, *(given[name] for name in names)]
-        change.become(counted_group_norm, given["input"], *tail)
+        change.become(
+            counted_group_norm,
+            given["input"],
+            given["num_groups"],
+            count,
+            given["weight"],
+            given["bias"],
+            given["eps"],
+        )
 
 
 def resize_mean(change: Resizing) -> None:
@@ -249,12 +263,11 @@ class Program(fx.GraphModule):
         return made
 
     def train(self, mode: bool = True) -> Program:
-        """Set the flag alone: the operations are those of the mode in which the model
+        """Set the flag alone: the operations are as in the mode in which the model
         was traced.
         """
-        if mode != self.meta.get("train", False) and any(
-            map(_has_mode, self.graph.nodes)
-        ):
+        other_mode = mode != self.meta.get("train", False)
+        if other_mode and any(map(_has_mode, self.graph.nodes)):
             made, other = ("eval", "True") if mode else ("train", "False")
             warnings.warn(
                 f"this program was traced in {made} mode, and computes so whatever "
@@ -266,16 +279,17 @@ class Program(fx.GraphModule):
 
 
 def _has_mode(node: fx.Node) -> bool:
-    # Whether an operation is told in which mode it is.
+    # Whether an operation has an argument that says the mode.
     given = node_arguments(node)
-    return bool(given.keys() & {"train", "training"}) and given.get("p") != 0
+    has_flag = "train" in given or "training" in given
+    return has_flag and given.get("p") != 0
 
 
 def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     """The traced program without the entries that go.
 
     Parameters and buffers are cut copies under their old names; those in `tensors` come
-    from there. Arguments that say sizes or places are made anew, so that inputs may
+    from there. Arguments that say sizes or places are computed, so that inputs may
     have other sizes wherever the traced program allows that. Inputs other than tensors
     have to be as in the trace. What the program makes itself lies on the device of its
     first input.
@@ -297,8 +311,9 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     read = {node.target for node in graph.find_nodes(op="get_attr")}
     with graph.inserting_before(nodes[old.graph.output_node()]):
         # a second name of a tensor
-        for name in (name for name in leaves if name not in read):
-            graph.get_attr(name)
+        for name in leaves:
+            if name not in read:
+                graph.get_attr(name)
     for node in nodes.values():  # of the sizes before the cut
         for key in ("val", "tensor_meta", "from_node"):
             node.meta.pop(key, None)
@@ -322,19 +337,23 @@ def _leaves(
     for name, x in leaves.items():
         path, _, last = name.rpartition(".")
         owner = _owner(owners, path)
-        if isinstance(x, Tensor) and id(x) not in made:
-            new = cut.take(names.get(id(x), name), tensors.get(name, x))
-            made[id(x)] = (
-                nn.Parameter(new, x.requires_grad)
-                if isinstance(x, nn.Parameter)
-                else new
-            )
-        if isinstance(x, nn.Parameter) or not isinstance(x, Tensor):
-            setattr(owner, last, made.get(id(x), x))
+        if not isinstance(x, Tensor):
+            setattr(owner, last, x)
+            continue
+        is_parameter = isinstance(x, nn.Parameter)
+        if id(x) not in made:
+            first_name = names.get(id(x), name)
+            new = cut.take(first_name, tensors.get(name, x))
+            if is_parameter:
+                new = nn.Parameter(new, x.requires_grad)
+            made[id(x)] = new
+        if is_parameter:
+            setattr(owner, last, made[id(x)])
         else:
             owner.register_buffer(last, made[id(x)], persistent=name in saved)
     for node in old.graph.find_nodes(op="call_module"):  # checks of the inputs
-        owners[""].add_module(str(node.target), old.get_submodule(str(node.target)))
+        name = str(node.target)
+        owners[""].add_module(name, old.get_submodule(name))
     return owners[""]
 
 
@@ -367,7 +386,7 @@ def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
 
 
 def _unchanged(change: Resizing) -> None:
-    # Numbers stay those of the whole program: a size that is read from a tensor is
+    # Numbers stay as in the whole program: a size that is read from a tensor is
     # scaled to what it was.
     if change.name != "sym_size":
         change.refuse("it counts them")
@@ -375,16 +394,16 @@ def _unchanged(change: Resizing) -> None:
     value = change.values["self"]
     dim = change.values["dim"]
     if dim % value.ndim in change.lost(value):
-        factors = scale(
-            change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim]
-        )
+        new = change.cut.size(value)[dim]
+        factors = scale(change.old.meta.get("val"), new, value.shape[dim])
         if factors is None:
             change.refuse("it counts them, in a number that is no product")
+        before, after = factors
         users = list(node.users)
         with node.graph.inserting_after(node):
-            part = node.graph.call_function(operator.floordiv, (node, factors[1]))
+            part = node.graph.call_function(operator.floordiv, (node, after))
         with node.graph.inserting_after(part):
-            whole = node.graph.call_function(operator.mul, (part, factors[0]))
+            whole = node.graph.call_function(operator.mul, (part, before))
         for user in users:
             user.replace_input_with(node, whole)
 
@@ -407,7 +426,7 @@ def same_input(given: object, traced: object, name: str) -> None:
 
 
 def _open(graph: fx.Graph) -> None:
-    # Arguments that are no tensors have to be those of the trace; new tensors lie where
+    # Arguments that are no tensors have to be as in the trace; new tensors lie where
     # the first input does.
     inputs = graph.find_nodes(op="placeholder")
     tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]

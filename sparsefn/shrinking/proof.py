@@ -111,7 +111,9 @@ class Proof:
         reason = self.reason(small, exact)
         if not reason:
             return ""
-        call = self._other if reason.endswith(_ON_OTHERS) else self.example
+        call = self.example
+        if reason.endswith(_ON_OTHERS):
+            call = self._other
         return reason + _first(self.masked, _exactly(small, exact), call)
 
     def reason(
@@ -128,7 +130,8 @@ class Proof:
                 "on the meta device"
             )
         self.tell("runs a smaller model")
-        if reason := self._compared(_exactly(small, exact), self.example):
+        reason = self._compared(_exactly(small, exact), self.example)
+        if reason:
             return reason
         own = copy.deepcopy(small).eval()
         narrow = any(p.dtype == torch.float32 for p in small.parameters())
@@ -138,7 +141,8 @@ class Proof:
             and not self._compared(own, self._other, wide=False)
         ):
             return ""
-        if reason := _fails(self.masked, own, self.example):
+        reason = _fails(self.masked, own, self.example)
+        if reason:
             return reason
         reason = self._compared(_exactly(small, exact), self._other)
         return reason and reason + _ON_OTHERS
@@ -162,7 +166,10 @@ class Proof:
             return self._wanted[key]
         kind = type(self.masked).__name__
         self.tell(f"runs the masked model{' in float64' if wide else ''}")
-        masked = _double(self.masked) if wide else copy.deepcopy(self.masked).eval()
+        if wide:
+            masked = _double(self.masked)
+        else:
+            masked = copy.deepcopy(self.masked).eval()
         try:
             made = _run(masked, call, wide)
         except Exception as error:  # the model's own code fails in any way
@@ -217,7 +224,11 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Casts to shorter floats give float64."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         writes = func._schema.is_mutable
 
@@ -228,10 +239,14 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return x.to(_WIDER[x.dtype])
             return x
 
-        run = _grouped_mm if func is torch.ops.aten._grouped_mm.default else func
+        kwargs = kwargs or {}
+        run = func
+        if func is torch.ops.aten._grouped_mm.default:
+            run = _grouped_mm
         if func is not torch.ops.aten.view.dtype:
-            args, kwargs = pytree.tree_map(wide, (args, kwargs or {}))
-        return pytree.tree_map(wide, run(*args, **(kwargs or {})))
+            args, kwargs = pytree.tree_map(wide, (args, kwargs))
+        out = run(*args, **kwargs)
+        return pytree.tree_map(wide, out)
 
 
 def _grouped_mm(
@@ -246,12 +261,13 @@ def _grouped_mm(
         raise NotImplementedError("a grouped product of this form in float64")
     if offs is None:
         return x @ w
-    ends = [0, *offs.tolist()]
-    parts = [
-        x[start:end] @ part
-        for start, end, part in zip(ends[:-1], ends[1:], w, strict=True)
-    ]
-    return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], w.shape[-1])])
+    start = 0
+    parts = []
+    for end, part in zip(offs.tolist(), w, strict=True):
+        parts.append(x[start:end] @ part)
+        start = end
+    of_no_expert = x.new_zeros(len(x) - start, w.shape[-1])
+    return torch.cat([*parts, of_no_expert])
 
 
 def _like(x: Any, draw: torch.Generator) -> Any:
@@ -264,22 +280,26 @@ def _like(x: Any, draw: torch.Generator) -> Any:
     if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
         new = old
         if old.ndim:
-            new = old[torch.randperm(len(old), generator=draw, device="cpu")]
+            order = torch.randperm(len(old), generator=draw, device="cpu")
+            new = old[order]
     elif old.is_floating_point():
         noise = torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64)
         new = noise * old.double().std() + old.double().mean()
-        new = new.abs() if (old >= 0).all() else new
+        if (old >= 0).all():
+            new = new.abs()
     else:
-        new = torch.randint(
-            int(old.min()), int(old.max()) + 1, x.shape, generator=draw, device="cpu"
-        )
+        least = int(old.min())
+        most = int(old.max())
+        new = torch.randint(least, most + 1, x.shape, generator=draw, device="cpu")
     return new.to(x)
 
 
 def _own(x: Any, wide: bool = True) -> Any:
     if not isinstance(x, Tensor):
         return copy.deepcopy(x)
-    dtype = _WIDER.get(x.dtype, x.dtype) if wide else x.dtype
+    dtype = x.dtype
+    if wide:
+        dtype = _WIDER.get(x.dtype, x.dtype)
     return x.detach().to(dtype, copy=True)
 
 
@@ -288,7 +308,8 @@ def _run(model: Callable[..., Any], call: Call, wide: bool = True) -> dict[str, 
     mode = _Wide() if wide else contextlib.nullcontext()  # type: ignore[no-untyped-call]
     with isolated(), mode:
         torch.manual_seed(0)
-        return dict(_leaves("", model(*args, **kwargs)))
+        out = model(*args, **kwargs)
+        return dict(_leaves("", out))
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -302,12 +323,11 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple | list):
         parts = enumerate(value)
     elif dataclasses.is_dataclass(value):
-        parts = [
-            (field.name, getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        ]
+        names = [field.name for field in dataclasses.fields(value)]
+        parts = [(name, getattr(value, name)) for name in names]
     elif type(value) in pytree.SUPPORTED_NODES:
-        parts = enumerate(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0])
+        children, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+        parts = enumerate(children)
     for name, part in parts:
         yield from _leaves(f"{path}.{name}".lstrip("."), part)
 
@@ -323,13 +343,11 @@ def _difference(
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             if type(a) is not type(b) or not (a == b or a != a):
                 return f"gives the {name} {b!r}, not {a!r} as the masked one"
-        elif (a.shape, a.dtype) != (b.shape, b.dtype):
-            kinds = [
-                f"{tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}"
-                for x in (b, a)
-            ]
-            return f"gives an {name} of {kinds[0]}, not {kinds[1]} as the masked one"
-        elif (size := _distance(a, b)) > tolerance:
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"gives an {name} of {_kind(b)}, not {_kind(a)} as the masked one"
+        size = _distance(a, b)
+        if size > tolerance:
             return (
                 f"gives another {name} than the masked one, by {100 * size:.2g} % of "
                 "its largest value"
@@ -337,31 +355,43 @@ def _difference(
     return ""
 
 
+def _kind(x: Tensor) -> str:
+    dtype = str(x.dtype).removeprefix("torch.")
+    return f"{tuple(x.shape)} and {dtype}"
+
+
 def _distance(a: Tensor, b: Tensor) -> float:
     # The largest difference over the largest finite value; infinite where one of the
     # two is not finite, or no float.
-    apart = ~((a == b) | ((a != a) & (b != b)))
+    both_nan = (a != a) & (b != b)
+    apart = ~((a == b) | both_nan)
     if not apart.any():
         return 0.0
     if not a.is_floating_point() and not a.is_complex():
         return math.inf
     largest = torch.where(a.isfinite(), a, 0).abs().max()
-    size = float((a[apart] - b[apart]).abs().max() / largest)
-    return size if math.isfinite(size) else math.inf
+    difference = (a[apart] - b[apart]).abs().max()
+    size = float(difference / largest)
+    if math.isnan(size):
+        return math.inf
+    return size
 
 
 def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
     # Which module is the first whose outputs differ, or in which the smaller model
     # fails.
-    (wanted, _) = _followed(masked, call)
-    (got, within) = _followed(small, call)
+    wanted, _ = _followed(masked, call)
+    got, within = _followed(small, call)
     for place, outputs in wanted.items():
         if place not in got:
             continue
         alike = _shapes(outputs) == _shapes(got[place])
         if alike and _difference(outputs, got[place]):
-            return f", first in {_module(place[0])}"
-    return f", in {_module(within)}" if within is not None else ""
+            path, _ = place
+            return f", first in {_module(path)}"
+    if within is None:
+        return ""
+    return f", in {_module(within)}"
 
 
 def _shapes(outputs: Mapping[str, Any]) -> list[torch.Size | None]:
@@ -384,13 +414,12 @@ def _followed(
     calls = dict.fromkeys(dict(model.named_modules()), 0)
     if isinstance(run, fx.GraphModule):
         walk = _Walk(run)
+
+        def interpreted(*args: Any, **kwargs: Any) -> Any:
+            return walk.run(*tree_flatten_spec((args, kwargs), run._in_spec))
+
         with contextlib.suppress(Exception):
-            _run(
-                lambda *args, **kwargs: walk.run(
-                    *tree_flatten_spec((args, kwargs), run._in_spec)
-                ),
-                call,
-            )
+            _run(interpreted, call)
         return walk.made, walk.within
 
     def enter(path: str, *_: Any) -> None:
@@ -398,7 +427,8 @@ def _followed(
 
     def leave(path: str, _module: nn.Module, _args: Any, output: Any) -> None:
         inside.pop()
-        made[path, calls[path]] = {name: _own(x) for name, x in _leaves("", output)}
+        leaves = _leaves("", output)
+        made[path, calls[path]] = {name: _own(x) for name, x in leaves}
         calls[path] += 1
 
     for path, part in run.named_modules():
@@ -424,9 +454,8 @@ class _Walk(fx.Interpreter):
         out = super().run_node(n)
         up = len(n.meta.get("nn_module_stack") or {})
         if isinstance(out, Tensor):
-            self.made.update(
-                {(module_of(n, i), 0): {"": out.clone()} for i in range(up)}
-            )
+            for i in range(up):
+                self.made[module_of(n, i), 0] = {"": out.clone()}
         if n.op == "output":
             self.made["", 0] = dict(_leaves("", out))
             self.within = None

@@ -34,8 +34,8 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True)
 class Resizing:
-    """An operation whose tensors lose entries: a rule sets `arguments` anew, or
-    replaces the operation.
+    """An operation whose tensors lose entries: a rule changes `arguments`, or replaces
+    the operation.
     """
 
     cut: Cut
@@ -65,17 +65,19 @@ class Resizing:
     def along(self) -> tuple[Value, int]:
         """The tensor that it takes, and the dimension along which it does something."""
         x: Value = self.values["self"]
-        return x, self.values["dim"] % max(x.ndim, 1)
+        dim = self.values["dim"] % max(x.ndim, 1)
+        return x, dim
 
     def refuse(self, why: str) -> NoReturn:
         raise refused(self.old, why)
 
     def moved(self, keep: Flags, places: Places, wanted: Any) -> Places:
-        """The new places of those of some indices that are wanted."""
+        """The new places of the indices that are wanted."""
         some = places[wanted]
         if not keep[some].all():
             self.refuse("it reads one that goes")
-        made: Places = (np.cumsum(keep) - 1)[some]
+        new_places = np.cumsum(keep) - 1
+        made: Places = new_places[some]
         return made
 
     def write(self) -> None:
@@ -83,22 +85,24 @@ class Resizing:
         if not self.arguments:  # it became a function of Python
             return
         schema = self.node.target._schema.arguments  # type: ignore[union-attr]
-        places = [spec for spec in schema if not spec.kwarg_only]
+        places = []
+        named = {}
+        for spec in schema:
+            if not spec.kwarg_only:
+                places.append(spec)
+            elif not self._is_default(spec):
+                named[spec.name] = self.arguments[spec.name]
         while places and self._is_default(places[-1]):
             places.pop()
-        named = [
-            spec.name
-            for spec in schema
-            if spec.kwarg_only and not self._is_default(spec)
-        ]
         self.node.args = tuple(self.arguments[spec.name] for spec in places)
-        self.node.kwargs = {name: self.arguments[name] for name in named}
+        self.node.kwargs = named
 
     def _is_default(self, spec: Any) -> bool:
+        if not spec.has_default_value():
+            return False
         default = spec.default_value
         value = self.arguments[spec.name]
-        same = type(value) is type(default) and value == default
-        return bool(spec.has_default_value() and same)
+        return bool(type(value) is type(default) and value == default)
 
     def become(self, target: Any, *args: Any) -> None:
         """Another operation in its place."""
@@ -120,7 +124,8 @@ class Resizing:
     def constant(self, name: str, places: Places) -> fx.Node:
         """Indices, in a tensor that is no parameter."""
         name = f"_{self.node.name}_{name}"
-        x = torch.from_numpy(places).to(self.old.meta["val"].device)
+        device = self.old.meta["val"].device
+        x = torch.from_numpy(places).to(device)
         self.root.register_buffer(name, x, persistent=False)
         with self.node.graph.inserting_before(self.node):
             return self.node.graph.get_attr(name)
@@ -133,27 +138,32 @@ class Resizing:
         infer: bool = False,
     ) -> list[Any]:
         """Size arguments for the new sizes; at most one may be -1, to infer it."""
-        made = list(given)
-        for i, (size, n, before) in enumerate(zip(given, new, was, strict=True)):
+        made: list[Any] = []
+        inferred = any(isinstance(size, int) and size == -1 for size in given)
+        for size, n, before in zip(given, new, was, strict=True):
             if isinstance(size, fx.Node) and n != before:
-                free = infer and not any(
-                    isinstance(one, int) and one == -1 for one in made
-                )
-                made[i] = -1 if free else self.scaled(size, n, before)
+                if infer and not inferred:
+                    inferred = True
+                    size = -1
+                else:
+                    size = self.scaled(size, n, before)
             elif isinstance(size, int) and size != -1:
-                made[i] = n
+                size = n
+            made.append(size)
         return made
 
     def count(self, name: str, new: int) -> None:
         """A number of groups, which may be a symbolic size."""
-        (made,) = self.fit([self.arguments[name]], [new], [self.values[name]])
-        self.arguments[name] = made
+        given = self.arguments[name]
+        was = self.values[name]
+        (self.arguments[name],) = self.fit([given], [new], [was])
 
     def scaled(self, size: fx.Node, new: int, was: int) -> fx.Node:
         """A symbolic size such as batch * heads, with fewer heads."""
-        whole, part = scale(size.meta.get("val"), new, was) or self.refuse(
-            "it takes a size that is no product"
-        )
+        factors = scale(size.meta.get("val"), new, was)
+        if factors is None:
+            self.refuse("it takes a size that is no product")
+        whole, part = factors
         rest = self.insert(operator.floordiv, size, whole)
         return self.insert(operator.mul, rest, part)
 
@@ -162,13 +172,14 @@ class Resizing:
 
         The number is multiplied by a factor.
         """
-        shape = node_arguments(self.old)[name].meta["val"].shape
-        fixed = [shape[d] for d in dims if not isinstance(shape[d], torch.SymInt)]
+        old = node_arguments(self.old)[name]
+        shape = old.meta["val"].shape
+        symbolic = [d for d in dims if isinstance(shape[d], torch.SymInt)]
+        fixed = [shape[d] for d in dims if d not in symbolic]
         made: Number = factor * math.prod(fixed)
-        for d in dims:
-            if isinstance(shape[d], torch.SymInt):
-                size = self.insert(aten.sym_size.int, self.arguments[name], d)
-                made = self.insert(operator.mul, size, made)
+        for d in symbolic:
+            size = self.insert(aten.sym_size.int, self.arguments[name], d)
+            made = self.insert(operator.mul, size, made)
         return made
 
 
@@ -181,13 +192,14 @@ def scale(size: Any, new: int, was: int) -> tuple[int, int] | None:
     """
     if not isinstance(size, torch.SymInt):
         return None
-    factor, rest = size.node.expr.as_coeff_Mul()
-    exact = rest.is_Symbol or (
-        rest.is_Mul and all(part.is_Symbol for part in rest.args)
-    )
-    if not exact or int(factor) * new % was:
+    number, rest = size.node.expr.as_coeff_Mul()
+    factor = int(number)
+    exact = rest.is_Symbol
+    if rest.is_Mul:
+        exact = all(part.is_Symbol for part in rest.args)
+    if not exact or factor * new % was:
         return None
-    return int(factor), int(factor) * new // was
+    return factor, factor * new // was
 
 
 def refused(node: fx.Node, why: str) -> ValueError:
@@ -213,19 +225,22 @@ def _range(change: Resizing, size: int) -> Places:
     if "length" in given:  # a narrow
         start = start % size
         end = start + given["length"]
-    return np.arange(size)[slice(start, end, given.get("step"))]
+    step = given.get("step")
+    return np.arange(size)[start:end:step]
 
 
 def cut_select(change: Resizing) -> None:
     """One index of a dimension that loses others."""
     x, dim = change.along
     if dim in change.lost(x):
-        change.arguments["index"] = _moved_index(change, change.kept(x, dim))
+        keep = change.kept(x, dim)
+        change.arguments["index"] = _moved_index(change, keep)
 
 
 def _moved_index(change: Resizing, keep: Flags) -> int:
     places = np.arange(len(keep))
-    return int(change.moved(keep, places, change.arguments["index"]))
+    index = change.arguments["index"]
+    return int(change.moved(keep, places, index))
 
 
 def cut_index_select(change: Resizing) -> None:
@@ -245,8 +260,10 @@ def cut_roll(change: Resizing) -> None:
             "it rolls them by what depends on the sizes of inputs, or as one row"
         )
     for dim in [d for d in shifts if d in lost]:
-        places = np.roll(np.arange(x.shape[dim]), shifts.pop(dim))
-        change.arguments["self"] = change.insert(*_read(change, dim, places))
+        shift = shifts.pop(dim)
+        places = np.roll(np.arange(x.shape[dim]), shift)
+        reading = _read(change, dim, places)
+        change.arguments["self"] = change.insert(*reading)
     change.arguments["shifts"] = list(shifts.values()) or [0]
     change.arguments["dims"] = list(shifts) or [0]
 
@@ -260,15 +277,19 @@ def cut_index(change: Resizing) -> None:
     if not set(at) & set(change.lost(x)) and not change.lost(out):
         return
     rank = max(indices[d].ndim for d in at)
-    first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    are_neighbours = at == list(range(at[0], at[-1] + 1))
+    first = at[0] if are_neighbours else 0
     made = list(change.arguments["indices"])
     for d in at:
         index = indices[d]
         keep = change.kept(x, d)
         wanted = []
         for i, n in enumerate(index.shape, first + rank - index.ndim):
-            wanted.append(change.kept(out, i) if n > 1 else np.ones(1, bool))
-        if not keep.all() or not all(one.all() for one in wanted):
+            flags = np.ones(1, bool)
+            if n > 1:
+                flags = change.kept(out, i)
+            wanted.append(flags)
+        if not keep.all() or not all(flags.all() for flags in wanted):
             places = _known(change, index) % len(keep)
             new = change.moved(keep, places, np.ix_(*wanted))
             made[d] = change.constant(f"index{d}", new)
@@ -285,7 +306,8 @@ def cut_slice_scatter(change: Resizing) -> None:
         change.arguments["index"] = _moved_index(change, keep)
         return
     places = _range(change, x.shape[dim])
-    part = _as_slice(change.moved(keep, places, keep[places]))
+    new = change.moved(keep, places, keep[places])
+    part = _as_slice(new)
     if part is None:
         change.refuse("what stays does not lie at even distances")
     change.arguments.update(zip(("start", "end", "step"), part, strict=True))
@@ -300,34 +322,38 @@ def cut_pad(change: Resizing) -> None:
         dim = x.ndim - 1 - place
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
-        left, right = pads[2 * place : 2 * place + 2]
-        sized = any(isinstance(n, fx.Node) for n in (left, right))
+        both = slice(2 * place, 2 * place + 2)
+        left, right = pads[both]
+        sized = isinstance(left, fx.Node) or isinstance(right, fx.Node)
         if sized or change.values.get("mode", "constant") != "constant":
             change.refuse("it pads them with others of them, or as many as inputs have")
         keep = change.kept(x, dim)
         made = change.kept(out, dim)
-        pads[2 * place] = _pad(left, keep, made)
-        pads[2 * place + 1] = _pad(right, keep[::-1], made[::-1])
+        left = _pad(left, keep, made)
+        right = _pad(right, keep[::-1], made[::-1])
+        pads[both] = [left, right]
     change.arguments["pad"] = pads
 
 
 def _pad(n: int, keep: Flags, made: Flags) -> int:
-    # How many of n entries in front stay: of those that a pad makes, or takes away.
+    # How many of n entries in front stay: of the entries that a pad makes, or takes
+    # away.
     if n > 0:
         return int(made[:n].sum())
     return -int(keep[:-n].sum())
 
 
 def _known(change: Resizing, index: Any) -> Places:
-    if not isinstance(index, Value) or index.real is None or index.dtype == torch.bool:
+    real = index.real if isinstance(index, Value) else None
+    if real is None or index.dtype == torch.bool:
         change.refuse("it reads them at indices that depend on inputs")
-    places: Places = index.real.cpu().numpy()
+    places: Places = real.cpu().numpy()
     return places
 
 
 def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
-    # The operation that reads these places of the input along a dimension: those that
-    # its output keeps.
+    # The operation that reads these places of the input along a dimension, as far as
+    # its output keeps them.
     keep = change.kept(change.values["self"], dim)
     wanted = change.kept(change.outs[0], dim)
     new = change.moved(keep, places, wanted)
@@ -341,10 +367,14 @@ def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
 
 def _as_slice(new: Places) -> tuple[int, int, int] | None:
     # The start, end and step of a slice that takes these places, if there is one.
-    steps = np.unique(np.diff(new))
-    if len(steps) > 1 or (steps <= 0).any():
-        return None
     if not len(new):
         return 0, 0, 1
-    step = int(steps[0]) if len(steps) else 1
-    return int(new[0]), int(new[-1]) + 1, step
+    steps = np.unique(np.diff(new)).tolist()
+    step = 1
+    if steps:
+        step = steps[0]
+    if len(steps) > 1 or step <= 0:
+        return None
+    start = int(new[0])
+    end = int(new[-1]) + 1
+    return start, end, step

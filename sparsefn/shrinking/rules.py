@@ -17,7 +17,11 @@ from sparsefn.shrinking.values import Constants, Fold, Step, Value, replaced, va
 
 
 def contract(
-    step: Step, words: Sequence[str], ins: Sequence[Value], out: str, shift: Any = None
+    step: Step,
+    words: Sequence[str],
+    ins: Sequence[Value],
+    out: str,
+    shift: Any = None,
 ) -> Value:
     """An einsum plus a shift: of the letters that are summed over an index may go where
     one of the sides is 0.
@@ -25,24 +29,31 @@ def contract(
     labels: dict[str, Label] = {}
     zeros: dict[str, Flags] = {}
     for letter in dict.fromkeys("".join(words)):
-        at = [
-            (v, d)
-            for v, word in zip(ins, words, strict=True)
-            for d, x in enumerate(word)
-            if x == letter and v.shape[d] > 1
-        ]
-        if at:
-            labels[letter] = step.join(*(v.labels[d] for v, d in at))
-            zeros[letter] = np.any([v.zero(d) for v, d in at], 0)
-            if letter not in out:
-                step.sums(labels[letter], zeros[letter])
+        factors: list[Label] = []
+        flags: list[Flags] = []
+        for value, word in zip(ins, words, strict=True):
+            for d, one in enumerate(word):
+                if one == letter and value.shape[d] > 1:
+                    factors.append(value.labels[d])
+                    flags.append(value.zero(d))
+        if not factors:
+            continue
+        label = step.join(*factors)
+        zero = np.any(flags, 0)
+        labels[letter] = label
+        zeros[letter] = zero
+        if letter not in out:
+            step.sums(label, zero)
     made = []
     gone: list[Constants] = []
     for letter in out:
         made.append(labels.get(letter))
-        zero = zeros.get(letter)
-        gone.append(None if zero is None else np.where(zero, 0.0, np.nan))
-    return shifted(step, step.outs.along(made, gone), shift)
+        constants = None
+        if letter in zeros:
+            constants = np.where(zeros[letter], 0.0, np.nan)
+        gone.append(constants)
+    summed = step.outs.along(made, gone)
+    return shifted(step, summed, shift)
 
 
 def shifted(step: Step, out: Value, shift: Any) -> Value:
@@ -59,24 +70,31 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
         if i <= shift.ndim and shift.shape[-i] == out.shape[-i] > 1:
             labels[-i] = step.join(labels[-i], shift.labels[-i])
             b = shift.gone[-i]
-            gone[-i] = None if a is None or b is None else a + b
+            if a is not None and b is not None:
+                gone[-i] = a + b
     return out.along(labels, gone)
 
 
 def matmul(step: Step) -> Value:
     """Products of matrices and vectors, and those to which something is added."""
-    added = step.arguments["self"] if "add" in step.name else None
+    added = None
+    if "add" in step.name:
+        added = step.arguments["self"]
     x, y = values_in(step.arguments)[-2:]
     rows = "ik"[-x.ndim :]
     columns = "kj"[: y.ndim]
-    lead = [_leading(v.ndim - 2) for v in (x, y)]
-    words = [lead[0] + rows, lead[1] + columns]
-    out = max(lead, key=len) + rows[:-1] + columns[1:]
+    batch_x = _leading(x.ndim - 2)
+    batch_y = _leading(y.ndim - 2)
+    words = [batch_x + rows, batch_y + columns]
+    out = max(batch_x, batch_y, key=len) + rows[:-1] + columns[1:]
     made = contract(step, words, [x, y], out, added)
     step.multiplies(made.dims + x.dims[-1:], x, y)
-    if added is None or step.arguments["beta"] == step.arguments["alpha"] == 1:
+    if added is None:
         return made
-    return made.along(made.labels, [None] * len(out))
+    if step.arguments["beta"] == step.arguments["alpha"] == 1:
+        return made
+    unknown = [None] * len(out)
+    return made.along(made.labels, unknown)
 
 
 def _leading(count: int) -> str:
@@ -94,24 +112,32 @@ def _parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
     # The letters of the dimensions of an einsum's tensors, these, and the letters of
     # the result, without dots.
     ins = list(arguments["tensors"])
-    left, arrow, out = arguments["equation"].replace(" ", "").partition("->")
-    words = left.split(",")
+    equation = arguments["equation"].replace(" ", "")
+    left, arrow, out = equation.partition("->")
     if not arrow:
-        letters = sorted(c for c in left if left.count(c) == 1 and c not in ",.")
-        out = "".join(["..." if "..." in left else "", *letters])
-    dots = [
-        v.ndim - len(word.replace("...", ""))
-        for v, word in zip(ins, words, strict=True)
-    ]
-    words = [
-        word.replace("...", "0123456789"[10 - n :])
-        for n, word in zip(dots, words, strict=True)
-    ]
-    return words, ins, out.replace("...", "0123456789"[10 - max(dots) :])
+        once = [c for c in left if left.count(c) == 1]
+        letters = sorted(c for c in once if c not in ",.")
+        dots = "..." if "..." in left else ""
+        out = dots + "".join(letters)
+    words = []
+    longest = 0
+    for value, word in zip(ins, left.split(","), strict=True):
+        count = value.ndim - len(word.replace("...", ""))
+        longest = max(longest, count)
+        words.append(word.replace("...", _digits(count)))
+    return words, ins, out.replace("...", _digits(longest))
+
+
+def _digits(count: int) -> str:
+    # Letters in place of dots, which are aligned from the right.
+    return "0123456789"[10 - count :]
 
 
 def _multiply_pairs(
-    step: Step, words: Sequence[str], ins: Sequence[Value], out: str
+    step: Step,
+    words: Sequence[str],
+    ins: Sequence[Value],
+    out: str,
 ) -> None:
     # Two factors at a time, by the path or from the left; what only one of them has is
     # summed before.
@@ -121,39 +147,47 @@ def _multiply_pairs(
             if letter not in dims or dim[0] > 1:
                 dims[letter] = dim
     path = list(step.arguments["path"] or ())
+    by_path = bool(path)
     left: list[tuple[str, Value | None]] = list(zip(words, ins, strict=True))
     while len(left) > 1:
-        i, j = sorted((path.pop(0), path.pop(0))) if path else (0, 1)
+        i = 0
+        j = 1
+        if path:
+            i, j = sorted(path[:2])
+            del path[:2]
         b, y = left.pop(j)
         a, x = left.pop(i)
         needed = set(out).union(*(word for word, _ in left))
         stays = needed | (set(a) & set(b))
         letters = [c for c in dict.fromkeys(a + b) if c in stays]
+        summed = [c for c in letters if c not in needed]
         # else it is no product of matrices
-        if any(c not in needed and dims[c][0] > 1 for c in letters):
-            factors = [
-                value
-                for word, value in ((a, x), (b, y))
-                if value is not None and set(word) <= set(letters)
-            ]
+        if any(dims[c][0] > 1 for c in summed):
+            factors = []
+            for word, factor in ((a, x), (b, y)):
+                if factor is not None and set(word) <= set(letters):
+                    factors.append(factor)
             step.multiplies(tuple(dims[c] for c in letters), *factors)
         word = "".join(c for c in letters if c in needed)
-        left.insert(len(left) if step.arguments["path"] else 0, (word, None))
+        place = len(left) if by_path else 0
+        left.insert(place, (word, None))
 
 
 def bilinear(step: Step) -> Value:
-    x, y, w, bias = (
-        step.arguments[name] for name in ("input1", "input2", "weight", "bias")
-    )
-    step.multiplies(x.dims[:-1] + w.dims, w)
-    step.multiplies(x.dims[:-1] + w.dims[:1] + y.dims[-1:])
+    x = step.arguments["input1"]
+    y = step.arguments["input2"]
+    w = step.arguments["weight"]
+    bias = step.arguments["bias"]
+    batch = x.dims[:-1]
+    step.multiplies(batch + w.dims, w)
+    step.multiplies(batch + w.dims[:1] + y.dims[-1:])
     lead = _leading(x.ndim - 1)
     words = [lead + "i", lead + "j", "oij"]
     return contract(step, words, [x, y, w], lead + "o", bias)
 
 
 def grouped_mm(step: Step) -> Value:
-    """The rows of x are those of one expert after another: which expert's depends on
+    """The rows of x belong to one expert after another: which of them depends on
     values.
     """
     x, w = values_in(step.arguments)[:2]
@@ -166,7 +200,8 @@ def grouped_mm(step: Step) -> Value:
     if w.ndim != 3 or x.ndim != 2:
         step.freeze_all([x, w], "mixes its entries")
         return made
-    any_expert = w._replace(gone=(np.zeros(w.shape[0]), *w.gone[1:]))
+    no_expert = np.zeros(w.shape[0])
+    any_expert = w._replace(gone=(no_expert, *w.gone[1:]))
     return contract(step, ["tk", "ekn"], [x, any_expert], "tn")
 
 
@@ -175,15 +210,20 @@ def attention(step: Step) -> Value:
 
     With grouped queries each head of keys and values is repeated.
     """
-    q, k, v, mask = (
-        step.arguments[name] for name in ("query", "key", "value", "attn_mask")
-    )
-    step.multiplies((*q.dims, k.dims[-2]))
-    step.multiplies((*q.dims[:-1], k.dims[-2], v.dims[-1]))
+    q = step.arguments["query"]
+    k = step.arguments["key"]
+    v = step.arguments["value"]
+    mask = step.arguments["attn_mask"]
+    tokens = k.dims[-2]
+    step.multiplies((*q.dims, tokens))
+    step.multiplies((*q.dims[:-1], tokens, v.dims[-1]))
     lead = _leading(q.ndim - 2)
-    if step.arguments["enable_gqa"] and (times := q.shape[-3] // k.shape[-3]) > 1:
-        readers = step.atoms.new(times, Rank.REPEATS)
-        k, v = (_repeated(u, readers, times) for u in (k, v))
+    if step.arguments["enable_gqa"]:
+        times = q.shape[-3] // k.shape[-3]
+        if times > 1:
+            readers = step.atoms.new(times, Rank.REPEATS)
+            k = _repeated(k, readers, times)
+            v = _repeated(v, readers, times)
     words = [lead + "sd", lead + "td"]
     scores = contract(step, words, [q, k], lead + "st")
     if isinstance(mask, Value):
@@ -205,8 +245,10 @@ def _repeated(value: Value, readers: Label, times: int) -> Value:
     gone = list(value.gone)
     shape[-3] *= times
     labels[-3] = product(labels[-3], value.shape[-3], readers, times)
-    gone[-3] = None if gone[-3] is None else np.repeat(gone[-3], times)
-    return value._replace(shape=tuple(shape)).along(labels, gone)
+    if gone[-3] is not None:
+        gone[-3] = np.repeat(gone[-3], times)
+    repeated = value._replace(shape=tuple(shape))
+    return repeated.along(labels, gone)
 
 
 Array = npt.NDArray[np.float64]
@@ -224,7 +266,7 @@ class Layer(NamedTuple):
     groups: int
     outputs: int  # of each group
     inputs: int
-    # the weight is (inputs, outputs, ...), as those of transposed convolutions
+    # the weight is (inputs, outputs, ...), as transposed convolutions have it
     turned: bool
     # every output reads every input as often, so that constants give constants
     plain: bool
@@ -245,7 +287,9 @@ class Layer(NamedTuple):
 
 
 def linear_layer(step: Step) -> Value:
-    x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
+    x = step.arguments["input"]
+    w = step.arguments["weight"]
+    bias = step.arguments["bias"]
     if w.ndim != 2:
         lead = _leading(x.ndim - 1)
         step.multiplies(x.dims, x, w)
@@ -255,7 +299,9 @@ def linear_layer(step: Step) -> Value:
 
 def addmm(step: Step) -> Value:
     """A linear layer that holds its weight transposed, or a product of other things."""
-    bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
+    bias = step.arguments["self"]
+    x = step.arguments["mat1"]
+    w = step.arguments["mat2"]
     scaled = step.arguments["beta"] != 1 or step.arguments["alpha"] != 1
     if w.name is None or bias.ndim != 1 or scaled:
         return matmul(step)
@@ -265,12 +311,15 @@ def addmm(step: Step) -> Value:
 def _linear(step: Step, x: Value, w: Value, bias: Value | None, turned: bool) -> Value:
     # A linear layer, whose weight is (inputs, outputs) where it is turned.
     outputs, inputs = (1, 0) if turned else (0, 1)
+    read = None
+    if x.shape[-1] > 1:
+        read = step.join(x.labels[-1], w.labels[inputs])
     layer = Layer(
         x,
         w,
         bias,
         at=x.ndim - 1,
-        read=step.join(x.labels[-1], w.labels[inputs]) if x.shape[-1] > 1 else None,
+        read=read,
         made=w.labels[outputs],
         groups=1,
         outputs=w.shape[outputs],
@@ -283,7 +332,9 @@ def _linear(step: Step, x: Value, w: Value, bias: Value | None, turned: bool) ->
 
 def convolution(step: Step) -> Value:
     """Convolutions of any rank, grouped, depthwise and transposed."""
-    x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
+    x = step.arguments["input"]
+    w = step.arguments["weight"]
+    bias = step.arguments["bias"]
     groups = step.arguments["groups"]
     turned = step.arguments.get("transposed", "transpose" in step.name)
     # without a batch dimension channels come first
@@ -300,13 +351,19 @@ def convolution(step: Step) -> Value:
         made = w.labels[1]
         own = w.labels[0]
     if groups == 1 or turned:
-        read = step.join(read, own) if x.shape[at] > 1 else None
+        if x.shape[at] > 1:
+            read = step.join(read, own)
+        else:
+            read = None
     if groups > 1:
         group, part = divided(step, read, groups, inputs, GROUPS)
         if turned:
-            made = product(group, groups, made if outputs > 1 else None, outputs)
+            if outputs == 1:
+                made = None
+            made = product(group, groups, made, outputs)
         else:
-            group = step.join(group, divided(step, made, groups, outputs, GROUPS)[0])
+            group_made, _ = divided(step, made, groups, outputs, GROUPS)
+            group = step.join(group, group_made)
             if inputs > 1:
                 step.join(part, own)
         step.book.groups[step.node] = group
@@ -329,7 +386,10 @@ def convolution(step: Step) -> Value:
 
 
 def _output(step: Step, layer: Layer) -> Value:
-    x, w, bias, at, *_ = layer
+    x = layer.x
+    w = layer.weight
+    bias = layer.bias
+    at = layer.at
     out: Value = step.outs
     moved = x if layer.turned else out  # over which the weights move
     places = tuple((n, None) for n in moved.shape[at + 1 :])
@@ -342,12 +402,14 @@ def _output(step: Step, layer: Layer) -> Value:
         kept, sums = _matrix(layer)
         unread = ~kept.any(1).reshape(-1)
         inner = constants.reshape(layer.groups, 1, layer.inputs)
-        varies = (kept & np.isnan(inner)).any(2)
-        made = (sums * np.nan_to_num(inner)).sum(2)
-        made = np.where(varies, np.nan, made).reshape(-1)
+        unknown = np.isnan(inner)
+        products = sums * np.nan_to_num(inner)
+        varies = (kept & unknown).any(2)
+        made = np.where(varies, np.nan, products.sum(2)).reshape(-1)
         some = layer.read is not None and np.isfinite(constants).any()
         if some and layer.takes_constants():
-            step.book.folds.append(Fold(bias.name, sums, constants, layer.read))
+            fold = Fold(bias.name, sums, constants, layer.read)
+            step.book.folds.append(fold)
             constants = np.where(np.isnan(constants), np.nan, 0.0)
     step.sums(layer.read, unread | (constants == 0))
     labels = [*x.labels[:at], *out.labels[at:]]
@@ -358,15 +420,19 @@ def _output(step: Step, layer: Layer) -> Value:
     out = out.along(labels, gone)
     if isinstance(bias, Value):  # beside the dimensions behind the channels
         rest = [None] * len(places)
-        bias = bias._replace(shape=bias.shape + (1,) * len(places))
+        ones = (1,) * len(places)
+        bias = bias._replace(shape=bias.shape + ones)
         bias = bias.along((*bias.labels, *rest), (*bias.gone, *rest))
     return shifted(step, out, bias)
 
 
 def _known(x: Value, at: int, plain: bool) -> Array:
-    gone = x.gone[at]
-    known = np.full(x.shape[at], np.nan) if gone is None else gone
-    return known if plain else np.where(known == 0, 0.0, np.nan)
+    known = x.gone[at]
+    if known is None:
+        return np.full(x.shape[at], np.nan)
+    if plain:
+        return known
+    return np.where(known == 0, 0.0, np.nan)
 
 
 def _matrix(layer: Layer) -> tuple[Flags, Array]:
@@ -393,13 +459,16 @@ def _flags(layer: Layer) -> tuple[Flags, Flags]:
     first = layer.weight.zero(0)
     second = layer.weight.zero(1)
     if layer.groups > 1:
-        # dimension 1 is that of one group
+        # dimension 1 is the one of a single group
         size = layer.outputs if layer.turned else layer.inputs
         own = second
-        second = np.repeat(first.reshape(layer.groups, -1).all(1), size)
+        whole_groups = first.reshape(layer.groups, -1).all(1)
+        second = np.repeat(whole_groups, size)
         if size > 1:
             second = second & np.tile(own, layer.groups)
-    return (first, second) if layer.turned else (second, first)
+    if layer.turned:
+        return first, second
+    return second, first
 
 
 # how many, and which is the candidate
@@ -430,10 +499,12 @@ def recurrent(step: Step) -> Any:
     if any(value.shape[0] != gates * size for value in params):
         step.freeze_all([x, *states, *params], "mixes its entries")
         return step.outs
-    for label in (label for state in states for label in state.labels[:-1]):
-        step.freeze(label, "has a state for each layer and sequence")
+    for state in states:
+        for label in state.labels[:-1]:
+            step.freeze(label, "has a state for each layer and sequence")
     hidden = step.join(*(state.labels[-1] for state in states))
-    zero = np.all([state.zero(state.ndim - 1) for state in states], 0)
+    zeros = [state.zero(state.ndim - 1) for state in states]
+    zero = np.all(zeros, 0)
     below = x.labels[-1]
     below_zero = x.zero(x.ndim - 1)
     above = []
@@ -448,11 +519,13 @@ def recurrent(step: Step) -> Any:
         hidden = step.join(hidden, unit, w_state.labels[1])
         silent = zero
         for value in own:
-            silent = silent & value.zero(0).reshape(gates, size)[candidate]
+            by_gate = value.zero(0).reshape(gates, size)
+            silent = silent & by_gate[candidate]
+        written = ~silent & ~w_state.zero(1)
         step.freeze(
             hidden,
             "keeps its state in it, and it is not 0 where it is masked",
-            ~silent & ~w_state.zero(1),
+            written,
         )
         if w_in.shape[1] > 1:
             read = step.join(below, w_in.labels[1])
@@ -463,11 +536,14 @@ def recurrent(step: Step) -> Any:
             below_zero = np.concatenate(above[-sides:])
     made = []
     for out in outs:
-        wide = out.shape[-1] == size * sides and out is outs[0]
-        silent = below_zero if wide else np.all(above, 0)
         labels = list(out.labels)
         gone = list(out.gone)
-        labels[-1] = below if wide else hidden
+        if out is outs[0] and out.shape[-1] == size * sides:
+            labels[-1] = below
+            silent = below_zero
+        else:
+            labels[-1] = hidden
+            silent = np.all(above, 0)
         gone[-1] = np.where(silent, 0.0, np.nan)
         made.append(out.along(labels, gone))
     return replaced(step.outs, made)

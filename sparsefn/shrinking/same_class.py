@@ -63,7 +63,7 @@ def same_class(
     stays as it was, unless a config says it. The reason, where there is no such model,
     names the first module that does not give those outputs.
 
-    Norms of torch that lose entries become those of `sparsefn.shrinking.layers`. Of an
+    Norms of torch that lose entries become norms of `sparsefn.shrinking.layers`. Of an
     RMS norm in a module's own code the weight and eps are scaled, which is the same:
     `scaled` names these parameters. Configs are set where a new model from them equals
     the smaller one; `notes` says where not.
@@ -84,7 +84,8 @@ def same_class(
         return answers[-1]
 
     small = _with(model, cut, taken)
-    if why := resize(small, cut):
+    why = resize(small, cut)
+    if why:
         return SameClass(None, why)
     scaled = fold_norms(small, cut)
     exact |= scaled
@@ -106,7 +107,8 @@ def same_class(
         notes = with_configs(small, model, sizes, unknown, proven)
     if not any(answers) and not proven(small):
         wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
-        if why := settle(small, unknown, proven, wanted, cut):
+        why = settle(small, unknown, proven, wanted, cut)
+        if why:
             return SameClass(None, why)
     if unknown:
         notes = with_configs(small, model, sizes, unknown, proven)
@@ -139,7 +141,7 @@ def with_configs(
 def _with(
     model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
 ) -> nn.Module:
-    # A copy with other tensors in place of those of the program, shared ones shared.
+    # A copy with other tensors in place of the program's, shared ones shared.
     made: dict[int, Any] = {}
     for name in cut.analysis.leaves:
         x = tensor_at(model, name)  # none is a constant of the program

@@ -110,7 +110,7 @@ def shrink(
     takes more than 10 seconds a line on stderr says what it does.
 
     With `only`, globs of submodules, each of these is made smaller by itself, as it is
-    called on the example. `buffers` are those of the copy, by name (the batch norm's of
+    called on the example. `buffers` are the copy's, by name (the batch norm's of
     `sf.modules.call_with_buffers`), the module's own by default. `sf.shrinking.smaller`
     returns more: what was kept, for `sf.shrinking.carry`.
 
@@ -203,7 +203,8 @@ def smaller(
         forms.append(made.form)
         small = copy.deepcopy(small)
         small.set_submodule(path, made.module)
-    if reason := Proof(masked, example, tell).differs(small, exact):
+    reason = Proof(masked, example, tell).differs(small, exact)
+    if reason:
         raise ValueError(
             f"shrink: the {type(module).__name__} with smaller "
             f"{', '.join(map(repr, paths))} {reason}"
@@ -268,7 +269,8 @@ def _smaller(
     exact = {
         name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64
     }
-    if reason := proof.differs(_as_before(small, before), exact):
+    reason = proof.differs(_as_before(small, before), exact)
+    if reason:
         raise ValueError(
             f"shrink: the smaller program of the {type(masked).__name__} {reason}"
         )
@@ -367,10 +369,12 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     Raises ValueError for a tensor at such a path that has another shape, with its path.
     """
     leaves, rebuild = flatten(tree)
-    cut = [
-        _cut(path, leaf, made) if isinstance(leaf, Tensor) else leaf
-        for path, leaf in leaves.items()
-    ]
+    cut = []
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tensor):
+            cut.append(_cut(path, leaf, made))
+        else:
+            cut.append(leaf)
     carried: Any = rebuild(cut)
     if isinstance(tree, State):
         own = params_of(made.module)

@@ -36,7 +36,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def traced(
-    model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True
+    model: nn.Module,
+    example: Example,
+    *,
+    train: bool = False,
+    dynamic: bool = True,
 ) -> fx.GraphModule:
     """The ATen operations of a model, with parameters and buffers under their names.
 
@@ -92,7 +96,8 @@ class Trace(NamedTuple):
 
         Raises ValueError for another model, and for an example of other shapes.
         """
-        if (shapes := shapes_of(example)) != self.shapes:
+        shapes = shapes_of(example)
+        if shapes != self.shapes:
             raise ValueError(
                 f"expected the groups of an example of these shapes, {shapes}, got "
                 f"those of {self.shapes}: make them of the example that shrink is "
@@ -156,7 +161,9 @@ def where_it_lies(model: nn.Module, call: Call) -> Call:
     device(type='meta')
     """
     meta = any(x.is_meta for x in (*model.parameters(), *model.buffers()))
-    return _mapped(lambda x: x.to("meta"), call) if meta else call
+    if meta:
+        return _mapped(lambda x: x.to("meta"), call)
+    return call
 
 
 def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
@@ -351,7 +358,8 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     at = f" (in {place[-1][2]} at {place[-1][0]}:{place[-1][1]})" if place else ""
     why = f"torch.export cannot follow the {_kind(model)}: {first_line(error)}{at}"
     for what, tree in (("arguments", call), ("outputs", out)):
-        if other := _other(tree):
+        other = _other(tree)
+        if other:
             return ValueError(
                 f"{why}. Among its {what} is a {other}, which is no tensor: "
                 f"{_without(model, call)}"
@@ -442,7 +450,8 @@ def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
                 last = chain[-1]
                 device = chain[-1].meta["val"].device
                 # the analysis reads them
-                places = places if device.type == "meta" else places.to(device)
+                if device.type != "meta":
+                    places = places.to(device)
                 program.register_buffer(
                     f"_{last.name}_places", places, persistent=False
                 )
@@ -471,7 +480,9 @@ def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
     # Operations that follow in one line, and give the shape that the first one takes.
     chain = list[fx.Node]()
     following = [first]
-    size = _size(first.args[0]) if first.args else None
+    size = None
+    if first.args:
+        size = _size(first.args[0])
     while (
         len(following) == 1
         and following[0].op == "call_function"
@@ -484,8 +495,12 @@ def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
 
 
 def _size(node: Any) -> list[str] | None:
-    val = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return list(map(str, val.shape)) if isinstance(val, Tensor) else None
+    val = None
+    if isinstance(node, fx.Node):
+        val = node.meta.get("val")
+    if isinstance(val, Tensor):
+        return list(map(str, val.shape))
+    return None
 
 
 def _permuted(chain: list[fx.Node]) -> tuple[int, Tensor] | None:

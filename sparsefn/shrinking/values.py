@@ -132,7 +132,9 @@ def replaced(tree: Any, made: Iterable[Any]) -> Any:
             return next(left)
         if isinstance(part, Mapping):
             return {key: of(one) for key, one in part.items()}
-        return [of(one) for one in part] if isinstance(part, list | tuple) else part
+        if isinstance(part, list | tuple):
+            return [of(one) for one in part]
+        return part
 
     return of(tree)
 
@@ -143,11 +145,13 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     >>> bind(torch.ops.aten.sum.default, (3,), {})
     {'self': 3, 'dtype': None}
     """
-    schema = target._schema.arguments
-    return {
-        s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value)
-        for i, s in enumerate(schema)
-    }
+    made = {}
+    for i, spec in enumerate(target._schema.arguments):
+        if i < len(args):
+            made[spec.name] = args[i]
+        else:
+            made[spec.name] = kwargs.get(spec.name, spec.default_value)
+    return made
 
 
 def node_arguments(node: fx.Node) -> dict[str, Any]:
@@ -168,11 +172,8 @@ def run_op(
             break
         positional.append(given.pop(arg.name))
     out = target(*positional, **given)
-    return [
-        x
-        for x in (out if isinstance(out, list | tuple) else [out])
-        if isinstance(x, Tensor)
-    ]
+    outs = out if isinstance(out, list | tuple) else [out]
+    return [x for x in outs if isinstance(x, Tensor)]
 
 
 def opname(node: fx.Node) -> str:
@@ -183,20 +184,21 @@ def opname(node: fx.Node) -> str:
     if schema is None:
         return getattr(node.target, "__name__", str(node.target))
     name = str(schema.name).split("::")[1]
-    return name if name.startswith("__") else name.rstrip("_")
+    if name.startswith("__"):
+        return name
+    return name.rstrip("_")
 
 
 def module_of(node: fx.Node, up: int = 0) -> str:
     """The path of the module in whose forward an operation is.
 
-    With `up`, it is that of a module around it.
+    With `up`, it is the path of a module around it.
     """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return (
-        str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".")
-        if len(stack) > up
-        else ""
-    )
+    if len(stack) <= up:
+        return ""
+    path, _ = stack[-1 - up]
+    return str(path).removeprefix("L['self']").removeprefix(".")
 
 
 def named_module(model: nn.Module, path: str) -> str:
@@ -205,10 +207,10 @@ def named_module(model: nn.Module, path: str) -> str:
     >>> named_module(torch.nn.Sequential(torch.nn.ReLU()), "0")
     "the ReLU at '0'"
     """
-    return (
-        "the "
-        f"{type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
-    )
+    name = type(model.get_submodule(path)).__name__
+    if not path:
+        return f"the {name}"
+    return f"the {name} at {path!r}"
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -224,12 +226,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 def tensors_of(graph: fx.GraphModule) -> dict[str, Any]:
     """The parameters and buffers of a program by name, and what else its nodes read."""
     made: dict[str, Any] = {**named_tensors(graph)}
-    others = [
-        name
-        for node in graph.graph.find_nodes(op="get_attr")
-        if (name := str(node.target)) not in made
-    ]
-    return made | {name: operator.attrgetter(name)(graph) for name in others}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if name not in made:
+            made[name] = operator.attrgetter(name)(graph)
+    return made
 
 
 class Product(NamedTuple):
@@ -310,7 +311,8 @@ class Step:
     @property
     def shown(self) -> str:
         """The arguments, without tensors."""
-        return repr(replaced(self.arguments, ["x"] * len(values_in(self.arguments))))
+        names = ["x"] * len(values_in(self.arguments))
+        return repr(replaced(self.arguments, names))
 
     @property
     def is_symbolic(self) -> bool:
@@ -324,7 +326,9 @@ class Step:
         """The label of dimensions whose indices stay or go together."""
         for other in labels[1:]:
             self.atoms.join(labels[0], other, f"joined with what stays by {self.where}")
-        return None if any(label is None for label in labels) else labels[0]
+        if any(label is None for label in labels):
+            return None
+        return labels[0]
 
     def multiplies(self, dims: Dims, *factors: Value) -> None:
         """The operation takes a product over these dimensions."""

@@ -31,7 +31,7 @@ from sparsefn.solve.inputs import (
 # matrices.
 WIDTHS = (256, 64, 16)
 # Entries of the rows that are swept together. Fewer take longer, above all on a GPU,
-# where time is that of launches.
+# where launches take the time.
 ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
 
 Keep = float | int | Sequence[int]
@@ -114,7 +114,10 @@ def obs(
         # order of rows and columns turns R into the usual factor.
         h = h.flip(0, 1)
         dead = damp_in_place("obs", h, share).flip(0)
-        w = new if concrete(dead.any()) is False else new.masked_fill(dead, 0.0)
+        if concrete(dead.any()) is False:
+            w = new
+        else:
+            w = new.masked_fill(dead, 0.0)
         new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
     new, kept = gathered(new.to(weight.dtype), kept)
     return new, kept
@@ -129,17 +132,14 @@ def _swept(
     wide = widths[0]
     # batched by vmap if one of the two is
     some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)
-    new, masks = (
-        torch.empty_like(some, dtype=dtype, memory_format=torch.contiguous_format)
-        for dtype in (w.dtype, torch.bool)
-    )
+    plain = torch.contiguous_format
+    new = torch.empty_like(some, dtype=w.dtype, memory_format=plain)
+    masks = torch.empty_like(some, dtype=torch.bool, memory_format=plain)
     rows = [slice(i, i + size) for i in range(0, len(w), size)] or [slice(0, 0)]
-    every = [
-        torch.empty_like(new[at].T, memory_format=torch.contiguous_format).copy_(
-            w[at].T
-        )
-        for at in rows
-    ]
+    every = []
+    for at in rows:
+        columns_of_rows = torch.empty_like(new[at].T, memory_format=plain)
+        every.append(columns_of_rows.copy_(w[at].T))
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
         # columns a to b of R, rows up to b
@@ -147,17 +147,13 @@ def _swept(
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
         within = factor[a:].triu(1).T.contiguous()
-        parts = [
-            _Columns(
-                factor[:a].T @ x[:a],
-                x[a:b],
-                torch.empty_like(x[a:b]),
-                masks[at, a:b],
-                within,
-                scale,
-            )
-            for x, at in zip(every, rows, strict=True)
-        ]
+        parts = []
+        for x, at in zip(every, rows, strict=True):
+            due = factor[:a].T @ x[:a]
+            changes = x[a:b]
+            keeps = torch.empty_like(changes)
+            mask = masks[at, a:b]
+            parts.append(_Columns(due, changes, keeps, mask, within, scale))
         _sweep(parts, _inverses(within, span), widths, span, a // span, choose)
     for changes, at in zip(every, rows, strict=True):
         new[at].copy_(changes.T)
@@ -167,9 +163,8 @@ def _swept(
 
 class _Columns(NamedTuple):
     # Some columns, each as a row of (columns, out), so that what is done to one of them
-    # is done to adjacent memory. the changes of kept weights, as far as those of
-    # earlier columns cause them
-    due: Tensor
+    # is done to adjacent memory.
+    due: Tensor  # the changes of kept weights, as far as earlier columns cause them
     changes: Tensor  # old - new; before, the old weights
     keeps: Tensor  # 1.0 where a weight is kept
     mask: Tensor  # the same as (out, columns)
@@ -177,11 +172,10 @@ class _Columns(NamedTuple):
     scale: Tensor  # the diagonal
 
     def part(self, a: int, b: int) -> _Columns:
-        due, changes, keeps = (x[a:b] for x in self[:3])
         return _Columns(
-            due,
-            changes,
-            keeps,
+            self.due[a:b],
+            self.changes[a:b],
+            self.keeps[a:b],
             self.mask[:, a:b],
             self.factor[a:b, a:b],
             self.scale[a:b],
@@ -231,9 +225,8 @@ def _sweep(
         now = [(inverses[0] @ at.due).sub_(at.changes).mul_(scale) for at in parts]
         squares = [x.mul_(x) for x in now]
         mask = choose(squares[0] if len(squares) == 1 else torch.cat(squares, 1), first)
-        for at, own_mask in zip(
-            parts, torch.split(mask, [len(at.mask) for at in parts], 1), strict=True
-        ):
+        own_masks = torch.split(mask, [len(at.mask) for at in parts], 1)
+        for at, own_mask in zip(parts, own_masks, strict=True):
             at.mask.copy_(own_mask.T)
             # Torch turns whole tensors block by block, but not parts of others.
             kept = own_mask.contiguous()
@@ -263,16 +256,17 @@ def _sweep(
 
 def _rows(w: Tensor) -> int:
     # How many rows a part has, by the shape alone.
-    return max(16, ENTRIES[w.device.type != "cpu"] // max(w.shape[1], 1) // 16 * 16)
+    entries = ENTRIES[w.device.type != "cpu"]
+    rows = entries // max(w.shape[1], 1)
+    return max(16, rows // 16 * 16)
 
 
 def _widths(span: int) -> list[int]:
     # How columns are cut: for large products, for the choice of a mask, and for
     # products inside the caches.
     large = [span * max(width // span, 1) for width in WIDTHS]
-    return sorted(
-        {*large, span, *(width for width in WIDTHS if width < span)}, reverse=True
-    )
+    small = [width for width in WIDTHS if width < span]
+    return sorted({*large, span, *small}, reverse=True)
 
 
 # ---- what is kept --------------------------------------------------------------------
@@ -306,10 +300,10 @@ def _choice(
             raise TypeError(
                 "obs: expected one of mask, keep and pattern, got none of them"
             )
-        counts = _counts(
-            keep,
-            [min(block, columns - a) * w.shape[0] for a in range(0, w.shape[1], block)],
-        )
+        sizes = []
+        for a in range(0, w.shape[1], block):
+            sizes.append(min(block, columns - a) * w.shape[0])
+        counts = _counts(keep, sizes)
         return (
             min(block, columns),
             len(w),
@@ -382,7 +376,9 @@ def _counts(keep: Keep, sizes: list[int]) -> list[int]:
                     f"obs: expected 0 <= keep <= {size} for block {i}, got {count}"
                 )
         return counts
-    wanted = _kept(keep, total) if isinstance(keep, float) else keep
+    wanted = keep
+    if isinstance(keep, float):
+        wanted = _kept(keep, total)
     if not is_int(wanted):
         raise TypeError(
             "obs: expected keep to be a float, an int or a sequence of ints, got "

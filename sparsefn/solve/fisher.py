@@ -46,27 +46,31 @@ def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tens
     if block is not None:
         check_int("fisher_inverse", "block", block, 1)
     check_finite("fisher_inverse", grads=grads)
-    g = grads.detach().flatten(1) if grads.ndim > 1 else grads.detach()[:, None]
-    g = g.to(torch.promote_types(g.dtype, torch.float32)) / len(g) ** 0.5
+    if grads.ndim > 1:
+        g = grads.detach().flatten(1)
+    else:
+        g = grads.detach()[:, None]
+    dtype = torch.promote_types(g.dtype, torch.float32)
+    g = g.to(dtype) / len(g) ** 0.5
     if block is None:
         return _inverse(g, value)
     g = torch.nn.functional.pad(g, (0, -g.shape[1] % block))
-    return _inverse(g.reshape(len(g), -1, block).transpose(0, 1), value)
+    by_block = g.reshape(len(g), -1, block).transpose(0, 1)
+    return _inverse(by_block, value)
 
 
 def _inverse(g: Tensor, damp: float) -> Tensor:
     # Of damp I + g'g, by the smaller of the two squares that g makes.
-    (n, d) = g.shape[-2:]
-    wide = g.shape[-2] < g.shape[-1]
+    n, d = g.shape[-2:]
+    wide = n < d
     square = g @ g.mT if wide else g.mT @ g
-    square = square + damp * torch.eye(n if wide else d, dtype=g.dtype, device=g.device)
-    lower = torch.linalg.cholesky(square)
+    eye = torch.eye(min(n, d), dtype=g.dtype, device=g.device)
+    lower = torch.linalg.cholesky(square + damp * eye)
     if not wide:
         return torch.cholesky_inverse(lower)
     half = torch.linalg.solve_triangular(lower, g, upper=False)
-    inverse: Tensor = (
-        torch.eye(d, dtype=g.dtype, device=g.device) - half.mT @ half
-    ) / damp
+    eye = torch.eye(d, dtype=g.dtype, device=g.device)
+    inverse: Tensor = (eye - half.mT @ half) / damp
     return inverse
 
 
@@ -116,9 +120,10 @@ def obs_fisher(
     flat = weight.detach().flatten().to(inverse.dtype)
     scores = flat.square() / (2 * diagonal.flatten()[:size])
     kept = topk_mask(scores, keep)
-    lost = torch.nn.functional.pad(
-        torch.where(kept, 0.0, flat), (0, diagonal.numel() - size)
-    ).reshape(diagonal.shape)
-    new = flat - (inverse @ (lost / diagonal)[..., None]).flatten()[:size]
+    lost = torch.where(kept, 0.0, flat)
+    lost = torch.nn.functional.pad(lost, (0, diagonal.numel() - size))
+    by_block = lost.reshape(diagonal.shape) / diagonal
+    changes = inverse @ by_block[..., None]
+    new = flat - changes.flatten()[:size]
     new = torch.where(kept, new, 0.0).to(weight.dtype)
     return new.reshape(weight.shape), kept.reshape(weight.shape)

@@ -54,10 +54,10 @@ def obs_exact(
     [H^-1]_qq over the columns that it has left, the lowest index among equal ones, and
     the others make up for it. Without a pattern `n_prune` weights go, over all rows:
     the row is next whose next weight costs least. Or it is a sequence, with a count for
-    each row. With a pattern whose groups lie inside rows, `row_balanced()` or
-    `nm(n, m)`, each group loses `n_prune`; `nm` says it, so leave it out. The new
-    weights are those of `refit`, which the changes add up to. `damp` times the mean of
-    the hessian's diagonal is added to the diagonal.
+    each row. With a pattern whose groups lie inside rows, `row_balanced()` or `nm(n,
+    m)`, each group loses `n_prune`; `nm` says it, so leave it out. The new weights are
+    as `refit` gives them, which the changes add up to. `damp` times the mean of the
+    hessian's diagonal is added to the diagonal.
 
     A row takes time of in^2 for each weight that it loses and as much memory, so this
     is for small layers; `obs` is the fast approximation. Computed in the wider dtype of
@@ -84,7 +84,12 @@ def obs_exact(
 
 
 def pruned(
-    w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float
+    w: Tensor,
+    h: Tensor,
+    counts: Sequence[int],
+    width: int,
+    count: int,
+    damp: float,
 ) -> tuple[Tensor, Tensor]:
     """`obs_exact` of arguments that were checked: `count` of each group of `width`
     columns go, 0 for all of the weight.
@@ -98,24 +103,30 @@ def pruned(
     h = h.clone()
     dead = damp_in_place("obs_exact", h, damp)
     inverse = torch.cholesky_inverse(factor_in_place("obs_exact", h, damp))
-    steps = count * (columns // width) if width else min(count, columns)
+    if width:
+        steps = count * (columns // width)
+    else:
+        steps = min(count, columns)
     groups = (width, count) if width else (columns, columns)
-    parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
+    chunks = max(1, -(-rows * columns**2 // AT_ONCE))
+    parts = w.masked_fill(dead, 0.0).chunk(chunks)
     mine = [parts[i] for i in own(len(parts))] or [w[:0]]
-    traces = [_trace(part, inverse, steps, *groups) for part in mine]
-    order, losses = gathered(
-        *(torch.cat(tensors) for tensors in zip(*traces, strict=True))
-    )
+    orders = []
+    costs = []
+    for part in mine:
+        order, losses = _trace(part, inverse, steps, *groups)
+        orders.append(order)
+        costs.append(losses)
+    order, losses = gathered(torch.cat(orders), torch.cat(costs))
     gone = torch.ones_like(order, dtype=torch.bool)
     if counts:
-        gone = (
-            torch.arange(steps, device=w.device)
-            < torch.tensor(counts, device=w.device)[:, None]
-        )
+        of_rows = torch.tensor(counts, device=w.device)
+        gone = torch.arange(steps, device=w.device) < of_rows[:, None]
     elif not width and order.numel():
-        # A weight cannot go before those that come first in its row: it costs as much
-        # as the dearest of them.
-        gone = topk_mask(-losses.cummax(1).values, count)
+        # A weight cannot go before the first ones of its row: it costs as much as the
+        # dearest of them.
+        dearest = losses.cummax(1).values
+        gone = topk_mask(-dearest, count)
     kept = ~torch.zeros_like(w, dtype=torch.bool).scatter(1, order, gone)
     return solved(w, hessian, kept, damp), kept
 
@@ -131,7 +142,10 @@ one_by_one(_pruned)
 
 
 def _of_rows(
-    counts: list[int], pattern: Pattern | None, rows: int, columns: int
+    counts: list[int],
+    pattern: Pattern | None,
+    rows: int,
+    columns: int,
 ) -> list[int]:
     # A count for each row, checked.
     if pattern is not None:
@@ -160,9 +174,8 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     size = units.rows[1]
     fixed = units.fixed
     single = units.single and units.pattern.allowed is None
-    if not whole and not (
-        single and units.group[0] == 1 and not isinstance(fixed, Tensor)
-    ):
+    in_rows = single and units.group[0] == 1 and not isinstance(fixed, Tensor)
+    if not whole and not in_rows:
         raise ValueError(
             "obs_exact: expected a pattern of single weights whose groups lie inside "
             f"rows, such as row_balanced() or nm(2, 4), got {pattern}"
@@ -196,20 +209,20 @@ def _trace(
     order = torch.zeros_like(w[:, :steps], dtype=torch.int64)
     losses = torch.zeros_like(w[:, :steps])
     for step in range(steps):
-        full = (
-            gone.reshape(rows, columns // width, width).sum(-1, keepdim=True) >= count
-        )
+        in_groups = gone.reshape(rows, columns // width, width)
+        full = in_groups.sum(-1, keepdim=True) >= count
         closed = gone | full.expand(-1, -1, width).flatten(1)
-        (best,) = winners(
-            [Entry(-(w.square() / left.diagonal(dim1=1, dim2=2)), None, closed)], [1]
-        )
+        loss = w.square() / left.diagonal(dim1=1, dim2=2)
+        (best,) = winners([Entry(-loss, None, closed)], [1])
         at = best.to(torch.int64).argmax(1, keepdim=True)
-        row = left.gather(1, at[:, :, None].expand(-1, 1, columns))[:, 0]
+        own_rows = at[:, :, None].expand(-1, 1, columns)
+        row = left.gather(1, own_rows)[:, 0]
         value = w.gather(1, at)
         pivot = row.gather(1, at)
         order[:, step : step + 1] = at
         losses[:, step : step + 1] = value.square() / pivot
         gone = gone | best
         w = (w - row * (value / pivot)).masked_fill(gone, 0.0)
-        left.baddbmm_((row / pivot)[:, :, None], row[:, None, :], alpha=-1)
+        scaled = row / pivot
+        left.baddbmm_(scaled[:, :, None], row[:, None, :], alpha=-1)
     return order, losses

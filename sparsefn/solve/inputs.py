@@ -82,11 +82,10 @@ def check_finite(call: str, **tensors: Tensor) -> None:
         return
     for name, x in tensors.items():
         total = read(totals[name])
-        broken = (
-            0
-            if total is None or math.isfinite(total)
-            else int((~x.detach().isfinite()).sum())
-        )
+        if total is None or math.isfinite(total):
+            broken = 0
+        else:
+            broken = int((~x.detach().isfinite()).sum())
         if broken:
             raise ValueError(
                 f"{call}: expected a finite {name}, got {broken} of {x.numel()} "
@@ -108,11 +107,9 @@ def check_kept(call: str, mask: Tensor, weight: Tensor) -> Tensor:
         or mask.dtype != torch.bool
         or mask.shape != weight.shape
     ):
-        got = (
-            f"{mask.dtype} of shape {tuple(mask.shape)}"
-            if isinstance(mask, Tensor)
-            else type(mask).__name__
-        )
+        got = type(mask).__name__
+        if isinstance(mask, Tensor):
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise ValueError(
             f"{call}: expected a bool mask of shape {tuple(weight.shape)}, got {got}"
         )
@@ -212,9 +209,9 @@ def _singular(call: str, hessian: Tensor, damp: float) -> NoReturn:
     lacks = max(-low, 0.0) + 4 * len(hessian) * torch.finfo(hessian.dtype).eps * max(
         high, 0.0
     )
-    enough = (
-        f", damp={_up(max(damp + lacks / mean, USUAL))} is enough" if mean > 0 else ""
-    )
+    enough = ""
+    if mean > 0:
+        enough = f", damp={_up(max(damp + lacks / mean, USUAL))} is enough"
     raise ValueError(
         f"{call}: expected a positive definite hessian, got one with eigenvalues from "
         f"{low:.3g} to {high:.3g}, as of inputs that are linearly dependent or fewer "

@@ -32,7 +32,7 @@ def layerwise(
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[0.0000, 2.5000]])}
 
-    The solver is `fn(weight, gram, mask)`. `stats` are those of
+    The solver is `fn(weight, gram, mask)`. `stats` are from
     `sf.calibration.inputs`, with "gram". For each leaf `fn` gets the weight and the
     mask as matrices of (outputs, inputs), and the gram of the inputs, (inputs, inputs);
     it returns the new weight and mask. Leaves of another form, such as convolutions and

@@ -100,12 +100,12 @@ def check_laws(
             outcomes.append(made(law, check, row, shrink=True))
             if on_fail == "raise" and not suggest:
                 _raise(row, outcomes[-1])
-    suggestion = suggested(row, meta, outcomes, laws, made, params) if suggest else None
-    easy = (
-        tuple(missing(counted, _least(row.meta)))
-        if params is None and counted[CASES] >= ENOUGH
-        else None
-    )
+    suggestion = None
+    if suggest:
+        suggestion = suggested(row, meta, outcomes, laws, made, params)
+    easy = None
+    if params is None and counted[CASES] >= ENOUGH:
+        easy = tuple(missing(counted, _least(row.meta)))
     report = Report(
         row.name,
         tuple(outcomes),

@@ -3,7 +3,7 @@ hard things, and the least of each.
 
 A law that held on easy cases alone says little: a run over trees of drawn structure
 fails where a share is below `LEAST`. With trees like given ones (`params=`), shapes and
-dtypes are those of the user, and shares are only shown.
+dtypes are the user's, and shares are only shown.
 """
 
 from __future__ import annotations

@@ -108,11 +108,10 @@ def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any
     for call in (algorithm.made_of, algorithm.made_by):
         named = call.arguments() if isinstance(call, Call) else {}
         inside = [value for value in named.values() if isinstance(value, Algorithm)]
-        said = (
-            said_by(inside[0], names)
-            if inside
-            else {name: named.get(name) for name in names}
-        )
+        if inside:
+            said = said_by(inside[0], names)
+        else:
+            said = {name: named.get(name) for name in names}
         found |= {name: value for name, value in said.items() if value is not None}
     return found
 

@@ -94,7 +94,10 @@ def check_made(name: str, made: object) -> None:
     sf.Algorithm(init, update)
     """
     if not isinstance(made, Algorithm):
-        got = "None" if made is None else uncalled(made) or type(made).__name__
+        if made is None:
+            got = "None"
+        else:
+            got = uncalled(made) or type(made).__name__
         raise TypeError(
             f"expected {name} to return an Algorithm, got {got}; a pair of functions "
             "is sf.Algorithm(init, update)"
@@ -109,7 +112,9 @@ def trained_of(
     """
     algorithm = algorithm_of(row, case)
     own = has_optimizer(algorithm.init(case.params))
-    return algorithm if own else with_optimizer(algorithm, optimizer, skip=never())
+    if own:
+        return algorithm
+    return with_optimizer(algorithm, optimizer, skip=never())
 
 
 def mapped(
@@ -172,7 +177,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         self.operations.append(str(func))
         return func(*args, **(kwargs or {}))

@@ -103,7 +103,11 @@ class Launches(Onlooker):
         return self.operations.total()
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         name = func.overloadpacket.__name__
         given = kwargs or {}
@@ -117,11 +121,9 @@ class Launches(Onlooker):
         outputs = _tensors(made) or _tensors(args[:1])
         if _on_device(inputs + outputs) and name not in _VIEWS:
             self.operations[name] += 1
-            read = (
-                inputs[len(outputs) :]
-                if name.removeprefix("_foreach_") in _ONLY_WRITES
-                else inputs
-            )
+            read = inputs
+            if name.removeprefix("_foreach_") in _ONLY_WRITES:
+                read = inputs[len(outputs) :]
             self.bytes += sum(_size(x) for x in read) + sum(_size(x) for x in outputs)
         return made
 
@@ -149,29 +151,27 @@ def _on_device(tensors: list[Tensor]) -> bool:
 
 
 def _waits(
-    name: str, args: tuple[Any, ...], given: dict[str, Any], inputs: list[Tensor]
+    name: str,
+    args: tuple[Any, ...],
+    given: dict[str, Any],
+    inputs: list[Tensor],
 ) -> list[str]:
     if name in _READS and _on_device(inputs):
         return [name]
     # A 0-d CPU tensor in arithmetic is an argument of the launch, and no copy.
     if name in ("_to_copy", "copy_") and inputs:
         origin = inputs[-1].device.type
-        to = (
-            torch.device(given.get("device") or origin)
-            if name == "_to_copy"
-            else inputs[0].device
-        )
-        return (
-            [f"copy of {tuple(inputs[-1].shape)} from {origin} to {to.type}"]
-            if to.type != origin
-            else []
-        )
+        to = inputs[0].device
+        if name == "_to_copy":
+            to = torch.device(given.get("device") or origin)
+        if to.type != origin:
+            return [f"copy of {tuple(inputs[-1].shape)} from {origin} to {to.type}"]
+        return []
     flags = (torch.bool, torch.uint8)
-    indices = (
-        _tensors(args[1])
-        if name in ("index", "index_put", "index_put_") and _on_device(inputs)
-        else []
-    )
+    if name in ("index", "index_put", "index_put_") and _on_device(inputs):
+        indices = _tensors(args[1])
+    else:
+        indices = []
     if any(x.dtype in flags or x.device.type == "cpu" for x in indices):
         return [f"{name} by flags or by indices on the CPU"]
     return []

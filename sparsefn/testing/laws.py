@@ -138,7 +138,10 @@ def _exchange(**field: Any) -> Callable[[Meta], Sequence[Declared]]:
 
 
 def _real(meta: Meta) -> Sequence[Declared]:
-    once = [{"stochastic": True}] if meta.stochastic == "anew" else []
+    if meta.stochastic == "anew":
+        once = [{"stochastic": True}]
+    else:
+        once = []
     return (*once, {"needs_grads": False}, {"stochastic": False})
 
 

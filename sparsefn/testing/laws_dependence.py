@@ -163,7 +163,8 @@ def permutations_commute(row: Row, case: Case) -> None:
         state = algorithm.init(turn(case.params))
         for step, grads in enumerate(case.grads):
             state = algorithm.update(state, turn(grads), step)
-            state = state if learned(state) else with_params(state, turn(grads))
+            if not learned(state):
+                state = with_params(state, turn(grads))
         return state.masks
 
     assert_same("masks", flipped(masks(lambda tree: tree)), masks(flipped))

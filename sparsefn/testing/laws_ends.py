@@ -34,7 +34,9 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
     """
     algorithm = algorithm_of(row, case)
     for state in updates(algorithm, case):
-        trees = [effective(state), *([state.params] if row.meta.zeroes else [])]
+        trees = [effective(state)]
+        if row.meta.zeroes:
+            trees.append(state.params)
         for path, mask in sparse(state).items():
             for tree in trees:
                 off = leaves(tree)[path][~mask]
@@ -45,12 +47,10 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
             continue
         moments = leaves((state.opt, *(part.opt for part in state.parts)))
         for path, mask in leaves(algorithm.view.support(state)).items():
+            if not mask.ndim:
+                continue
             for name, moment in moments.items():
-                if (
-                    mask.ndim
-                    and name.endswith("." + path)
-                    and moment.shape == mask.shape
-                ):
+                if name.endswith("." + path) and moment.shape == mask.shape:
                     assert (moment[~mask] == 0).all(), (
                         f"the moment {name} is not zero where nothing trains"
                     )
@@ -67,11 +67,8 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
     old: dict[str, Tensor] = {}
     expected: list[int] = []
     for i, state in enumerate(updates(trained, case)):
-        support = {
-            path: mask
-            for path, mask in leaves(trained.view.support(state)).items()
-            if mask.ndim
-        }
+        flags = leaves(trained.view.support(state))
+        support = {path: mask for path, mask in flags.items() if mask.ndim}
         assert support.keys() == sparse(state).keys(), (
             f"state {i}: {sorted(support)} have a support"
         )
@@ -81,7 +78,8 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
             )
         whole = state._replace(masks=with_leaves(state.masks, support))
         if not i or row.meta.when(i - 1):
-            expected = goals_of(row.meta, whole, float(level(max(i - 1, 0))))
+            wanted = level(max(i - 1, 0))
+            expected = goals_of(row.meta, whole, float(wanted))
         counted = counts_of(row.meta, whole)
         assert counted == expected, (
             f"state {i}: {counted} weights may move, expected {expected}"

@@ -137,11 +137,10 @@ def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]
             goals = goals_of(meta, state, float(level(step)))
             # Masks that only shrink cannot follow a budget whose rounding would have a
             # leaf gain a unit.
-            expected = (
-                [min(n, m) for n, m in zip(goals, expected, strict=True)]
-                if meta.monotone
-                else goals
-            )
+            if meta.monotone:
+                expected = [min(n, m) for n, m in zip(goals, expected, strict=True)]
+            else:
+                expected = goals
         yield f"after step {step}", counts_of(meta, state), expected
 
 
@@ -191,7 +190,12 @@ def units_are_whole(row: Row, case: Case) -> None:
 
 
 def _read(
-    role: str, score: Score, before: State, after: State, grads: Tree, step: int
+    role: str,
+    score: Score,
+    before: State,
+    after: State,
+    grads: Tree,
+    step: int,
 ) -> Tree:
     """A score as the algorithm read it: its memory has been advanced by then."""
     if isinstance(score, Accumulated):
@@ -216,7 +220,10 @@ def the_best_are_kept(row: Row, case: Case) -> None:
 def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> None:
     for rivals in rivals_of(meta, state):
         active = rivals.active(state)
-        eligible = [True] * len(active) if among is None else rivals.active(among)
+        if among is None:
+            eligible = [True] * len(active)
+        else:
+            eligible = rivals.active(among)
         wanted = oracle.best_of(rivals.scores(scores), eligible, sum(active))
         kept = {i for i, flag in enumerate(active) if flag}
         assert kept == wanted, (
@@ -236,11 +243,10 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
         if not meta.when(step):
             continue
         drops = _read("drop", exchange.drop, before, after, grads, step)
-        grows = (
-            None
-            if exchange.grow is None
-            else _read("grow", exchange.grow, before, after, grads, step)
-        )
+        if exchange.grow is None:
+            grows = None
+        else:
+            grows = _read("grow", exchange.grow, before, after, grads, step)
         for rivals in rivals_of(meta, before):
             had = rivals.active(before)
             has = rivals.active(after)
@@ -263,7 +269,12 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
 
 
 def _lost(
-    meta: Meta, exchange: Exchange, step: int, had: int, goal: int, size: int
+    meta: Meta,
+    exchange: Exchange,
+    step: int,
+    had: int,
+    goal: int,
+    size: int,
 ) -> int:
     lost = oracle.half_to_even(float(exchange.fraction(step)), had)
     if meta.total and not meta.joint:
@@ -306,7 +317,10 @@ def exchanges_conserve(row: Row, case: Case) -> None:
     exchange = row.meta.exchange
     assert exchange is not None
     for step, before, _, after in _transitions(case, states_of(row, case)):
-        fraction = float(exchange.fraction(step)) if meta.when(step) else 0.0
+        if meta.when(step):
+            fraction = float(exchange.fraction(step))
+        else:
+            fraction = 0.0
         balance = []
         for rivals in rivals_of(meta, before):
             pairs = list(zip(rivals.active(before), rivals.active(after), strict=True))
@@ -315,7 +329,8 @@ def exchanges_conserve(row: Row, case: Case) -> None:
             most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
-        balance = [sum(balance)] if meta.total else balance
+        if meta.total:
+            balance = [sum(balance)]
         assert not any(balance), f"step {step}: more or fewer came than went: {balance}"
         _check_values(before, after)
 

@@ -156,7 +156,9 @@ def _reordered(tree: Tree) -> Tree:
         return {name: _reordered(tree[name]) for name in reversed(tree)}
     if isinstance(tree, list | tuple):
         parts = [_reordered(part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        if hasattr(tree, "_fields"):
+            return type(tree)(*parts)
+        return type(tree)(parts)
     return tree
 
 

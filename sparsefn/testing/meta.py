@@ -26,7 +26,7 @@ from sparsefn.tree.chosen import default_where
 
 
 class Exchange(NamedTuple):
-    """How weights are exchanged at a trigger: what `sf.drop_grow` is told.
+    """How weights are exchanged at a trigger: the arguments of `sf.drop_grow`.
 
     >>> exchange = sf.testing.Exchange(
     ...     sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3)
@@ -147,11 +147,9 @@ class Meta(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The pattern as the oracle reads it."""
-        return (
-            self.pattern
-            if isinstance(self.pattern, Layout)
-            else computed_layout(self.pattern)
-        )
+        if isinstance(self.pattern, Layout):
+            return self.pattern
+        return computed_layout(self.pattern)
 
     @property
     def score(self) -> Score | None:
@@ -223,7 +221,9 @@ def same(a: object, b: object) -> bool:
     True
     """
     a, b = (x.pattern if isinstance(x, Layout) else x for x in (a, b))
-    return repr(a) == repr(b) if call_of(a) is not None else a == b
+    if call_of(a) is not None:
+        return repr(a) == repr(b)
+    return a == b
 
 
 def _by_leaf(distribution: Distribution) -> bool:
@@ -330,10 +330,15 @@ def _with_params(
             "expected make_algorithm to take (sparsity, key) or (sparsity, key, params)"
         )
         raise TypeError(f"{expected}, got {_name(make)}{signature}")
-    return make if len(needed) == 3 else partial(_without_params, make)
+    if len(needed) == 3:
+        return make
+    return partial(_without_params, make)
 
 
 def _without_params(
-    make: Callable[..., Algorithm], sparsity: Level, key: Tensor, params: Tree
+    make: Callable[..., Algorithm],
+    sparsity: Level,
+    key: Tensor,
+    params: Tree,
 ) -> Algorithm:
     return make(sparsity, key)

@@ -64,29 +64,33 @@ def computed_layout(pattern: Pattern) -> Layout:
 
     def one(values: list[float]) -> float:
         assert reduce is not None
-        return float(
-            reduce(torch.tensor([values], dtype=torch.float64, device="cpu"))[0]
-        )
+        row = torch.tensor([values], dtype=torch.float64, device="cpu")
+        return float(reduce(row)[0])
 
+    def allowed(grid: Box) -> list[bool]:
+        assert band is not None
+        flags: list[bool] = band(grid).reshape(-1).tolist()
+        return flags
+
+    fixed = pattern.fixed
+    if isinstance(fixed, torch.Tensor):
+        fixed = int(fixed)
     return Layout(
         pattern,
         pattern.unit,
         pattern.group,
         None if reduce is None else one,
-        int(pattern.fixed)
-        if isinstance(pattern.fixed, torch.Tensor)
-        else pattern.fixed,
-        None if band is None else lambda grid: band(grid).reshape(-1).tolist(),
+        fixed,
+        None if band is None else allowed,
         pattern.zeros,
         _form(pattern),
     )
 
 
 def _form(pattern: Pattern) -> Form:
+    sides = (1, 2, 3, 4, 5, 6, 8, 16)
     for ndims, least in product(((2, 3, 4), (2,), (4,)), (0, 1, 2)):
-        for rows, columns in product(
-            (1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 3, 4, 5, 6, 8, 16, 32)
-        ):
+        for rows, columns in product(sides, (*sides, 32)):
             form = Form(rows, columns, least, ndims)
             if all(_fits(pattern, shape) for shape in shapes(form)):
                 return form
@@ -111,25 +115,22 @@ def _positive(box: Box) -> Box:
 def _boxes(shape: Box, box: Box) -> list[list[int]]:
     """The indices of the places in each box, boxes and places in row-major order."""
     places = np.arange(math.prod(shape)).reshape(shape)
-    starts = product(
-        *(
-            range(0, size, step) if step else [0]
-            for size, step in zip(shape, box, strict=True)
-        )
-    )
+    along: list[Sequence[int]] = []
+    for size, step in zip(shape, box, strict=True):
+        along.append(range(0, size, step) if step else [0])
     boxes = []
-    for start in starts:
-        inside = tuple(slice(i, i + step) for i, step in zip(start, box, strict=True))
+    for start in product(*along):
+        pairs = zip(start, box, strict=True)
+        inside = tuple(slice(i, i + step) for i, step in pairs)
         boxes.append(places[inside].reshape(-1).tolist())
     return boxes
 
 
 def grid(layout: Layout, shape: Box) -> Box:
     """The number of units along each dimension."""
-    return tuple(
-        -(-size // step)
-        for size, step in zip(shape, _positive(layout.unit(shape)), strict=True)
-    )
+    unit = _positive(layout.unit(shape))
+    pairs = zip(shape, unit, strict=True)
+    return tuple(-(-size // step) for size, step in pairs)
 
 
 def budget_shape(layout: Layout, shape: Box) -> Box:
@@ -137,11 +138,11 @@ def budget_shape(layout: Layout, shape: Box) -> Box:
     spans.
     """
     unit = _positive(layout.unit(shape))
-    return tuple(
-        n
-        for n, step, size in zip(grid(layout, shape), unit, shape, strict=True)
-        if size == 1 or step != size
-    )
+    found = []
+    for n, step, size in zip(grid(layout, shape), unit, shape, strict=True):
+        if size == 1 or step != size:
+            found.append(n)
+    return tuple(found)
 
 
 def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
@@ -152,7 +153,9 @@ def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
     """
     units = _boxes(shape, _positive(layout.unit(shape)))
     cells = grid(layout, shape)
-    free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
+    free: Sequence[bool] = [True] * len(units)
+    if layout.allowed is not None:
+        free = layout.allowed(cells)
     groups = []
     for group in _boxes(cells, layout.group(cells)):
         groups.append([units[i] for i in group if free[i]])
@@ -161,13 +164,18 @@ def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
 
 def is_active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
     """Whether a unit is kept: it keeps more entries than a pruned unit does."""
-    left = 0 if layout.zeros is None else max(len(unit) - layout.zeros, 0)
+    if layout.zeros is None:
+        left = 0
+    else:
+        left = max(len(unit) - layout.zeros, 0)
     return sum(kept[i] for i in unit) > left
 
 
 def fixed(layout: Layout, shape: Box) -> int | None:
     """How many units a group of a leaf keeps, if the pattern fixes it."""
-    return layout.fixed(grid(layout, shape)) if callable(layout.fixed) else layout.fixed
+    if callable(layout.fixed):
+        return layout.fixed(grid(layout, shape))
+    return layout.fixed
 
 
 def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:
@@ -178,14 +186,18 @@ def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Un
     for path, shape in shapes.items():
         for group in unit_groups(layout, shape):
             found.append([(path, unit) for unit in group])
-    return [[unit for group in found for unit in group]] if joint else found
+    if joint:
+        return [[unit for group in found for unit in group]]
+    return found
 
 
 def score(layout: Layout, values: Mapping[str, Sequence[float]], unit: Unit) -> float:
     """The score of a unit, from the scores of its elements."""
     path, indices = unit
     elements = [values[path][i] for i in indices]
-    return elements[0] if layout.reduce is None else layout.reduce(elements)
+    if layout.reduce is None:
+        return elements[0]
+    return layout.reduce(elements)
 
 
 def best_of(scores: Sequence[float], eligible: Sequence[bool], count: int) -> set[int]:

@@ -132,14 +132,14 @@ def passive(
         raise TypeError(
             f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}"
         )
-    promise = (
-        _promised(algorithm)
-        if meta is None
-        else _declared(completed_meta("passive", meta, algorithm), sparsity)
-    )
+    if meta is None:
+        promise = _promised(algorithm)
+    else:
+        promise = _declared(completed_meta("passive", meta, algorithm), sparsity)
 
     def init(params: Tree) -> State:
-        if (flat := _read(params)) is None:
+        flat = _read(params)
+        if flat is None:
             return _of_structure("init", algorithm.init(params), params=params)
         (given,) = flat
         state = _pure("init", lambda: algorithm.init(params), params=given)
@@ -154,7 +154,8 @@ def passive(
     def update(state: State, grads: Tree, step: Step) -> State:
         if saves():
             return algorithm.update(state, grads, step)
-        if (flat := _read(state, grads)) is None:
+        flat = _read(state, grads)
+        if flat is None:
             return _of_structure("update", algorithm.update(state, grads, step), state)
         before, given = flat
         before = before._replace(
@@ -162,9 +163,10 @@ def passive(
         )
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
-        fires = (
-            None if number is None or promise.when is None else bool(promise.when(step))
-        )
+        if number is None or promise.when is None:
+            fires = None
+        else:
+            fires = bool(promise.when(step))
         made = partial(algorithm.update, state, grads, step)
         all_ = fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
@@ -209,11 +211,10 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
     goal = None
     if sparsity is not None and meta.exact_count and meta.exact_count != "relative":
         rule = Competition(meta.layout.pattern, meta.distribution).check()
-        goal = (
-            None
-            if meta.layout.pattern.fixed is not None
-            else rule.goal(meta.level(sparsity))
-        )
+        if meta.layout.pattern.fixed is not None:
+            goal = None
+        else:
+            goal = rule.goal(meta.level(sparsity))
     apart = rule is None or rule.joint or not meta.total
     zero = meta.zeroes
     first = meta.start in ("random", "magnitude")
@@ -229,16 +230,16 @@ def _read(*trees: Tree) -> list[_Flat] | None:
         return None
     flat = [_Flat(tree, *optree.tree_flatten(tree)) for tree in trees]
     others = [x for of in flat for x in of.leaves if type(x) is not Tensor or x.is_meta]
-    return (
-        None
-        if any_sharded(others)
-        or any(isinstance(x, Tensor) and x.is_meta for x in others)
-        else flat
-    )
+    if any_sharded(others) or any(isinstance(x, Tensor) and x.is_meta for x in others):
+        return None
+    return flat
 
 
 def _of_structure(
-    what: str, new: State, old: State | None = None, params: Tree = None
+    what: str,
+    new: State,
+    old: State | None = None,
+    params: Tree = None,
 ) -> State:
     """The new state, if its tree, shapes and dtypes are those of the old one, or of the
     params that were given.
@@ -271,15 +272,26 @@ def _versions(leaves: Sequence[Tensor]) -> list[int]:
     try:
         return [x._version for x in leaves]
     except RuntimeError:  # tensors of inference mode have none
-        return [0 if x.is_inference() else x._version for x in leaves]
+        made = []
+        for x in leaves:
+            if x.is_inference():
+                made.append(0)
+            else:
+                made.append(x._version)
+        return made
 
 
 def _at(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr() if x.numel() else 0
+    if x.numel():
+        return x.untyped_storage().data_ptr()
+    return 0
 
 
 def _pure(
-    what: str, call: Callable[[], State], all_: bool = True, **inputs: _Flat
+    what: str,
+    call: Callable[[], State],
+    all_: bool = True,
+    **inputs: _Flat,
 ) -> State:
     """The state of a call, checked to leave inputs and generators alone."""
     versions = [_versions(given.leaves) for given in inputs.values()]
@@ -291,7 +303,8 @@ def _pure(
             "from a key"
         )
     for (name, given), version in zip(inputs.items(), versions, strict=True):
-        if (now := _versions(given.leaves)) != version:
+        now = _versions(given.leaves)
+        if now != version:
             at = next(
                 path
                 for path, x, y in zip(paths(given.tree), now, version, strict=True)
@@ -302,7 +315,10 @@ def _pure(
 
 
 def _check_memory(
-    what: str, new: _Flat, state: list[Tensor], foreign: dict[str, list[Tensor]]
+    what: str,
+    new: _Flat,
+    state: list[Tensor],
+    foreign: dict[str, list[Tensor]],
 ) -> None:
     # Tensors of a state are its own, or those of the state before as a whole.
     owners = {_at(x): name for name, leaves in foreign.items() for x in leaves}
@@ -354,7 +370,11 @@ def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
 
 
 def _check_zeros(
-    what: str, promise: _Promise, new: _Flat, old: _Flat | None, number: int
+    what: str,
+    promise: _Promise,
+    new: _Flat,
+    old: _Flat | None,
+    number: int,
 ) -> None:
     if not promise.zero:
         return
@@ -394,7 +414,11 @@ def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:
 
 
 def _check_counts(
-    what: str, promise: _Promise, new: State, old: State | None, step: Step
+    what: str,
+    promise: _Promise,
+    new: State,
+    old: State | None,
+    step: Step,
 ) -> None:
     """Units are kept as many as the goal says.
 
@@ -416,13 +440,16 @@ def _check_counts(
     # then some groups may keep fewer
     if units.known is None or units.grids.least or not rule.pattern.one_by_one:
         return
-    had = units._replace(masks=before) if before is not None and shrinks else units
+    had = units
+    if before is not None and shrinks:
+        had = units._replace(masks=before)
     counts = [
         torch.minimum(units.counts(units.known), units.capacity),
         *(x.totals(x.active) for x in (units, had)),
     ]
     goal, kept, most = counts if promise.apart else [count.sum() for count in counts]
-    goal = torch.minimum(goal, most) if had is not units else goal
+    if had is not units:
+        goal = torch.minimum(goal, most)
     if not torch.equal(goal, kept):
         names = list(units.grids.here)
         raise Broken(

@@ -120,11 +120,12 @@ def _lines(report: Report) -> Iterator[str]:
     made = [row for row in report.rows if row.status != "does not bind"]
     failed = sum(row.failed for row in made)
     seconds = sum(row.seconds for row in made)
-    said = (
-        f"{failed} of {len(made)} checks fail"
-        if failed
-        else f"all {len(made)} checks hold" + ", on too easy cases" * bool(report.easy)
-    )
+    if failed:
+        said = f"{failed} of {len(made)} checks fail"
+    else:
+        said = f"all {len(made)} checks hold" + ", on too easy cases" * bool(
+            report.easy
+        )
     yield (
         f"{report.name}: {said} (seed {report.seed}, {report.max_examples} examples, "
         f"{seconds:.0f} s)"
@@ -136,18 +137,16 @@ def _lines(report: Report) -> Iterator[str]:
             yield from ("Whatever is declared, this fails:", *report.suggestion.broken)
     yield f"\n{'law':21}{'check':39}{'status':15}{'examples':>8}{'seconds':>9}"
     for row in report.rows:
-        numbers = (
-            ""
-            if row.status == "does not bind"
-            else f"{row.examples:8}{row.seconds:9.1f}"
-        )
+        if row.status == "does not bind":
+            numbers = ""
+        else:
+            numbers = f"{row.examples:8}{row.seconds:9.1f}"
         yield f"{row.law:21}{row.check:39}{row.status:15}{numbers}".rstrip()
     if report.coverage:
-        judged = (
-            ""
-            if report.easy is not None
-            else f" (only shown: with params=, or fewer than {ENOUGH})"
-        )
+        if report.easy is not None:
+            judged = ""
+        else:
+            judged = f" (only shown: with params=, or fewer than {ENOUGH})"
         shares = ", ".join(
             f"{share:.0%} {trait}" for trait, share in report.coverage.items()
         )

@@ -217,7 +217,7 @@ def cases(
     ... )
     (3, True)
 
-    `form`, `palettes` and `distinct` are those of `params_trees`; with `like` the trees
+    `form`, `palettes` and `distinct` are as in `params_trees`; with `like` the trees
     have its structure.
     """
     return examples(lambda source: values.case(source, form, palettes, distinct, like))

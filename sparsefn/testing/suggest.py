@@ -208,11 +208,15 @@ def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str
         algorithm = algorithm_of(row, run)
         promises[1:1] = _by_call(algorithm)
         state = algorithm.init(run.params)
-        if masks := sparse(state):
+        masks = sparse(state)
+        if masks:
             is_dense = all(bool(mask.all()) for mask in masks.values())
             found["start"] = "dense" if is_dense else "other"
             wrong |= {"start"} if not is_dense and row.meta.start == "dense" else set()
-        moved = state if learned(state) else with_params(state, run.grads[0])
+        if learned(state):
+            moved = state
+        else:
+            moved = with_params(state, run.grads[0])
         new = [
             algorithm.update(moved, run.grads[1], step).masks
             for step in range(_LOOKED_AT)
@@ -263,4 +267,6 @@ def _text(meta: Meta, why: Mapping[str, str]) -> str:
         f"    {name}={shown(value)},{f'  # {why[name]}' if name in why else ''}"
         for name, value in declared(meta).items()
     ]
-    return "\n".join(["Meta(", *lines, ")"]) if lines else "Meta()"
+    if lines:
+        return "\n".join(["Meta(", *lines, ")"])
+    return "Meta()"

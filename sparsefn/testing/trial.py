@@ -55,11 +55,10 @@ class Outcome(NamedTuple):
     def details(self, name: str) -> list[str]:
         """The lines that are longer, in full, and the example."""
         whole = [text + self._hint for text in self._texts(name)]
-        example = (
-            [f"{self.check} on {self.case}"]
-            if self.failed and self.case is not None
-            else []
-        )
+        if self.failed and self.case is not None:
+            example = [f"{self.check} on {self.case}"]
+        else:
+            example = []
         return [*(line for line in whole if len(line) > _MOST), *example]
 
     @property
@@ -68,7 +67,12 @@ class Outcome(NamedTuple):
         return f"; if it is not meant to, declare {self.declare}" if meant else ""
 
     def _texts(self, name: str) -> list[str]:
-        first = [said.splitlines()[0].rstrip(":") if said else "" for said in self.said]
+        first = []
+        for said in self.said:
+            if said:
+                first.append(said.splitlines()[0].rstrip(":"))
+            else:
+                first.append("")
         if self.status == "error":
             return [f"{name}: {line}" for line in first]
         return [f"{name} breaks {self.law}, {self.check}: {line}" for line in first]
@@ -86,12 +90,11 @@ def shortened(text: str, end: str = "", most: int = _MOST) -> str:
     """
     if len(text) + len(end) <= most:
         return text + end
-    end = end if 2 * len(end) <= most else ""
-    return (
-        f"{text[: most - len(end) - 4]} ...{end}"
-        if len(text) > most - len(end)
-        else text
-    )
+    if not (2 * len(end) <= most):
+        end = ""
+    if len(text) > most - len(end):
+        return f"{text[: most - len(end) - 4]} ...{end}"
+    return text
 
 
 def outcome_of(
@@ -113,8 +116,8 @@ def outcome_of(
     >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
     ('purity', 'states_keep_their_structure', 'passed')
 
-    Without `shrink` the first failure is told as it comes. `counted` takes the traits
-    of the cases that were drawn until it failed.
+    Without `shrink` the first failure is reported as it comes. `counted` takes the
+    traits of the cases that were drawn until it failed.
     """
     # by where it was raised; the smallest comes last
     found: dict[tuple[object, ...], tuple[Case, Exception]] = {}
@@ -225,11 +228,9 @@ def _origin(error: Exception) -> tuple[object, ...]:
 
 def _unfolded(error: Exception) -> list[Exception]:
     """The errors of a group of groups, or the error itself."""
-    return (
-        [one for part in error.exceptions for one in _unfolded(part)]
-        if isinstance(error, ExceptionGroup)
-        else [error]
-    )
+    if isinstance(error, ExceptionGroup):
+        return [one for part in error.exceptions for one in _unfolded(part)]
+    return [error]
 
 
 def _named(error: Exception) -> str:

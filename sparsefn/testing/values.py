@@ -61,7 +61,9 @@ class Case(NamedTuple):
             f"grads={self.grads})"
         )
         # Hypothesis warns of longer texts
-        return text if len(text) < 4000 else text[:4000] + "..."
+        if len(text) < 4000:
+            return text
+        return text[:4000] + "..."
 
 
 class WeightAndBias(NamedTuple):
@@ -84,16 +86,19 @@ class Source:
 
     def number(self, bits: int = 8) -> int:
         """A number of `bits` bits, a multiple of 8."""
-        return int.from_bytes(
-            [self._choices.pop(0) if self._choices else 0 for _ in range(bits // 8)],
-            "big",
-        )
+        number = 0
+        for _ in range(bits // 8):
+            byte = self._choices.pop(0) if self._choices else 0
+            number = number << 8 | byte
+        return number
 
     def pick(self, options: Sequence[T]) -> T:
         return options[self.number() % len(options)]
 
     def values(self, n: int) -> list[int]:
-        taken = [self._values[(self._used + i) % len(self._values)] for i in range(n)]
+        taken = []
+        for i in range(self._used, self._used + n):
+            taken.append(self._values[i % len(self._values)])
         self._used += n
         return taken
 
@@ -143,18 +148,16 @@ DTYPES = (
 
 
 def _made_of(values: Sequence[float], like: Tensor) -> Tensor:
-    return (
-        torch.tensor(values, dtype=torch.float64, device="cpu")
-        .to(like.dtype)
-        .reshape(like.shape)
-    )
+    exact = torch.tensor(values, dtype=torch.float64, device="cpu")
+    return exact.to(like.dtype).reshape(like.shape)
 
 
 def filled(source: Source, palette: str, like: Tensor) -> Tensor:
     numbers = _palette(palette, like.dtype)
-    return _made_of(
-        [numbers[byte % len(numbers)] for byte in source.values(like.numel())], like
-    )
+    picked = []
+    for byte in source.values(like.numel()):
+        picked.append(numbers[byte % len(numbers)])
+    return _made_of(picked, like)
 
 
 def _strided(source: Source, leaf: Tensor) -> Tensor:
@@ -169,32 +172,32 @@ def _strided(source: Source, leaf: Tensor) -> Tensor:
         lambda x: x.repeat_interleave(2, -1)[..., ::2],
     ]
     way = source.pick(ways)
-    return way(leaf) if leaf.ndim else leaf
+    if not leaf.ndim:
+        return leaf
+    return way(leaf)
 
 
 def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
     """Distinct magnitudes over the whole tree, in an order that the bytes give."""
     data = source.values(leaf.numel())
-    ranks = {
-        i: rank for rank, i in enumerate(sorted(range(len(data)), key=data.__getitem__))
-    }
-    return _made_of(
-        [
-            (1 + start + stride * ranks[i]) * (1 if byte % 2 else -1)
-            for i, byte in enumerate(data)
-        ],
-        leaf,
-    )
+    order = sorted(range(len(data)), key=data.__getitem__)
+    numbers = [0.0] * len(data)
+    for rank, i in enumerate(order):
+        size = 1 + start + stride * rank
+        numbers[i] = size if data[i] % 2 else -size
+    return _made_of(numbers, leaf)
 
 
 # ---- shapes and trees ----------------------------------------------------------------
 
 
 def _sides(form: Form) -> tuple[list[int], list[int]]:
-    rows = [form.rows * n for n in (2, 3, 4, 3, 2, 4, 1, 3, 2, 4, 0) if n >= form.least]
-    return rows, [
-        form.columns * n for n in (3, 2, 5, 4, 3, 5, 1, 2, 5, 3, 0) if n >= form.least
-    ]
+    rows = (2, 3, 4, 3, 2, 4, 1, 3, 2, 4, 0)
+    columns = (3, 2, 5, 4, 3, 5, 1, 2, 5, 3, 0)
+    return (
+        [form.rows * n for n in rows if n >= form.least],
+        [form.columns * n for n in columns if n >= form.least],
+    )
 
 
 def _with_sides(form: Form, rows: int, columns: int) -> list[tuple[int, ...]]:
@@ -214,7 +217,11 @@ def shapes(form: Form = Form()) -> set[tuple[int, ...]]:
     [(16, 32), (16, 40)]
     """
     rows, columns = _sides(form)
-    return {size for r in rows for c in columns for size in _with_sides(form, r, c)}
+    found: set[tuple[int, ...]] = set()
+    for r in rows:
+        for c in columns:
+            found |= set(_with_sides(form, r, c))
+    return found
 
 
 def shape(source: Source, form: Form = Form()) -> tuple[int, ...]:
@@ -228,9 +235,8 @@ def shape(source: Source, form: Form = Form()) -> tuple[int, ...]:
 def _layer(source: Source, form: Form) -> Tree:
     size = shape(source, form)
     dtype = source.pick(DTYPES)
-    weight, bias = (
-        torch.empty(sides, dtype=dtype, device="meta") for sides in (size, size[:1])
-    )
+    weight = torch.empty(size, dtype=dtype, device="meta")
+    bias = torch.empty(size[:1], dtype=dtype, device="meta")
     named = {"weight": weight, "bias": bias}
     return source.pick(
         [{"weight": weight}, named, WeightAndBias(**named), (weight, bias), weight]
@@ -239,16 +245,16 @@ def _layer(source: Source, form: Form) -> Tree:
 
 def tree(source: Source, form: Form) -> Tree:
     """A tree of meta tensors; `default_where` chooses at least one of its leaves."""
-    layers = [_layer(source, form) for _ in range(source.pick((1, 3, 4, 2, 5)))]
-    scale = torch.empty(
-        (),
-        dtype=source.pick((torch.float32, torch.bfloat16, torch.float16)),
-        device="meta",
-    )
-    # inserted against their order
-    names = [f"layer{len(layers) - i}" for i in range(len(layers))]
-    named = {**dict(zip(names, layers, strict=True)), "activation": {}, "scale": scale}
-    nested = {"head": layers[-1], "body": layers[:-1], "activation": {}, "scale": scale}
+    count = source.pick((1, 3, 4, 2, 5))
+    layers = [_layer(source, form) for _ in range(count)]
+    dtype = source.pick((torch.float32, torch.bfloat16, torch.float16))
+    scale = torch.empty((), dtype=dtype, device="meta")
+    named = {}
+    for i, layer in enumerate(layers):  # inserted against their order
+        named[f"layer{count - i}"] = layer
+    rest = {"activation": {}, "scale": scale}
+    named |= rest
+    nested = {"head": layers[-1], "body": layers[:-1], **rest}
     hollow = {**named, "blocks": {"0": (), "1": []}}
     tree = source.pick(
         [named, [*layers, scale], (*layers, scale), OrderedDict(named), nested, hollow]
@@ -262,10 +268,10 @@ def drawn_sparsity(source: Source, sizes: Sequence[int]) -> float:
     even shows.
     """
     n = max(source.pick(sizes), 1)
-    half = (2 * (source.number(16) % n) + 1) / (2 * n)
-    return source.pick(
-        [0.5, half, source.number(16) / 65535, half, 0.9, half, 0.0, 1.0, 1 / 3, half]
-    )
+    units = source.number(16) % n
+    half = (2 * units + 1) / (2 * n)
+    any_share = source.number(16) / 65535
+    return source.pick([0.5, half, any_share, half, 0.9, half, 0.0, 1.0, 1 / 3, half])
 
 
 def case(
@@ -278,25 +284,25 @@ def case(
     """A run over a drawn tree, or over one with the structure, shapes and dtypes of
     `like`.
     """
-    leaves, treedef = optree.tree_flatten(tree(source, form) if like is None else like)
+    if like is None:
+        like = tree(source, form)
+    leaves, treedef = optree.tree_flatten(like)
     palette = source.pick(palettes)
     # gradients that are nearly all zero
     empty = source.pick((palette, palette, palette, "rare"))
 
     def build(palette: str) -> Tree:
-        if distinct:
-            return treedef.unflatten(
-                [
-                    _distinct(source, i, len(leaves), leaf)
-                    for i, leaf in enumerate(leaves)
-                ]
-            )
-        return treedef.unflatten(
-            [_strided(source, filled(source, palette, leaf)) for leaf in leaves]
-        )
+        made = []
+        for i, leaf in enumerate(leaves):
+            if distinct:
+                made.append(_distinct(source, i, len(leaves), leaf))
+            else:
+                made.append(_strided(source, filled(source, palette, leaf)))
+        return treedef.unflatten(made)
 
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
     level = drawn_sparsity(source, [*sizes, sum(sizes)])
     seed = source.number(32)
-    params, *grads = (build(palette if i == 0 else empty) for i in range(STEPS + 1))
-    return Case(params, tuple(grads), level, seed)
+    params = build(palette)
+    grads = tuple([build(empty) for _ in range(STEPS)])
+    return Case(params, grads, level, seed)

@@ -63,7 +63,9 @@ def _step(step: Step) -> Step:
 
 def _time(step: Step) -> Real:
     step = _step(step)
-    return step.to(torch.float64) if isinstance(step, Tensor) else float(step)
+    if isinstance(step, Tensor):
+        return step.to(torch.float64)
+    return float(step)
 
 
 def _pick(values: list[Real], holds: list[bool | Tensor], step: Step) -> Real:
@@ -191,7 +193,11 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
 @described
 def polynomial(
-    init: Real, final: Real, begin: Real, end: Real, power: Real = 3
+    init: Real,
+    final: Real,
+    begin: Real,
+    end: Real,
+    power: Real = 3,
 ) -> Schedule:
     """From `init` at step `begin` to `final` at `end`, fast first and slow at last.
 

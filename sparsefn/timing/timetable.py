@@ -123,7 +123,10 @@ def changes_once(made: object, steps: int, words: str) -> list[str]:
 
 
 def _of_default(
-    made: object, call: Call, given: Mapping[str, Any], run: _Run
+    made: object,
+    call: Call,
+    given: Mapping[str, Any],
+    run: _Run,
 ) -> Iterator[str]:
     # Of a trigger that repeats, and fires once in the run, though nobody chose it.
     when = given.get("when")
@@ -140,11 +143,10 @@ def _of_default(
     ):
         return
     by_length = untimed and not run.first
-    mend = (
-        f"steps={run.end}, the length of the run"
-        if by_length
-        else f"`when` in the place of {when!r}"
-    )
+    if by_length:
+        mend = f"steps={run.end}, the length of the run"
+    else:
+        mend = f"`when` in the place of {when!r}"
     yield f"{made!r} changes masks once in {run.words}, at step {once}: give it {mend}"
 
 
@@ -204,11 +206,9 @@ def _last(when: object, end: int) -> int | None:
     """
     if isinstance(when, At):
         steps = [read(step) for step in when.steps]
-        return (
-            None
-            if None in steps
-            else max([step for step in steps if step < end], default=-1)
-        )
+        if None in steps:
+            return None
+        return max([step for step in steps if step < end], default=-1)
     if isinstance(when, Every):
         n, start, fired = map(read, (when.n, when.start, when.count(end - 1)))
         if None in (n, start, fired):
@@ -218,7 +218,11 @@ def _last(when: object, end: int) -> int | None:
 
 
 def _of_schedule(
-    made: Any, call: Call, given: Mapping[str, Any], run: _Run, when: Trigger | None
+    made: Any,
+    call: Call,
+    given: Mapping[str, Any],
+    run: _Run,
+    when: Trigger | None,
 ) -> Iterator[str]:
     if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])
@@ -241,13 +245,13 @@ def _of_schedule(
 
 
 def _last_value(values: Any) -> tuple[int | None, Any]:
-    pairs = values.items() if isinstance(values, Mapping) else values
+    pairs = values
+    if isinstance(values, Mapping):
+        pairs = values.items()
     known = [(read(begin), read(value)) for begin, value in pairs]
-    return (
-        (None, None)
-        if any(begin is None for begin, _ in known)
-        else max(known, key=lambda pair: pair[0])
-    )
+    if any(begin is None for begin, _ in known):
+        return (None, None)
+    return max(known, key=lambda pair: pair[0])
 
 
 def _apart(value: float, other: float) -> str:

@@ -82,11 +82,15 @@ def _decided(when: Trigger, step: Step) -> bool | Tensor:
 def _most(value: Step, most: Step) -> Step:
     if isinstance(value, Tensor):
         return value.clamp(max=most)
-    return most.clamp(max=value) if isinstance(most, Tensor) else min(value, most)
+    if isinstance(most, Tensor):
+        return most.clamp(max=value)
+    return min(value, most)
 
 
 def _least(value: Step, least: int) -> Step:
-    return value.clamp(min=least) if isinstance(value, Tensor) else max(value, least)
+    if isinstance(value, Tensor):
+        return value.clamp(min=least)
+    return max(value, least)
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,17 @@ class Every:
 
     def _fires(self, step: Step) -> bool | Tensor:
         fires = (step >= self.start) & ((step - self.start) % self.n == 0)
-        return fires if self.stop is None else fires & (step < self.stop)
+        if self.stop is None:
+            return fires
+        return fires & (step < self.stop)
 
     def count(self, step: Step) -> Step:
         """How often it has fired at steps up to this one, itself included."""
         step = check_kind(step)
-        last = step if self.stop is None else _most(step, self.stop - 1)
+        if self.stop is None:
+            last = step
+        else:
+            last = _most(step, self.stop - 1)
         return _least((last - self.start) // self.n + 1, 0)
 
 
@@ -153,7 +162,9 @@ class At:
 
     def _fires(self, step: Step) -> bool | Tensor:
         steps = self._tensor(step)
-        return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
+        if steps is None:
+            return step in self.steps
+        return torch.eq(steps, step).any(-1)
 
     def count(self, step: Step) -> Step:
         """How often it has fired at steps up to this one, itself included."""

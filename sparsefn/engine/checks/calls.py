@@ -29,7 +29,8 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     if torch.compiler.is_compiling():
         return
     wanted = f"expected {what} to be a function of ({', '.join(arguments)})"
-    if words := uncalled(fn):
+    words = uncalled(fn)
+    if words:
         raise TypeError(f"{wanted}, got {words}")
     if _takes(fn, len(arguments)):
         return
@@ -48,10 +49,13 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
 
 
 def _takes(fn: Callable[..., object], n: int) -> bool:
-    # Whether n arguments are surely right, seen at a glance: algorithms are made anew
-    # at every step of an ensemble.
+    # Whether n arguments are surely right, seen at a glance: algorithms are made
+    # again at every step of an ensemble.
     fn = _inner(fn)
-    own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
+    if isinstance(fn, FunctionType):
+        own = fn
+    else:
+        own = vars(type(fn)).get("__call__")
     if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
         return False
     most = own.__code__.co_argcount - (own is not fn)
@@ -86,11 +90,10 @@ def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            hint = (
-                f"did you mean {close[0]!r}?"
-                if close
-                else f"expected one of {', '.join(known)}"
-            )
+            if close:
+                hint = f"did you mean {close[0]!r}?"
+            else:
+                hint = f"expected one of {', '.join(known)}"
             raise TypeError(
                 f"{call}() got an unexpected keyword argument {name!r}; {hint}"
             )

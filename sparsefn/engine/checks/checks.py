@@ -38,11 +38,8 @@ def check_kind(step: Step) -> Step:
     ):
         # while compiling, a NumPy integer is an array without dimensions
         step = torch.as_tensor(step, device="cpu")
-        step = (
-            step
-            if step.is_floating_point() or step.dtype == torch.bool
-            else step.to(torch.int64)
-        )
+        if not (step.is_floating_point() or step.dtype == torch.bool):
+            step = step.to(torch.int64)
     if isinstance(step, Tensor):
         if step.dtype != torch.int64:
             raise TypeError(
@@ -85,7 +82,7 @@ def check_step(step: Step) -> Step:
     if step < 0:
         raise ValueError(f"expected step >= 0, got {step}")
     if torch.compiler.is_compiling():
-        # as_tensor would compile anew for every step
+        # as_tensor would compile again for every step
         return torch.full((), step, dtype=torch.int64, device="cpu")
     return step
 
@@ -268,7 +265,9 @@ def numbers(**values: object) -> list[Real]:
     """
     checked = [number(name, value) for name, value in values.items()]
     model = next((x for x in checked if isinstance(x, Tensor)), None)
-    return checked if model is None else [like(model, x) for x in checked]
+    if model is None:
+        return checked
+    return [like(model, x) for x in checked]
 
 
 def number(name: str, value: object) -> Real:

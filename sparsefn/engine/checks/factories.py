@@ -88,7 +88,9 @@ class Made:
     ways_of: ClassVar[Mapping[str, Collection[str]]] = {}
 
     def __repr__(self) -> str:
-        return super().__repr__() if self.made_by is None else repr(self.made_by)
+        if self.made_by is None:
+            return super().__repr__()
+        return repr(self.made_by)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> Any:
         if self.made_by is None:
@@ -189,18 +191,20 @@ def uncalled(value: object) -> str:
 
 
 def with_call(
-    made: Thing, make: Callable[..., Any], /, *args: Any, **kwargs: Any
+    made: Thing,
+    make: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Thing:
     """The same object, of a type that shows and pickles it as this call.
 
     >>> with_call(lambda x: x, sf.schedules.linear, 1.0, slope=0.5)
     linear(1.0, slope=0.5)
     """
-    return (
-        made
-        if torch.compiler.is_compiling()
-        else _knowing(made, Call(make, args, kwargs))
-    )
+    if torch.compiler.is_compiling():
+        return made
+    return _knowing(made, Call(make, args, kwargs))
 
 
 def call_of(made: object) -> Call | None:
@@ -281,7 +285,10 @@ def _knowing(made: Thing, call: Call) -> Thing:
 def _same(made: Any) -> Any:
     # Another object with the same fields: what knows nothing of the call may be shared.
     kind = type(made)
-    new = kind._make(made) if isinstance(made, tuple) else object.__new__(kind)
+    if isinstance(made, tuple):
+        new = kind._make(made)
+    else:
+        new = object.__new__(kind)
     vars(new).update(vars(made))
     return new
 
@@ -296,9 +303,9 @@ def _copied(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple or hasattr(kind, "__next__"):
         return (tuple if kind is tuple else list)(map(_copied, value))
-    return (
-        {name: _copied(item) for name, item in value.items()} if kind is dict else value
-    )
+    if kind is dict:
+        return {name: _copied(item) for name, item in value.items()}
+    return value
 
 
 def shown(value: Any) -> str:
@@ -310,9 +317,9 @@ def shown(value: Any) -> str:
     kind = type(value)
     if kind in (list, tuple):
         text = ", ".join(map(shown, value))
-        return (
-            f"[{text}]" if kind is list else f"({text}{',' if len(value) == 1 else ''})"
-        )
+        if kind is list:
+            return f"[{text}]"
+        return f"({text}{',' if len(value) == 1 else ''})"
     if kind is dict:
         items = [f"{shown(name)}: {shown(item)}" for name, item in value.items()]
         return f"{{{', '.join(items)}}}"
@@ -340,11 +347,9 @@ def _number(value: float) -> str:
 def _tensor(value: Tensor) -> str:
     kind = str(value.dtype).removeprefix("torch.")
     try:
-        numbers = (
-            value.reshape(-1).tolist()
-            if value.ndim < 2 and value.numel() <= _MOST
-            else None
-        )
+        numbers = None
+        if value.ndim < 2 and value.numel() <= _MOST:
+            numbers = value.reshape(-1).tolist()
     except RuntimeError:  # hidden by a transform, or on the meta device
         numbers = None
     if numbers is None:

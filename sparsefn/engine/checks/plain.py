@@ -58,7 +58,10 @@ def check_keys(
 
 
 def called(
-    what: str, make: Callable[..., T], given: Mapping[str, object], **ours: object
+    what: str,
+    make: Callable[..., T],
+    given: Mapping[str, object],
+    **ours: object,
 ) -> T:
     """A function called with the keys of a dict as its arguments.
 

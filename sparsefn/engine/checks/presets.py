@@ -41,7 +41,7 @@ def preset(
     >>> print(inspect.signature(outline))
     (shape, *, color='red')
 
-    The keywords that are `renamed` are those of an older release: each gives the
+    The keywords that are `renamed` are from an older release: each gives the
     keywords to write now, and a DeprecationWarning. They are not in the signature;
     `keywords_of` has them.
     """
@@ -72,8 +72,8 @@ def preset(
 
 
 def keywords_of(make: Callable[..., object]) -> list[str]:
-    """The names of a function's arguments, but for **kwargs; of a preset also those of
-    an older release.
+    """The names of a function's arguments, but for **kwargs; of a preset also the
+    names of an older release.
 
     >>> keywords_of(lambda shape, *, color="black": shape)
     ['shape', 'color']
@@ -94,7 +94,8 @@ def _translated(
     new = dict(given)
     for old in given.keys() & renamed.keys():
         own = renamed[old](new.pop(old))
-        if both := own.keys() & new.keys():
+        both = own.keys() & new.keys()
+        if both:
             raise TypeError(f"{name}: expected {old} or {min(both)}, got both")
         written = ", ".join(
             f"{keyword}={shown(value)}" for keyword, value in own.items()

@@ -74,7 +74,10 @@ def _whole(
 
 
 def of_groups(
-    count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequence[int]
+    count: CountRule,
+    rates: Sequence[Real],
+    n: Tensor,
+    groups: Sequence[int],
 ) -> Tensor:
     """The counts of all groups at the rates of their leaves: `count(rate, n)`, which
     may give an int.
@@ -124,12 +127,12 @@ def counts_of_rows(
             [count for count in counts if not isinstance(count, Tensor)], device
         ).unbind()
     )
-    cells = [
-        placed(count, device).to(torch.int64)
-        if isinstance(count, Tensor)
-        else next(known)
-        for count in counts
-    ]
+    cells = []
+    for count in counts:
+        if isinstance(count, Tensor):
+            cells.append(placed(count, device).to(torch.int64))
+        else:
+            cells.append(next(known))
     return torch.cat(
         [cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)]
     )

@@ -17,10 +17,12 @@ def aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = []
     for line in lines:
-        cells = [
-            cell.ljust(w) if i < left else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
+        cells = []
+        for i, (cell, w) in enumerate(zip(line, widths, strict=True)):
+            if i < left:
+                cells.append(cell.ljust(w))
+            else:
+                cells.append(cell.rjust(w))
         rows.append("  ".join(cells).rstrip())
     return "\n".join(rows)
 

@@ -204,7 +204,10 @@ def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def flips(
-    key: Tensor, chances: int | Tensor, places: Tensor | Extent | None, n: int
+    key: Tensor,
+    chances: int | Tensor,
+    places: Tensor | Extent | None,
+    n: int,
 ) -> Tensor:
     """Where the word of a place is below a number in [0, 2^32], or below 2^32 times its
     chance: one row of n.

@@ -163,16 +163,15 @@ def draws_laid(
             "draws_of_leaves", device.type, keys, sizes, *told(kind, dtype)
         )
         if drawn is not None:
-            made |= zip(
-                pack,
-                (x.view(leaf.shape) for x, leaf in zip(drawn, alike, strict=True)),
-                strict=True,
-            )
+            for i, x in zip(pack, drawn, strict=True):
+                made[i] = x.view(leaves[i].shape)
             continue
-        counter = torch.arange(min(max(sizes), MOST), dtype=torch.int32, device=device)
+        largest = min(max(sizes), MOST)
+        counter = torch.arange(largest, dtype=torch.int32, device=device)
         k0, k1 = (repeated(half, sizes) for half in halves(keys, kind))
         index = torch.cat([counter[:n] for n in sizes])
-        row = finished(*rounds(k0, k1, torch.zeros_like(index[:1]), index), kind, dtype)
+        x0, x1 = rounds(k0, k1, torch.zeros_like(index[:1]), index)
+        row = finished(x0, x1, kind, dtype)
         made |= zip(pack, apart(row, alike), strict=True)
     return [made[i] for i in range(len(leaves))]
 
@@ -183,7 +182,10 @@ def _digests(paths: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def keys_on_device(
-    key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device
+    key: Tensor,
+    paths: Sequence[str],
+    step: Step | None,
+    device: torch.device,
 ) -> Tensor:
     """The keys of leaves on a device, (leaves, 2).
 
@@ -194,8 +196,8 @@ def keys_on_device(
     """
     index = written(_digests(tuple(paths)), key.device).reshape(-1, 1)
     made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
-    if step is None or not (isinstance(step, Tensor) and step.device.type != "cpu"):
-        return brought(
-            made if step is None else folded_key(made, step, "fold int"), device
-        )
-    return folded_key(brought(made, device), step, "fold int")
+    if step is None:
+        return brought(made, device)
+    if isinstance(step, Tensor) and step.device.type != "cpu":
+        return folded_key(brought(made, device), step, "fold int")
+    return brought(folded_key(made, step, "fold int"), device)

@@ -105,7 +105,11 @@ def lifted(key: Tensor) -> Tensor:
 
 
 def draw(
-    key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | Extent | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or an Extent for its n places
     -> draws (*broadcast(K, I), n).
@@ -156,11 +160,9 @@ def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     >>> threefry.fold_in_words(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
     """
-    seen = (
-        as_numpy([key, data] if isinstance(data, Tensor) else [key])
-        if key.ndim == 1
-        else None
-    )
+    seen = None
+    if key.ndim == 1:
+        seen = as_numpy([key, data] if isinstance(data, Tensor) else [key])
     if seen is None:
         return None
     number = seen[1] if isinstance(data, Tensor) else data
@@ -176,7 +178,10 @@ def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
 
 
 def coins(
-    key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int
+    key: Tensor,
+    below: int | Tensor,
+    index: Tensor | Extent | None,
+    n: int,
 ) -> Tensor | None:
     """Where the first word is below a number, or below 2^32 times a chance; None where
     a tensor is not plain.
@@ -189,44 +194,51 @@ def coins(
     come true.
     """
     plain = _plain(key, index, as_numpy)
-    tensors = (
-        [below.float() if below.dtype == torch.bfloat16 else below]
-        if isinstance(below, Tensor)
-        else []
-    )
+    tensors = []
+    if isinstance(below, Tensor):
+        if below.dtype == torch.bfloat16:
+            below = below.float()
+        tensors.append(below)
     seen = as_numpy(tensors)
     if plain is None or seen is None:
         return None
     keys, indices, batch = plain
-    chances = seen[0].reshape(-1) if seen else None
+    chances = None
+    if seen:
+        chances = seen[0].reshape(-1)
     flips = np.empty((len(keys), n), np.bool_)
-    if isinstance(below, int):
-        compare, limit = (
-            (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
-        )
+    compare: np.ufunc = np.less
+    limit = np.uint32(0)
+    if isinstance(below, int) and below:
+        compare = np.less_equal
+        limit = np.uint32(below - 1)
 
     def use(place: Place, x0: Array, x1: Array) -> None:
         if chances is None:
             compare(x0, limit, flips[place])
-        else:
-            # a number too large is always above, and NaN never
-            with np.errstate(all="ignore"):
-                np.less(
-                    x0,
-                    np.multiply(chances[place[1]], 2.0**32, dtype=np.float64),
-                    flips[place],
-                )
+            return
+        _, across = place
+        # a number too large is always above, and NaN never
+        with np.errstate(all="ignore"):
+            own_limits = np.multiply(chances[across], 2.0**32, dtype=np.float64)
+            np.less(x0, own_limits, flips[place])
 
     words.words(keys, indices, n, use, second=False)
     return torch.from_numpy(flips).reshape((*batch, n))
 
 
 def _plain(key: Tensor, index: Tensor | Extent | None, see: See) -> words.Rows | None:
-    seen = see([key, index] if isinstance(index, Tensor) else [key])
+    tensors = [key]
+    if isinstance(index, Tensor):
+        tensors.append(index)
+    seen = see(tensors)
     if seen is None:
         return None
-    keys, given, batch = words.rows(seen[0], seen[1] if len(seen) > 1 else None)
-    return keys, index if isinstance(index, Extent) else given, batch
+    indices = seen[1] if len(seen) > 1 else None
+    keys, given, batch = words.rows(seen[0], indices)
+    if isinstance(index, Extent):
+        return keys, index, batch
+    return keys, given, batch
 
 
 def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
@@ -236,7 +248,8 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     # bytes
     values = np.empty((len(keys), n), _MEMORY[dtype])
     out = torch.from_numpy(values)
-    out = out.view(torch.bfloat16) if dtype == torch.bfloat16 else out
+    if dtype == torch.bfloat16:
+        out = out.view(torch.bfloat16)
     single = kind == "words" or (kind == "uniform" and DIGITS[dtype] <= 32)
 
     def use(place: Place, x0: Array, x1: Array) -> None:
@@ -253,8 +266,9 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
             np.left_shift(both, 32, both)
             np.bitwise_or(both, x1, both)
         else:
-            x, y = (torch.from_numpy(half.view(np.int32)) for half in (x0, x1))
-            out[place] = finish(x, y, dtype)
+            first = torch.from_numpy(x0.view(np.int32))
+            second = torch.from_numpy(x1.view(np.int32))
+            out[place] = finish(first, second, dtype)
 
     words.words(keys ^ np.array([xor0, xor1]), indices, n, use, not single)
     return out.reshape((*batch, n))
@@ -267,8 +281,11 @@ def halves(key: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     >>> threefry.halves(torch.tensor([1, 2**31]), "uniform")
     (tensor([1], dtype=torch.int32), tensor([-2147483648], dtype=torch.int32))
     """
-    xor0, xor1, _ = _KINDS[kind]  # int64 to int32 keeps the low 32 bits
-    return (key[..., :1] ^ xor0).to(torch.int32), (key[..., 1:] ^ xor1).to(torch.int32)
+    xor0, xor1, _ = _KINDS[kind]
+    first = key[..., :1] ^ xor0
+    second = key[..., 1:] ^ xor1
+    # int64 to int32 keeps the low 32 bits
+    return first.to(torch.int32), second.to(torch.int32)
 
 
 def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
@@ -280,7 +297,8 @@ def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     ... )
     tensor([0.2500])
     """
-    return _KINDS[kind][2](x0, x1, dtype)
+    _, _, finish = _KINDS[kind]
+    return finish(x0, x1, dtype)
 
 
 def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
@@ -293,7 +311,11 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 # Opaque to the compiler: small draws are many, and each would take seconds to compile.
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(
-    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
     made: Tensor | None = backends.asked(
@@ -302,17 +324,15 @@ def operator(
     if made is not None:
         return made
     plain = _plain(key, index, as_numpy_inside)
-    return (
-        _by_rounds(key, index, n, kind, dtype)
-        if plain is None
-        else _drawn(plain, n, kind, dtype)
-    )
+    if plain is None:
+        return _by_rounds(key, index, n, kind, dtype)
+    return _drawn(plain, n, kind, dtype)
 
 
 def told(
     kind: str, dtype: torch.dtype
 ) -> tuple[str, torch.dtype, tuple[int, int], int]:
-    """What a backend is told of a kind."""
+    """What a backend gets to know of a kind."""
     xor0, xor1, finish = _KINDS[kind]
     return (
         "pairs" if finish is _pairs else kind,
@@ -323,7 +343,11 @@ def told(
 
 
 def _by_rounds(
-    key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | Extent | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     k0, k1 = halves(key, kind)
     batch = _batch_shape(key, index if isinstance(index, Tensor) else None)
@@ -336,10 +360,11 @@ def _by_rounds(
             part = index[..., start:stop]
         else:
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
-            part = part if index is None else index.places(part)
-        x0, x1 = words.rounds(
-            k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32)
-        )
+            if index is not None:
+                part = index.places(part)
+        high = (part >> 32).to(torch.int32)
+        low = part.to(torch.int32)
+        x0, x1 = words.rounds(k0, k1, high, low)
         made = finished(x0, x1, kind, dtype)
         if stop - start == n:
             return made
@@ -355,7 +380,11 @@ def _batch_shape(key: Tensor, index: Tensor | None) -> tuple[int, ...]:
 
 @operator.register_fake
 def _(
-    key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype
+    key: Tensor,
+    index: Tensor | None,
+    n: int,
+    kind: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     return torch.empty((*_batch_shape(key, index), n), dtype=dtype, device=key.device)
 

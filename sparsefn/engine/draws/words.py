@@ -67,7 +67,8 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
     for i in range(5):
         for r in ROTATIONS[i % 2]:
             x0 = x0 + x1
-            x1 = torch.add((x1 >> (32 - r)) & ((1 << r) - 1), x1, alpha=1 << r) ^ x0
+            upper = (x1 >> (32 - r)) & ((1 << r) - 1)
+            x1 = torch.add(upper, x1, alpha=1 << r) ^ x0
             x0 = computed_once(x0)
             x1 = computed_once(x1)
         x0 = x0 + schedule[(i + 1) % 3]
@@ -85,18 +86,16 @@ def rows(keys: Array, index: Array | None) -> Rows:
     >>> keys.shape, index.shape, batch
     ((6, 2), (1, 4), (2, 3))
     """
-    if index is None or index.ndim == 1:
-        return (
-            keys.reshape(-1, 2),
-            None if index is None else index[None],
-            keys.shape[:-1],
-        )
+    if index is None:
+        return keys.reshape(-1, 2), None, keys.shape[:-1]
+    if index.ndim == 1:
+        return keys.reshape(-1, 2), index[None], keys.shape[:-1]
     batch = np.broadcast_shapes(keys.shape[:-1], index.shape[:-1])
     count = math.prod(batch)
-    wide = np.broadcast_to(index, (*batch, index.shape[-1])).reshape(
-        count, index.shape[-1]
-    )
-    return np.broadcast_to(keys, (*batch, 2)).reshape(count, 2), wide, batch
+    n = index.shape[-1]
+    all_keys = np.broadcast_to(keys, (*batch, 2))
+    all_indices = np.broadcast_to(index, (*batch, n))
+    return all_keys.reshape(count, 2), all_indices.reshape(count, n), batch
 
 
 def words(
@@ -129,17 +128,19 @@ def words(
     k0 = keys[:, :1].astype(np.uint32)
     k1 = keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
-    added = [
-        (schedule[(i + 1) % 3], schedule[(i + 2) % 3] + np.uint32(i + 1))
-        for i in range(5)
-    ]
+    added = []
+    for i in range(5):
+        to_a = schedule[(i + 1) % 3]
+        to_b = schedule[(i + 2) % 3] + np.uint32(i + 1)
+        added.append((to_a, to_b))
     width = max(1, min(n, BLOCK))
     height = max(1, min(count, BLOCK // max(n, 1)))
-    places = [
-        (slice(row, min(row + height, count)), slice(column, min(column + width, n)))
-        for row in range(0, count, height)
-        for column in range(0, n, width)
-    ]
+    places = []
+    for row in range(0, count, height):
+        down = slice(row, min(row + height, count))
+        for column in range(0, n, width):
+            across = slice(column, min(column + width, n))
+            places.append((down, across))
 
     def run(share: list[Place]) -> None:
         buffers = [np.empty(width * height, np.uint32) for _ in range(3)]
@@ -147,43 +148,43 @@ def words(
         for place in share:
             down, across = place
             shape = (down.stop - down.start, across.stop - across.start)
-            a, b, c = (
-                buffer[: shape[0] * shape[1]].reshape(shape) for buffer in buffers
-            )
+            size = shape[0] * shape[1]
+            a, b, c = (buffer[:size].reshape(shape) for buffer in buffers)
             high: Array
             # a block never crosses a multiple of 2^32, as its size divides that
             if index is None:
-                np.add(
-                    counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b
-                )
+                first = np.uint32(across.start & MASK32)
+                np.add(counter[: shape[1]], k1[down] + first, b)
                 high = k0[down] + np.uint32(across.start >> 32)
             elif isinstance(index, Extent):
                 _write_places(index, across, b, c)
                 np.add(b, k1[down], b)
                 high = np.add(c, k0[down], c)
             else:
-                part = index[down if len(index) > 1 else slice(None), across]
+                own_rows = down if len(index) > 1 else slice(None)
+                part = index[own_rows, across]
                 np.add(part.astype(np.uint32), k1[down], b)
                 high = (part >> 32).astype(np.uint32) + k0[down]
-            _rounds(high, [(x[down], y[down]) for x, y in added], a, b, c, second)
+            own_added = [(to_a[down], to_b[down]) for to_a, to_b in added]
+            _rounds(high, own_added, a, b, c, second)
             use(place, a, b)
 
     threads = max(1, min(len(places), torch.get_num_threads()))
     bounds = [len(places) * i // threads for i in range(threads + 1)]
-    run_jobs(run, [places[start:stop] for start, stop in pairwise(bounds)], count * n)
+    shares = [places[start:stop] for start, stop in pairwise(bounds)]
+    run_jobs(run, shares, count * n)
 
 
 def _write_places(extent: Extent, across: slice, low: Array, high: Array) -> None:
     # A few places at a time: all of a block's, as int64 and with what finds them, are
     # larger than the draws.
     narrow = extent.numel < 1 << 32
+    dtype = np.uint32 if narrow else np.int64
     high[...] = 0
     for start in range(across.start, across.stop, _PIECE):
         stop = min(start + _PIECE, across.stop)
         here = np.s_[:, start - across.start : stop - across.start]
-        places = extent.places(
-            np.arange(start, stop, dtype=np.uint32 if narrow else np.int64)
-        )
+        places = extent.places(np.arange(start, stop, dtype=dtype))
         low[here] = places.astype(np.uint32, copy=False)
         if not narrow:
             high[here] = places >> 32

@@ -127,7 +127,8 @@ def _exp_sum(high: Real, low: Real) -> Real:
     # 2^k in two factors, as 2^1024 is no float64
     half = floor(k * 0.5)
     value = value * _power_of_two(half) * _power_of_two(k - half)
-    return real_where(high > EXP_MAX, math.inf, real_where(high < EXP_MIN, 0.0, value))
+    value = real_where(high < EXP_MIN, 0.0, value)
+    return real_where(high > EXP_MAX, math.inf, value)
 
 
 def _power_of_two(k: Real) -> Real:
@@ -146,13 +147,16 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
     if isinstance(x, Tensor):
         word = reinterpreted(x, torch.int64)
         k = ((word >> 52) - 1023).to(torch.float64)
-        m = reinterpreted((word & ((1 << 52) - 1)) | (1023 << 52), torch.float64)
+        digits = word & ((1 << 52) - 1)
+        m = reinterpreted(digits | (1023 << 52), torch.float64)
     else:
         m, exponent = math.frexp(x)
         m = m * 2.0
         k = float(exponent - 1)
     large = m > SQRT2
-    return real_where(large, k + 1.0, k), real_where(large, m * 0.5, m) - 1.0
+    k = real_where(large, k + 1.0, k)
+    m = real_where(large, m * 0.5, m)
+    return k, m - 1.0
 
 
 def log(x: Real) -> Real:
@@ -200,7 +204,7 @@ def real_power(base: Real, exponent: Real) -> Real:
 
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few
     beyond. A negative exponent needs a positive base; a negative base gives NaN. Slopes
-    at base 0 are those of the base for exponent 1 and 0 for others; where the value is
+    at base 0 are the base's for exponent 1 and 0 for others; where the value is
     not finite they are 0, too.
     """
     return _smooth("power", base, exponent)
@@ -212,13 +216,16 @@ def _power(base: Real, exponent: Real) -> Real:
     power = _exp_sum(p, p_low + exponent * low)
     of_others = real_where(base == 0.0, 0.0, math.nan)
     value = real_where(base > 0.0, power, of_others)
-    return real_where(exponent == 0.0, 1.0, real_where(exponent == 1.0, base, value))
+    value = real_where(exponent == 1.0, base, value)
+    return real_where(exponent == 0.0, 1.0, value)
 
 
 def _slope_of_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
     tame = (x > 0.0) & (value < 1e308)
-    power = torch.pow(torch.where(tame, x, 1.0), torch.where(tame, y, 1.0))
-    return torch.where(tame, power, torch.where((x == 0.0) & (y == 1.0), x, 0.0))
+    base = torch.where(tame, x, 1.0)
+    exponent = torch.where(tame, y, 1.0)
+    at_zero = torch.where((x == 0.0) & (y == 1.0), x, 0.0)
+    return torch.where(tame, torch.pow(base, exponent), at_zero)
 
 
 _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
@@ -285,7 +292,11 @@ def _empty(name: str, x: Tensor, y: Tensor) -> Tensor:
 
 @_on_tensors.register_vmap
 def _(
-    info: object, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor
+    info: object,
+    in_dims: tuple[int | None, ...],
+    name: str,
+    x: Tensor,
+    y: Tensor,
 ) -> tuple[Tensor, int]:
     return _on_tensors(name, *batch_first(in_dims[1:], x, y)), 0
 
@@ -298,8 +309,8 @@ def sqrt(x: Tensor) -> Tensor:
     tensor([0.0000, 1.4142, 3.0000])
 
     Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of
-    -0.0 it is 0.0. The slope at 0 is 0 and not inf: so are those of norms of zeros and
-    of Adam's steps.
+    -0.0 it is 0.0. The slope at 0 is 0 and not inf: so are the slopes of norms of zeros
+    and of Adam's steps.
     """
     if not differentiated(x) and x.dtype != torch.float64:
         return x.double().sqrt_().to(x.dtype).add_(0.0)  # -0.0 becomes 0.0
@@ -334,7 +345,9 @@ def root(total: Tensor, order: float) -> Tensor:
     """The root of some order: of a sum of powers, the norm."""
     if order in (0, 1) or math.isinf(order):
         return total
-    return sqrt(total) if order == 2 else _wide_power(total, 1 / order)
+    if order == 2:
+        return sqrt(total)
+    return _wide_power(total, 1 / order)
 
 
 def _wide_power(x: Tensor, exponent: float) -> Tensor:

@@ -20,7 +20,7 @@ def as_matrix(
     >>> matrix.shape, stats["gram"].shape, restore(matrix).shape
     (torch.Size([5, 18]), torch.Size([18, 18]), torch.Size([5, 2, 3, 3]))
 
-    `stats` are those of one leaf from `sf.calibration.inputs`. Columns are in the order
+    `stats` are one leaf's, from `sf.calibration.inputs`. Columns are in the order
     of "square" and "gram". Where parts of the outputs read other inputs, as in a
     convolution with groups, the matrix is (groups, outputs of one, inputs). ValueError
     for a weight that the statistics do not fit.
@@ -30,7 +30,10 @@ def as_matrix(
     shape = tuple(weight.shape)
     # (inputs, 1): the weight is stored as (inputs, outputs)
     transposed = square.ndim == count.ndim + 2
-    width = square.shape[count.ndim] if square.ndim > count.ndim else 0
+    if square.ndim > count.ndim:
+        width = square.shape[count.ndim]
+    else:
+        width = 0
     fits = (
         weight.ndim >= 2
         and count.ndim <= 1

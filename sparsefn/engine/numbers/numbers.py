@@ -30,9 +30,11 @@ def real_where(condition: bool | Tensor, a: Real, b: Real) -> Real:
     ... )
     (1.0, tensor(2., dtype=torch.float64))
     """
-    if not isinstance(condition, Tensor):
-        return a if condition else b
-    return torch.where(condition, like(condition, a), like(condition, b))
+    if isinstance(condition, Tensor):
+        return torch.where(condition, like(condition, a), like(condition, b))
+    if condition:
+        return a
+    return b
 
 
 def like(model: Tensor, value: Real) -> Tensor:
@@ -70,7 +72,9 @@ def divide(a: Real, b: Real) -> Real:
     """
     if isinstance(a, Tensor):
         return a / like(a, b)
-    return like(b, a) / b if isinstance(b, Tensor) else a / b
+    if isinstance(b, Tensor):
+        return like(b, a) / b
+    return a / b
 
 
 def held(x: Real, low: Real, high: Real) -> Real:
@@ -80,7 +84,8 @@ def held(x: Real, low: Real, high: Real) -> Real:
     >>> numbers.held(7.0, 0.0, 5.0)
     5.0
     """
-    return real_where(x < low, low, real_where(x > high, high, x))
+    not_above = real_where(x > high, high, x)
+    return real_where(x < low, low, not_above)
 
 
 def between(first: Real, last: Real, share: Real) -> Real:
@@ -96,7 +101,8 @@ def between(first: Real, last: Real, share: Real) -> Real:
     value = last + (first - last) * share
     low = real_where(first < last, first, last)
     high = real_where(first < last, last, first)
-    return real_where(share >= 1.0, first, held(value, low, high))
+    value = held(value, low, high)
+    return real_where(share >= 1.0, first, value)
 
 
 def floor(x: Real) -> Real:
@@ -108,7 +114,9 @@ def floor(x: Real) -> Real:
     """
     if isinstance(x, Tensor):
         return torch.floor(x)
-    return float(math.floor(x)) if math.isfinite(x) else x
+    if math.isfinite(x):
+        return float(math.floor(x))
+    return x
 
 
 def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
@@ -122,7 +130,8 @@ def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
     """
     s = a + b
     t = s - a
-    return s, (a - (s - t)) + (b - t)
+    error = (a - (s - t)) + (b - t)
+    return s, error
 
 
 def two_product(a: Real, b: Real) -> tuple[Real, Real]:
@@ -135,10 +144,11 @@ def two_product(a: Real, b: Real) -> tuple[Real, Real]:
     For factors below 2^996. Dekker 1971, doi 10.1007/BF01397083.
     """
     p = a * b
-    (a1, a2) = _halves(a)
-    (b1, b2) = _halves(b)
+    a1, a2 = _halves(a)
+    b1, b2 = _halves(b)
     # products of halves have 53 bits at most, so that none of them is rounded
-    return p, ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2
+    error = ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2
+    return p, error
 
 
 def _halves(a: Real) -> tuple[Real, Real]:
@@ -158,7 +168,8 @@ def whole_power(x: Power, n: int) -> Power:
     product = x
     for place in reversed(range(n.bit_length() - 1)):
         product = product * product
-        product = product * x if n >> place & 1 else product
+        if n >> place & 1:
+            product = product * x
     return product
 
 
@@ -178,7 +189,10 @@ def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> T
         half = 1 << (len(x) - 1).bit_length() - 1
         rest = len(x) - half
         joined = join(x[:rest], x[half:])
-        x = joined if rest == half else torch.cat([joined, x[rest:half]])
+        if rest == half:
+            x = joined
+        else:
+            x = torch.cat([joined, x[rest:half]])
     return x[0]
 
 
@@ -204,6 +218,8 @@ def batch_first(
         if x is None or dim is None:
             return x
         x = x.movedim(dim, 0)
-        return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
+        batch, *own = x.shape
+        missing = [1] * (rank - len(own))
+        return x.reshape(batch, *missing, *own)
 
     return [lead(x, dim) for x, dim in pairs]

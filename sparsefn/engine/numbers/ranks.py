@@ -47,11 +47,13 @@ def running_sums(rows: Tensor) -> Tensor:
     width = rows.shape[-1]
     reach = 1
     while reach < width:
-        sums = torch.cat(
-            [sums[..., :reach], sums[..., reach:] + sums[..., :-reach]], -1
-        )
+        first = sums[..., :reach]
+        later = sums[..., reach:] + sums[..., :-reach]
+        sums = torch.cat([first, later], -1)
         reach *= 2
-    return sums.cummax(-1).values if width else sums
+    if not width:
+        return sums
+    return sums.cummax(-1).values
 
 
 def ranks_within(rows: Tensor, *classes: Tensor) -> Tensor:
@@ -69,15 +71,16 @@ def ranks_within(rows: Tensor, *classes: Tensor) -> Tensor:
     """
     order = falling(rows).flip(-1)  # the worst first
     for kind in classes:
-        order = order.gather(
-            -1, torch.sort(kind.gather(-1, order), dim=-1, stable=True).indices
-        )
+        by_kind = torch.sort(kind.gather(-1, order), dim=-1, stable=True).indices
+        order = order.gather(-1, by_kind)
     place = torch.arange(rows.shape[-1], device=rows.device).expand(rows.shape)
     starts = place == 0
     for kind in classes:
         kind = kind.gather(-1, order)
-        starts = torch.cat(
-            [starts[..., :1], starts[..., 1:] | (kind[..., 1:] != kind[..., :-1])], -1
-        )
-    first = torch.where(starts, place, 0).cummax(-1).values if rows.shape[-1] else place
+        changes = kind[..., 1:] != kind[..., :-1]
+        later = starts[..., 1:] | changes
+        starts = torch.cat([starts[..., :1], later], -1)
+    first = place
+    if rows.shape[-1]:
+        first = torch.where(starts, place, 0).cummax(-1).values
     return back(place - first, order)

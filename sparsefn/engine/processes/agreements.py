@@ -207,7 +207,10 @@ def _told(error: BaseException) -> set[str]:
 
 
 def _as_text(seen: Seen) -> bytes:
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    if torch.distributed.is_initialized():
+        rank = torch.distributed.get_rank()
+    else:
+        rank = 0
     return json.dumps([rank, [[*key, words] for key, words in seen.items()]]).encode()
 
 

@@ -65,7 +65,8 @@ def alignment_of(x: Tensor, cell: Sequence[int]) -> Alignment:
     extent = extent_of(x)
     layout = layout_of(x)
     old, new = _boxes(layout.shape, layout.cuts, layout.sizes, tuple(cell))
-    return Alignment(extent, layout.extent(new[layout.at]), layout, old, new)
+    box = layout.extent(new[layout.at])
+    return Alignment(extent, box, layout, old, new)
 
 
 @lru_cache(maxsize=1024)
@@ -83,12 +84,16 @@ def _boxes(
         return {at: layout.box(at) for at in ranks}
 
     def in_cells(box: Box) -> Box:
-        pairs = zip(box, cell, strict=True)
-        return tuple((-(-a // c), -(-b // c)) for (a, b), c in pairs)
+        made = []
+        for (start, end), size in zip(box, cell, strict=True):
+            made.append((-(-start // size), -(-end // size)))
+        return tuple(made)
 
     def in_elements(box: Box) -> Box:
-        rows = zip(box, cell, shape, strict=True)
-        return tuple((min(a * c, n), min(b * c, n)) for (a, b), c, n in rows)
+        made = []
+        for (start, end), size, n in zip(box, cell, shape, strict=True):
+            made.append((min(start * size, n), min(end * size, n)))
+        return tuple(made)
 
     def scaled(boxes: Boxes) -> Boxes:
         return {at: in_elements(box) for at, box in boxes.items()}
@@ -107,7 +112,8 @@ def _boxes(
             own_cuts = tuple(zip(groups, dims, strict=True))
             others.append(scaled(cut(grid, own_cuts)))
         best = max(others, key=busy)
-        new = best if busy(best)[0] > busy(new)[0] else new
+        if busy(best)[0] > busy(new)[0]:
+            new = best
     return old, new
 
 
@@ -125,30 +131,35 @@ def realigned(
 
     `tensors` are plain ones of the sizes of `alignment.extent` (`alignment.box` to go
     back). Where no element moves, or the alignment is None, a tensor is handed on as it
-    is. All tensors travel in the same messages: one for each group over which one of
-    those that move is split, and none where none moves. All processes of these groups
-    must call it.
+    is. All tensors travel in the same messages: one for each group over which a tensor
+    that moves is split, and none where none moves. All processes of these groups must
+    call it.
     """
-    routes = {
-        i: _Route(tensors[i], alignment, back)
-        for i, alignment in enumerate(alignments)
-        if alignment is not None and alignment.moves
-    }
+    routes = {}
+    for i, alignment in enumerate(alignments):
+        if alignment is not None and alignment.moves:
+            routes[i] = _Route(tensors[i], alignment, back)
     if not routes:
         return list(tensors)
     # On a mesh of two dimensions an element goes along one of them first and then along
     # the other. So it needs no group but those that the mesh has, and no process
     # outside the mesh, nor another replica, takes part. Names differ between processes:
     # what is the same on all is the order in which groups appear.
-    groups = tuple(
-        dict.fromkeys(name for route in routes.values() for name in route.names)
-    )
-    agree(groups)
+    groups: dict[str, None] = {}
+    for route in routes.values():
+        groups |= dict.fromkeys(route.names)
+    agree(tuple(groups))
     for name in groups:
-        taking = [route for route in routes.values() if name in route.names]
-        for device in dict.fromkeys(route.device for route in taking):
-            _exchange(name, [route for route in taking if route.device == device])
-    return [routes[i].arrived() if i in routes else x for i, x in enumerate(tensors)]
+        by_device: dict[torch.device, list[_Route]] = {}
+        for route in routes.values():
+            if name in route.names:
+                by_device.setdefault(route.device, []).append(route)
+        for taking in by_device.values():
+            _exchange(name, taking)
+    moved = list(tensors)
+    for i, route in routes.items():
+        moved[i] = route.arrived()
+    return moved
 
 
 def check_grid(leaves: Mapping[str, Tensor]) -> None:
@@ -163,8 +174,10 @@ def check_grid(leaves: Mapping[str, Tensor]) -> None:
     """
     seen: dict[str, tuple[str, set[int]]] = {}
     for path, leaf in leaves.items():
-        for name in layout_of(leaf).names if is_sharded(leaf) else ():
-            ranks = {*torch.distributed.get_process_group_ranks(group_of(name))}
+        if not is_sharded(leaf):
+            continue
+        for name in layout_of(leaf).names:
+            ranks = set(torch.distributed.get_process_group_ranks(group_of(name)))
             for other, (first, others) in seen.items():
                 if other != name and len(ranks & others) > 1:
                     raise ValueError(
@@ -184,15 +197,19 @@ class _Route:
         self.names = alignment.layout.names
         self.sizes = alignment.layout.sizes
         self.at = alignment.layout.at
-        self.old = alignment.new if back else alignment.old
-        self.new = alignment.old if back else alignment.new
+        self.old = alignment.old
+        self.new = alignment.new
+        if back:
+            self.old = alignment.new
+            self.new = alignment.old
         self.dtype = x.dtype
         self.device = x.device
         self.gone = frozenset[int]()
+        own = self.old[self.at]
         held = x.detach().contiguous().view(torch.uint8)
         self.pieces: dict[Piece, Tensor] = {}
         for piece in self.held(self.gone):
-            self.pieces[piece] = held[self.slices(piece, self.old[self.at])]
+            self.pieces[piece] = held[self.slices(piece, own)]
 
     def held(self, gone: frozenset[int]) -> list[Piece]:
         """Which pieces this process holds after they have gone along these groups: the
@@ -201,8 +218,12 @@ class _Route:
         of_sources: list[Iterable[int]] = []
         of_targets: list[Iterable[int]] = []
         for i, (n, at) in enumerate(zip(self.sizes, self.at, strict=True)):
-            of_sources.append(range(n) if i in gone else (at,))
-            of_targets.append((at,) if i in gone else range(n))
+            if i in gone:
+                of_sources.append(range(n))
+                of_targets.append((at,))
+            else:
+                of_sources.append((at,))
+                of_targets.append(range(n))
         sources = itertools.product(*of_sources)
         targets = itertools.product(*of_targets)
         pieces = itertools.product(sources, targets)
@@ -220,19 +241,22 @@ class _Route:
 
     def slices(self, piece: Piece, within: Box) -> tuple[slice, ...]:
         """Where a piece is in the bytes of a box."""
-        pairs = zip(self.box(piece), within, strict=True)
-        slices = [slice(a - c, b - c) for (a, b), (c, _) in pairs]
-        last = slices[-1]
+        slices = []
+        for (start, end), (first, _) in zip(self.box(piece), within, strict=True):
+            slices.append(slice(start - first, end - first))
+        last = slices.pop()
         width = self.dtype.itemsize
-        return (*slices[:-1], slice(last.start * width, last.stop * width))
+        in_bytes = slice(last.start * width, last.stop * width)
+        return (*slices, in_bytes)
 
     def arrived(self) -> Tensor:
         """The tensor, once its pieces have gone along all groups."""
         box = self.new[self.at]
         sizes = [b - a for a, b in box]
         made = torch.empty(sizes, dtype=self.dtype, device=self.device)
+        in_bytes = made.view(torch.uint8)
         for piece, part in self.pieces.items():
-            made.view(torch.uint8)[self.slices(piece, box)] = part
+            in_bytes[self.slices(piece, box)] = part
         return made
 
 
@@ -250,12 +274,15 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
         i = route.names.index(name)
         me = route.at[i]
         for piece in route.held(route.gone):
-            target = piece[1][i]
+            _, targets = piece
+            target = targets[i]
             if target != me:
-                sent[target].append(route.pieces.pop(piece).reshape(-1))
+                part = route.pieces.pop(piece)
+                sent[target].append(part.reshape(-1))
         route.gone |= {i}
         for piece in route.held(route.gone):
-            source = piece[0][i]
+            sources, _ = piece
+            source = sources[i]
             if source != me:
                 awaited[source].append((route, piece))
     given = [sum(map(len, parts)) for parts in sent]
@@ -263,7 +290,10 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
     expected = list(itertools.chain.from_iterable(awaited))
     lengths = [math.prod(route.shape(piece)) for route, piece in expected]
     left = iter(lengths)
-    taken = [sum(itertools.islice(left, len(pieces))) for pieces in awaited]
+    taken = []
+    for pieces in awaited:
+        own_lengths = itertools.islice(left, len(pieces))
+        taken.append(sum(own_lengths))
     got = torch.empty(sum(taken), dtype=torch.uint8, device=device)
     with waiting():
         torch.distributed.all_to_all_single(got, out, taken, given, group=group)

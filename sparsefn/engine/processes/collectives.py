@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 
 
 class Sum(NamedTuple):
-    """Counts of one process, of which an exchange wants the sum over all: int64 of one
-    length on every process.
+    """Counts of one process, whose sum over all processes an exchange wants: int64 of
+    one length on every process.
 
     >>> from sparsefn.engine.processes import collectives
     >>> collectives.Sum([2, 3]).counts
@@ -39,8 +39,8 @@ class Sum(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Values of one process, of which an exchange wants those of all: one dtype, and
-    any length on each process.
+    """Values of one process; an exchange wants the values of all: one dtype, and any
+    length on each process.
 
     >>> import numpy as np
     >>> from sparsefn.engine.processes import collectives
@@ -74,9 +74,10 @@ def texts_of_all(text: str) -> Exchange[list[str]]:
     ['same']
     """
     written = text.encode()
-    told = yield Gather(np.frombuffer(hashlib.sha256(written).digest()[:8], np.int64))
-    if (told == told[0]).all():
-        return [text] * len(told)
+    digest = hashlib.sha256(written).digest()
+    numbers = yield Gather(np.frombuffer(digest[:8], np.int64))
+    if (numbers == numbers[0]).all():
+        return [text] * len(numbers)
     every = yield Gather(np.frombuffer(written + b"\0", np.uint8))
     return bytes(every).decode().split("\0")[:-1]
 
@@ -109,18 +110,20 @@ def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
     >>> collectives.in_step([((), double(1)), ((), double(2))])
     [2, 4]
 
-    The processes of an exchange are those of its first group, and with each of them
-    those of its second group, as in the rows and columns of a grid. However many
+    The processes of an exchange are its first group, and with each process of this
+    group its second group, as in the rows and columns of a grid. However many
     exchanges there are, a step of all takes one sum for all the groups of an exchange,
     and one exchange of values where some ask for values. Begins with
     `agreements.agree`.
     """
-    agree(tuple(dict.fromkeys(name for groups, _ in running for name in groups)))
     # Names of groups differ from process to process, so that only the order of the
     # exchanges may decide.
+    names: dict[str, None] = {}
     alike: dict[Groups, list[int]] = {}
     for i, (groups, _) in enumerate(running):
+        names |= dict.fromkeys(groups)
         alike.setdefault(groups, []).append(i)
+    agree(tuple(names))
     results: list[Any] = [None] * len(running)
     lines = {groups: Line(groups) for groups in alike}
     told: dict[int, Array] = {}
@@ -142,14 +145,18 @@ def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     # What all processes have of each.
     if not asked:
         return []
-    counts = [np.asarray(one.counts, np.int64) for one in asked if isinstance(one, Sum)]
-    values = [
-        np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)
-    ]
+    counts: list[Array] = []
+    values: list[Array] = []
+    for one in asked:
+        if isinstance(one, Sum):
+            counts.append(np.asarray(one.counts, np.int64))
+        else:
+            values.append(np.ascontiguousarray(one.values))
     # The values of all exchanges are one message, which begins with their sizes. Its
     # own size goes with the counts.
     lengths = np.array([x.size for x in values], np.int64)
-    message = np.concatenate([x.reshape(-1).view(np.uint8) for x in (lengths, *values)])
+    parts = [x.reshape(-1).view(np.uint8) for x in (lengths, *values)]
+    message = np.concatenate(parts)
     sizes = np.zeros(line.size if values else 0, np.int64)
     if values:
         sizes[line.place] = message.size
@@ -157,21 +164,23 @@ def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     sizes, total = np.split(total, [sizes.size])
     gathered: list[Array] = []
     if values:
-        gathered = _gathered(line.messages(message, sizes), values)
+        messages = line.messages(message, sizes)
+        gathered = _gathered(messages, values)
     ends = np.cumsum([x.size for x in counts])
     sums = iter(np.split(total, ends[:-1]))
-    parts = iter(gathered)
-    return [next(sums) if isinstance(one, Sum) else next(parts) for one in asked]
+    joined = iter(gathered)
+    return [next(sums) if isinstance(one, Sum) else next(joined) for one in asked]
 
 
 def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:
-    # The values of each exchange, those of all processes end to end.
+    # The values of each exchange, of all processes end to end.
     found: list[list[Array]] = [[] for _ in like]
     for message in messages:
         start = 8 * len(like)
         lengths = message[:start].view(np.int64).tolist()
         for parts, one, length in zip(found, like, lengths, strict=True):
             stop = start + length * one.itemsize
-            parts.append(np.frombuffer(message[start:stop].tobytes(), one.dtype))
+            part = message[start:stop].tobytes()
+            parts.append(np.frombuffer(part, one.dtype))
             start = stop
     return [np.concatenate(parts) for parts in found]

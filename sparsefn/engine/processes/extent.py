@@ -20,7 +20,7 @@ class Extent(NamedTuple):
     >>> Extent(shape=(4, 6), start=(0, 3), size=(4, 3), groups=("1",)).numel
     24
 
-    `shape` is that of the whole, `start` and `size` say which box is here. The
+    `shape` is the shape of the whole, `start` and `size` say which box is here. The
     processes of each group in `groups`, by name, hold parts of their own; all others
     that hold the tensor have copies.
     """

@@ -1,5 +1,5 @@
 """Rows that processes deal out among them where a caller asks for it: each works on its
-own, and all get those of all.
+own, and all get the results of all.
 
 Nothing is dealt out otherwise, whatever process groups there are. Every process must
 come to the same calls in the same order; each call begins with what it is about, so
@@ -70,7 +70,9 @@ def own(n: int) -> range:
             "by_rows: expected calls outside of vmap and other transforms of torch.func"
         )
     line = Line(dealing())
-    return range(-(-n * line.place // line.size), -(-n * (line.place + 1) // line.size))
+    start = -(-n * line.place // line.size)
+    stop = -(-n * (line.place + 1) // line.size)
+    return range(start, stop)
 
 
 def gathered(*own: Tensor) -> list[Tensor]:
@@ -85,12 +87,14 @@ def gathered(*own: Tensor) -> list[Tensor]:
         return [*own]
     parts = [_bytes(x) for x in own]
     line = Line(dealing())
-    (told,) = in_step([(dealing(), values_of_all(np.array([len(x) for x in parts])))])
-    sizes = told.reshape(line.size, -1).T.tolist()
+    lengths = np.array([len(x) for x in parts])
+    (of_all,) = in_step([(dealing(), values_of_all(lengths))])
+    sizes = of_all.reshape(line.size, -1).T.tolist()
     whole = []
     for x, part, of_ranks in zip(own, parts, sizes, strict=True):
         every = line.end_to_end(part, of_ranks).view(x.dtype)
-        whole.append(every.reshape(-1, *x.shape[1:]).to(x.device))
+        rows = every.reshape(-1, *x.shape[1:])
+        whole.append(rows.to(x.device))
     return whole
 
 
@@ -125,14 +129,17 @@ def _bytes(x: Tensor) -> Tensor:
 def _told(x: object) -> str:
     if not isinstance(x, Tensor):
         return str(x)
-    return (
-        f"a tensor of {tuple(x.shape)}, {x.dtype} with checksum {_checksum(_bytes(x))}"
-    )
+    checksum = _checksum(_bytes(x))
+    return f"a tensor of {tuple(x.shape)}, {x.dtype} with checksum {checksum}"
 
 
 def _checksum(x: Tensor) -> int:
     # Of all bits of a small tensor and of some of a large one, and of their places.
-    x = x.clone() if x.storage_offset() % 8 else x
+    if x.storage_offset() % 8:
+        x = x.clone()
     end = len(x) // 8 * 8
-    numbers = torch.cat([x[:end].view(torch.int64)[:: end // _READ + 1], x[end:]])
-    return int((numbers * torch.arange(1, len(numbers) + 1, device=x.device)).sum())
+    words = x[:end].view(torch.int64)
+    some = words[:: end // _READ + 1]
+    numbers = torch.cat([some, x[end:]])
+    places = torch.arange(1, len(numbers) + 1, device=x.device)
+    return int((numbers * places).sum())

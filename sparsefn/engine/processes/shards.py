@@ -110,7 +110,7 @@ def full_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def layout_of(x: Tensor, sums: bool = False) -> Layout:
     """How the processes have cut a DTensor. Raises the errors of `extent_of`; with
-    `sums` not those of partial ones.
+    `sums` no errors for partial ones.
     """
     mesh = x.device_mesh  # type: ignore[attr-defined]
     placements = x.placements  # type: ignore[attr-defined]
@@ -221,7 +221,10 @@ def check_bare(path: str, x: Tensor) -> None:
     """Raise ValueError for a DTensor inside a transform of torch.func, which hides
     whose part is whose.
     """
-    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if torch.compiler.is_compiling():
+        inner = x
+    else:
+        inner = unwrapped(x)
     if inner is not x and is_sharded(inner):
         raise ValueError(
             "expected a DTensor outside of vmap and other transforms of torch.func, "
@@ -389,7 +392,10 @@ def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
     Inside, nobody sees that it is one, and what is drawn or selected for it would be a
     plain tensor.
     """
-    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if torch.compiler.is_compiling():
+        inner = x
+    else:
+        inner = unwrapped(x)
     if inner is x or not is_sharded(inner):
         return fn(x)
     with temporarily_clear_interpreter_stack():

@@ -22,7 +22,7 @@ Out = TypeVar("Out")
 
 
 def cut(at: Arrays, where: slice | int) -> Arrays:
-    """Some rows of the arrays: their mask is written where that of all rows is.
+    """Some rows of the arrays: their mask is part of the mask of all rows.
 
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import entries
@@ -133,15 +133,15 @@ class Work(NamedTuple):
 
         if len(self.shares) == 1:
             return run_share(self.shares[0])
-        return [
-            out for outs in run_jobs(run_share, self.shares, self.size) for out in outs
-        ]
+        every: list[Out] = []
+        for outs in run_jobs(run_share, self.shares, self.size):
+            every += outs
+        return every
 
     def scratch(self, share: list[Arrays]) -> Scratch:
         """Buffers for the blocks of some entries."""
-        return Scratch(
-            min(BLOCK, max((at.out.size for at in share), default=0)), self.double
-        )
+        largest = max((at.out.size for at in share), default=0)
+        return Scratch(min(BLOCK, largest), self.double)
 
 
 def work_on(competitors: Sequence[Arrays]) -> Work:
@@ -154,7 +154,8 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
     1
     """
     size = sum(at.out.size for at in competitors)
-    most = max(1, -(-size // (torch.get_num_threads() if size >= _THREADED else 1)))
+    threads = torch.get_num_threads() if size >= _THREADED else 1
+    most = max(1, -(-size // threads))
     shares: list[list[Arrays]] = [[]]
     left = most
     for at in map(reshaped, competitors):
@@ -199,19 +200,19 @@ def sample(work: Work, step: int | None = None) -> Array:
         scratch = work.scratch(share)
         for at in share:
             some = cut(at, slice(first, None, step))
-            scores = scratch.read(
-                some, slice(None), np.empty(some.out.size, scratch.scores.dtype)
-            )
+            buffer = np.empty(some.out.size, scratch.scores.dtype)
+            scores = scratch.read(some, slice(None), buffer)
             open_ = eligible(some.allow, some.deny)
-            scores = scores if open_ is None else scores[open_]
+            if open_ is not None:
+                scores = scores[open_]
             drawn.append(np.fmax(scores, -np.inf))
             first = (first - at.out.size) % step
     return np.concatenate(drawn or [work.scratch([]).scores])
 
 
 def write(work: Work, wins: np.ufunc, value: float) -> None:
-    """Make each mask that of the units that compete and whose scores compare with a
-    value in some way.
+    """Keep in each mask the units that compete and whose scores compare with a value in
+    some way.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import blocks
@@ -315,11 +316,13 @@ def add(work: Work, places: Sequence[Array], keep: Array) -> None:
     array([False, False,  True])
     """
     first = 0
-    for at, found in zip(
-        (at for share in work.shares for at in share), places, strict=True
-    ):
-        at.out[found[keep[first : first + found.size]]] = True
-        first += found.size
+    left = iter(places)
+    for share in work.shares:
+        for at in share:
+            found = next(left)
+            own = keep[first : first + found.size]
+            at.out[found[own]] = True
+            first += found.size
 
 
 def fill(work: Work, missing: int, value: float) -> None:
@@ -340,13 +343,15 @@ def fill(work: Work, missing: int, value: float) -> None:
             for start, stop, scores, winners, flags in scratch.blocks(at):
                 if missing <= 0:
                     return
-                np.not_equal(scores, scores, out=flags) if math.isnan(
-                    value
-                ) else np.equal(scores, value, out=flags)
+                if math.isnan(value):
+                    np.not_equal(scores, scores, out=flags)
+                else:
+                    np.equal(scores, value, out=flags)
                 bar(at, start, stop, flags)
                 count = int(np.count_nonzero(flags))
                 if count <= missing:
                     np.bitwise_or(winners, flags, out=winners)
                 else:
-                    winners[np.flatnonzero(flags)[:missing]] = True
+                    first = np.flatnonzero(flags)[:missing]
+                    winners[first] = True
                 missing -= count

@@ -168,7 +168,7 @@ class Inside(NamedTuple):
     """Scores of which the best `need` are still to be found.
 
     All better units are written as winners. The places, for each entry, and the values
-    are those of one process; all processes together have `size`.
+    are of one process; all processes together have `size`.
     """
 
     places: list[Array]
@@ -178,7 +178,11 @@ class Inside(NamedTuple):
 
 
 def narrowed(
-    work: blocks.Work, sample: Array, share: float, k: int, closer: int
+    work: blocks.Work,
+    sample: Array,
+    share: float,
+    k: int,
+    closer: int,
 ) -> Exchange[Threshold | Inside]:
     """The threshold of the k best, where fewer than all win, or the few scores among
     which it is.
@@ -258,11 +262,10 @@ def _window(
     spread = reach * math.sqrt(n * share * (1 - share)) + 4
     first = math.floor(rank - spread)
     last = math.ceil(rank + spread)
-    ordered = (
-        np.partition(sample, (first, last))
-        if first >= 0 and last < n
-        else np.sort(sample)
-    )
+    if first >= 0 and last < n:
+        ordered = np.partition(sample, (first, last))
+    else:
+        ordered = np.sort(sample)
     bracket = known
     if first >= 0 and known.has(ordered[first]):
         bracket = bracket._replace(low=float(ordered[first]), low_open=False)
@@ -277,17 +280,15 @@ def _heavy(sample: Array, section: Array) -> float | None:
     # it.
     section = np.sort(section)
     likely = [*section[:1], *section[-1:]]
-    if (section[_FEW:] == section[: max(section.size - _FEW, 0)]).any():
+    earlier = section[: max(section.size - _FEW, 0)]
+    if (section[_FEW:] == earlier).any():
         values, counts = np.unique(section, return_counts=True)
         likely.insert(0, values[counts.argmax()])
-    return next(
-        (
-            float(x)
-            for x in likely
-            if np.count_nonzero(sample == x) * _HEAVY > sample.size
-        ),
-        None,
-    )
+    for x in likely:
+        count = np.count_nonzero(sample == x)
+        if count * _HEAVY > sample.size:
+            return float(x)
+    return None
 
 
 def _at_once(competitors: Sequence[Arrays], k: int) -> None:
@@ -296,7 +297,10 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     for at in competitors:
         scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
         open_ = eligible(at.allow, at.deny)
-        scores = scores.reshape(-1) if open_ is None else scores[open_]
+        if open_ is None:
+            scores = scores.reshape(-1)
+        else:
+            scores = scores[open_]
         flags.append(open_)
         values.append(np.abs(scores) if at.absolute else scores)
     if len(values) == 1:

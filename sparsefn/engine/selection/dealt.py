@@ -27,20 +27,30 @@ def winners(
 
     All have all entries. The rows of an entry go to the processes in runs that follow
     each other; where there is one competition, each finds its winners for itself.
-    `own_winners` finds those of entries on this process.
+    `own_winners` finds the winners of entries on this process.
     """
-    laid = [fixed.as_rows(x) if len(x.scores) == 1 else x for x in entries]
+    laid = []
+    for entry in entries:
+        if len(entry.scores) == 1:
+            entry = fixed.as_rows(entry)
+        laid.append(entry)
     sizes = [fixed.competitions(x.scores.shape) for x in laid]
-    each = torch.split(counts, sizes) if isinstance(counts, Tensor) else counts
-    check_alike("a selection", *(x for entry in laid for x in entry[:3]), *each)
+    each = counts
+    if isinstance(counts, Tensor):
+        each = torch.split(counts, sizes)
+    tensors: list[Tensor | None] = []
+    for entry in laid:
+        tensors += entry[:3]
+    check_alike("a selection", *tensors, *each)
     # entries of which each process has some rows
     several = [i for i, x in enumerate(laid) if len(x.scores) > 1 and x.scores.numel()]
     parts = list(laid)
     part_counts = list(each)
     for i in several:
-        rows = own(len(laid[i].scores))
+        height = len(laid[i].scores)
+        rows = own(height)
         parts[i] = _rows_of(laid[i], rows)
-        part_counts[i] = _counts_of(each[i], len(laid[i].scores), rows)
+        part_counts[i] = _counts_of(each[i], height, rows)
     masks = own_winners(parts, part_counts)
     whole = gathered(*(masks[i] for i in several))
     for i, mask in zip(several, whole, strict=True):
@@ -62,4 +72,5 @@ def _counts_of(count: fixed.Count, height: int, rows: range) -> fixed.Count:
     # The counts of the competitions of some rows; one count is for all.
     if not isinstance(count, Tensor) or count.numel() == 1:
         return count
-    return count.reshape(height, -1)[rows.start : rows.stop].reshape(-1)
+    by_row = count.reshape(height, -1)
+    return by_row[rows.start : rows.stop].reshape(-1)

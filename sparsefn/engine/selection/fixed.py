@@ -28,7 +28,9 @@ def competitions(shape: Sequence[int]) -> int:
     >>> fixed.competitions((3, 10)), fixed.competitions((3, 10, 2))
     (3, 6)
     """
-    return shape[0] * shape[2] if len(shape) == 3 else shape[0]
+    if len(shape) == 3:
+        return shape[0] * shape[2]
+    return shape[0]
 
 
 def is_narrow(shape: Sequence[int]) -> bool:
@@ -62,12 +64,12 @@ def as_rows(entry: Entry) -> Entry:
     """
     if entry.scores.ndim == 2:
         return entry
-    scores, allow, deny = (
-        None
-        if x is None
-        else x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1])
-        for x in entry[:3]
-    )
+    rows: list[Tensor | None] = []
+    for x in entry[:3]:
+        if x is not None:
+            x = x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1])
+        rows.append(x)
+    scores, allow, deny = rows
     assert scores is not None
     return Entry(scores, allow, deny, entry.absolute)
 
@@ -81,7 +83,8 @@ def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
     """
     if mask.ndim == len(shape):
         return mask
-    return mask.reshape(shape[0], shape[2], shape[1]).transpose(1, 2).contiguous()
+    rows, units, columns = shape
+    return mask.reshape(rows, columns, units).transpose(1, 2).contiguous()
 
 
 # ---- winners -------------------------------------------------------------------------
@@ -96,16 +99,20 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
     """
     shape = entry.scores.shape
     few = is_few(shape)
-    entry = entry if few else as_rows(entry)
+    if not few:
+        entry = as_rows(entry)
     open_ = eligible(entry.allow, entry.deny)
     keys = reference.rank_keys(entry.scores, open_, absolute=entry.absolute)
     if not few:
-        return laid_back(reference.top_of_rows(keys, count), shape)
+        won = reference.top_of_rows(keys, count)
+        return laid_back(won, shape)
     if isinstance(count, Tensor):
         one = count.numel() == 1
         count = count.reshape(() if one else (shape[0], *shape[2:]))
     won = groups.top_by_pairs(keys, count)
-    return won if open_ is None else won & open_
+    if open_ is None:
+        return won
+    return won & open_
 
 
 def keys_of(entries: Sequence[Entry]) -> Tensor:
@@ -126,9 +133,13 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
     for (_, absolute), run in groupby(entries, _kind):
         alike = list(run)
         scores = end_to_end([x.scores for x in alike])
-        open_ = eligible(_flags(alike, True), _flags(alike, False))
+        allow = _flags(alike, True)
+        deny = _flags(alike, False)
+        open_ = eligible(allow, deny)
         keys.append(reference.rank_keys(scores, open_, wide, absolute))
-    return keys[0] if len(keys) == 1 else torch.cat(keys)
+    if len(keys) == 1:
+        return keys[0]
+    return torch.cat(keys)
 
 
 def _kind(entry: Entry) -> tuple[torch.dtype, bool]:
@@ -143,7 +154,9 @@ def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
     usual = torch.full((), allowed, dtype=torch.bool, device=entries[0].scores.device)
     every = []
     for flags, x in zip(given, entries, strict=True):
-        every.append(usual.expand(x.scores.numel()) if flags is None else flags)
+        if flags is None:
+            flags = usual.expand(x.scores.numel())
+        every.append(flags)
     return end_to_end(every)
 
 
@@ -160,9 +173,10 @@ def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     ... )
     [tensor([[False,  True]]), tensor([[False, False]])]
     """
-    won = reference.top_of_rows(keys_of(entries)[None], count)[0]
+    row = keys_of(entries)[None]
+    won = reference.top_of_rows(row, count)[0]
     parts = torch.split(won, [entry.scores.numel() for entry in entries])
-    return [
-        mask.reshape(entry.scores.shape)
-        for mask, entry in zip(parts, entries, strict=True)
-    ]
+    masks = []
+    for mask, entry in zip(parts, entries, strict=True):
+        masks.append(mask.reshape(entry.scores.shape))
+    return masks

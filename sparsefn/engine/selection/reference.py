@@ -44,9 +44,14 @@ def rank_keys(
     kind = torch.int64 if wide == torch.float64 else torch.int32
     least = BARRED[kind]
     raw = reinterpreted(x, kind)
-    keys = raw & ~least if absolute else torch.where(raw < 0, least - raw, raw)
+    if absolute:
+        keys = raw & ~least
+    else:
+        keys = torch.where(raw < 0, least - raw, raw)
     keys = torch.where(x != x, least + 1, keys)
-    return keys if eligible is None else torch.where(eligible, keys, least)
+    if eligible is None:
+        return keys
+    return torch.where(eligible, keys, least)
 
 
 def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:

@@ -198,7 +198,9 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     counted = [piece for piece in pieces if piece.counts]
     total = size
     if k > 0 and any(at.allow is not None or at.deny is not None for at in every):
-        total = int((yield Sum([open_count([piece.at for piece in counted])]))[0])
+        own_count = open_count([piece.at for piece in counted])
+        (count_of_all,) = yield Sum([own_count])
+        total = int(count_of_all)
     if k <= 0:
         for at in every:
             at.out[:] = False
@@ -206,19 +208,21 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     if k >= total:
         return all_win(every)
     double = blocks.work_on(every).double
-    threshold = yield from _threshold(
-        _work([piece.at for piece in counted], double), k, total
-    )
+    work = _work([piece.at for piece in counted], double)
+    threshold = yield from _threshold(work, k, total)
     end = yield from _end_of_ties(counted, double, threshold, size)
-    ends = [int(piece.before(np.array([end]))[0]) for piece in pieces]
     value = threshold.value
     until: tuple[np.ufunc, float] = (np.greater_equal, value)
     beyond: tuple[np.ufunc, float] = (np.greater, value)
     if math.isnan(value):  # to which every score is unequal
         until = (np.not_equal, value)
         beyond = (np.greater_equal, -math.inf)
-    firsts = [blocks.cut(at, slice(0, n)) for at, n in zip(every, ends, strict=True)]
-    rest = [blocks.cut(at, slice(n, None)) for at, n in zip(every, ends, strict=True)]
+    firsts = []
+    rest = []
+    for piece in pieces:
+        n = int(piece.before(np.array([end]))[0])
+        firsts.append(blocks.cut(piece.at, slice(0, n)))
+        rest.append(blocks.cut(piece.at, slice(n, None)))
     blocks.write(_work(firsts, double), *until)
     blocks.write(_work(rest, double), *beyond)
 

@@ -40,38 +40,34 @@ def apportion(
     or above 2**53, or a negative or infinite share, is a ValueError (where the values
     are known; an infinite one in a tensor counts as the largest number).
     """
-    shares = {
-        name: known(share) if isinstance(share, float) else share
-        for name, share in shares.items()
-    }
     names = sorted(shares)
+    parts: list[float | Tensor] = []
     for name in names:
         share = shares[name]
+        if isinstance(share, float):
+            share = known(share)
         if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
             raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
-    limits = dict.fromkeys(names, total) if caps is None else caps
-    plain = not any(
-        isinstance(x, Tensor) for x in (total, *shares.values(), *limits.values())
-    )
+        parts.append(share)
+    if caps is None:
+        limits = [total] * len(names)
+    else:
+        limits = [caps[name] for name in names]
+    plain = not any(isinstance(x, Tensor) for x in (total, *parts, *limits))
     if plain and total > 2**53:
         raise ValueError(
             "expected a total of at most 2**53, up to which counts are exact in "
             f"float64, got {total}"
         )
-    if plain and total > sum(limits.values()):
+    if plain and total > sum(limits):
         raise ValueError(
-            f"cannot hand out {total} among caps that sum to {sum(limits.values())}"
+            f"cannot hand out {total} among caps that sum to {sum(limits)}"
         )
+    counts: Sequence[int | Tensor]
     if plain:
-        counts = _numbers(
-            tuple(shares[name] for name in names),
-            total,
-            tuple(limits[name] for name in names),
-        )
+        counts = _numbers(tuple(parts), total, tuple(limits))
     else:
-        counts = _fill(
-            [shares[name] for name in names], [limits[name] for name in names], total
-        ).unbind()
+        counts = _fill(parts, limits, total).unbind()
     placed = dict(zip(names, counts, strict=True))
     return {name: placed[name] for name in shares}
 
@@ -89,19 +85,23 @@ def _numbers(
 def _fill(
     shares: Sequence[float | Tensor], caps: Sequence[int | Tensor], total: int | Tensor
 ) -> Tensor:
-    device = next(
-        (x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)),
-        torch.device("cpu"),
-    )
+    device = _device_of(total, *shares, *caps)
     s = _scaled(torch.nan_to_num(vector(shares, device), nan=0.0))
     c = vector(caps, device)
     t = vector([total], device)[0]
     first = torch.where(s > 0, c, 0.0)
     given = torch.minimum(t, first.sum())
-    parts = _hand_out(s, given, first) + _hand_out(
-        torch.where(s > 0, 0.0, c), t - given, c - first
-    )
-    return parts.to(torch.int64)
+    by_share = _hand_out(s, given, first)
+    of_others = torch.where(s > 0, 0.0, c)
+    left = _hand_out(of_others, t - given, c - first)
+    return (by_share + left).to(torch.int64)
+
+
+def _device_of(*values: object) -> torch.device:
+    for x in values:
+        if isinstance(x, Tensor):
+            return x.device
+    return torch.device("cpu")
 
 
 def _scaled(shares: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     rising = fills_at[order]
     s = shares[order]
     c = caps[order]
-    # what is left for each leaf and those after it, once the ones before it are full
+    # what is left for each leaf and the later ones, once the earlier ones are full
     rest = s.flip(0).cumsum(0).flip(0)
     left = total - (c.cumsum(0) - c)
     level = torch.where(rest > 0, left / rest, torch.inf)
@@ -187,15 +187,13 @@ def spread(
     if groups <= 1:
         return count
     if room is not None:
-        return _filled(
-            as_tensor_on(count, room.device).minimum(room.sum()).clamp(min=0), room
-        )
+        total = as_tensor_on(count, room.device).minimum(room.sum())
+        return _filled(total.clamp(min=0), room)
     if isinstance(count, int) and count % groups == 0:
         return count // groups
-    device = next(
-        (x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu")
-    )
-    return count // groups + (torch.arange(groups, device=device) < count % groups)
+    place = torch.arange(groups, device=_device_of(count, like))
+    one_more = place < count % groups
+    return count // groups + one_more
 
 
 def _filled(total: Tensor, room: Tensor) -> Tensor:
@@ -204,7 +202,10 @@ def _filled(total: Tensor, room: Tensor) -> Tensor:
     level = torch.zeros_like(total)
     for bit in reversed(range(_COUNT_BITS)):
         higher = level + (1 << bit)
-        level = torch.where(torch.minimum(room, higher).sum() <= total, higher, level)
+        needed = torch.minimum(room, higher).sum()
+        level = torch.where(needed <= total, higher, level)
     counts = torch.minimum(room, level)
-    higher = room > level
-    return counts + (higher & (higher.cumsum(-1) <= total - counts.sum()))
+    has_room = room > level
+    missing = total - counts.sum()
+    one_more = has_room & (has_room.cumsum(-1) <= missing)
+    return counts + one_more

@@ -35,7 +35,7 @@ def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
     first.
     """
     fewest = min(n, m - n)
-    # at most 2,040, those of 2 in 5
+    # at most 2,040 patterns, of 2 in 5
     are_few = m <= 5 or fewest == 0 or (m == 6 and fewest == 1)
     return _patterns(n, m) if are_few else None
 
@@ -46,7 +46,8 @@ def _patterns(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     flags = np.array([np.isin(np.arange(m), row) for row in rows])
     choices = np.array(list(itertools.product(range(len(rows)), repeat=m)))
     of_columns = flags[choices].sum(1)
-    return tuple(map(tuple, choices[(of_columns == n).all(1)].tolist()))
+    fits = (of_columns == n).all(1)
+    return tuple(map(tuple, choices[fits].tolist()))
 
 
 def tiles(entry: Entry, n: int, m: int) -> Tensor:
@@ -77,7 +78,10 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
             masks.append(_by_swaps(part, n, m))
         else:
             masks.append(_best_of_all(part, n, m, patterns))
-    mask = torch.cat(masks) if masks else torch.zeros_like(scores, dtype=torch.bool)
+    if masks:
+        mask = torch.cat(masks)
+    else:
+        mask = torch.zeros_like(scores, dtype=torch.bool)
     return mask if open_ is None else mask & open_
 
 
@@ -93,7 +97,10 @@ def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best_of_all(
-    scores: Tensor, n: int, m: int, patterns: tuple[tuple[int, ...], ...]
+    scores: Tensor,
+    n: int,
+    m: int,
+    patterns: tuple[tuple[int, ...], ...],
 ) -> Tensor:
     device = scores.device
     columns = list(itertools.combinations(range(m), n))  # of a row
@@ -107,11 +114,14 @@ def _best_of_all(
         codes = _totals(code, kept, choices)
         sums = torch.where(codes == codes.amax(0), sums, -torch.inf)
     index = torch.arange(len(patterns), device=device)[:, None]
-    first = torch.where(sums == sums.amax(0), index, len(patterns) - 1).amin(0)
+    is_best = sums == sums.amax(0)
+    first = torch.where(is_best, index, len(patterns) - 1).amin(0)
     flags = torch.zeros(len(columns), m, dtype=torch.bool, device=device)
     if n:
-        flags = flags.scatter(1, kept, torch.ones_like(kept, dtype=torch.bool))
-    return flags[choices[first]].reshape(-1, m * m)
+        ones = torch.ones_like(kept, dtype=torch.bool)
+        flags = flags.scatter(1, kept, ones)
+    rows = flags[choices[first]]
+    return rows.reshape(-1, m * m)
 
 
 def _totals(values: Tensor, kept: Tensor, choices: Tensor) -> Tensor:
@@ -124,10 +134,12 @@ def _totals(values: Tensor, kept: Tensor, choices: Tensor) -> Tensor:
     else:
         of_rows = entries.new_zeros(m, 1, values.shape[0])
     for i in range(1, n):
-        of_rows = of_rows + entries[:, kept[:, i]]
+        column = kept[:, i]
+        of_rows = of_rows + entries[:, column]
     total = of_rows[0][choices[:, 0]]
     for i in range(1, m):
-        total = total + of_rows[i][choices[:, i]]
+        choice = choices[:, i]
+        total = total + of_rows[i][choice]
     return total
 
 
@@ -139,9 +151,11 @@ def _by_swaps(scores: Tensor, n: int, m: int) -> Tensor:
     # scores.
     finite, code = _classes(scores)
     reach = finite.abs().amax(-1, keepdim=True) * (4 * m * m)
-    worth = finite + code * torch.where(reach > 0, reach, 1.0)
+    unit = torch.where(reach > 0, reach, 1.0)
+    worth = finite + code * unit
     worth = worth.reshape(-1, m, m)
-    kept = _filled(_greedy(worth, n), worth, n)
+    kept = _greedy(worth, n)
+    kept = _filled(kept, worth, n)
     pairs = list(itertools.combinations(range(m), 2))
     for _ in range(m):  # sweeps; a few of them change anything
         before = kept
@@ -163,7 +177,8 @@ def _best(candidates: Tensor, worth: Tensor) -> Tensor:
     # The candidate of each tile that is worth most, the first of equal ones.
     flags = candidates.flatten(1)
     open_ = torch.where(candidates, worth, -torch.inf).flatten(1)
-    best = _first(flags & (open_ == open_.amax(1, keepdim=True)))
+    is_best = open_ == open_.amax(1, keepdim=True)
+    best = _first(flags & is_best)
     return best.reshape(candidates.shape)
 
 
@@ -171,9 +186,10 @@ def _greedy(worth: Tensor, n: int) -> Tensor:
     # The best entry whose row and column are not full, again and again.
     kept = torch.zeros_like(worth, dtype=torch.bool)
     for _ in range(n * worth.shape[1]):
-        row_lacks = (kept.sum(2) < n)[:, :, None]
-        column_lacks = (kept.sum(1) < n)[:, None, :]
-        kept = kept | _best(~kept & row_lacks & column_lacks, worth)
+        row_lacks = kept.sum(2, keepdim=True) < n
+        column_lacks = kept.sum(1, keepdim=True) < n
+        may_be_kept = ~kept & row_lacks & column_lacks
+        kept = kept | _best(may_be_kept, worth)
     return kept
 
 
@@ -188,15 +204,15 @@ def _filled(kept: Tensor, worth: Tensor, n: int) -> Tensor:
             break
         i = _first(row_lacks)[:, :, None]
         j = _first(column_lacks)[:, None, :]
-        in_row_i = (kept & i).any(1)[:, None, :]
-        in_column_j = (kept & j).any(2)[:, :, None]
+        in_row_i = (kept & i).any(1, keepdim=True)
+        in_column_j = (kept & j).any(2, keepdim=True)
         lacks = row_lacks.any(1)[:, None, None]
         gives = kept & ~in_row_i & ~in_column_j & lacks
-        across = torch.where(i, worth, 0.0).sum(1)[:, None, :]
-        down = torch.where(j, worth, 0.0).sum(2)[:, :, None]
+        across = torch.where(i, worth, 0.0).sum(1, keepdim=True)
+        down = torch.where(j, worth, 0.0).sum(2, keepdim=True)
         given = _best(gives, across + down - worth)
-        k = given.any(2)[:, :, None]
-        l = given.any(1)[:, None, :]  # noqa: E741 (as above)
+        k = given.any(2, keepdim=True)
+        l = given.any(1, keepdim=True)  # noqa: E741 (as above)
         kept = (kept & ~given) | (i & l) | (k & j)
     return kept
 
@@ -211,7 +227,9 @@ def _exchange(kept: Tensor, worth: Tensor, i: int, k: int) -> Tensor:
     most_given = give.amax(1, keepdim=True)
     most_taken = take.amax(1, keepdim=True)
     gains = most_given + most_taken > 0
-    swap = (_first(give == most_given) | _first(take == most_taken)) & gains
+    given = _first(give == most_given)
+    taken = _first(take == most_taken)
+    swap = (given | taken) & gains
     flip = torch.zeros_like(kept)
     flip[:, i] = swap
     flip[:, k] = swap

@@ -55,18 +55,17 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     ... )
     [tensor(1., dtype=torch.float64)]
 
-    NaN where an entry is NaN or both infinities are among them. Of DTensors it is that
-    of the whole, on every process: all must call it, and all leaves travel in the same
-    two messages. A mask is laid out as its tensor. Nothing waits for a device, unless
-    DTensors are on it, and launches are the same for any number of tensors.
+    NaN where an entry is NaN or both infinities are among them. Of DTensors it is the
+    sum of the whole, on every process: all must call it, and all leaves travel in the
+    same two messages. A mask is laid out as its tensor. Nothing waits for a device,
+    unless DTensors are on it, and launches are the same for any number of tensors.
     """
     sharded = [i for i, x in enumerate(values) if is_sharded(x)]
     exchanges = []
     for i in sharded:
         groups = extent_of(values[i]).groups
-        exchanges.append(
-            (groups, total(local_tensor(values[i]), local_tensor(masks[i])))
-        )
+        exchange = total(local_tensor(values[i]), local_tensor(masks[i]))
+        exchanges.append((groups, exchange))
     numbers: dict[int, float] = {}
     if exchanges:
         numbers |= zip(sharded, in_step(exchanges), strict=True)
@@ -84,8 +83,11 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     for i, number in numbers.items():
         device = local_tensor(values[i]).device
         made[i] = torch.full((), number, dtype=torch.float64, device=device)
-    kinds = [i if transformed() else (values[i].device, values[i].dtype) for i in left]
-    for pack in packs(kinds, [values[i].numel() for i in left]):
+    kinds: list[object] = list(left)
+    if not transformed():
+        kinds = [(values[i].device, values[i].dtype) for i in left]
+    sizes = [values[i].numel() for i in left]
+    for pack in packs(kinds, sizes):
         places = [left[i] for i in pack]
         added = _laid([values[i] for i in places], [masks[i] for i in places])
         made |= zip(places, added, strict=True)
@@ -113,22 +115,25 @@ def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
         counted.append((groups, _count(mask)))
     made: dict[int, Tensor] = {}
     if sharded:
-        numbers = torch.tensor(
-            in_step([*added, *counted]), dtype=torch.float64, device="cpu"
-        )
-        quotients = torch.split(numbers, len(sharded))
-        made |= zip(sharded, (quotients[0] / quotients[1]).unbind(), strict=True)
+        numbers = in_step([*added, *counted])
+        both = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        totals, counts = torch.split(both, len(sharded))
+        made |= zip(sharded, (totals / counts).unbind(), strict=True)
     left = [i for i in range(len(values)) if i not in made]
     plain_sums = sums([values[i] for i in left], [masks[i] for i in left])
     for i, number in zip(left, plain_sums, strict=True):
         made[i] = number / masks[i].sum()
-    return [
-        made[i].to(local_tensor(x).device, torch.float64) for i, x in enumerate(values)
-    ]
+    found = []
+    for i, x in enumerate(values):
+        device = local_tensor(x).device
+        found.append(made[i].to(device, torch.float64))
+    return found
 
 
 def _count(mask: Tensor) -> Exchange[float]:
-    return float((yield Sum([int(mask.count_nonzero())]))[0])
+    count = int(mask.count_nonzero())
+    (count_of_all,) = yield Sum([count])
+    return float(count_of_all)
 
 
 def total(x: Tensor, mask: Tensor) -> Exchange[float]:
@@ -137,16 +142,19 @@ def total(x: Tensor, mask: Tensor) -> Exchange[float]:
     Each has plain tensors, of its part.
     """
     blocks = _blocks(x, mask)
-    ends = [float(end) for block in blocks for end in block.aminmax()]
+    ends: list[float] = []
+    for block in blocks:
+        ends += map(float, block.aminmax())
     # How many processes have which exponent, by eights, or which odd number. Four
     # counts travel as one number.
     counts = np.zeros(_EXPONENTS + 4, np.uint16)
     odd = sum(end for end in ends if not math.isfinite(end))
     if odd != 0:
-        counts[_EXPONENTS + _place_among_odd(odd)] = 1
+        place = _EXPONENTS + _place_among_odd(odd)
     else:
         _, exponent = math.frexp(max([_LEAST, *map(abs, ends)]))
-        counts[exponent + 1022 >> 3] = 1
+        place = exponent + 1022 >> 3
+    counts[place] = 1
     counts = (yield Sum(counts.view(np.int64))).view(np.uint16)
     of_odd = counts[_EXPONENTS : _EXPONENTS + len(_ODD)].tolist()
     if any(of_odd):
@@ -157,9 +165,11 @@ def total(x: Tensor, mask: Tensor) -> Exchange[float]:
     scale = math.ldexp(1.0, 1077 - 8 * largest)
     halves = np.zeros(2, np.int64)
     for block in blocks:
-        halves += [int(half.sum()) for half in _cut(block.double() * scale)]
+        digits = _cut(block.double() * scale)
+        halves += [int(half.sum()) for half in digits]
     first, second = yield Sum(halves)
-    return float((int(first) << _HALF) + int(second)) / scale
+    whole = (int(first) << _HALF) + int(second)
+    return float(whole) / scale
 
 
 def _place_among_odd(number: float) -> int:
@@ -175,11 +185,14 @@ def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
     x = x.detach()
     seen = as_numpy([x, mask])
     if seen is None:
-        return [torch.where(mask, x, 0)] if x.numel() else []
+        if x.numel():
+            return [torch.where(mask, x, 0)]
+        return []
     flat, kept = (array.reshape(-1) for array in seen)
 
     def entries_of(part: slice) -> Tensor:
-        return torch.from_numpy(flat[part][kept[part]]).view(x.dtype)
+        entries = flat[part][kept[part]]
+        return torch.from_numpy(entries).view(x.dtype)
 
     parts = [slice(at, at + _BLOCK) for at in range(0, flat.size, _BLOCK)]
     blocks = run_jobs(entries_of, parts, flat.size)
@@ -206,9 +219,8 @@ def _laid(values: Sequence[Tensor], masks: Sequence[Tensor]) -> Iterable[Tensor]
     else:  # differences of the sums up to each end
         ends = written([size - 1 for size in itertools.accumulate(sizes)], row.device)
         before = ends[:1] * 0
-        first, second = (
-            torch.diff(half.cumsum(0)[ends], prepend=before) for half in halves
-        )
+        sums_up_to = [half.cumsum(0)[ends] for half in halves]
+        first, second = (torch.diff(some, prepend=before) for some in sums_up_to)
     sums_of_finite = _rounded(first, second) / scale
     odd = (low + high).double()
     return torch.where(largest.isfinite(), sums_of_finite, odd).unbind()

@@ -62,15 +62,18 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
 
     def run(share: list[tuple[slice, ...]]) -> None:
         for at in share:
-            target[at] = _block(x[(*elements, *at)], rank, work)
+            units = x[(*elements, *at)]
+            target[at] = _block(units, rank, work)
 
-    share = -(-len(places) // torch.get_num_threads())
-    run_jobs(run, [places[i : i + share] for i in range(0, len(places), share)], x.size)
+    size_of_share = -(-len(places) // torch.get_num_threads())
+    starts = range(0, len(places), size_of_share)
+    shares = [places[start : start + size_of_share] for start in starts]
+    run_jobs(run, shares, x.size)
     return out
 
 
 def _without_ones(x: Array, rank: int) -> tuple[Array, int]:
-    # The first dimensions but those of length 1, and one at least.
+    # The first dimensions without the ones of length 1, and one at least.
     ones = [d for d in range(rank) if x.shape[d] == 1]
     if len(ones) == rank:
         ones = ones[1:]
@@ -86,13 +89,16 @@ def _cut(x: Array, rank: int, size: int) -> list[Array]:
         return []
     if size <= _BLOCK and not 0 < _least_stride(x, rank) < x.strides[0]:
         return []
-    apart = 1 << (-(-first // _TALL) - 1).bit_length()
+    blocks = -(-first // _TALL)
+    apart = 1 << (blocks - 1).bit_length()
     rows, rest = divmod(first, apart)
     every: Array = x[: rows * apart].reshape(rows, apart, *x.shape[1:])
     if not rest:
         return [every]
+    shape = (rows + 1, rest, *x.shape[1:])
     strides = (apart * x.strides[0], *x.strides)
-    return [as_strided(x, (rows + 1, rest, *x.shape[1:]), strides), every[:, rest:]]
+    with_one_more = as_strided(x, shape, strides)
+    return [with_one_more, every[:, rest:]]
 
 
 def _least_stride(x: Array, rank: int) -> int:
@@ -115,9 +121,10 @@ def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
     along = next(d for d in range(len(grid)) if math.prod(grid[d + 1 :]) <= most)
     step = most // math.prod(grid[along + 1 :])
     parts = [slice(i, i + step) for i in range(0, grid[along], step)]
-    for before in itertools.product(*(range(n) for n in grid[:along])):
+    for before in itertools.product(*map(range, grid[:along])):
+        leading = [slice(i, i + 1) for i in before]
         for part in parts:
-            yield (*(slice(i, i + 1) for i in before), part)
+            yield (*leading, part)
 
 
 def _block(x: Array, rank: int, work: BlockFold) -> Array:
@@ -128,7 +135,9 @@ def _block(x: Array, rank: int, work: BlockFold) -> Array:
     while x.ndim > len(grid):
         inner = math.prod(x.shape[1 : x.ndim - len(grid)])
         if inner & (inner - 1):  # halves would cut through the rows of a box
-            x = (x if own else np.array(x, order="C")).reshape(-1, *grid)
+            if not own:
+                x = np.array(x, order="C")
+            x = x.reshape(-1, *grid)
             own = True
         x = _halved(x, own, work.join)
         own = True
@@ -154,7 +163,10 @@ def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
             x = sums
             in_line = False
         else:
-            sums = x[:half] if own else np.empty_like(x[:half])
+            if own:
+                sums = x[:half]
+            else:
+                sums = np.empty_like(x[:half])
             join(x[:rest], x[half:], out=sums[:rest])
             if not own:
                 sums[rest:] = x[rest:half]

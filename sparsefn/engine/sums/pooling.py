@@ -53,9 +53,8 @@ class Pooling(NamedTuple):
     order: float = 1.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return pool(
-            rows, (1,) * (rows.ndim - 1) + tuple(rows.shape[-1:]), self
-        ).squeeze(-1)
+        box = (1,) * (rows.ndim - 1) + tuple(rows.shape[-1:])
+        return pool(rows, box, self).squeeze(-1)
 
 
 Reduction: TypeAlias = Callable[[Tensor], Tensor] | Pooling
@@ -69,12 +68,13 @@ def in_boxes(x: Tensor, box: Box) -> Tensor:
     >>> in_boxes(torch.zeros(4, 9), (2, 3)).shape
     torch.Size([2, 3, 2, 3])
     """
-    sizes = [
-        n
-        for size, b in zip(x.shape, box, strict=True)
-        for n in (size // b if b else 1, b)
-    ]
-    return x.reshape(sizes).permute(*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2))
+    sizes: list[int] = []
+    for size, b in zip(x.shape, box, strict=True):
+        count = size // b if b else 1
+        sizes += [count, b]
+    grid = range(0, 2 * x.ndim, 2)
+    inside = range(1, 2 * x.ndim, 2)
+    return x.reshape(sizes).permute(*grid, *inside)
 
 
 def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
@@ -99,12 +99,10 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
     if seen is not None:
         return seen
     compiling = torch.compiler.is_compiling() and not is_exporting()
-    plain = is_exporting() or (x.device.type != "cpu" and not compiling)
-    return (
-        reference(x, box, name, order)
-        if plain
-        else _operator(x, list(box), name, order)
-    )
+    if is_exporting() or (x.device.type != "cpu" and not compiling):
+        return reference(x, box, name, order)
+    pooled: Tensor = _operator(x, list(box), name, order)
+    return pooled
 
 
 def _grid(x: Tensor, box: Box) -> list[int]:
@@ -114,7 +112,9 @@ def _grid(x: Tensor, box: Box) -> list[int]:
 def _dtype(x: Tensor, name: str) -> torch.dtype:
     if x.dtype == torch.bool:
         return torch.int32 if name == "sum" else torch.bool
-    return x.dtype if x.dtype == torch.float64 else torch.float32
+    if x.dtype == torch.float64:
+        return x.dtype
+    return torch.float32
 
 
 def _join(name: str, order: float) -> str:
@@ -133,21 +133,26 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     tensor([[1., 1.]])
     """
     parts = in_boxes(x, box).to(_dtype(x, name))
-    parts = parts.permute(*range(x.ndim, 2 * x.ndim), *range(x.ndim)).reshape(
-        math.prod(box), *_grid(x, box)
-    )
+    grid = range(x.ndim)
+    inside = range(x.ndim, 2 * x.ndim)
+    parts = parts.permute(*inside, *grid)
+    parts = parts.reshape(math.prod(box), *_grid(x, box))
     if name == "norm":
-        parts = parts.abs() if math.isinf(order) else raised(parts.abs(), order)
-    total = folded(parts, _JOINS[_join(name, order)][0])
+        if math.isinf(order):
+            parts = parts.abs()
+        else:
+            parts = raised(parts.abs(), order)
+    join, _ = _JOINS[_join(name, order)]
+    total = folded(parts, join)
     if x.dtype == torch.bool:
         return total
-    # a tensor over a Python number is a product with 1 / n on some devices
     if name == "mean":
-        total = total / torch.full(
-            (), math.prod(box), dtype=total.dtype, device=total.device
-        )
-    # which makes 0.0 of -0.0
-    return (root(total, order) if name == "norm" else total) + 0
+        size = math.prod(box)
+        # a tensor over a Python number is a product with 1 / n on some devices
+        total = total / torch.full((), size, dtype=total.dtype, device=total.device)
+    elif name == "norm":
+        total = root(total, order)
+    return total + 0  # which makes 0.0 of -0.0
 
 
 # ---- the operator, inside which tensors are ordinary ---------------------------------
@@ -157,7 +162,9 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
 def _operator(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
     """One number for each box of a tensor that has elements."""
     seen = _in_memory(x, tuple(box), name, order, as_numpy_inside)
-    return reference(x, tuple(box), name, order) if seen is None else seen
+    if seen is None:
+        return reference(x, tuple(box), name, order)
+    return seen
 
 
 @_operator.register_fake
@@ -189,32 +196,28 @@ def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor
     size = math.prod(box)
     lift = None
     if x.dtype == torch.bool:
-        parts = (
-            parts.view(np.uint8)
-            if size < 256 or name != "sum"
-            else parts.astype(np.int32)
-        )
+        if size < 256 or name != "sum":
+            parts = parts.view(np.uint8)
+        else:
+            parts = parts.astype(np.int32)
     elif name == "norm" or parts.itemsize == 2:
         lift = partial(_lifted, name, order, x.dtype == torch.bfloat16)
-    work = BlockFold(
-        lift,
-        _JOINS[_join(name, order)][1],
-        np.float32 if parts.itemsize == 2 else parts.dtype,
-    )
+    _, join = _JOINS[_join(name, order)]
+    dtype = np.float32 if parts.itemsize == 2 else parts.dtype
+    work = BlockFold(lift, join, dtype)
+    grid = range(rank)
+    inside = range(rank, 2 * rank)
     with np.errstate(all="ignore"):
-        total = fold(parts.transpose(*range(rank, 2 * rank), *range(rank)), rank, work)
+        total = fold(parts.transpose(*inside, *grid), rank, work)
         if x.dtype == torch.bool:
-            return torch.from_numpy(
-                total.astype(np.int32 if name == "sum" else np.bool_)
-            )
+            kind = np.int32 if name == "sum" else np.bool_
+            return torch.from_numpy(total.astype(kind))
         if name == "mean":
             total /= size
         total += 0  # which makes 0.0 of -0.0
-    return (
-        root(torch.from_numpy(total), order)
-        if name == "norm"
-        else torch.from_numpy(total)
-    )
+    if name == "norm":
+        return root(torch.from_numpy(total), order)
+    return torch.from_numpy(total)
 
 
 def _lifted(name: str, order: float, brain: bool, block: Array) -> Array:
@@ -227,8 +230,9 @@ def _lifted(name: str, order: float, brain: bool, block: Array) -> Array:
     if math.isinf(order):
         return np.abs(block)
     if order >= 1 and order == int(order):
-        return np.asarray(
-            whole_power(np.abs(block) if order % 2 else block, int(order))
-        )
-    powers: Array = raised(torch.from_numpy(np.abs(block)), order).numpy()
+        if order % 2:
+            block = np.abs(block)
+        return np.asarray(whole_power(block, int(order)))
+    size = torch.from_numpy(np.abs(block))
+    powers: Array = raised(size, order).numpy()
     return powers
