@@ -19,27 +19,27 @@ PACKAGE = ROOT / "sparsefn"
 
 # Files, moves and calls from file to file of seven walks (benchmarks/walks.py).
 WALKS = {
-    "change": {"files": 32, "moves": 222, "calls": 111},
-    "quiet": {"files": 17, "moves": 86, "calls": 43},
-    "attached change": {"files": 34, "moves": 278, "calls": 140},
-    "adamw change": {"files": 35, "moves": 890, "calls": 445},
-    "adamw quiet": {"files": 18, "moves": 314, "calls": 157},
-    "in_order": {"files": 69, "moves": 2945, "calls": 1473},
-    "sharded change": {"files": 41, "moves": 560, "calls": 280},
+    "change": {"files": 30, "moves": 220, "calls": 110},
+    "quiet": {"files": 18, "moves": 90, "calls": 45},
+    "attached change": {"files": 32, "moves": 272, "calls": 137},
+    "adamw change": {"files": 33, "moves": 260, "calls": 130},
+    "adamw quiet": {"files": 18, "moves": 96, "calls": 48},
+    "in_order": {"files": 73, "moves": 3023, "calls": 1512},
+    "sharded change": {"files": 43, "moves": 570, "calls": 285},
 }
 # Python calls a leaf of an update of 54 tiny leaves (benchmarks/overhead.py): on a CPU,
 # and the way that tensors on a GPU take.
 CALLS_A_LEAF = {
-    "rigl, change": (219.7, 246.7),
-    "set, change": (364.5, 280.3),
-    "gmp, change": (131.8, 119.5),
-    "rigl + sgd, quiet": (94.2, 94.3),
-    "rigl + sgd, change": (311.8, 338.9),
-    "rigl + adam, quiet": (190.2, 182.4),
-    "rigl + adam, change": (418.8, 452.0),
-    "rigl + adamw, quiet": (190.2, 182.7),
-    "rigl + adamw, change": (418.8, 452.4),
-    "attached torch Adam, quiet": (106.8, 106.8),
+    "rigl, change": (25.0, 31.7),
+    "set, change": (36.9, 56.0),
+    "gmp, change": (18.0, 21.4),
+    "rigl + sgd, quiet": (11.7, 32.9),
+    "rigl + sgd, change": (35.5, 63.4),
+    "rigl + adam, quiet": (21.4, 83.6),
+    "rigl + adam, change": (62.3, 119.7),
+    "rigl + adamw, quiet": (21.4, 83.9),
+    "rigl + adamw, change": (62.4, 120.0),
+    "attached torch Adam, quiet": (95.0, 96.0),
 }
 # the versions that they were counted with: other ones make other calls
 COUNTED_WITH = ("3.11", "2.14.1")

@@ -474,7 +474,7 @@ def test_a_key_that_an_update_moves_is_refused(monkeypatch):
         return state._replace(key=state.key + 1)
 
     captured = sf.captured(sf.Algorithm(inner.init, drawing))
-    state = captured.init(params)
+    state = captured.init(params)._replace(key=KEY)
     text = (
         "captured: expected an update that leaves 'key' of the state on cpu, got it on "
         r"meta; move it there before the update: x\.to\('meta'\)"

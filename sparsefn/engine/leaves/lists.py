@@ -138,6 +138,8 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     parts = unflatten_tensors(row.reshape(-1), list(like))
     if len(like) == 1:
         return parts
+    if row.requires_grad:  # a copy of lists has no derivative
+        return [part.clone() for part in parts]
     made = [torch.empty_like(part) for part in parts]
     foreach_copy_(made, parts)
     return made

@@ -196,13 +196,13 @@ def in_mode() -> bool:
 
 def is_eager() -> bool:
     """Whether operations run at once and nobody sees them: no transform, no compiler,
-    no dispatch mode.
+    no dispatch mode, no forward derivative.
 
     >>> from sparsefn.engine.surroundings.transforms import is_eager
     >>> is_eager()
     True
     """
-    return not (transformed() or in_mode())
+    return not (transformed() or in_mode() or forward_ad._current_level >= 0)
 
 
 def outside_modes() -> contextlib.AbstractContextManager[object]:

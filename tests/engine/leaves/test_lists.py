@@ -283,3 +283,15 @@ def test_parts_are_small_only_where_memory_is_saved(monkeypatch):
         assert lists.places_in_parts(tensors, [6, 4, 7, 12]) == [[0, 1], [2], [3]]
         assert lists.places_in_parts(meta, [6, 4, 7, 12]) == [[0, 1, 2], [3]]
         assert lists.places_in_parts([], []) == []
+
+
+def test_derivatives_flow_through_small_leaves_that_are_joined():
+    leaves = [torch.ones(2), torch.full((3,), 2.0)]
+    rate = torch.tensor(3.0, requires_grad=True)
+    made = lists.each(lambda x: x * rate, leaves)
+    (slope,) = torch.autograd.grad(sum(x.sum() for x in made), rate)
+    assert slope == 8.0
+    with torch.autograd.forward_ad.dual_level():
+        rate = torch.autograd.forward_ad.make_dual(torch.tensor(3.0), torch.tensor(1.0))
+        for x, leaf in zip(lists.each(lambda x: x * rate, leaves), leaves, strict=True):
+            assert torch.equal(torch.autograd.forward_ad.unpack_dual(x).tangent, leaf)
