@@ -68,7 +68,6 @@ class Attached:
     ) -> None:
         self._model = model
         self._placed = placed
-        self._update = update_of(placed.algorithm).inner
         self._skip = skip
         self._reset = reset
         self._hooks = hooks
@@ -157,7 +156,7 @@ class Attached:
         for record in placed.trained:
             record.given = None
         try:
-            new = self._update(stepped, dense, step)
+            new = update_of(placed.algorithm).inner(stepped, dense, step)
             if new is not stepped and not (
                 identical(new, stepped) or bool(all_finite(dense))
             ):
