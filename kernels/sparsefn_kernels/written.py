@@ -5,6 +5,7 @@ to.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -30,7 +31,7 @@ def write(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
     captured they go along with launches instead: a graph that replays a copy would read
     memory of the host that is long gone.
     """
-    numbers = [int(x) for row in rows for x in row]
+    numbers = list(itertools.chain.from_iterable(rows))
     room = len(numbers) + _AT_ONCE[-1]
     table = torch.empty(room, dtype=torch.int64, device=device)
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
