@@ -33,6 +33,7 @@ from sparsefn.engine.draws import leaf_draws
 from sparsefn.engine.leaves import lists
 from sparsefn.engine.selection import dispatch, joined
 from sparsefn.engine.surroundings import transformed, transforms
+from sparsefn.engine.surroundings.backends import has_backend
 from sparsefn.masks import select
 
 LEAVES = 54
@@ -53,12 +54,13 @@ class Row(NamedTuple):
 def device_path() -> Iterator[None]:
     """CPU tensors take the way that tensors on a GPU take."""
     usual = dispatch._elsewhere
+    kernels = has_backend("winners", "cpu")
 
     def as_lists(tensors: list[Tensor]) -> bool:
         return bool(tensors) and not transformed()
 
     def selected(entries: Any, counts: Any, joint: bool) -> list[Tensor]:
-        if not joined.takes(entries):
+        if not joined.takes(entries) or kernels:
             return usual(entries, counts, joint)
         own = dispatch._placed(entries, counts, joint)
         if joint:

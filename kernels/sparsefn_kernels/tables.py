@@ -113,11 +113,13 @@ class Plan(NamedTuple):
 def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
     """The tables of some tensors, none of them empty."""
     spans: list[Span] = []
+    sizes: list[tuple[int, int, int]] = []
     chunks = before = 0
     for leaf in leaves:
         rows, width = leaf.scores.shape
         rows, width = (1, rows * width) if joint else (rows, width)
         row_chunks = -(-width // t.chunk)
+        sizes.append((rows, width, row_chunks))
         where = (
             address(leaf.scores),
             address(leaf.allow),
@@ -129,11 +131,8 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
         before += width if joint else 0
     lots: list[Lot] = []
     segments = workers = near = 0
-    sizes = (
-        [(1, before, chunks)]
-        if joint
-        else [(len(x.scores), s.width, s.row_chunks) for x, s in _pairs(leaves, spans)]
-    )
+    if joint:
+        sizes = [(1, before, chunks)]
     for (rows, units, own), leaf, span in zip(sizes, leaves, spans, strict=False):
         some = min(own, max(1, t.workers * own // chunks))
         room = max(units // t.room, t.chunk)
@@ -151,10 +150,6 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
         near,
         max(lot.chunks for lot in lots) * t.chunk,
     )
-
-
-def _pairs(leaves: Sequence[Leaf], spans: Sequence[Span]) -> list[tuple[Leaf, Span]]:
-    return list(zip(leaves, spans, strict=True))
 
 
 def address(x: Tensor | None) -> int:
