@@ -96,7 +96,8 @@ def draws_laid(
     [tensor([0.3044]), tensor([])]
     """
     made: dict[int, Tensor] = {}
-    for pack in packs([x.device for x in leaves], [x.numel() for x in leaves]):
+    devices = [x.device for x in leaves]
+    for pack in packs(devices, [x.numel() for x in leaves]):
         alike = [leaves[i] for i in pack]
         device = leaves[pack[0]].device
         if len(pack) == 1:
@@ -138,8 +139,10 @@ def keys_on_device(
     if key.device.type == "cpu":
         made = torch.stack([unchecked_key(key, path) for path in paths])
     else:
-        index = written([digest(path) for path in paths], key.device).reshape(-1, 1)
-        made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
+        digests = [digest(path) for path in paths]
+        index = written(digests, key.device).reshape(-1, 1)
+        drawn = draw(key, index, 1, "fold str", torch.int64)
+        made = as_keys(drawn[..., 0])
     if step is None:
         return brought(made, device)
     if isinstance(step, Tensor) and step.device.type != "cpu":
