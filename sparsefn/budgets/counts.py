@@ -123,7 +123,8 @@ def below(tau: Level, spare: int = 0) -> Counted:
     ) -> Tensor:
         under = total(~_above(scores, level(step)) & active)
         if spare:
-            return torch.minimum(under, (total(active) - spare).clamp(min=0))
+            most = (total(active) - spare).clamp(min=0)
+            return torch.minimum(under, most)
         return under
 
     return Counted(count, "dropped", whole=False)
@@ -151,7 +152,8 @@ def mass(share: float | Tensor) -> Counted:
         )
         sums = running_sums(given.gather(-1, falling(given)))
         wanted = _on(fraction, given).clamp(0.0, 1.0) * sums[..., -1:]
-        return ((sums < wanted).sum(-1, keepdim=True) + (wanted > 0)).sum(-1)
+        below = (sums < wanted).sum(-1, keepdim=True)
+        return (below + (wanted > 0)).sum(-1)
 
     return Counted(count)
 

@@ -358,7 +358,9 @@ class Global(Made, _Bounds):
         sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
         (a, b) = _ratio(known(self.floor))
         (c, d) = _ratio(known(self.ceiling))
-        limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
+        limits = {}
+        for path, n in sizes.items():
+            limits[path] = (-(-a * n // b), c * n // d)
         least = sum(low for low, _ in limits.values())
         most = sum(high for _, high in limits.values())
         if isinstance(total, int) and not least <= total <= most:

@@ -140,7 +140,8 @@ def _by_scores(scores: Sequence[Any], sizes: Sequence[int]) -> tuple[Levels, int
         else:
             ranked.append(-np.sort(-x.reshape(-1))[1:])
     owners = np.repeat(np.arange(len(ranked)), [len(x) for x in ranked])
-    order = owners[np.argsort(-np.concatenate([*ranked, np.zeros(0)]), kind="stable")]
+    every = np.concatenate([*ranked, np.zeros(0)])
+    order = owners[np.argsort(-every, kind="stable")]
     places: list[npt.NDArray[np.int64]] = [
         np.nonzero(order == i)[0] for i in range(len(ranked))
     ]

@@ -171,8 +171,9 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     `Redistribute` that has a `rate`.
     """
     del scores
+    n = len(before)
     counts = _counts([*before.values(), *(after[path] for path in before)])
-    return _each(operator.sub, before, counts[: len(before)], counts[len(before) :])
+    return _each(operator.sub, before, counts[:n], counts[n:])
 
 
 @described
@@ -283,13 +284,15 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
     wanted / free.
     """
     chance = wanted.double() / free.sum(-1).clamp(min=1)
-    return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)
+    is_drawn = scores.double() >= (1 - chance)[..., None]
+    return (free & is_drawn).sum(-1)
 
 
 def _counts(masks: Sequence[Tensor]) -> list[Tensor]:
     if any_sharded(masks):
         return full_tensors([mask.sum() for mask in masks])
-    return list(totals([mask.reshape(1, -1) for mask in masks]).unbind())
+    rows = [mask.reshape(1, -1) for mask in masks]
+    return list(totals(rows).unbind())
 
 
 def _each(

@@ -156,7 +156,8 @@ def checkerboard(
         else:
             device = torch.device("cpu")
     model = torch.empty((), device=device)
-    density = 1 - like(model, sparsity).to(model.device, torch.float64).nan_to_num(0.0)
+    level = like(model, sparsity).to(model.device, torch.float64)
+    density = 1 - level.nan_to_num(0.0)
     if not shape or min(shape) < 0:
         raise ValueError(
             "expected a shape of one dimension or more, none negative, got "

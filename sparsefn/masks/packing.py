@@ -39,7 +39,8 @@ def _bytes(path: str, mask: Tensor) -> Tensor:
     check_plain("pack", path, mask, "; sf.distributed.save stores those")
     memory = as_numpy([mask])
     if memory is not None:
-        return torch.from_numpy(np.packbits(memory[0].reshape(-1), bitorder="little"))
+        packed = np.packbits(memory[0].reshape(-1), bitorder="little")
+        return torch.from_numpy(packed)
     bits = (
         functional.pad(mask.reshape(-1), (0, -mask.numel() % 8))
         .reshape(-1, 8)
@@ -118,4 +119,5 @@ def _bits(packed: Tensor, n: int) -> Tensor:
             np.unpackbits(memory[0], count=n, bitorder="little").view(np.bool_)
         )
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, None] >> shifts) & 1).reshape(-1)[:n].to(torch.bool)
+    bits = (packed[:, None] >> shifts) & 1
+    return bits.reshape(-1)[:n].to(torch.bool)

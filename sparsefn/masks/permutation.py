@@ -223,7 +223,11 @@ def _best_way(
     # For each pair of groups the first of the best ways.
     found = np.zeros(len(both), np.int64)
     some = max(1, (1 << 16) // max(whole.shape[1], 1))
-    parts = [(tuple(sorted(way[:m])), tuple(sorted(way[m:]))) for way in ways.tolist()]
+    parts = []
+    for way in ways.tolist():
+        first = tuple(sorted(way[:m]))
+        second = tuple(sorted(way[m:]))
+        parts.append((first, second))
     distinct = {part for pair in parts for part in pair}
     for at in range(0, len(both), some):
         columns = _columns(whole, both[at : at + some])
@@ -259,4 +263,5 @@ def _value(whole: Tensor, order: np.ndarray, n: int) -> int:
 
 
 def _columns(whole: Tensor, order: np.ndarray) -> list[Tensor]:
-    return [*whole[torch.from_numpy(order).to(whole.device)].unbind(1)]
+    places = torch.from_numpy(order).to(whole.device)
+    return [*whole[places].unbind(1)]

@@ -210,7 +210,10 @@ def without_wrappers(
     pairs += [
         (path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs
     ]  # as state_dict has it
-    layers = {path.rpartition(".")[0]: name.rpartition(".")[0] for path, name in pairs}
+    layers = {}
+    for path, name in pairs:
+        layer, _, _ = path.rpartition(".")
+        layers[layer] = name.rpartition(".")[0]
     keys = {key: key.rpartition(".") for key in checkpoint}
     named = {
         key: (layers.get(head, head), name) for key, (head, _, name) in keys.items()

@@ -36,7 +36,8 @@ def braille(
     rows, columns = plane.shape
     shown = plane[:max_elems, :max_elems]
     right = _CUT if max_elems is not None and columns > max_elems else ""
-    lines = ["".join(map(chr, row)) + right for row in _cells(shown.cpu()).tolist()]
+    cells = _cells(shown.cpu()).tolist()
+    lines = ["".join(map(chr, row)) + right for row in cells]
     width = -(-shown.shape[1] // 2) + len(right)
     if max_elems is not None and rows > max_elems:
         lines.append(_CUT * width)
@@ -78,4 +79,5 @@ def _cells(plane: Tensor) -> Tensor:
     rows, columns = plane.shape
     padded = pad(plane, (0, -columns % 2, 0, -rows % 4))
     places = padded.reshape(-(-rows // 4), 4, -(-columns // 2), 2)
-    return 0x2800 + (places * torch.tensor(_DOTS, device="cpu")[:, None]).sum((1, 3))
+    dots = torch.tensor(_DOTS, device="cpu")[:, None]
+    return 0x2800 + (places * dots).sum((1, 3))

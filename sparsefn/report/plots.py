@@ -248,7 +248,11 @@ def _colours(n: int) -> list[str]:
 
     few = colormaps["tab10"]
     many = colormaps["viridis"]
-    return [to_hex(few(i) if n <= 10 else many(0.85 * i / (n - 1))) for i in range(n)]
+    made = []
+    for i in range(n):
+        colour = few(i) if n <= 10 else many(0.85 * i / (n - 1))
+        made.append(to_hex(colour))
+    return made
 
 
 def _short(paths: list[str]) -> list[str]:

@@ -440,5 +440,6 @@ def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 (fold.weights * constants.reshape(groups, 1, inputs)).sum(2).reshape(-1)
             )
             bias = made.get(fold.bias, params[fold.bias])
-            made[fold.bias] = bias.double() + torch.from_numpy(shift).to(bias.device)
+            taken_in = torch.from_numpy(shift).to(bias.device)
+            made[fold.bias] = bias.double() + taken_in
     return made

@@ -260,7 +260,10 @@ def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
     """Give numbers back that need not change: what is a size by chance would be wrong
     where nothing proves it.
     """
-    changed = [(guess, guess.choice) for guess in unknown if guess.choice != guess.old]
+    changed = []
+    for guess in unknown:
+        if guess.choice != guess.old:
+            changed.append((guess, guess.choice))
     tries = [[one] for one in changed]
     if len(changed) > 1:
         tries = [changed, *tries]
@@ -508,7 +511,8 @@ def _tried(part: nn.Module) -> Tried:
 
 
 def _line_of(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
 
 
 def _other_tables(part: nn.Module) -> str:
@@ -535,7 +539,8 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
         return ""
     for path, name in others:
         vars(part.get_submodule(path))[name] = old[path, name]
-    names = ", ".join(".".join(filter(None, fact)) for fact in others[:3])
+    paths = [".".join(filter(None, fact)) for fact in others[:3]]
+    names = ", ".join(paths)
     return f"others give other outputs{f', by {names}' if names else ''}"
 
 

@@ -57,7 +57,8 @@ def pieces_of(
     # How many indices of a dimension always stay, and the others.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
-    owners = np.sort(np.where(rows > 0, group[rows], -1), 1)
+    owners = np.where(rows > 0, group[rows], -1)
+    owners = np.sort(owners, 1)
     kinds, which = np.unique(owners, axis=0, return_inverse=True)
     fixed = 0
     pieces = []

@@ -151,7 +151,8 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
         t = _time(step)
         # exact for a whole half_period: bits repeat
         t = t - half * (2.0 * floor(divide(t, half) * 0.5))
-        return between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
+        wave = elementary.cospi(divide(t, half))
+        return between(a, b, (1.0 + wave) * 0.5)
 
     return schedule
 
@@ -172,7 +173,8 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
     def schedule(step: Step) -> Real:
         t = held(_time(step), 0.0, end)
-        return between(a, b, (1.0 + elementary.cospi(divide(t, end))) * 0.5)
+        wave = elementary.cospi(divide(t, end))
+        return between(a, b, (1.0 + wave) * 0.5)
 
     return schedule
 

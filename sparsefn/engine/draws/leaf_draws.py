@@ -150,7 +150,8 @@ def draws_laid(
     [tensor([0.3044]), tensor([])]
     """
     made: dict[int, Tensor] = {}
-    for pack in packs([x.device for x in leaves], [x.numel() for x in leaves]):
+    devices = [x.device for x in leaves]
+    for pack in packs(devices, [x.numel() for x in leaves]):
         alike = [leaves[i] for i in pack]
         device = leaves[pack[0]].device
         if len(pack) == 1:
@@ -195,7 +196,8 @@ def keys_on_device(
             [3887166867, 3151049267]])
     """
     index = written(_digests(tuple(paths)), key.device).reshape(-1, 1)
-    made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
+    drawn = draw(key, index, 1, "fold str", torch.int64)
+    made = as_keys(drawn[..., 0])
     if step is None:
         return brought(made, device)
     if isinstance(step, Tensor) and step.device.type != "cpu":

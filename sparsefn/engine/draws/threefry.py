@@ -270,7 +270,8 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
             second = torch.from_numpy(x1.view(np.int32))
             out[place] = finish(first, second, dtype)
 
-    words.words(keys ^ np.array([xor0, xor1]), indices, n, use, not single)
+    own_keys = keys ^ np.array([xor0, xor1])
+    words.words(own_keys, indices, n, use, not single)
     return out.reshape((*batch, n))
 
 
@@ -386,7 +387,8 @@ def _(
     kind: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    return torch.empty((*_batch_shape(key, index), n), dtype=dtype, device=key.device)
+    shape = (*_batch_shape(key, index), n)
+    return torch.empty(shape, dtype=dtype, device=key.device)
 
 
 @operator.register_vmap

@@ -211,13 +211,15 @@ def _as_text(seen: Seen) -> bytes:
         rank = torch.distributed.get_rank()
     else:
         rank = 0
-    return json.dumps([rank, [[*key, words] for key, words in seen.items()]]).encode()
+    rows = [[*key, words] for key, words in seen.items()]
+    return json.dumps([rank, rows]).encode()
 
 
 def _digest(text: bytes) -> Array:
     # Of all but the rank, and never zeros.
     seen = text.split(b",", 1)[1]
-    return np.array([1, *hashlib.sha256(seen).digest()[: _DIGEST - 1]], np.uint8)
+    digest = hashlib.sha256(seen).digest()
+    return np.array([1, *digest[: _DIGEST - 1]], np.uint8)
 
 
 def _difference(texts: Sequence[bytes]) -> str:
@@ -237,7 +239,8 @@ def _difference(texts: Sequence[bytes]) -> str:
     )
     what, path = key
     nothing = "no leaf" if path else "none"
-    has, other_has = (told[rank].get(key, nothing) for rank in (first, other))
+    has = told[first].get(key, nothing)
+    other_has = told[other].get(key, nothing)
     same = f"expected the same {what} on every rank, but "
     if not path:
         return f"{same}rank {first} has {has}, and rank {other} has {other_has}"

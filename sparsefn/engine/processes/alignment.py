@@ -231,8 +231,11 @@ class _Route:
 
     def box(self, piece: Piece) -> Box:
         source, target = piece
+        made = []
         pairs = zip(self.old[source], self.new[target], strict=True)
-        return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
+        for (start, end), (new_start, new_end) in pairs:
+            made.append((max(start, new_start), min(end, new_end)))
+        return tuple(made)
 
     def shape(self, piece: Piece) -> list[int]:
         """The sizes of a piece, of the last dimension in bytes."""

@@ -129,13 +129,10 @@ class Line:
 
     def texts(self, text: bytes) -> list[bytes]:
         """The texts of all processes."""
-        sizes = self.blocks(np.array([len(text)], np.int64).view(np.uint8)).view(
-            np.int64
-        )
-        return [
-            bytes(row)
-            for row in self.messages(np.frombuffer(text, np.uint8), sizes.reshape(-1))
-        ]
+        length = np.array([len(text)], np.int64).view(np.uint8)
+        sizes = self.blocks(length).view(np.int64)
+        message = np.frombuffer(text, np.uint8)
+        return [bytes(row) for row in self.messages(message, sizes.reshape(-1))]
 
 
 def is_first(names: Sequence[str]) -> bool:

@@ -151,7 +151,8 @@ def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
     given = [entry.allow if allowed else entry.deny for entry in entries]
     if all(flags is None for flags in given):
         return None
-    usual = torch.full((), allowed, dtype=torch.bool, device=entries[0].scores.device)
+    device = entries[0].scores.device
+    usual = torch.full((), allowed, dtype=torch.bool, device=device)
     every = []
     for flags, x in zip(given, entries, strict=True):
         if flags is None:

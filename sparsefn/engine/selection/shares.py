@@ -156,8 +156,10 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     # needed.
     needed = torch.where(place < first_open, rising, 0.0).amax()
     own_level = level.gather(0, first_open.reshape(1))[0]
-    water = torch.where(is_open.any(), torch.maximum(own_level, needed), torch.inf)
-    quota = torch.where(fills_at <= water, caps, torch.minimum(shares * water, caps))
+    level_of_open = torch.maximum(own_level, needed)
+    water = torch.where(is_open.any(), level_of_open, torch.inf)
+    by_share = torch.minimum(shares * water, caps)
+    quota = torch.where(fills_at <= water, caps, by_share)
     whole = quota.floor()
     missing = (total - whole.sum()).to(torch.int64)
     remainders = (quota - whole).reshape(1, -1)

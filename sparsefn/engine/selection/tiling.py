@@ -105,7 +105,8 @@ def _best_of_all(
     device = scores.device
     columns = list(itertools.combinations(range(m), n))  # of a row
     kept = torch.tensor(columns, dtype=torch.int64, device=device)
-    choices = torch.tensor(patterns, dtype=torch.int64, device=device).reshape(-1, m)
+    choices = torch.tensor(patterns, dtype=torch.int64, device=device)
+    choices = choices.reshape(-1, m)
     finite, code = _classes(scores)
     sums = _totals(finite, kept, choices)
     # Scores that are not finite are rare, and their sums are left out where it is known
@@ -150,7 +151,8 @@ def _by_swaps(scores: Tensor, n: int, m: int) -> Tensor:
     # Class and value in one number: what is not finite goes before any sum of finite
     # scores.
     finite, code = _classes(scores)
-    reach = finite.abs().amax(-1, keepdim=True) * (4 * m * m)
+    largest = finite.abs().amax(-1, keepdim=True)
+    reach = largest * (4 * m * m)
     unit = torch.where(reach > 0, reach, 1.0)
     worth = finite + code * unit
     worth = worth.reshape(-1, m, m)

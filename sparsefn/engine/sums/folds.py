@@ -92,7 +92,8 @@ def _cut(x: Array, rank: int, size: int) -> list[Array]:
     blocks = -(-first // _TALL)
     apart = 1 << (blocks - 1).bit_length()
     rows, rest = divmod(first, apart)
-    every: Array = x[: rows * apart].reshape(rows, apart, *x.shape[1:])
+    whole_rows = x[: rows * apart]
+    every: Array = whole_rows.reshape(rows, apart, *x.shape[1:])
     if not rest:
         return [every]
     shape = (rows + 1, rest, *x.shape[1:])

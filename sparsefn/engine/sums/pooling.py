@@ -149,7 +149,8 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     if name == "mean":
         size = math.prod(box)
         # a tensor over a Python number is a product with 1 / n on some devices
-        total = total / torch.full((), size, dtype=total.dtype, device=total.device)
+        n = torch.full((), size, dtype=total.dtype, device=total.device)
+        total = total / n
     elif name == "norm":
         total = root(total, order)
     return total + 0  # which makes 0.0 of -0.0
@@ -169,7 +170,8 @@ def _operator(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
 
 @_operator.register_fake
 def _(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
-    return torch.empty(_grid(x, tuple(box)), dtype=_dtype(x, name), device=x.device)
+    grid = _grid(x, tuple(box))
+    return torch.empty(grid, dtype=_dtype(x, name), device=x.device)
 
 
 @_operator.register_vmap
