@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import sparsefn as sf
 from sparsefn.engine.draws import leaf_draws
-from sparsefn.engine.leaves import lists
+from sparsefn.engine.leaves import leafwise, lists
 from sparsefn.engine.selection import dispatch, joined
 from sparsefn.engine.surroundings import transformed, transforms
 from sparsefn.engine.surroundings.backends import has_backend
@@ -71,6 +71,11 @@ def device_path() -> Iterator[None]:
         for module in (lists, joined, dispatch, leaf_draws, select):
             stack.enter_context(mock.patch.object(module, "pays", as_lists))
         stack.enter_context(mock.patch.object(transforms, "_memory", lambda x: None))
+        # what CPU tensors alone have: small leaves end to end, and memory
+        no_packs = mock.patch.object(lists, "small_packs", lambda rows: [])
+        no_words = mock.patch.object(leafwise, "_words", lambda *row, **least: None)
+        stack.enter_context(no_packs)
+        stack.enter_context(no_words)
         stack.enter_context(mock.patch.object(dispatch, "_elsewhere", selected))
         yield
 

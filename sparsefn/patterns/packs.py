@@ -65,8 +65,16 @@ class PackedGrids(Grids):
         for paths in self.packs:
             if len(paths) == 1:
                 made.append(fn(self.here[paths[0]], leaves[paths[0]]))
-            else:
-                made.append(end_to_end([leaves[path] for path in paths]))
+                continue
+            some = [leaves[path] for path in paths]
+            for path, leaf in zip(paths, some, strict=True):
+                want = self.here[path].shape
+                if leaf.shape != want:  # it would shift those after it
+                    raise ValueError(
+                        f"expected masks and scores of the shape of the params, {want} "
+                        f"at {path!r}, got {tuple(leaf.shape)}"
+                    )
+            made.append(end_to_end(some))
         return made
 
     def masks(
@@ -75,9 +83,8 @@ class PackedGrids(Grids):
         """The masks of leaves from the flags of their units."""
         masks: Leaves = {}
         for paths, flags in zip(self.packs, kept, strict=True):
-            masks |= zip(
-                paths, apart(flags, [like[path] for path in paths]), strict=True
-            )
+            made = apart(flags, [like[path] for path in paths])
+            masks |= zip(paths, made, strict=True)
         return masks
 
 

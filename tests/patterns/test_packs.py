@@ -77,6 +77,15 @@ def test_leaves_of_other_kinds_stay_apart():
     assert not isinstance(grids, PackedGrids)
 
 
+def test_a_mask_of_another_shape_shifts_no_other():
+    algorithm = sf.rigl(0.5, when=sf.always())
+    leaves = {"a": torch.ones(2, 3), "b": torch.ones(3, 2)}
+    state = algorithm.init(leaves)
+    masks = {"a": state.masks["a"][:1], "b": torch.ones(3, 3, dtype=torch.bool)}
+    with pytest.raises(ValueError, match=r"params, \(2, 3\) at 'a', got \(1, 3\)"):
+        algorithm.update(state._replace(masks=masks), leaves, 0)
+
+
 def test_a_pack_on_a_device_has_a_limit(monkeypatch):
     monkeypatch.setattr("sparsefn.patterns.packs.MOST", 10)
     leaves = {p: torch.ones(4, device="meta") for p in "abc"}

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.processes import Extent
@@ -61,6 +62,7 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
     """
     # int32 wraps around like uint32, but its right shift copies the sign, hence the
     # mask. To the compiler a product is faster than a left shift, which it guards.
+    compiled = is_compiling()
     schedule = (k0, k1, k0 ^ k1 ^ PARITY)
     x0 = x0 + k0
     x1 = x1 + k1
@@ -69,8 +71,9 @@ def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
             x0 = x0 + x1
             upper = (x1 >> (32 - r)) & ((1 << r) - 1)
             x1 = torch.add(upper, x1, alpha=1 << r) ^ x0
-            x0 = computed_once(x0)
-            x1 = computed_once(x1)
+            if compiled:
+                x0 = computed_once(x0)
+                x1 = computed_once(x1)
         x0 = x0 + schedule[(i + 1) % 3]
         x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
     return x0, x1

@@ -178,7 +178,7 @@ def _chosen(
         if not sparse[i]:
             continue
         flat = None
-        if not mask.is_cpu or mask.numel() >= few:
+        if mask.is_cpu and mask.numel() >= few:
             flat = _words(mask, *leaves)
         if flat is None:
             left.append(i)
@@ -313,7 +313,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 def _words(mask: Tensor, *leaves: Tensor, least: int | None = None) -> Row | None:
     # The mask as bytes and floats of one dtype as integers.
     dtype = leaves[0].dtype
-    if not dtype.is_floating_point or mask.dtype != torch.bool:
+    if not mask.is_cpu or not dtype.is_floating_point or mask.dtype != torch.bool:
         return None
     if any(leaf.dtype != dtype for leaf in leaves):
         return None

@@ -232,8 +232,9 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
         return []
     kinds: list[tuple[torch.dtype, ...] | None] = [None] * len(rows)
     for i, row in enumerate(rows):
-        shape = row[0].shape
-        if row[0].numel() > SMALL or not row[0].is_contiguous():
+        first = row[0]
+        shape = first.shape
+        if not first.is_cpu or first.numel() > SMALL or not first.is_contiguous():
             continue
         kind: tuple[torch.dtype, ...] = ()
         for x in row:
