@@ -111,3 +111,8 @@ def test_errors():
         ValueError, match="expected finite shares >= 0, got -1.0 at 'a'"
     ):
         B.apportion({"a": -1.0}, 1)
+
+
+def test_room_of_others_is_no_room():
+    with pytest.raises(ValueError, match="cannot hand out 3 among caps that sum to 2"):
+        B.apportion({"a": 1.0}, 3, {"a": 2, "b": 5})
