@@ -29,16 +29,16 @@ WALKS = {
 # Python calls a leaf of an update of 54 tiny leaves (benchmarks/overhead.py): on a CPU,
 # and the way that tensors on a GPU take.
 CALLS_A_LEAF = {
-    "rigl, change": (25.0, 31.7),
-    "set, change": (36.9, 56.0),
-    "gmp, change": (18.0, 21.4),
-    "rigl + sgd, quiet": (11.7, 32.9),
-    "rigl + sgd, change": (35.5, 63.4),
-    "rigl + adam, quiet": (21.4, 83.6),
-    "rigl + adam, change": (62.3, 119.7),
-    "rigl + adamw, quiet": (21.4, 83.9),
-    "rigl + adamw, change": (62.4, 120.0),
-    "attached torch Adam, quiet": (95.0, 96.0),
+    "rigl, change": (26.0, 32.9),
+    "set, change": (38.0, 48.5),
+    "gmp, change": (19.1, 22.6),
+    "rigl + sgd, quiet": (11.7, 32.8),
+    "rigl + sgd, change": (36.6, 64.6),
+    "rigl + adam, quiet": (21.4, 66.7),
+    "rigl + adam, change": (63.4, 104.0),
+    "rigl + adamw, quiet": (21.4, 67.0),
+    "rigl + adamw, change": (63.4, 104.3),
+    "attached torch Adam, quiet": (96.5, 96.5),
 }
 # the versions that they were counted with: other ones make other calls
 COUNTED_WITH = ("3.11", "2.14.1")

@@ -90,7 +90,8 @@ def of_groups(
     leaf.
     """
     if count in (rounded, rounded_up, rounded_down):
-        if len(set(map(id, rates))) == 1:
+        alike = [rate is rates[0] for rate in rates]
+        if all(alike):
             return cast(Tensor, count(rates[0], n))
         there = [
             x.double()
@@ -116,8 +117,9 @@ def counts_of_rows(
     >>> rounding.counts_of_rows([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
     tensor([3, 3, 1, 2])
     """
-    kinds = set(map(type, counts))
-    if kinds == {int} and (device.type == "cpu" or set(rows) == {1}):
+    one_each = max(rows, default=1) == 1
+    tensors = [isinstance(count, Tensor) for count in counts]
+    if (device.type == "cpu" or one_each) and not any(tensors):
         listed: list[int] = []
         for count, n in zip(counts, rows, strict=True):
             listed += [count] * n  # type: ignore[list-item]

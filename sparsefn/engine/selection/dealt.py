@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from sparsefn.engine.processes import check_alike, gathered, own
@@ -14,7 +13,7 @@ from sparsefn.engine.selection.entries import Entry
 
 def winners(
     entries: Sequence[Entry],
-    counts: Sequence[fixed.Count] | Tensor,
+    counts: Sequence[fixed.Count],
     own_winners: Callable[..., list[Tensor]],
 ) -> list[Tensor]:
     """The winners of all entries, of which each process finds those of its
@@ -31,26 +30,25 @@ def winners(
     """
     laid = []
     for entry in entries:
-        if len(entry.scores) == 1:
+        if entry.segments is None and len(entry.scores) == 1:
             entry = fixed.as_rows(entry)
         laid.append(entry)
-    sizes = [fixed.competitions(x.scores.shape) for x in laid]
-    each = counts
-    if isinstance(counts, Tensor):
-        each = torch.split(counts, sizes)
     tensors: list[Tensor | None] = []
     for entry in laid:
         tensors += entry[:3]
-    check_alike("a selection", *tensors, *each)
+    check_alike("a selection", *tensors, *counts)
     # entries of which each process has some rows
-    several = [i for i, x in enumerate(laid) if len(x.scores) > 1 and x.scores.numel()]
+    several = []
+    for i, entry in enumerate(laid):
+        if entry.segments is None and len(entry.scores) > 1 and entry.scores.numel():
+            several.append(i)
     parts = list(laid)
-    part_counts = list(each)
+    part_counts = list(counts)
     for i in several:
         height = len(laid[i].scores)
         rows = own(height)
         parts[i] = _rows_of(laid[i], rows)
-        part_counts[i] = _counts_of(each[i], height, rows)
+        part_counts[i] = _counts_of(counts[i], height, rows)
     masks = own_winners(parts, part_counts)
     whole = gathered(*(masks[i] for i in several))
     for i, mask in zip(several, whole, strict=True):

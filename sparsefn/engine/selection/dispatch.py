@@ -94,16 +94,15 @@ def winners(
 
 
 def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
-    """`winners`, whose competitions processes deal out inside of `processes.dealt`, but
-    for segments.
+    """`winners`, whose competitions processes deal out inside of `processes.dealt`.
 
     >>> from sparsefn.engine.selection import Entry, dealt_winners
     >>> dealt_winners([Entry(torch.tensor([[1.0, 3.0]]))], [1])
     [tensor([[False,  True]])]
     """
-    segmented = any(entry.segments is not None for entry in entries)
-    if not segmented and not torch.compiler.is_compiling() and dealing():
-        return dealt.winners(entries, counts, winners)
+    if not torch.compiler.is_compiling() and dealing():
+        own = _by_entry(entries, counts, joint=False)
+        return dealt.winners(entries, own, winners)
     return winners(entries, counts)
 
 
