@@ -93,9 +93,10 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
     them.
 
     >>> from sparsefn.patterns.packs import packed
-    >>> leaves = {path: torch.ones(2, 2) for path in "ab"}
-    >>> packed(sf.patterns.unstructured().grids(leaves), leaves).packs
-    [['a', 'b']]
+    >>> leaves = {path: torch.ones(2, 2) for path in "abcdefghijkl"}
+    >>> (pack,) = packed(sf.patterns.unstructured().grids(leaves), leaves).packs
+    >>> len(pack)
+    12
     """
     if type(grids) is not Grids:
         return grids
@@ -111,9 +112,13 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
         packs[-1].append(path)
         room -= n
         last = kind
-    if len(packs) == len(leaves):
+    made: list[list[str]] = []
+    for paths in packs:
+        few = leaves[paths[0]].is_cpu and len(paths) < lists.FEWEST
+        made += [[path] for path in paths] if few else [paths]
+    if len(made) == len(leaves):
         return grids
-    return _grids_of(packs, grids.here, grids.select)
+    return _grids_of(made, grids.here, grids.select)
 
 
 def _grids_of(

@@ -9,6 +9,11 @@ from sparsefn.patterns.packs import PackedGrids, packed
 from sparsefn.patterns.units import competing
 
 
+@pytest.fixture(autouse=True)
+def two_leaves_are_a_pack(monkeypatch):
+    monkeypatch.setattr(lists, "FEWEST", 2)
+
+
 def grids_of(leaves, pattern=None):
     pattern = sf.patterns.unstructured() if pattern is None else pattern
     return packed(pattern.grids(leaves), leaves)

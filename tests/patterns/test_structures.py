@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsefn as sf
+from sparsefn.engine.leaves import lists
 from sparsefn.patterns.structures import Structures
 from sparsefn.tree import leaves_of
 
@@ -33,6 +34,9 @@ class OneAlgorithm(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
+        # two leaves are a pack
+        self.fewest = lists.FEWEST
+        lists.FEWEST = 2
         self.algorithms = {name: make() for name, make in MAKERS.items()}
         self.draw = torch.Generator().manual_seed(0)
         self.params = {}
@@ -48,6 +52,9 @@ class OneAlgorithm(RuleBasedStateMachine):
         for name, shape in zip(names, shapes, strict=False):
             leaf = torch.randn(shape, generator=self.draw).to(dtype)
             self.params[name] = leaf.mT if turned and leaf.ndim == 2 else leaf
+
+    def teardown(self):
+        lists.FEWEST = self.fewest
 
     @precondition(lambda self: self.params)
     @rule(

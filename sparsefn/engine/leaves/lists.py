@@ -42,8 +42,10 @@ Row = tuple[Tensor, ...]
 # model
 MOST = 1 << 25
 _MOST_ON_CPU = 1 << 22
-# elements of a leaf that takes less time end to end with others than by itself
+# elements of a leaf that takes less time end to end with others than by itself, if they
+# are as many
 SMALL = 1 << 12
+FEWEST = 12
 
 Value = TypeVar("Value", bound="Tensor | Listed")
 OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
@@ -208,9 +210,9 @@ def joined_rows(rows: Sequence[Row]) -> list[Joined]:
     """The rows that are best worked on as one: those of `small_packs`.
 
     >>> from sparsefn.engine.leaves import lists
-    >>> (joined,) = lists.joined_rows([(torch.ones(1),), (torch.zeros(2),)])
-    >>> joined.row, joined.apart([2 * joined.row[0]])
-    ((tensor([1., 0., 0.]),), [(tensor([2.]),), (tensor([0., 0.]),)])
+    >>> (joined,) = lists.joined_rows([(torch.full((1,), n),) for n in range(12)])
+    >>> joined.row[0].shape, joined.apart([2 * joined.row[0]])[-1]
+    (torch.Size([12]), (tensor([22]),))
     """
     made = []
     for places in small_packs(rows):
@@ -221,14 +223,15 @@ def joined_rows(rows: Sequence[Row]) -> list[Joined]:
 
 
 def small_packs(rows: Sequence[Row]) -> list[list[int]]:
-    """Places of rows of few elements that are best laid end to end: two or more whose
-    tensors are plain ones of the CPU, of the same dtypes and of one shape in a row.
+    """Places of rows of few elements that are best laid end to end: `FEWEST` or more
+    whose tensors are plain ones of the CPU, of the same dtypes and of one shape in a
+    row.
 
     >>> from sparsefn.engine.leaves import lists
-    >>> lists.small_packs([(torch.ones(n),) for n in (2, 3, 1 << 20)])
-    [[0, 1]]
+    >>> lists.small_packs([(torch.ones(n),) for n in (1 << 20, *range(1, 13))])
+    [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
     """
-    if len(rows) < 2 or not is_eager():
+    if len(rows) < FEWEST or not is_eager():
         return []
     kinds: list[tuple[torch.dtype, ...] | None] = [None] * len(rows)
     for i, row in enumerate(rows):
@@ -248,7 +251,7 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
     found = []
     for kind in {kind for kind in kinds if kind is not None}:
         found.append([i for i, other in enumerate(kinds) if other == kind])
-    return [pack for pack in found if len(pack) > 1]
+    return [pack for pack in found if len(pack) >= FEWEST]
 
 
 def laid(

@@ -205,7 +205,7 @@ def _results(
     taken = over if saves() else ()
     small: list[tuple[lists.Joined, list[Tensor]]] = []
     left = set(range(len(rows)))
-    if not taken:
+    if not taken and len(rows) >= lists.FEWEST:
         for joined in lists.joined_rows(list(map(_with_whole_mask, rows))):
             flat = _memory(joined.row)
             if flat is not None:

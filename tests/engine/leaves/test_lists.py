@@ -285,7 +285,8 @@ def test_parts_are_small_only_where_memory_is_saved(monkeypatch):
         assert lists.places_in_parts([], []) == []
 
 
-def test_derivatives_flow_through_small_leaves_that_are_joined():
+def test_derivatives_flow_through_small_leaves_that_are_joined(monkeypatch):
+    monkeypatch.setattr(lists, "FEWEST", 2)
     leaves = [torch.ones(2), torch.full((3,), 2.0)]
     rate = torch.tensor(3.0, requires_grad=True)
     made = lists.each(lambda x: x * rate, leaves)
