@@ -90,7 +90,7 @@ def arrays(entries: Sequence[Entry], see: See = as_numpy) -> list[Arrays] | None
     left = iter(memory)
     made = []
     # spelt out, as a call for few scores takes microseconds
-    for scores, allow, deny, absolute, *_ in entries:
+    for scores, allow, deny, absolute, _, _ in entries:
         values = next(left)
         allowed = None if allow is None else next(left)
         denied = None if deny is None else next(left)
