@@ -10,7 +10,7 @@ from sparsefn.patterns import packs
 from sparsefn.testing import Row
 
 EVERY = [*ROWS, *METHODS]
-SOME = ["rigl", "set", "gmp", "snfs", "supermask", "rigl keep"]
+SOME = ["rigl", "set", "gmp", "snfs", "supermask"]
 
 
 def by_fewest(row: Row, fewest: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
