@@ -45,7 +45,17 @@ def cases():
         for shape, x, y in zip(SHAPES, alone, shared, strict=True):
             assert torch.equal(x, y), (shape, x, y)
 
+    def segments_are_found_by_each(flags):
+        ends = entry_of((6,), flags)._replace(segments=[4, 2])
+        entries = [ends, entry_of((3, 4), flags)]
+        counts = torch.tensor([1, 2, 0, 3, 1])
+        alone = winners(entries, counts)
+        with sf.distributed.by_rows():
+            shared = dealt_winners(entries, counts)
+        assert all(torch.equal(x, y) for x, y in zip(alone, shared, strict=True))
+
     for flags in (False, True):
+        yield f"{flags} segments", lambda f=flags: segments_are_found_by_each(f)
         for kind in ("ints", "tensors", "one"):
             yield (
                 f"{flags} {kind}",
