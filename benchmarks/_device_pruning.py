@@ -2,25 +2,16 @@
 block.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from _device import OFF, Bench
+from _loops import METHODS
 from _models import Transformer
 
 import sparsefn as sf
 
 CHUNK = 4  # windows at a time
-METHODS: dict[str, tuple[Callable[[Any], sf.Algorithm], str]] = {
-    "Wanda": (
-        lambda stats: sf.one_shot(
-            0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()
-        ),
-        "square",
-    ),
-    "SparseGPT": (lambda stats: sf.methods.sparsegpt(0.5, stats), "gram"),
-}
 
 
 def solvers(b: Bench) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import optree
 import torch
 from _device import Bench
+from _loops import attached_step
 from _models import normal_tree, resnet50_shapes
 from torch import Tensor, nn
 
@@ -112,7 +113,7 @@ def optimizers(b: Bench) -> None:
                     f"rigl attached to torch.optim's adam, {kind}, {name}",
                     way,
                     "ms",
-                    lambda w=when, o=options: b.milliseconds(attached_step(b, w, o)),
+                    lambda w=when, o=options: b.milliseconds(attached_rigl(b, w, o)),
                 )
         b.tidy()
 
@@ -138,27 +139,11 @@ def torchopt_step(b: Bench) -> Callable[[], Any]:
     return step
 
 
-def attached_step(
+def attached_rigl(
     b: Bench, when: sf.state.Trigger, options: dict[str, bool]
 ) -> Callable[[], None]:
     """A step of torch's Adam on a module with RigL attached, gradients given."""
-    module = nn.ParameterDict(leaves_of(b))
-    grads = list(leaves_of(b, 1).values())
-    optimizer = torch.optim.Adam(module.parameters(), 1e-3, **options)
     sparsity = 0.5 if b.smoke else 0.9  # of the smallest leaves something is left
     rigl = sf.rigl(sparsity, steps=10 * NEVER, when=when, init="magnitude")
-    sparse = sf.attach(rigl, module, optimizer)
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        for param, grad in zip(module.parameters(), grads, strict=True):
-            param.grad = grad
-        sparse.before_step()
-        optimizer.step()
-        optimizer.zero_grad()
-        sparse.after_step(done)
-        done += 1
-
-    step()  # the first one changes masks
-    return step
+    grads = list(leaves_of(b, 1).values())
+    return attached_step(rigl, leaves_of(b), grads, **options)

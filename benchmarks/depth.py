@@ -17,27 +17,18 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import transformers
+from _loops import METHODS
 from _timing import Case, Row, compare, options_of, write
 from torch import Tensor, nn
 
 import sparsefn as sf
 
 CHUNK = 32  # windows at a time
-METHODS: dict[str, tuple[Callable[[Any], sf.Algorithm], str]] = {
-    "Wanda": (
-        lambda stats: sf.one_shot(
-            0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()
-        ),
-        "square",
-    ),
-    "SparseGPT": (lambda stats: sf.methods.sparsegpt(0.5, stats), "gram"),
-}
 
 
 def llama(blocks: int, width: int) -> nn.Module:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from _loops import attached_step
 from _timing import write
 from torch import Tensor, nn
 
@@ -123,24 +124,9 @@ def torch_adam() -> Callable[[], object]:
 
 def attached_adam() -> Callable[[], object]:
     """The same on a module with masks attached, at a step that changes none."""
-    module = nn.ParameterDict({str(i): x for i, x in enumerate(tree(0).values())})
-    grads = list(tree(1).values())
-    optimizer = torch.optim.Adam(module.parameters(), 1e-3, foreach=True)
-    sparse = sf.attach(rigl(steps=10**7, when=sf.every(NEVER)), module, optimizer)
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        for param, grad in zip(module.parameters(), grads, strict=True):
-            param.grad = grad
-        sparse.before_step()
-        optimizer.step()
-        optimizer.zero_grad()
-        sparse.after_step(done)
-        done += 1
-
-    step()  # the first one changes masks
-    return step
+    leaves = {str(i): x for i, x in enumerate(tree(0).values())}
+    algorithm = rigl(steps=10**7, when=sf.every(NEVER))
+    return attached_step(algorithm, leaves, list(tree(1).values()), foreach=True)
 
 
 def cases() -> dict[str, Callable[[], object]]:

@@ -62,7 +62,7 @@ class CudaGraph:
                 run()  # the first call compiles kernels, and may wait
                 _never_waiting(run)
             torch.cuda.current_stream().wait_stream(self._stream)
-            # "thread_local": other threads, such as that of a DataLoader, go on
+            # "thread_local": other threads, such as one of a DataLoader, go on
             with torch.cuda.graph(
                 self._graph,
                 pool=self._pool,

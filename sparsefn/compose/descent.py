@@ -274,9 +274,10 @@ class Moments:
             )
             masks: dict[int, Tensor] = {}
             for place, live in zip(part, kept, strict=True):
+                if live is None:
+                    continue
                 for i in places[place]:
-                    if live is not None:
-                        masks[i] = live
+                    masks[i] = live
             cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
             for i, leaf in zip(masks, cleaned, strict=True):
                 leaves[i] = leaf

@@ -52,7 +52,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     """
     check_algorithm("donated", algorithm)
     record = update_of(algorithm)
-    pure = record.around or record.inner  # that of `captured` is pure, too
+    pure = record.around or record.inner  # the update of `captured` is pure, too
 
     def update(state: State, grads: Tree, step: Step) -> State:
         old = _tensors_of(state)

@@ -202,7 +202,7 @@ class Joined(NamedTuple):
     leaves: list[Tensor]
 
     def apart(self, made: Sequence[Tensor]) -> list[Row]:
-        """The results of each row, from those of all, with memory of their own."""
+        """The results of each row, cut from the joined ones, in their own memory."""
         return list(zip(*[apart(x, self.leaves) for x in made], strict=True))
 
 
