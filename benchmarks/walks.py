@@ -4,16 +4,18 @@ returns.
     python benchmarks/walks.py
     python benchmarks/walks.py --json
 
-Four walks of RigL with SGD: an update that changes masks, one that does not, a step
-under `attach` at which masks change, and an update of DTensors on a mesh of one process
-that changes masks. Two of RigL with AdamW on 30 leaves: an update that changes masks,
-and one that does not. One of `in_order`, which prunes three blocks on one batch. The
-most frequent pairs of files are printed below each.
+Five walks of RigL with SGD: an update that changes masks, one that does not, an update
+of DTensors on a mesh of one process that changes masks, and steps under `attach` at
+which masks change, of a layer and of an MLP 784-300-10. Two of RigL with AdamW on 30
+leaves: an update that changes masks, and one that does not. One of `in_order`, which
+prunes three blocks on one batch. The most frequent pairs of files are printed below
+each.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -109,13 +111,14 @@ def updating(
     return lambda: algorithm.update(state, grads, steps)
 
 
-def attached() -> Callable[[], object]:
-    """A step of a module at which masks change: both calls and the optimizer's step
+def attached(*sizes: int) -> Callable[[], object]:
+    """A step of an MLP at which masks change: both calls and the optimizer's step
     between them.
     """
-    layer = nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    sparse = sf.attach(rigl(0, 2), layer, optimizer)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sparse = sf.attach(rigl(0, 2), model, optimizer)
 
     def step(number: int) -> None:
         sparse.before_step()
@@ -123,7 +126,7 @@ def attached() -> Callable[[], object]:
         sparse.after_step(number)
 
     for number in range(3):
-        layer(torch.ones(3, 8)).sum().backward()
+        model(torch.ones(3, sizes[0])).sum().backward()
         if number < 2:
             step(number)
     return lambda: step(2)
@@ -154,7 +157,7 @@ def walks() -> dict[str, Walk]:
     found = {
         "change": walk(updating(params, 2, 2)),
         "quiet": walk(updating(params, 2, 9)),
-        "attached change": walk(attached()),
+        "attached change": walk(attached(8, 8)),
         "adamw change": walk(updating(leaves, 2, 2, adamw)),
         "adamw quiet": walk(updating(leaves, 2, 9, adamw)),
         "in_order": walk(blocks_in_order()),
@@ -168,6 +171,7 @@ def walks() -> dict[str, Walk]:
         }
         found["sharded change"] = walk(updating(shards, 2, 2))  # type: ignore[arg-type]
         dist.destroy_process_group()
+    found["attached change, 784-300-10"] = walk(attached(784, 300, 10))
     return found
 
 

@@ -35,6 +35,7 @@ from sparsefn.attached import (
     writes,
 )
 from sparsefn.attached.gradients import dense_gradient
+from sparsefn.attached.records import set_gradients
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
@@ -184,7 +185,7 @@ def given_anew(give: Any) -> Any:
             if record.beside and any(
                 torch.equal(record.parameter.grad, grad) for grad in dense
             ):
-                record.give(None)
+                set_gradients([record], [None])
 
     return wrong
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.optimizer_state import joins
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import take_out
+from sparsefn.attached.records import same_objects, take_out
 from sparsefn.modules.averages import dropped_of
 from sparsefn.state import State, Trigger, update_of
 from sparsefn.timing.timetable import changes_once, unfinished
@@ -57,6 +57,9 @@ class Attached:
     """
 
     changes: int
+    _members: list[Tensor]
+    _train: list[bool]
+    _known: set[int]
 
     def __init__(
         self,
@@ -105,9 +108,7 @@ class Attached:
         placed = self._placed
         records = self._placed.weights.values()
         writes.check_links(self._links)
-        if new := writes.check_members(placed.trained, self._known):
-            self._known |= {id(parameter) for parameter in new}
-            self._tell("dense", writes.left_dense(placed.algorithm, self._model, new))
+        self._look_at_members()
         dense = gradients.dense_gradients(records)
         if stained := placed.begin_step():
             self._tell("gradient", writes.gradient_of_others(stained))
@@ -236,6 +237,21 @@ class Attached:
         left_out = self._begun is None or skips or self._begun.skipped
         self._placed.settle(optimizer, left_out)
         return result
+
+    def _look_at_members(self) -> None:
+        # The parameters of the optimizers, and whether they train, are looked at where
+        # they are others than at the last step.
+        members = writes.members_of(self._placed.optimizers)
+        train = [parameter.requires_grad for parameter in members]
+        if same_objects(members, self._members) and train == self._train:
+            return
+        new = writes.check_members(self._placed.trained, members, self._known)
+        self._members = members
+        self._train = train
+        if new:
+            self._known |= {id(parameter) for parameter in new}
+            told = writes.left_dense(self._placed.algorithm, self._model, new)
+            self._tell("dense", told)
 
     def _skips(self, step: int) -> bool:
         return self._skip is not None and bool(self._skip(step))
@@ -402,8 +418,7 @@ class Attached:
         self._begun = None
         self._stepped = []
         placed.show(state)
-        for record in placed.trained:
-            record.moments = None  # the optimizer may have loaded others
+        placed.forget_states()  # they may be of other masks
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights.
@@ -460,9 +475,10 @@ class Attached:
 
     def _watch(self) -> None:
         self._links = writes.links_of(self._model, self._placed.weights.values())
-        self._known = {
-            id(parameter) for parameter in writes.check_members(self._placed.trained)
-        }
+        self._members = writes.members_of(self._placed.optimizers)
+        self._train = [parameter.requires_grad for parameter in self._members]
+        others = writes.check_members(self._placed.trained, self._members)
+        self._known = {id(parameter) for parameter in others}
         self._unwatch = order.watch(self, self._placed.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
@@ -470,7 +486,7 @@ class Attached:
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in ("_links", "_known", "_unwatch")
+            if name not in ("_links", "_members", "_train", "_known", "_unwatch")
         }
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -8,7 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.attached.records import Record, address, addresses
+from sparsefn.attached.records import (
+    Record,
+    addresses,
+    set_gradients,
+    with_other_gradients,
+)
 from sparsefn.engine.processes import full_tensors, redistributed
 from sparsefn.tree import Leaves
 
@@ -74,10 +79,7 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     Raises RuntimeError where no parameter has a gradient, or each gradient is a masked
     one that an optimizer was given.
     """
-    if all(
-        r.parameter.grad is None or (r.given is not None and r.has_given())
-        for r in records
-    ):
+    if not with_other_gradients(records):
         raise RuntimeError(
             "before_step: no parameter has a new gradient: call it after backward() "
             "and before zero_grad(), on what attach returned for this very module; a "
@@ -117,29 +119,26 @@ def give(
     is stays the parameter's own, and the dense one becomes a copy: what clips or zeroes
     it does not reach the algorithm.
     """
-    places = zip(addresses(dense.values()), dense.items(), strict=True)
-    held: dict[int, str | None] = {
-        at: name for at, (name, grad) in places if grad.numel()
-    }
-    for record in (*records, *trained):
-        if not (record.trains and seen):
-            record.give(None)
+    held = dict(zip(addresses(dense.values()), dense, strict=True))
+    given: dict[str, Tensor | None] = dict.fromkeys([r.name for r in trained])
     rows = zip(trained, seen, addresses(seen), strict=bool(seen))
     for record, grad, at in rows:
         own = record.parameter.grad
         if own is None and not record.beside:
-            record.give(None)
             continue
-        name = held.setdefault(at, None)
-        if name is None:
-            record.give(grad)
+        if at not in held:
+            given[record.name] = grad
             held[at] = ""
-        elif name != record.name:
-            record.give(grad.clone())
+        elif held[at] != record.name:
+            given[record.name] = grad.clone()
         else:
-            record.give(own)
-            if own is not None and own.layout == torch.strided and address(own) == at:
-                dense[name] = grad.clone()
+            given[record.name] = own
+            # a sparse one was made dense, in memory of its own
+            if own is not None and own.layout == torch.strided:
+                dense[record.name] = grad.clone()
+    others = [record for record in records if not record.trains]
+    none = [None] * len(others)
+    set_gradients([*trained, *others], [*given.values(), *none])
 
 
 def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.optimizer_state import check_known, clear_moments, joins
-from sparsefn.attached.records import Record
-from sparsefn.compose.descent import live_leaves
-from sparsefn.engine.leaves import is_sparse, sparse_among
+from sparsefn.attached.records import Record, same_objects
+from sparsefn.compose.descent import Row, live_leaves
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.tree import Tree, leaves_of
 
 # These leave an entry at zero whose weight, gradient and moments are zero, where their
@@ -73,6 +73,46 @@ def _is_sane(group: Mapping[str, Any], least: float) -> bool:
     )
 
 
+class HeldStates:
+    """The states that an optimizer and those inside it hold for parameters.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> held = HeldStates([optimizer])
+    >>> held.have_changed(), held.have_changed()
+    (True, False)
+    >>> optimizer.state[weight] = {"momentum_buffer": torch.ones(2)}
+    >>> held.have_changed()
+    True
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = optimizers  # the one, and those inside it
+        self.states: list[object] | None = None
+        # how many values each holds, where the optimizer's moments are looked for
+        self.sizes: list[int] = []
+
+    def have_changed(self) -> bool:
+        """Whether they are others than at the last call, or hold more or fewer values;
+        True at the first.
+        """
+        old = self.states
+        old_sizes = self.sizes
+        self.states = []
+        for optimizer in self.optimizers:
+            self.states += optimizer.state.values()
+        is_known = type(self.optimizers[0]) in _ENTRY_BY_ENTRY
+        self.sizes = [] if is_known else list(map(_size, self.states))
+        return (
+            old is None or not same_objects(self.states, old) or self.sizes != old_sizes
+        )
+
+
+def _size(state: object) -> int:
+    values = state.values() if isinstance(state, Mapping) else ()
+    return sum(value is not None for value in values)
+
+
 def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
     """Raise ValueError where an optimizer's state shows that moments of masked weights
     are not known.
@@ -108,7 +148,6 @@ def restart(records: Iterable[Record]) -> None:
             if joins(optimizer):
                 optimizer.state.clear()
             optimizer.state.pop(record.parameter, None)
-        record.moments = None
 
 
 def clear_changed(rows: Sequence[tuple[Record, Tensor, Tensor]], old: Tree) -> None:
@@ -131,12 +170,12 @@ def clear_changed(rows: Sequence[tuple[Record, Tensor, Tensor]], old: Tree) -> N
             after the update.
         old: The tree that trains, before the update.
     """
-    sparse = sparse_among([row[2] for row in rows], [row[1] for row in rows])
-    for row, masked, stepped in zip(rows, sparse, leaves_of(old), strict=True):
-        record, value, support = row
-        before = record.support
-        if not masked or (support is before and value is stepped):
-            continue
-        (live,) = live_leaves([(support, before, value, stepped)])
+    changed: list[tuple[Record, Row]] = []
+    for (record, value, support), stepped in zip(rows, leaves_of(old), strict=True):
+        is_same = support is record.support and value is stepped
+        if support.ndim and not is_same:
+            changed.append((record, (support, record.support, value, stepped)))
+    lives = live_leaves([row for _, row in changed])
+    for (record, (_, _, value, _)), live in zip(changed, lives, strict=True):
         if live is not None:
             clear_moments(record, live, value)

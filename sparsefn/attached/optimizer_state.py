@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -115,49 +115,6 @@ def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
         if state is not None:
             found[id(state)] = (one, state)
     return list(found.values())
-
-
-def note_states(records: Iterable[Record]) -> None:
-    """Take the states that optimizers have of some parameters for known.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
-    >>> note_states([record])
-    >>> with_other_states([record])
-    []
-    """
-    for record in records:
-        record.moments = [
-            (state, _size(state)) for _, state in optimizer_states(record)
-        ]
-
-
-def with_other_states(records: Iterable[Record], grown: bool = False) -> list[Record]:
-    """The parameters of which optimizers have other states than were noted, as after
-    `load_state_dict`.
-
-    With `grown` also those of which a state has got new entries.
-    """
-    found = []
-    for record in records:
-        if not _has_known_states(record, grown):
-            found.append(record)
-    return found
-
-
-def _has_known_states(record: Record, grown: bool) -> bool:
-    known = record.moments
-    states = optimizer_states(record)
-    if known is None or len(known) != len(states):
-        return False
-    for (_, state), (old, size) in zip(states, known, strict=True):
-        if state is not old or (grown and _size(state) != size):
-            return False
-    return True
-
-
-def _size(state: Mapping[str, Any]) -> int:
-    return sum([value is not None for value in state.values()])
 
 
 def joins(optimizer: Optimizer) -> bool:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.moments import check_moments, zeros_stay
-from sparsefn.attached.optimizer_state import (
-    clear_moments,
-    note_states,
-    with_other_states,
-)
+from sparsefn.attached.moments import HeldStates, check_moments, zeros_stay
+from sparsefn.attached.optimizer_state import clear_moments
 from sparsefn.attached.records import (
     Record,
     address,
     addresses,
     differ,
     note_all,
+    set_gradients,
     trained_records,
+    with_other_gradients,
     written_among,
 )
 from sparsefn.attached.writes import (
@@ -30,7 +28,12 @@ from sparsefn.attached.writes import (
     stains,
     taken_over,
 )
-from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
+from sparsefn.engine.leaves import (
+    are_zeroed,
+    is_sparse,
+    zero_,
+    zeroed,
+)
 from sparsefn.state import (
     Algorithm,
     State,
@@ -78,6 +81,13 @@ class Placed:
         self.trained = trained_records(algorithm.view, state, self.weights)
         self.extra = [record for record in self.trained if record.beside]
         self.records = [*self.weights.values(), *self.extra]
+        self.optimizers = {r.optimizer: HeldStates(r.optimizers) for r in self.trained}
+        # the weights that follow from what trains in their place
+        self.following = [r for r in self.weights.values() if r.follows]
+        # the weights of which the state has values that the module does not show, and
+        # the others
+        self.hidden: list[Record] = []
+        self.shown: list[Record] = []
         # the weights that `show` is about to change
         for record in self.weights.values():
             if is_sparse(state.masks[record.name], record.parameter):
@@ -88,29 +98,18 @@ class Placed:
         )
         self.moving: Optimizer | None = None  # the optimizer that steps now
 
-    @property
-    def hidden(self) -> list[Record]:
-        """The weights of which the state has values that the module does not show."""
-        return [record for record in self.weights.values() if record.hidden]
-
     def take_over(self, call: str) -> None:
         """Let state and module have what somebody has written since `show`, masked;
         `call` begins the errors.
         """
         self.show(taken_over(call, self.state, self.weights.values()), self.state)
 
-    @property
-    def following(self) -> list[Record]:
-        """The weights that follow from what trains in their place."""
-        return [record for record in self.weights.values() if record.follows]
-
     @torch.no_grad()
     def drop_writes(self) -> None:
         """Show again the weights that follow from something, despite writes."""
-        follow = self.following
-        masks = [self.state.masks[record.name] for record in follow]
-        shows = zeroed(masks, [self.state.params[record.name] for record in follow])
-        for record, leaf in zip(follow, shows, strict=True):
+        masks = [self.state.masks[record.name] for record in self.following]
+        leaves = [self.state.params[record.name] for record in self.following]
+        for record, leaf in zip(self.following, zeroed(masks, leaves), strict=True):
             record.parameter.copy_(leaf)
 
     def begin_step(self) -> Collection[str]:
@@ -121,27 +120,24 @@ class Placed:
         pruned entries waits for `moved`, unless the state has values of its own there,
         or a view reads weights: until then it reaches nothing.
         """
-        records = self.weights.values()
-        written = written_among(records)
+        written = written_among(self.weights.values())
         if written:
             check_kinds("before_step", self.state, written)
             stained = stains(self.state, written)
             self.take_over("before_step")
             return stained
-        hidden = [record for record in records if record.hidden]
-        if hidden and not self.shows(hidden):
-            self.state = taken_over("before_step", self.state, hidden)
+        if self.hidden and not self.shows(self.hidden):
+            self.state = taken_over("before_step", self.state, self.hidden)
         if self.algorithm.view is not masked_view:
-            self.zero_pruned(records)
+            self.zero_pruned()
         return ()
 
     def check_following(self, call: str) -> None:
         """Raise RuntimeError where somebody wrote to weights that follow from
         something.
         """
-        follow = self.following
-        if follow and not self.shows(follow):
-            check_followers(call, self.state, follow)
+        if self.following and not self.shows(self.following):
+            check_followers(call, self.state, self.following)
 
     def shows(self, records: Sequence[Record]) -> bool:
         """Whether the module surely has the effective weights: nothing is read from a
@@ -155,19 +151,12 @@ class Placed:
             masks, [self.state.params[record.name] for record in records], values
         )
 
-    def zero_pruned(self, records: Iterable[Record]) -> None:
+    def zero_pruned(self) -> None:
         """Make weights zero in the module where they are pruned, unless the state has
         values of its own there.
         """
-        plain = [
-            record
-            for record in records
-            if record.name in self.weights and not record.hidden
-        ]
-        zero_(
-            [self.state.masks[record.name] for record in plain],
-            [record.parameter for record in plain],
-        )
+        masks = [self.state.masks[record.name] for record in self.shown]
+        zero_(masks, [record.parameter for record in self.shown])
 
     def seen(self, dense: Leaves, step: Step) -> list[Tensor]:
         """The gradient of each leaf that the algorithm trains, in their order, of the
@@ -204,17 +193,15 @@ class Placed:
         if written:
             check_kinds("after_step", state, written)
         self.check_following("after_step")
-        self.zero_pruned(records)
+        self.zero_pruned()
         trains_params = view.get is masked_view.get or view.get(state) is state.params
-        is_plain = trains_params and not any(record.hidden for record in records)
+        is_plain = trains_params and not self.hidden
         if is_plain and not written and not mixes:
             return state
         state = taken_over(
             "after_step", state, [record for record in written if not record.trains]
         )
-        own = {
-            r.name: r.parameter.detach() for r in records if r.trains and not r.hidden
-        }
+        own = {r.name: r.parameter.detach() for r in self.shown if r.trains}
         state = state._replace(params=state.params | own)
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
@@ -248,6 +235,8 @@ class Placed:
         )
         visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
         hiding(new, fresh, [visible[r.name] for r in fresh])
+        self.hidden = [r for r in records if r.hidden]
+        self.shown = [r for r in records if not r.hidden]
         shown = addresses([visible[r.name] for r in records])
         places = zip(records, own[: len(records)], shown, strict=True)
         for record, mine, other in places:
@@ -320,40 +309,40 @@ class Placed:
         if not trusts:
             self._mixes = True
             self.check_following("step")
-            self.zero_pruned(records)
+            self.zero_pruned()
         self.mask_states(optimizer)
-        for record in records:
-            support = record.support
-            grad = record.parameter.grad
-            is_masked = support.ndim > 0
-            if skipped:
-                record.give(None)
-            elif is_masked and grad is not None and not (trusts and record.has_given()):
-                record.give(
-                    zeroed(
-                        [support], [dense_gradient(record.parameter, record.parameter)]
-                    )[0]
-                )
+        if skipped:
+            set_gradients(records, [None] * len(records))
+        else:
+            self._mask_gradients(with_other_gradients(records) if trusts else records)
         self.moving = optimizer
+
+    def _mask_gradients(self, records: Sequence[Record]) -> None:
+        masked = [r for r in records if r.support.ndim and r.parameter.grad is not None]
+        if masked:
+            grads = [dense_gradient(r.parameter, r.parameter) for r in masked]
+            set_gradients(masked, zeroed([r.support for r in masked], grads))
 
     def _note_writes(self) -> None:
         for record in written_among(self.weights.values()):
             record.written = True
 
     def mask_states(self, optimizer: Optimizer) -> None:
-        """Mask the moments of the states that an optimizer has got since the last step,
-        as by `load_state_dict`.
+        """Mask the moments of an optimizer that has other states than after its last
+        step, as by `load_state_dict`.
         """
-        new = with_other_states(
-            [record for record in self.trained if record.optimizer is optimizer]
-        )
-        if not new:
+        if not self.optimizers[optimizer].have_changed():
             return
-        check_moments(optimizer, new)
-        note_states(new)
-        for record in new:
-            if is_sparse(record.support, record.parameter):
+        check_moments(optimizer, self.trained)
+        for record in self.trained:
+            is_its = record.optimizer is optimizer
+            if is_its and is_sparse(record.support, record.parameter):
                 clear_moments(record, record.support)
+
+    def forget_states(self) -> None:
+        """Let all moments be masked again before the next step."""
+        for held in self.optimizers.values():
+            held.states = None
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step.
@@ -367,9 +356,8 @@ class Placed:
             self.drop_writes()
         moved = [record for record in self.records if record.optimizer is optimizer]
         note_all(moved)
-        if with_other_states(moved, grown=True):
+        if self.optimizers[optimizer].have_changed():
             check_moments(optimizer, self.trained)
-            note_states(moved)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""
@@ -394,16 +382,13 @@ def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> 
     >>> record.hidden
     True
     """
-    pairs = {
-        record.name: (x, state.params[record.name])
-        for record, x in zip(records, shown, strict=True)
-    }
-    pairs = {
-        name: pair
-        for name, pair in pairs.items()
-        if is_sparse(state.masks[name], pair[1])
-    }
-    hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
-    found = dict(zip(pairs, hides, strict=True))
-    for record in records:
-        record.hidden = bool(record.follows) or found.get(record.name, False)
+    masked = []
+    pairs = []
+    for record, x in zip(records, shown, strict=True):
+        record.hidden = bool(record.follows)
+        if state.masks[record.name].ndim:
+            masked.append(record)
+            pairs.append((x, state.params[record.name]))
+    hides = [True] * len(pairs) if has_own_support(state) else differ(pairs)
+    for record, differs in zip(masked, hides, strict=True):
+        record.hidden = record.hidden or differs

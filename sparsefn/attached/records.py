@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from operator import is_
 from typing import Any
 
 import torch
@@ -13,12 +21,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import full_tensors, is_sharded, local_tensor
+from sparsefn.engine.processes import (
+    any_sharded,
+    full_tensors,
+    is_sharded,
+    local_tensor,
+)
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import Algorithm, State, TrainView
 from sparsefn.tree import flatten, leaves_of
 
 _ALL = torch.tensor(True, device="cpu")
+_PLAIN = {Tensor, nn.Parameter}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -51,9 +65,6 @@ class Record:
     )
     given: Tensor | None = None  # the gradient that the optimizer was given
     given_version: int = -1
-    moments: list[tuple[Any, int]] | None = (
-        None  # the optimizer's states of it that fit the masks, and their sizes
-    )
     clear: Callable[[dict[str, Tensor], Tensor], object] | None = (
         None  # the user's way to clear moments
     )
@@ -69,45 +80,54 @@ class Record:
         """The optimizer's parameter group that it is in."""
         return next(groups_with(self.optimizer, self.parameter))
 
-    def give(self, grad: Tensor | None) -> None:
-        """Make it the gradient that the optimizer sees."""
-        self.parameter.grad = self.given = grad
-        self.given_version = -1 if grad is None else grad._version
-
-    def has_given(self) -> bool:
-        """Whether the gradient is the one that was given, and nobody has written to
-        it.
-        """
-        grad = self.parameter.grad
-        return grad is None or (
-            grad is self.given and grad._version == self.given_version
-        )
-
     def is_written(self) -> bool:
         """Whether somebody has written to the parameter, or moved it to other memory,
         since `note`.
         """
-        return self.seen != _now(self.parameter)
+        return bool(written_among([self]))
 
     def note(self) -> None:
         """Take the parameter as it is for known."""
-        self.seen = _now(self.parameter)
+        note_all([self])
 
 
-def _now(parameter: nn.Parameter) -> tuple[int, int]:
-    # its version and address
-    return parameter._version, address(parameter)
+def set_gradients(records: Iterable[Record], grads: Iterable[Tensor | None]) -> None:
+    """Let optimizers see some gradients."""
+    for record, grad in zip(records, grads, strict=True):
+        record.parameter.grad = record.given = grad
+        record.given_version = -1 if grad is None else grad._version
 
 
-def written_among(records: Iterable[Record]) -> list[Record]:
-    """The records of parameters to which somebody has written since `note`."""
-    return [record for record in records if record.seen != _now(record.parameter)]
-
-
-def note_all(records: Iterable[Record]) -> None:
-    """Take some parameters as they are for known."""
+def with_other_gradients(records: Iterable[Record]) -> list[Record]:
+    """The records whose gradient is not the one that was set here, or that somebody
+    has written to.
+    """
+    found = []
     for record in records:
-        record.seen = _now(record.parameter)
+        grad = record.parameter.grad
+        is_set = grad is record.given
+        if grad is not None and not (is_set and grad._version == record.given_version):
+            found.append(record)
+    return found
+
+
+def written_among(records: Collection[Record]) -> list[Record]:
+    """The records of parameters to which somebody has written since `note`."""
+    pairs = zip(records, _seen_now(records), strict=True)
+    return [record for record, now in pairs if record.seen != now]
+
+
+def note_all(records: Collection[Record]) -> None:
+    """Take some parameters as they are for known."""
+    for record, now in zip(records, _seen_now(records), strict=True):
+        record.seen = now
+
+
+def _seen_now(records: Collection[Record]) -> Iterable[tuple[int, int]]:
+    # the version and the address of each parameter
+    parameters = [record.parameter for record in records]
+    versions = [parameter._version for parameter in parameters]
+    return zip(versions, addresses(parameters), strict=True)
 
 
 def groups_with(optimizer: Optimizer, parameter: Tensor) -> Iterator[dict[str, Any]]:
@@ -344,8 +364,20 @@ def _forget_length(optimizer: Optimizer) -> None:
         optimizer.state.clear()
 
 
-def addresses(tensors: Iterable[Tensor]) -> list[int]:
+def same_objects(ones: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether two lists hold the same objects, not only equal ones.
+
+    >>> same_objects([x := torch.ones(1)], [x]), same_objects([x], [x.clone()])
+    (True, False)
+    """
+    return len(ones) == len(others) and all(map(is_, ones, others))
+
+
+def addresses(tensors: Collection[Tensor]) -> list[int]:
     """The address of each tensor."""
+    # quick, as every step asks often
+    if set(map(type, tensors)) <= _PLAIN:
+        return list(map(Tensor.data_ptr, tensors))
     return [address(x) for x in tensors]
 
 
@@ -356,10 +388,7 @@ def address(x: Tensor) -> int:
     >>> address(x) == address(x.detach())
     True
     """
-    # quick, as every step asks often
-    if type(x) in (Tensor, nn.Parameter) or not is_sharded(x):
-        return x.data_ptr()
-    return local_tensor(x.detach()).data_ptr()
+    return (local_tensor(x.detach()) if is_sharded(x) else x).data_ptr()
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
@@ -373,7 +402,8 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     All processes get the same answers, in one message: what they do next must not
     differ. A device is waited for once.
     """
-    if all(a.is_cpu and not is_sharded(a) for a, _ in pairs):
+    firsts = [a for a, _ in pairs]
+    if all(a.is_cpu for a in firsts) and not any_sharded(firsts):
         return [
             not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs
         ]

@@ -6,9 +6,10 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sparsefn.attached.files import arguments_of
-from sparsefn.attached.records import Record, differ, optimizers_of
+from sparsefn.attached.records import Record, differ
 from sparsefn.engine.leaves import either, is_sparse, zeroed
 from sparsefn.engine.processes import full_tensors, is_sharded
 from sparsefn.modules.wrappers import own_tensors
@@ -80,7 +81,7 @@ def check_links(links: Sequence[Link]) -> None:
     attach: call detach(), then attach again
     """
     for place, key, held, name in links:
-        if place.get(key) is not held:
+        if key not in place or place[key] is not held:
             raise RuntimeError(
                 f"before_step: {name!r}, or a layer that holds it, was replaced since "
                 f"attach: {_AGAIN}"
@@ -133,8 +134,24 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
             )
 
 
+def members_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """The parameters of some optimizers.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> [tuple(p.shape) for p in members_of([optimizer])]
+    [(1, 2), (1,)]
+    """
+    return [
+        p
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+
+
 def check_members(
-    records: Sequence[Record], known: Container[int] = ()
+    records: Sequence[Record], members: Sequence[Tensor], known: Container[int] = ()
 ) -> list[Tensor]:
     """The other trained parameters of the optimizers; RuntimeError for a record whose
     optimizer has it no more.
@@ -143,18 +160,12 @@ def check_members(
     >>> record = Record(
     ...     "weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1)
     ... )
-    >>> [p is layer.bias for p in check_members([record], {id(layer.weight)})]
-    [True]
+    >>> len(check_members([record], list(layer.parameters()), {id(layer.weight)}))
+    1
 
-    Parameters whose `id` is in `known` are left out, and parameters that require no
-    gradient.
+    `members` are the parameters of the optimizers. Those whose `id` is in `known` are
+    left out, and those that require no gradient.
     """
-    members = [
-        p
-        for optimizer in optimizers_of(records)
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
     found = {id(p): p for p in members}
     for record in records:
         if id(record.parameter) not in found:

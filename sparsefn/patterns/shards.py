@@ -34,7 +34,7 @@ from sparsefn.patterns.units import Grids, Pattern, Read, Units, units_of
 from sparsefn.tree import Leaves
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShardedUnits(Units):
     """The units of a DTensor that this process gets: `alignment` says where their box
     lies, and `whole` are those of the leaf.

@@ -407,7 +407,7 @@ class TiedPattern(Pattern):
                 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class TiedUnits(Units):
     """The units of a tied set, as the rows of a matrix that is made of its leaves, at
     `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order`

@@ -102,7 +102,8 @@ class Pattern(Made):
         """Raise for given masks that prune a unit in part, where that cannot be."""
 
 
-@dataclass(frozen=True)
+# Not frozen, which would take a microsecond for each; nothing writes to it.
+@dataclass
 class Units:
     """Where a pattern puts the units of a tensor, worked out from its shape alone.
 

@@ -3,7 +3,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import Record
+from sparsefn.attached.records import Record, set_gradients
 from sparsefn.state import masked_view
 
 
@@ -64,7 +64,7 @@ def test_an_optimizer_that_mixes_entries_sees_masked_weights_and_gradients():
         sf.static(0.5, init="magnitude"), {"w": Record("w", weight, optimizer)}
     )
     one.show(one.state)
-    one.weights["w"].give(torch.zeros(1, 4))
+    set_gradients([one.weights["w"]], [torch.zeros(1, 4)])
     weight.grad.data.add_(1.0)
     weight.data.add_(1.0)
     one.settle(optimizer, skipped=False)

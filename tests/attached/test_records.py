@@ -7,8 +7,10 @@ from sparsefn.attached.records import (
     check_unowned,
     owned_parameters,
     put_in,
+    set_gradients,
     take_out,
     trained_records,
+    with_other_gradients,
 )
 from sparsefn.state import everywhere, masked_view
 
@@ -222,14 +224,18 @@ def test_who_wrote_is_read_off_versions():
     record.note()
     record.parameter.data = record.parameter.data.clone()
     assert record.is_written()
-    record.give(torch.ones(2))
-    assert record.has_given()
+
+
+def test_who_wrote_gradients_is_read_off_versions():
+    record = one()
+    set_gradients([record], [torch.ones(2)])
+    assert with_other_gradients([record]) == []
     record.parameter.grad.mul_(2)
-    assert not record.has_given()
-    record.give(None)
-    assert record.parameter.grad is None and record.has_given()
+    assert with_other_gradients([record]) == [record]
+    set_gradients([record], [None])
+    assert record.parameter.grad is None and with_other_gradients([record]) == []
     record.parameter.grad = torch.ones(2)
-    assert not record.has_given()
+    assert with_other_gradients([record]) == [record]
 
 
 def test_a_group_of_their_own_comes_and_goes():

@@ -11,6 +11,7 @@ from sparsefn.attached.writes import (
     in_module,
     left_dense,
     links_of,
+    members_of,
     stains,
     taken_over,
 )
@@ -58,16 +59,17 @@ def test_new_members_of_an_optimizer():
     layer = torch.nn.Linear(2, 2)
     layer.bias.requires_grad_(False)
     own = Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))
-    assert check_members([own], {id(layer.weight)}) == []
+    members = members_of([own.optimizer])
+    assert check_members([own], members, {id(layer.weight)}) == []
     layer.bias.requires_grad_(True)
-    (new,) = check_members([own], {id(layer.weight)})
+    (new,) = check_members([own], members, {id(layer.weight)})
     assert new is layer.bias
     own.optimizer.param_groups[0]["params"].pop(0)
     with pytest.raises(
         RuntimeError,
         match="before_step: the optimizer of 'weight' has it no more: call detach",
     ):
-        check_members([own])
+        check_members([own], members_of([own.optimizer]))
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ from sparsefn.engine.surroundings import (
     reinterpreted,
 )
 
-# fewer elements are masked by torch in less time than it takes to look at their memory
+# fewer elements take torch less time than it takes to look at their memory: to choose
+# between leaves, or to add, and to mask, for which torch makes a copy of the mask
 _FEW = 1 << 15
+_FEW_TO_MASK = 1 << 18
 OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
 
 # by the size of a float
@@ -70,7 +72,9 @@ def zeroed(
 
     With `overwrite`, a leaf that was donated is zeroed in its own memory.
     """
-    return _chosen(_zero, _masked, masks, leaves, over=(1,) if overwrite else ())
+    least = blockwise.SMALL if overwrite else _FEW_TO_MASK
+    over = (1,) if overwrite else ()
+    return _chosen(_zero, _masked, masks, leaves, least=least, over=over)
 
 
 def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -165,20 +169,20 @@ def _chosen(
     formula: Callable[..., Tensor],
     masks: Sequence[Tensor],
     *trees: Sequence[Tensor],
+    least: int = _FEW,
     over: Sequence[int] = (),
 ) -> list[Tensor]:
-    # The results of a kernel for masks and leaves in memory, of a formula for others; a
-    # leaf whose mask is 0-d.
+    # The results of a kernel for masks and leaves in memory, of a formula for others
+    # and for those of fewer than `least` elements; a leaf whose mask is 0-d.
     rows: list[Row] = []
     results = list(trees[0])
     left: list[int] = []
-    few = blockwise.SMALL if over else _FEW
     sparse = sparse_among(masks, trees[0])
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
         if not sparse[i]:
             continue
         flat = None
-        if mask.is_cpu and mask.numel() >= few:
+        if mask.is_cpu and mask.numel() >= least:
             flat = _words(mask, *leaves)
         if flat is None:
             left.append(i)
@@ -189,8 +193,8 @@ def _chosen(
         run_blocks(kernel, rows)
     if left:
         columns = [_at(left, tensors) for tensors in (masks, *trees)]
-        if len(left) == 1:
-            made = [formula(*[column[0] for column in columns])]
+        if len(left) < lists.FEWEST and columns[0][0].is_cpu:
+            made = list(map(formula, *columns))
         else:
             made = lists.each(formula, *columns)
         for i, leaf in zip(left, made, strict=True):
@@ -204,15 +208,10 @@ def _at(places: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _masked(mask: Any, leaf: Any) -> Any:
     # `lists.where`, in less time for the few elements of a plain CPU tensor: a product
-    # of words.
-    if (
-        type(leaf) is not Tensor
-        or not leaf.is_cpu
-        or differentiated(leaf)
-        or leaf.is_neg()
-    ):
+    # of words, which has no derivative.
+    if type(leaf) is not Tensor or not leaf.is_cpu or differentiated(leaf):
         return lists.where(mask, leaf)
-    if not leaf.is_floating_point() or mask.dtype != torch.bool:
+    if not leaf.is_floating_point() or mask.dtype != torch.bool or leaf.is_neg():
         return lists.where(mask, leaf)
     return _bits(_bits(leaf, lists.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
 
@@ -304,7 +303,8 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
         run_blocks(look, rows)
     if stains:
         left = sparse
-    clean = _chosen(_zero, _masked, _at(left, masks), _at(left, leaves), over=(1,))
+    columns = _at(left, masks), _at(left, leaves)
+    clean = _chosen(_zero, _masked, *columns, least=blockwise.SMALL, over=(1,))
     for i, leaf in zip(left, clean, strict=True):
         results[i] = leaf
     return results

@@ -178,8 +178,11 @@ def each(
     rows: list[Row] = list(zip(*lists, strict=True))
     if len(rows) > 1 and pays([x for row in rows for x in row]):
         return laid(fn, rows, formula)
+    small = joined_rows(rows)
+    if not small:
+        return [fn(*row) for row in rows]
     results: dict[int, Made] = {}
-    for joined in joined_rows(rows):
+    for joined in small:
         made: Any = fn(*joined.row)
         if isinstance(made, tuple):
             of_rows: Any = joined.apart(made)

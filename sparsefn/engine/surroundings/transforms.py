@@ -234,10 +234,10 @@ def differentiated(*tensors: Tensor) -> bool:
     """
     if is_compiling() or forward_ad._current_level >= 0:
         return True
-    levels = get_interpreter_stack() or []
-    return any(level.key() in _GRADIENTS for level in levels) or any(
-        x.requires_grad for x in tensors
-    )
+    levels = get_interpreter_stack()
+    if levels and any(level.key() in _GRADIENTS for level in levels):
+        return True
+    return True in [x.requires_grad for x in tensors]
 
 
 def as_numpy(tensors: Sequence[Tensor]) -> list[Array] | None:
