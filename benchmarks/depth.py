@@ -119,7 +119,7 @@ def pruned(
     return [
         Case("one forward pass and the solver alone", alone),
         Case(
-            "sparsefn.calibration.in_order",
+            "sparsefn.posttraining.calibration.in_order",
             partial(in_order, model, blocks, method, words),
         ),
     ]
@@ -202,7 +202,7 @@ def beside(
     return [
         Case("llm-compressor's oneshot", theirs, fresh),
         Case(
-            "sparsefn.calibration.in_order",
+            "sparsefn.posttraining.calibration.in_order",
             partial(in_order, model, blocks, method, words),
         ),
     ]

@@ -30,8 +30,8 @@ from _timing import write
 from torch import Tensor
 
 import sparsefn as sf
-from sparsefn.engine.draws.leaf_draws import drawn_leaves
-from sparsefn.engine.selection.dispatch import Entry, winners
+from sparsefn._engine.draws.leaf_draws import drawn_leaves
+from sparsefn._engine.selection.dispatch import Entry, winners
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SHARES = (0.01, 0.1, 0.5, 0.99)

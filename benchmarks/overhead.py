@@ -30,11 +30,11 @@ from _timing import write
 from torch import Tensor, nn
 
 import sparsefn as sf
-from sparsefn.engine.draws import leaf_draws
-from sparsefn.engine.leaves import leafwise, lists
-from sparsefn.engine.selection import dispatch, joined
-from sparsefn.engine.surroundings import transformed, transforms
-from sparsefn.engine.surroundings.backends import has_backend
+from sparsefn._engine.draws import leaf_draws
+from sparsefn._engine.leaves import leafwise, lists
+from sparsefn._engine.selection import dispatch, joined
+from sparsefn._engine.surroundings import transformed, transforms
+from sparsefn._engine.surroundings.backends import has_backend
 from sparsefn.masks import select
 
 LEAVES = 54

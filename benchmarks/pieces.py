@@ -99,8 +99,8 @@ def drawn(n: int, options: argparse.Namespace) -> list[Case]:
     fast = compiled(lambda key: sf.random.uniform(key, (n,)), key, options)
     return [
         Case("torch.rand", lambda: torch.rand(n)),
-        Case("sparsefn.random.uniform", lambda: sf.random.uniform(key, (n,))),
-        Case("sparsefn.random.uniform, compiled", lambda: fast(key)),
+        Case("sparsefn.core.random.uniform", lambda: sf.random.uniform(key, (n,))),
+        Case("sparsefn.core.random.uniform, compiled", lambda: fast(key)),
     ]
 
 

@@ -97,12 +97,12 @@ def calibrated(sizes: tuple[int, int, int], options: argparse.Namespace) -> list
     return [
         Case("forward alone", lambda: model(x)),
         Case(
-            "sparsefn.calibration.inputs, squares",
+            "sparsefn.posttraining.calibration.inputs, squares",
             lambda: sf.calibration.inputs(model, None, x, of="square"),
         ),
         Case("hooks, squares", lambda: hooked(model, x, False)),
         Case(
-            "sparsefn.calibration.inputs, products",
+            "sparsefn.posttraining.calibration.inputs, products",
             lambda: sf.calibration.inputs(model, None, x, of="gram"),
         ),
         Case("hooks, products", lambda: hooked(model, x, True)),
@@ -169,11 +169,11 @@ def obs(size: int, options: argparse.Namespace) -> list[Case]:
     return [
         Case("Cholesky and products alone", alone),
         Case(
-            "sparsefn.solve.obs, half kept",
+            "sparsefn.posttraining.solve.obs, half kept",
             lambda: sf.solve.obs(weight, hessian, keep=0.5),
         ),
         Case(
-            "sparsefn.solve.obs, nm(2, 4)",
+            "sparsefn.posttraining.solve.obs, nm(2, 4)",
             lambda: sf.solve.obs(weight, hessian, pattern=sf.patterns.nm(2, 4)),
         ),
         Case(

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from _timing import options_of, write
 
-from sparsefn.engine.processes.collectives import Exchange, Gather, Sum
-from sparsefn.engine.processes.extent import Extent
-from sparsefn.engine.selection.blocks import cut
-from sparsefn.engine.selection.bracket import write_best
-from sparsefn.engine.selection.entries import Arrays
-from sparsefn.engine.selection.shared import Piece, selected
+from sparsefn._engine.processes.collectives import Exchange, Gather, Sum
+from sparsefn._engine.processes.extent import Extent
+from sparsefn._engine.selection.blocks import cut
+from sparsefn._engine.selection.bracket import write_best
+from sparsefn._engine.selection.entries import Arrays
+from sparsefn._engine.selection.shared import Piece, selected
 
 KEPT = 0.1
 PIECE = 10**7  # weights that are drawn at a time

@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.nn.utils import prune
 
 import sparsefn as sf
-from sparsefn.state import Trigger
+from sparsefn.core.state import Trigger
 
 SPARSITY, RATE = 0.9, 1e-3
 COMPILED = (784, 300, 100, 10)  # widths of the MLP whose steps are compiled

@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparsefn as sf
-from sparsefn.calibration import in_order, inputs
+from sparsefn.posttraining.calibration import in_order, inputs
 
 METHODS = {
     "magnitude": "magnitude",

@@ -21,12 +21,12 @@ import sparsefn as sf
 from property_tests import registry, test_methods
 from property_tests.laws_attach import Kind, Reference, assert_same_moments, loss, same
 from property_tests.layouts import NM
-from sparsefn.state import Trigger, has_optimizer
+from sparsefn.core.state import Trigger, has_optimizer
+from sparsefn.core.tree import Tree
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.derived import first_state
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
-from sparsefn.tree import Tree
 
 ROWS = {row.name: row for row in registry.ROWS if not has_optimizer(first_state(row))}
 ROWS |= {f"methods.{row.name}": row for row in test_methods.ROWS}

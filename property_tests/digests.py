@@ -32,11 +32,11 @@ from torch.distributed.tensor import Shard
 import sparsefn as sf
 from property_tests.registry import ROWS
 from property_tests.transforms import METHODS, case_of
-from sparsefn.state import State
+from sparsefn.core.state import State
+from sparsefn.core.tree import Tree
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import algorithm_of, hash_of, leaves, trained_of, updates
-from sparsefn.tree import Tree
-from tests.distributed.sharded import full, laid
+from tests.nn.distributed.sharded import full, laid
 
 
 def eager(row: Row, case: Case) -> Iterator[State]:

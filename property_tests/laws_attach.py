@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import sparsefn as sf
-from sparsefn.engine.leaves.leafwise import is_sparse
-from sparsefn.state import has_own_support
+from sparsefn._engine.leaves.leafwise import is_sparse
+from sparsefn.core.state import has_own_support
+from sparsefn.core.tree import Tree
 from sparsefn.testing.harness import leaves
-from sparsefn.tree import Tree
 
 Gradients = Mapping[str, Tensor | None]
 

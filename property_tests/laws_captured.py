@@ -10,11 +10,11 @@ import optree
 
 import sparsefn as sf
 from property_tests.tape import Tape
-from sparsefn.state import State
+from sparsefn.core.state import State
+from sparsefn.core.tree import Tree
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import algorithm_of, assert_same, leaves, trained_of
 from sparsefn.testing.strategies import large
-from sparsefn.tree import Tree
 
 STEPS = 9
 

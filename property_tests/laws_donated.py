@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.state import has_optimizer, masked_view
+from sparsefn.core.state import has_optimizer, masked_view
 from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
 from sparsefn.testing.harness import algorithm_of, assert_same, bits_of, leaves

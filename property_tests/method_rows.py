@@ -24,11 +24,11 @@ from property_tests.registry import (
     swap,
     weighed,
 )
-from sparsefn.state import Schedule
+from sparsefn.core.state import Schedule
+from sparsefn.core.tree import Tree
 from sparsefn.testing import Exchange, Meta, Row
 from sparsefn.testing.derived import completed
 from sparsefn.testing.harness import leaves
-from sparsefn.tree import Tree
 
 EVEN, FIRST = sf.every(2), sf.at([0])
 STARTED = SHOT._replace(needs_grads=True, permutes=False)

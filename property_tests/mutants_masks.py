@@ -28,7 +28,7 @@ from property_tests.planting import (
     rigl,
 )
 from property_tests.registry import EVEN, lopsided, ramp, swap
-from sparsefn.tree import Tree
+from sparsefn.core.tree import Tree
 
 
 def _in_part(state: sf.State, after: sf.State, grads: Tree, step: Any) -> sf.State:

@@ -26,8 +26,8 @@ from property_tests.planting import (
     rigl,
 )
 from property_tests.registry import EVEN, ramp, sgd, swap
-from sparsefn.engine.surroundings.transforms import concrete
-from sparsefn.tree import Tree
+from sparsefn._engine.surroundings.transforms import concrete
+from sparsefn.core.tree import Tree
 
 
 def _counted_in_a_closure(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import sparsefn as sf
-import sparsefn.solve as solve
+import sparsefn.posttraining.solve as solve
 
 # What opcheck does with each: is the schema true, does the fake kernel say the shapes,
 # does it compile for any sizes.

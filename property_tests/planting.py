@@ -11,9 +11,9 @@ from torch import Tensor
 
 import sparsefn as sf
 from property_tests.registry import EVEN, ROWS, ramp, swap
+from sparsefn.core.tree import Tree
 from sparsefn.testing.harness import leaves
 from sparsefn.testing.meta import Row
-from sparsefn.tree import Tree
 
 HEALTHY = {row.name: row for row in ROWS}
 MAGNITUDE, GRADIENT = sf.scores.magnitude, sf.scores.gradient

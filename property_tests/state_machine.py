@@ -24,12 +24,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 import sparsefn as sf
 from property_tests.registry import ROWS
+from sparsefn.core.tree import Tree, leaves_of
 from sparsefn.testing import Row
 from sparsefn.testing.harness import assert_same
 from sparsefn.testing.laws_states import threads
 from sparsefn.testing.strategies import large
-from sparsefn.tree import Tree, leaves_of
-from tests.distributed.sharded import full, laid
+from tests.nn.distributed.sharded import full, laid
 
 NAMES = (
     "gmp",

@@ -14,9 +14,9 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.compose.cuda_graphs import Waits, line_of
-from sparsefn.engine.surroundings import Onlooker, TorchDispatchMode
-from sparsefn.state import State
+from sparsefn._engine.surroundings import Onlooker, TorchDispatchMode
+from sparsefn.algorithms.combine.cuda_graphs import Waits, line_of
+from sparsefn.core.state import State
 
 _WAIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _BY_INDEX = ("index", "index_put", "index_put_")

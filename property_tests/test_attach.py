@@ -24,7 +24,7 @@ from property_tests.attach_rules import (
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
 from property_tests.registry import QUICK_ROWS
-from sparsefn.attached import (
+from sparsefn.nn.attach import (
     Attached,
     attached,
     files,
@@ -34,8 +34,8 @@ from sparsefn.attached import (
     placed,
     writes,
 )
-from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.records import set_gradients
+from sparsefn.nn.attach.gradients import dense_gradient
+from sparsefn.nn.attach.records import set_gradients
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 

@@ -15,7 +15,7 @@ from property_tests.registry import ROWS
 from property_tests.tape import Tape, TapeElsewhere
 from property_tests.test_devices import OWN, there
 from property_tests.transforms import METHODS
-from sparsefn.compose import cuda_graphs, replays
+from sparsefn.algorithms.combine import cuda_graphs, replays
 from sparsefn.testing import Row
 
 BY_NAME = {row.name: row for row in [*ROWS, *METHODS]}

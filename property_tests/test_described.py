@@ -13,12 +13,12 @@ import torch
 
 import sparsefn as sf
 from property_tests import method_rows, registry
-from sparsefn.attached.files import arguments_of, reads_step
-from sparsefn.compose.paired import check_paired
+from sparsefn.algorithms.combine.paired import check_paired
+from sparsefn.core.timetable import changes_once
+from sparsefn.nn.attach.files import arguments_of, reads_step
 from sparsefn.testing import Row
 from sparsefn.testing.harness import algorithm_of, assert_same, updates
 from sparsefn.testing.strategies import large
-from sparsefn.timing.timetable import changes_once
 
 # What the reprs are written in. Of two things of one name, the registry means the later
 # one.

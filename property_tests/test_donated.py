@@ -11,16 +11,16 @@ from _pytest.outcomes import Failed
 
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
+from sparsefn._engine.leaves import blockwise, lists, steps
 from sparsefn.algorithms import frame
-from sparsefn.engine.leaves import blockwise, lists, steps
-from sparsefn.state import has_optimizer, update_of
+from sparsefn.core.state import has_optimizer, update_of
+from sparsefn.core.tree import leaves_of
 from sparsefn.testing import Row
 from sparsefn.testing.derived import first_state
-from sparsefn.tree import leaves_of
 
 # the package hands out the function
-donated = importlib.import_module("sparsefn.compose.donated")
-with_optimizer = importlib.import_module("sparsefn.compose.with_optimizer")
+donated = importlib.import_module("sparsefn.algorithms.combine.donated")
+with_optimizer = importlib.import_module("sparsefn.algorithms.combine.with_optimizer")
 BY_NAME = {row.name: row for row in ROWS}
 
 

@@ -5,8 +5,8 @@ import pytest
 from property_tests.digests import digests
 from property_tests.registry import ROWS
 from property_tests.transforms import METHODS
-from sparsefn.engine.leaves import lists
-from sparsefn.patterns import packs
+from sparsefn._engine.leaves import lists
+from sparsefn.masks.patterns import packs
 from sparsefn.testing import Row
 
 EVERY = [*ROWS, *METHODS]

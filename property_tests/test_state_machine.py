@@ -27,10 +27,10 @@ from property_tests.state_machine import (
     made,
     one_process,
 )
+from sparsefn.core.tree import Tree, leaves_of
 from sparsefn.testing import Row
 from sparsefn.testing.harness import leaves
 from sparsefn.testing.laws import COMPILE
-from sparsefn.tree import Tree, leaves_of
 
 Make = Callable[[Any, Tensor, Tree], sf.Algorithm]
 

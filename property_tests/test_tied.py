@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import sparsefn as sf
-from sparsefn.patterns import Pattern
-from sparsefn.state import Algorithm
-from sparsefn.tree import Leaves
+from sparsefn.core.state import Algorithm
+from sparsefn.core.tree import Leaves
+from sparsefn.masks.patterns import Pattern
 
 Member = tuple[str, int, list[int]]
 

@@ -28,7 +28,8 @@ from torch import Tensor
 import sparsefn as sf
 from property_tests import method_rows
 from property_tests.registry import ROWS
-from sparsefn.state import Algorithm, State
+from sparsefn.core.state import Algorithm, State
+from sparsefn.core.tree import Tree
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import (
     algorithm_of,
@@ -39,9 +40,8 @@ from sparsefn.testing.harness import (
 )
 from sparsefn.testing.laws_transforms import nested_vmap_is_two_loops, vmap_is_a_loop
 from sparsefn.testing.strategies import large
-from sparsefn.tree import Tree
-from tests.distributed.harness import Cases, on_ranks
-from tests.distributed.sharded import full, layouts
+from tests.nn.distributed.harness import Cases, on_ranks
+from tests.nn.distributed.sharded import full, layouts
 
 METHODS = [row._replace(name=f"methods: {row.name}") for row in method_rows.ROWS]
 PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"

@@ -15,7 +15,7 @@ from torch.nn import functional
 import sparsefn as sf
 from results import data
 from results.jobs import Job, Plan, Rates, Row, Task, each, learning_rate
-from sparsefn.calibration import in_order
+from sparsefn.posttraining.calibration import in_order
 
 VERSION = 2
 BLOCKS, HEADS, WINDOW, BATCH = 2, 4, 64, 16

@@ -5,22 +5,27 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from warnings import warn as _warn
 
-# Parts of algorithms: a package each
-from sparsefn import (
-    budgets,
-    checkpoint,
-    masks,
-    modules,
-    optimizers,
-    patterns,
-    random,
-    reparam,
-    scores,
-    solve,
-    tree,
-)
+# The packages stand in the order of the layers: each imports from those before it.
+# Parts of algorithms
+from sparsefn import masks
+from sparsefn import optim as optimizers
 
 # Algorithms: init(params) -> state, update(state, grads, step) -> state
+from sparsefn.algorithms import reparam
+
+# Algorithms of algorithms
+from sparsefn.algorithms.combine.captured import captured
+from sparsefn.algorithms.combine.chain import chain
+from sparsefn.algorithms.combine.donated import donated
+from sparsefn.algorithms.combine.partition import partition
+from sparsefn.algorithms.combine.phases import phases
+from sparsefn.algorithms.combine.rewinding import rewinding
+from sparsefn.algorithms.combine.sequence import sequence
+from sparsefn.algorithms.combine.with_optimizer import (
+    with_dense_gradients,
+    with_optimizer,
+)
+from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, snfs
 from sparsefn.algorithms.drop_grow import set as set
 from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
@@ -29,25 +34,9 @@ from sparsefn.algorithms.rewrite import rewrite
 from sparsefn.algorithms.static import dense, from_masks, static
 from sparsefn.algorithms.supermask import rescore, supermask
 
-# In a loop of torch.nn and torch.optim
-from sparsefn.attached import attach
-from sparsefn.budgets import counts, redistribute
-
-# Algorithms of algorithms
-from sparsefn.compose.captured import captured
-from sparsefn.compose.chain import chain
-from sparsefn.compose.donated import donated
-from sparsefn.compose.partition import partition
-from sparsefn.compose.phases import phases
-from sparsefn.compose.rewinding import rewinding
-from sparsefn.compose.sequence import sequence
-from sparsefn.compose.with_optimizer import with_dense_gradients, with_optimizer
-from sparsefn.compose.with_terms import with_terms
-from sparsefn.masks import permutation
-from sparsefn.optimizers import terms
-
-# The vocabulary
-from sparsefn.state import (
+# The vocabulary; when masks change, and in which leaves
+from sparsefn.core import random, schedules, tree, triggers
+from sparsefn.core.state import (
     Accumulated,
     Algorithm,
     State,
@@ -56,27 +45,24 @@ from sparsefn.state import (
     effective,
     with_params,
 )
-from sparsefn.state import masked_view as masked_view
+from sparsefn.core.state import masked_view as masked_view
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import always, at, every, never
+from sparsefn.masks import budgets, patterns, permutation, scores
+from sparsefn.masks.budgets import counts, redistribute
 
-# When, and which leaves
-from sparsefn.timing import schedules, triggers
-from sparsefn.timing.triggers import always, at, every, never
-from sparsefn.tree.chosen import default_where
+# In a loop of torch.nn and torch.optim
+from sparsefn.nn import checkpoint, modules
+from sparsefn.nn.attach import attach
+from sparsefn.optim import terms
+from sparsefn.posttraining import solve
 
 if _TYPE_CHECKING:
-    from sparsefn import (
-        calibration,
-        config,
-        curvature,
-        distributed,
-        ensemble,
-        integrations,
-        methods,
-        report,
-        shrinking,
-    )
+    from sparsefn import config, methods, report, shrinking
     from sparsefn.config import shorthand
     from sparsefn.masks import activations
+    from sparsefn.nn import distributed, ensemble, integrations
+    from sparsefn.posttraining import calibration, curvature
     from sparsefn.shrinking import shrink
 
 __version__ = "0.2.0"
@@ -85,12 +71,12 @@ __version__ = "0.2.0"
 # needs, and `sf.testing` needs Hypothesis, which users who only train do not have.
 _LATER = {
     "activations": "masks.activations",
-    "calibration": "calibration",
+    "calibration": "posttraining.calibration",
     "config": "config",
-    "curvature": "curvature",
-    "distributed": "distributed",
-    "ensemble": "ensemble",
-    "integrations": "integrations",
+    "curvature": "posttraining.curvature",
+    "distributed": "nn.distributed",
+    "ensemble": "nn.ensemble",
+    "integrations": "nn.integrations",
     "methods": "methods",
     "report": "report",
     "shorthand": "config.shorthand",
@@ -184,10 +170,11 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _MOVED:
-        place = f"{_MOVED[name]}.{name}"
-        text = f"sf.{name} has moved: write sf.{place}"
+        place = _MOVED[name]
+        text = f"sf.{name} has moved: write sf.{place}.{name}"
         _warn(text, DeprecationWarning, stacklevel=2)
-        return getattr(_import_module(f"sparsefn.{_MOVED[name]}"), name)
+        package = globals().get(place) or __getattr__(place)
+        return getattr(package, name)
     if name not in _LATER:
         raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
     module = _import_module(f"sparsefn.{_LATER[name]}")

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from sparsefn.engine.surroundings.backends import BACKENDS, has_backend
+from sparsefn._engine.surroundings.backends import BACKENDS, has_backend
 
 pytestmark = pytest.mark.deep
 
@@ -33,7 +33,10 @@ PEERS = {
     "ensembles": {"loop", "vmap", "vmap, compiled"},
     "pruning": {"forward alone", "hooks, squares", "hooks, products"}
     | {"Cholesky and products alone", "the authors' formulation, half kept"},
-    "depth": {"one forward pass and the solver alone", "sparsefn.calibration.in_order"},
+    "depth": {
+        "one forward pass and the solver alone",
+        "sparsefn.posttraining.calibration.in_order",
+    },
     "watching": {"as it is", "in passive"},
     "shrinking": {
         "sparsefn, traced before",

@@ -9,11 +9,11 @@ import torch
 from torch.utils._device import _device_constructors
 
 import sparsefn as sf
-from sparsefn.engine.selection import dispatch, spread
-from sparsefn.engine.selection.dispatch import Entry
-from sparsefn.engine.surroundings.transforms import concrete, read
+from sparsefn._engine.selection import dispatch, spread
+from sparsefn._engine.selection.dispatch import Entry
+from sparsefn._engine.surroundings.transforms import concrete, read
+from sparsefn.core.tree import choose
 from sparsefn.testing import Launches
-from sparsefn.tree import choose
 
 PACKAGE, ROOT = Path(sf.__file__).parent, Path(__file__).parents[1]
 FILES = [

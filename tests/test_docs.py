@@ -196,7 +196,7 @@ def test_names_that_a_page_uses_exist() -> None:
 
 def test_a_file_or_name_that_is_gone_is_found() -> None:
     text = page(
-        "`sparsefn/state.py`, `state.py`, `benchmarks/` and `gone/budgets.py`",
+        "`sparsefn/core/state.py`, `state.py`, `benchmarks/` and `gone/budgets.py`",
         "`sf.scores.gone`, `sf.set(0.5)`",
     )
     assert (missing_files(text), missing_names(text)) == (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from calibration import tiny_lms
+from posttraining.calibration import tiny_lms
 from safetensors.torch import load_file
 
 import sparsefn as sf

@@ -11,7 +11,7 @@ import torch
 from golden_data import Case, cases
 
 import sparsefn as sf
-from sparsefn.patterns.units import to_rows, units_of
+from sparsefn.masks.patterns.units import to_rows, units_of
 
 
 def rows_of(pattern, x, *reduce):

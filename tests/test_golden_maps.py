@@ -7,7 +7,7 @@ import torch
 from golden_data import cases
 
 import sparsefn as sf
-from sparsefn.reparam.gates import drawn_gate
+from sparsefn.algorithms.reparam.gates import drawn_gate
 
 
 def named(system, fn):

@@ -13,35 +13,24 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# The import law, a row a wing: a module may import from its own wing and from those
-# above it in this table.
-# Inside a wing no import goes round in a circle. A new module of a package needs no
-# row; another new module or package is one name in the row where it belongs.
-WINGS = (
-    ("engine",),
-    (
-        *(
-            "state",
-            "tree",
-            "timing",
-            "random",
-            "scores",
-            "patterns",
-            "budgets",
-            "masks",
-            "solve",
-            "reparam",
-        ),
-        "optimizers",
-    ),
-    ("algorithms",),
-    ("compose",),
-    (
-        *("modules", "curvature", "shrinking", "report", "checkpoint", "distributed"),
-        *("calibration", "ensemble", "config", "attached", "methods", "integrations"),
-    ),
-    ("testing",),
+# The import law: a module may import from its own layer and from those before it. Inside
+# a layer no import goes round in a circle.
+LAYERS = (
+    "_engine",
+    "core",
+    "masks",
+    "optim",
+    "algorithms",
+    "nn",
+    "posttraining",
+    "methods",
+    "config",
+    "shrinking",
+    "report",
+    "testing",
 )
+# All that training needs, which can be installed without the rest.
+TRAINING = LAYERS[:5]
 
 # Only tests, benchmarks and examples need these; a function may still import one when
 # it is called.
@@ -60,8 +49,8 @@ NOT_ON_IMPORT |= {"safetensors", "transformers"}
 # But for these, which are loaded when they are asked for.
 MAY = {
     ("testing", "hypothesis"),
-    ("integrations.lightning", "lightning"),
-    ("integrations.transformers", "transformers"),
+    ("nn.integrations.lightning", "lightning"),
+    ("nn.integrations.transformers", "transformers"),
 }
 
 
@@ -82,12 +71,12 @@ MODULES = modules_in(ROOT / "sparsefn")
 
 def rank(name: str) -> int:
     head = name.split(".")[0]
-    for number, wing in enumerate(WINGS):
-        if head in wing:
-            return number
-    raise LookupError(
-        f"sparsefn.{head} is in no wing: add {head!r} to WINGS in {Path(__file__).name}"
-    )
+    if head not in LAYERS:
+        raise LookupError(
+            f"sparsefn.{head} is no layer: move it into one, or add {head!r} to LAYERS "
+            f"in {Path(__file__).name}"
+        )
+    return LAYERS.index(head)
 
 
 def imported(source: str, name: str = "x", package: bool = False) -> Iterator[str]:
@@ -115,8 +104,8 @@ def internal(source: str, name: str = "x", known: tuple[str, ...] = ()) -> list[
     ):
         head, *parts = target.split(".")
         if head == "sparsefn":
-            # `sparsefn.tree.paths` is a name in the module `tree`; the longest module
-            # name wins.
+            # `sparsefn.core.tree.paths` is a name in the module `core.tree`; the
+            # longest module name wins.
             prefixes = (".".join(parts[:n]) for n in range(len(parts), -1, -1))
             found.append(
                 next(prefix for prefix in prefixes if prefix in known or not prefix)
@@ -135,7 +124,7 @@ def problems(name: str, source: str, known: tuple[str, ...] = ()) -> list[str]:
             )
         elif rank(other) > rank(name):
             found.append(
-                f"sparsefn.{name} imports sparsefn.{other}, which is in a wing above it"
+                f"sparsefn.{name} imports sparsefn.{other}, which is a layer above it"
             )
     return found
 
@@ -157,17 +146,15 @@ def on_import(tree: ast.AST) -> Iterator[str]:
             yield from on_import(node)
 
 
-def test_every_module_has_a_wing_and_every_name_a_module() -> None:
-    names = [name for wing in WINGS for name in wing]
-    assert len(names) == len(set(names))
-    assert set(names) == {name.split(".")[0] for name in MODULES}
+def test_the_folders_are_the_layers() -> None:
+    assert {*LAYERS} == {name.split(".")[0] for name in MODULES}
 
 
-def test_a_module_without_a_wing_is_told_where_to_go() -> None:
+def test_a_new_folder_is_told_where_to_go() -> None:
     with pytest.raises(
         LookupError,
-        match=r"sparsefn\.newcomer is in no wing: add 'newcomer' to WINGS in "
-        r"test_imports\.py",
+        match=r"sparsefn\.newcomer is no layer: move it into one, or add 'newcomer' to "
+        r"LAYERS in test_imports\.py",
     ):
         rank("newcomer.part")
 
@@ -248,42 +235,36 @@ def test_a_fresh_process_does_not_load_them() -> None:
     )
     assert not done.stderr
     loaded = set(done.stdout.split())
-    assert "sparsefn.state" in loaded
+    assert "sparsefn.core.state" in loaded
     assert loaded & {*NOT_ON_IMPORT - {"tqdm"}, *SLOW} == set()
 
 
 KNOWN = (
-    "tree",
-    "scores",
+    "core",
     "masks",
-    "compose",
+    "masks.scores",
     "algorithms",
     "algorithms.frame",
     "algorithms.prune",
     "testing.laws",
 )
-ABOVE = "sparsefn.masks imports sparsefn.compose, which is in a wing above it"
+ABOVE = "sparsefn.masks imports sparsefn.algorithms, which is a layer above it"
 
 
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
-        ("masks", "from sparsefn.scores import magnitude", []),
-        ("masks", "from sparsefn import scores", []),
-        ("masks", "import sparsefn.compose", [ABOVE]),
-        ("masks", "from .compose import chain", [ABOVE]),
-        ("masks", "def f():\n    from . import compose", [ABOVE]),
+        ("masks", "from sparsefn.masks.scores import magnitude", []),
+        ("masks", "from sparsefn.masks import scores", []),
+        ("masks", "import sparsefn.algorithms", [ABOVE]),
+        ("masks", "from .algorithms import rigl", [ABOVE]),
+        ("masks", "def f():\n    from . import algorithms", [ABOVE]),
         (
             "masks",
             "from .testing.laws import LAWS",
-            [ABOVE.replace("compose", "testing.laws")],
+            [ABOVE.replace("algorithms", "testing.laws")],
         ),
         ("algorithms.prune", "from .frame import build\nfrom .. import masks", []),
-        (
-            "algorithms.prune",
-            "from ..compose import chain",
-            [ABOVE.replace("masks", "algorithms.prune")],
-        ),
         ("algorithms", "from .frame import build\nfrom . import prune", []),
     ],
 )
@@ -297,8 +278,8 @@ def test_the_checker_reads_every_form_of_import(
     "source", ["import sparsefn as sf", "from sparsefn import gmp", "from . import gmp"]
 )
 def test_the_checker_refuses_an_import_of_the_package_itself(source: str) -> None:
-    (problem,) = problems("scores", source, KNOWN)
-    assert problem.startswith("sparsefn.scores imports the package itself")
+    (problem,) = problems("masks.scores", source, KNOWN)
+    assert problem.startswith("sparsefn.masks.scores imports the package itself")
 
 
 def test_the_checker_sees_imports_that_run_on_import() -> None:

@@ -23,8 +23,8 @@ from pages import split
 
 import sparsefn as sf
 from sparsefn.algorithms import one_shot, set
-from sparsefn.budgets import counts, distributions
-from sparsefn.scores import saliency, wanda
+from sparsefn.masks.budgets import counts, distributions
+from sparsefn.masks.scores import saliency, wanda
 
 RECIPES = 30  # headings with code, at least
 

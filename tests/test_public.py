@@ -197,7 +197,7 @@ def test_examples_of_public_names_are_run() -> None:
 
 
 # searches take seconds
-@pytest.mark.deep(but=["sf", "sparsefn.[!t]*", "sparsefn.tree*", "sparsefn.timing*"])
+@pytest.mark.deep(but=["sf", "sparsefn.[!t]*", "sparsefn.core.tree*", "sparsefn.core*"])
 @pytest.mark.parametrize("module", [name for name, tests in EXAMPLES.items() if tests])
 def test_examples_are_right(module: str) -> None:
     if (
@@ -394,7 +394,7 @@ def test_listing_and_star_import_hide_nothing_and_need_no_hypothesis() -> None:
         exec("from sparsefn import *", scope)
         assert scope["rigl"] is sparsefn.rigl
         assert not {*scope} & {*dir(builtins)} - {"__builtins__"}
-        import sparsefn.engine.selection.dispatch
+        import sparsefn._engine.selection.dispatch
         print(*dir(sparsefn))
     """
     done = subprocess.run(

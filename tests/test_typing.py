@@ -18,7 +18,7 @@ RIGHT, WRONG = (ROOT / "tests" / "typed" / f"{name}.py" for name in ("right", "w
 
 # Types of what has no better one: a tree is whatever optree takes for one, and a value
 # of torch.fx any constant.
-ALIASES = {"sparsefn/tree/leaves.py: Tree"}
+ALIASES = {"sparsefn/core/tree/leaves.py: Tree"}
 
 
 def expected(file: Path) -> set[tuple[str, int, str]]:

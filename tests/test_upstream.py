@@ -1,6 +1,6 @@
 """Limits and errors of torch and TorchOpt: each line of the table in
 docs/transforms.md, and its workaround; and each workaround of
-sparsefn/engine/surroundings/torch_limits.py.
+sparsefn/_engine/surroundings/torch_limits.py.
 
 A test of a limit fails once upstream is fixed. Then remove its line from
 docs/transforms.md, and the workaround if possible.
@@ -23,8 +23,8 @@ from torch._inductor.utils import run_and_get_code
 from torch.func import functional_call, grad, jvp, vmap
 
 import sparsefn as sf
-from sparsefn.engine.numbers import elementary
-from sparsefn.engine.surroundings import guards_by_name
+from sparsefn._engine.numbers import elementary
+from sparsefn._engine.surroundings import guards_by_name
 
 pytestmark = pytest.mark.deep
 

@@ -8,8 +8,8 @@ import triton.language as tl
 from kernel_runs import by_interpreter, without
 
 import sparsefn as sf
-from sparsefn.engine.draws import draws as engine_draws
-from sparsefn.engine.draws import leaf_draws, threefry
+from sparsefn._engine.draws import draws as engine_draws
+from sparsefn._engine.draws import leaf_draws, threefry
 from sparsefn_kernels import draw as draws
 from sparsefn_kernels.source import threefry as source
 

@@ -10,7 +10,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import sparsefn as sf
-from sparsefn.engine.draws import threefry
+from sparsefn._engine.draws import threefry
 from sparsefn_kernels import draw, select, step
 
 pytestmark = by_compiler

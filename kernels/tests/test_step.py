@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernel_runs import by_interpreter, without
 
 import sparsefn as sf
-from sparsefn.engine.leaves import blockwise
+from sparsefn._engine.leaves import blockwise
 from sparsefn_kernels import step as kernels
 
 pytestmark = by_interpreter

@@ -2,11 +2,11 @@
 
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, set, snfs
 from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
+from sparsefn.algorithms.reparam import Reparametrisation
 from sparsefn.algorithms.reparametrised import reparametrised, settled
 from sparsefn.algorithms.rewrite import rewrite
 from sparsefn.algorithms.static import dense, from_masks, static
 from sparsefn.algorithms.supermask import rescore, supermask
-from sparsefn.reparam import Reparametrisation
 
 __all__ = [
     "Reparametrisation",

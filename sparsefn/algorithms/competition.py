@@ -10,15 +10,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.budgets.counts import Counted, Total
-from sparsefn.budgets.distributions import Distribution, Global, check_fixed, is_uniform
-from sparsefn.engine.checks import as_fraction, check_call, shown, uncalled
-from sparsefn.engine.numbers import Real
-from sparsefn.engine.processes import check_grid
-from sparsefn.engine.selection import Count, Entry, totals_of, winners
-from sparsefn.patterns.units import Grids, Pattern, Units
-from sparsefn.state import Level, Schedule, Step
-from sparsefn.tree import Leaves
+from sparsefn._engine.numbers import Real
+from sparsefn._engine.processes import check_grid
+from sparsefn._engine.selection import Count, Entry, totals_of, winners
+from sparsefn.core.checks import as_fraction, check_call, shown, uncalled
+from sparsefn.core.state import Level, Schedule, Step
+from sparsefn.core.tree import Leaves
+from sparsefn.masks.budgets.counts import Counted, Total
+from sparsefn.masks.budgets.distributions import (
+    Distribution,
+    Global,
+    check_fixed,
+    is_uniform,
+)
+from sparsefn.masks.patterns.units import Grids, Pattern, Units
 
 # What an algorithm was told about its counts: a sparsity at each step, a count by
 # scores, or nothing.

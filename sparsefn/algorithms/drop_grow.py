@@ -11,22 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn._engine.numbers import Real
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, Grown, Masked, zeros
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.units import Field, Flags, either_of
-from sparsefn.budgets.counts import Counted
-from sparsefn.budgets.distributions import Distribution, uniform
-from sparsefn.budgets.redistribute import (
-    GrowCount,
-    Redistribute,
-    Share,
-    allocate,
-    check_redistribute,
-    mean_active,
-)
-from sparsefn.engine.checks import (
+from sparsefn.core.checks import (
     CountRule,
     check_call,
     described,
@@ -35,16 +26,25 @@ from sparsefn.engine.checks import (
     preset,
     rounded,
 )
-from sparsefn.engine.numbers import Real
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import check_single
-from sparsefn.scores import gradient, magnitude, momentum, ranked
-from sparsefn.scores import random as random_score
-from sparsefn.state import Algorithm, Level, Schedule, Score, Step, Trigger, Where
-from sparsefn.timing.schedules import cosine_decay
-from sparsefn.timing.timetable import UNTIMED, pace
-from sparsefn.timing.triggers import every
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.schedules import cosine_decay
+from sparsefn.core.state import Algorithm, Level, Schedule, Score, Step, Trigger, Where
+from sparsefn.core.timetable import UNTIMED, pace
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import every
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.budgets.distributions import Distribution, uniform
+from sparsefn.masks.budgets.redistribute import (
+    GrowCount,
+    Redistribute,
+    Share,
+    allocate,
+    check_redistribute,
+    mean_active,
+)
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.patterns.units import check_single
+from sparsefn.masks.scores import gradient, magnitude, momentum, ranked
+from sparsefn.masks.scores import random as random_score
 
 # A fraction, perhaps another one at every step; a count by scores; None where the
 # pattern fixes it; or as many as are active.

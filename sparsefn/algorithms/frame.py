@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsefn import random
+from sparsefn._engine.draws import lifted
+from sparsefn._engine.leaves import brought, donate, saves, sparse_among, zeroed
+from sparsefn._engine.processes import any_sharded, check_bare, check_shards
+from sparsefn._engine.surroundings import transformed, with_own_code
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
 from sparsefn.algorithms.processes import (
@@ -25,14 +28,9 @@ from sparsefn.algorithms.processes import (
 )
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
-from sparsefn.engine.checks import check_step, check_trigger
-from sparsefn.engine.draws import lifted
-from sparsefn.engine.leaves import brought, donate, saves, sparse_among, zeroed
-from sparsefn.engine.processes import any_sharded, check_bare, check_shards
-from sparsefn.engine.surroundings import transformed, with_own_code
-from sparsefn.patterns.structures import Structures
-from sparsefn.scores.units import scored_units
-from sparsefn.state import (
+from sparsefn.core import random
+from sparsefn.core.checks import check_step, check_trigger
+from sparsefn.core.state import (
     Accumulated,
     Algorithm,
     State,
@@ -48,7 +46,7 @@ from sparsefn.state import (
     masked_view,
     masks_tree,
 )
-from sparsefn.tree import (
+from sparsefn.core.tree import (
     Leaves,
     Tree,
     check_grads,
@@ -62,7 +60,9 @@ from sparsefn.tree import (
     warn_without_names,
     with_leaves,
 )
-from sparsefn.tree.chosen import float_leaves
+from sparsefn.core.tree.chosen import float_leaves
+from sparsefn.masks.patterns.structures import Structures
+from sparsefn.masks.scores.units import scored_units
 
 # ---- updates -------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsefn import random
-from sparsefn.engine.numbers import check_float
-from sparsefn.patterns.kinds import Pattern
-from sparsefn.scores.plain import Absolute, Drawn, OfInputs, OfUnits
-from sparsefn.scores.units import read_score
-from sparsefn.state import Accumulated, Score, State, Step
-from sparsefn.tree import Leaves, Tree, check_like, leaves_at
+from sparsefn._engine.numbers import check_float
+from sparsefn.core import random
+from sparsefn.core.state import Accumulated, Score, State, Step
+from sparsefn.core.tree import Leaves, Tree, check_like, leaves_at
+from sparsefn.masks.patterns.kinds import Pattern
+from sparsefn.masks.scores.plain import Absolute, Drawn, OfInputs, OfUnits
+from sparsefn.masks.scores.units import read_score
 
 # What happens to weights off the mask: set to zero, kept as they are, or trained on.
 Pruned = Literal["zero", "keep", "train"]

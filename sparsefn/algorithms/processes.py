@@ -9,8 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_step
-from sparsefn.engine.processes import (
+from sparsefn._engine.processes import (
     agreed,
     agreement,
     any_sharded,
@@ -27,9 +26,18 @@ from sparsefn.engine.processes import (
     tell,
     words_of,
 )
-from sparsefn.engine.surroundings import differentiating
-from sparsefn.state import State, Step, TrainView
-from sparsefn.tree import Leaves, Tree, check_grads, flatten, leaves_of, opened, zipped
+from sparsefn._engine.surroundings import differentiating
+from sparsefn.core.checks import check_step
+from sparsefn.core.state import State, Step, TrainView
+from sparsefn.core.tree import (
+    Leaves,
+    Tree,
+    check_grads,
+    flatten,
+    leaves_of,
+    opened,
+    zipped,
+)
 
 Start = Callable[[Tree], State]
 Stepping = Callable[[State, Tree, Step], State]

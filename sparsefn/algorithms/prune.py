@@ -11,14 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sparsefn._engine.selection import Count
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, Masked
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.units import Field, Open, both_of
-from sparsefn.budgets.counts import Counted
-from sparsefn.budgets.distributions import Distribution, is_uniform, uniform
-from sparsefn.engine.checks import (
+from sparsefn.core.checks import (
     CountRule,
     as_fraction,
     check_call,
@@ -30,15 +29,16 @@ from sparsefn.engine.checks import (
     rounded,
     shown,
 )
-from sparsefn.engine.selection import Count
+from sparsefn.core.schedules import polynomial
+from sparsefn.core.state import Algorithm, Level, Score, Step, Trigger, Where
+from sparsefn.core.timetable import pace
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import always, at, every
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.budgets.distributions import Distribution, is_uniform, uniform
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.scores import magnitude
 from sparsefn.masks.select import checked_count
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.scores import magnitude
-from sparsefn.state import Algorithm, Level, Score, Step, Trigger, Where
-from sparsefn.timing.schedules import polynomial
-from sparsefn.timing.timetable import pace
-from sparsefn.timing.triggers import always, at, every
-from sparsefn.tree.chosen import default_where
 
 # (units, scores, which units compete, step) -> kept counts
 Counts = Callable[[Field, Scores, Open, Step], Sequence[Count]]

@@ -6,15 +6,14 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import random
+from sparsefn._engine.leaves import is_sparse
 from sparsefn.algorithms.frame import framed, own_params
 from sparsefn.algorithms.processes import derived_view
+from sparsefn.algorithms.reparam import Reparametrisation
 from sparsefn.algorithms.static import dense
-from sparsefn.engine.checks import described, uncalled
-from sparsefn.engine.leaves import is_sparse
-from sparsefn.masks import intersect
-from sparsefn.reparam import Reparametrisation
-from sparsefn.state import (
+from sparsefn.core import random
+from sparsefn.core.checks import described, uncalled
+from sparsefn.core.state import (
     Algorithm,
     State,
     Step,
@@ -27,8 +26,9 @@ from sparsefn.state import (
     support_of,
     update_of,
 )
-from sparsefn.tree import Leaves, Tree, flatten, with_leaves
-from sparsefn.tree.chosen import default_where, select_leaves
+from sparsefn.core.tree import Leaves, Tree, flatten, with_leaves
+from sparsefn.core.tree.chosen import default_where, select_leaves
+from sparsefn.masks import intersect
 
 
 @described

@@ -17,8 +17,8 @@ from sparsefn.algorithms.frame import (
 )
 from sparsefn.algorithms.memory import Pruned
 from sparsefn.algorithms.processes import refuse_shards
-from sparsefn.engine.checks import check_call, check_trigger, described
-from sparsefn.state import (
+from sparsefn.core.checks import check_call, check_trigger, described
+from sparsefn.core.state import (
     Algorithm,
     State,
     Step,
@@ -27,9 +27,9 @@ from sparsefn.state import (
     everywhere,
     masks_tree,
 )
-from sparsefn.timing.triggers import always
-from sparsefn.tree import Tree, with_leaves
-from sparsefn.tree.chosen import default_where, select_leaves
+from sparsefn.core.tree import Tree, with_leaves
+from sparsefn.core.tree.chosen import default_where, select_leaves
+from sparsefn.core.triggers import always
 
 Rewriting = Callable[[str, Tensor, Tensor, Step], tuple[Tensor, Tensor]]
 

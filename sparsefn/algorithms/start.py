@@ -9,19 +9,19 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import random
+from sparsefn._engine.draws import drawn_leaves
+from sparsefn._engine.processes import laid_like
+from sparsefn._engine.surroundings import concrete
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.units import field, full
-from sparsefn.budgets.counts import Counted
-from sparsefn.engine.checks import check_call, fraction_at
-from sparsefn.engine.draws import drawn_leaves
-from sparsefn.engine.processes import laid_like
-from sparsefn.engine.surroundings import concrete
+from sparsefn.core import random
+from sparsefn.core.checks import check_call, fraction_at
+from sparsefn.core.state import Algorithm, Schedule, Where, check_masks, masks_tree
+from sparsefn.core.tree import Leaves, Tree, flatten, leaves_at
+from sparsefn.core.tree.originals import check_weights
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
-from sparsefn.tree import Leaves, Tree, flatten, leaves_at
-from sparsefn.tree.originals import check_weights
+from sparsefn.masks.budgets.counts import Counted
 
 Named = Literal[
     "dense", "random", "bernoulli", "magnitude", "from_zeros", "checkerboard"

@@ -9,14 +9,22 @@ from sparsefn.algorithms.frame import Decision, Masked, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given, own_masks
 from sparsefn.algorithms.units import Field
-from sparsefn.budgets.counts import Counted
-from sparsefn.budgets.distributions import Distribution, uniform
-from sparsefn.engine.checks import described
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.state import Algorithm, Level, State, Step, Where, apply_masks, everywhere
-from sparsefn.timing.triggers import never
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.checks import described
+from sparsefn.core.state import (
+    Algorithm,
+    Level,
+    State,
+    Step,
+    Where,
+    apply_masks,
+    everywhere,
+)
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import never
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.budgets.distributions import Distribution, uniform
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
 
 
 def _frozen(state: State, grads: Tree, step: Step) -> State:

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.frame import (
     fired,
@@ -23,13 +22,9 @@ from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.start import Given
 from sparsefn.algorithms.units import field, full
-from sparsefn.budgets.counts import Counted
-from sparsefn.budgets.distributions import Distribution, is_uniform, uniform
-from sparsefn.engine.checks import check_call, check_trigger, described
-from sparsefn.masks.gates import Mode, check_mode, gate
-from sparsefn.masks.select import bernoulli_masks
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.state import (
+from sparsefn.core import random
+from sparsefn.core.checks import check_call, check_trigger, described
+from sparsefn.core.state import (
     Algorithm,
     Level,
     State,
@@ -39,8 +34,7 @@ from sparsefn.state import (
     everywhere,
     masks_tree,
 )
-from sparsefn.timing.triggers import always
-from sparsefn.tree import (
+from sparsefn.core.tree import (
     Leaves,
     Tree,
     flatten,
@@ -50,7 +44,13 @@ from sparsefn.tree import (
     structure_error,
     with_leaves,
 )
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import always
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.budgets.distributions import Distribution, is_uniform, uniform
+from sparsefn.masks.gates import Mode, check_mode, gate
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.select import bernoulli_masks
 
 Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
 Link = Callable[[Tensor], Tensor]

@@ -14,7 +14,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn import random
+from sparsefn._engine.draws import flips
+from sparsefn._engine.leaves import as_tensor_on, brought, lists
+from sparsefn._engine.numbers import Real
+from sparsefn._engine.selection import Count, Entry, counts_of_rows, totals
 from sparsefn.algorithms.competition import (
     Competition,
     Goal,
@@ -24,16 +27,15 @@ from sparsefn.algorithms.competition import (
     within_bounds,
 )
 from sparsefn.algorithms.memory import Scores
-from sparsefn.budgets.counts import Counted
-from sparsefn.budgets.distributions import Global, spread
-from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
-from sparsefn.engine.draws import flips
-from sparsefn.engine.leaves import as_tensor_on, brought, lists
-from sparsefn.engine.numbers import Real
-from sparsefn.engine.selection import Count, Entry, totals
-from sparsefn.patterns.shards import check_whole_rows, counts_of_all, on_shards
-from sparsefn.patterns.structures import Structures
-from sparsefn.patterns.units import (
+from sparsefn.core import random
+from sparsefn.core.checks import fraction_at, n_kept, shown
+from sparsefn.core.state import Step
+from sparsefn.core.tree import Leaves
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.budgets.distributions import Global, spread
+from sparsefn.masks.patterns.shards import check_whole_rows, counts_of_all, on_shards
+from sparsefn.masks.patterns.structures import Structures
+from sparsefn.masks.patterns.units import (
     Grids,
     Units,
     active_rows,
@@ -41,8 +43,6 @@ from sparsefn.patterns.units import (
     competing,
     grouped,
 )
-from sparsefn.state import Step
-from sparsefn.tree import Leaves
 
 # One tensor a grid, as selection reads its units: (groups, units of a group), or (rows,
 # units, columns).

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from sparsefn._engine.numbers import Real
 from sparsefn.algorithms import dense, gmp, rigl, set, static
+from sparsefn.algorithms.combine import partition
 from sparsefn.algorithms.start import Named
-from sparsefn.compose import partition
 from sparsefn.config.shorthand import from_shorthand as from_shorthand
 from sparsefn.config.shorthand import to_shorthand as to_shorthand
-from sparsefn.engine.checks import (
+from sparsefn.core import schedules, triggers
+from sparsefn.core.checks import (
     call_of,
     called,
     check_keys,
@@ -34,12 +36,10 @@ from sparsefn.engine.checks import (
     listed,
     named,
 )
-from sparsefn.engine.numbers import Real
-from sparsefn.patterns import kinds
-from sparsefn.state import Algorithm, Schedule, Trigger, Where, masks_tree
-from sparsefn.timing import schedules, triggers
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where, select_leaves
+from sparsefn.core.state import Algorithm, Schedule, Trigger, Where, masks_tree
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where, select_leaves
+from sparsefn.masks.patterns import kinds
 
 _DYNAMIC = ("sparsity", "init_method", "update")
 _Factory = tuple[Callable[..., Algorithm], tuple[str, ...]]

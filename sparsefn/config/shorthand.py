@@ -13,9 +13,9 @@ import re
 from decimal import Context, Decimal
 from typing import Literal, NamedTuple
 
-from sparsefn.budgets.distributions import check_fixed
-from sparsefn.engine.checks import check_sparsity
-from sparsefn.patterns.kinds import Pattern, nm, unstructured
+from sparsefn.core.checks import check_sparsity
+from sparsefn.masks.budgets.distributions import check_fixed
+from sparsefn.masks.patterns.kinds import Pattern, nm, unstructured
 
 __all__ = ["BTK8_2_FD", "BTK8_2_LD", "BTK8_4_FD", "BTK8_4_LD", "Shorthand"]
 __dir__ = __all__.copy

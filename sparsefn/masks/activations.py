@@ -9,10 +9,10 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Made, described, is_int
-from sparsefn.engine.surroundings import replaceable
-from sparsefn.state import everywhere
-from sparsefn.tree import Tree
+from sparsefn._engine.surroundings import replaceable
+from sparsefn.core.checks import Made, described, is_int
+from sparsefn.core.state import everywhere
+from sparsefn.core.tree import Tree
 
 __all__ = ["activation_sparsifier"]
 __dir__ = __all__.copy

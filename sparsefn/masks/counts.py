@@ -8,11 +8,11 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.numbers import divide
-from sparsefn.engine.processes import agreed, full_tensors
-from sparsefn.engine.surroundings import read
-from sparsefn.state import State, check_masks
-from sparsefn.tree import Tree, flatten, leaves_like, leaves_of, map_with_path
+from sparsefn._engine.numbers import divide
+from sparsefn._engine.processes import agreed, full_tensors
+from sparsefn._engine.surroundings import read
+from sparsefn.core.state import State, check_masks
+from sparsefn.core.tree import Tree, flatten, leaves_like, leaves_of, map_with_path
 
 
 def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:

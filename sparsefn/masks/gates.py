@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.select import Count, straight_through, topk_mask
-from sparsefn.patterns.kinds import Pattern, unstructured
 
 __all__ = ["gate", "sparsify"]
 __dir__ = __all__.copy

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn import random
-from sparsefn.engine.checks import check_int, check_sparsity
-from sparsefn.engine.draws import draws_of
-from sparsefn.engine.leaves import brought
-from sparsefn.engine.numbers import like
-from sparsefn.engine.processes import check_plain
-from sparsefn.state import Where, check_masks, masks_tree
-from sparsefn.tree import Tree, flatten, map_with_path
-from sparsefn.tree.chosen import default_where, select_leaves
+from sparsefn._engine.draws import draws_of
+from sparsefn._engine.leaves import brought
+from sparsefn._engine.numbers import like
+from sparsefn._engine.processes import check_plain
+from sparsefn.core import random
+from sparsefn.core.checks import check_int, check_sparsity
+from sparsefn.core.state import Where, check_masks, masks_tree
+from sparsefn.core.tree import Tree, flatten, map_with_path
+from sparsefn.core.tree.chosen import default_where, select_leaves
 
 
 def from_zeros(params: Tree, where: Where = default_where) -> Tree:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsefn.engine.processes import check_plain
-from sparsefn.engine.surroundings import as_numpy, read
-from sparsefn.state import check_masks
-from sparsefn.tree import Tree, map_with_path
+from sparsefn._engine.processes import check_plain
+from sparsefn._engine.surroundings import as_numpy, read
+from sparsefn.core.state import check_masks
+from sparsefn.core.tree import Tree, map_with_path
 
 
 def pack(masks: Tree) -> Tree:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn import random
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.processes import check_plain
+from sparsefn._engine.processes import check_plain
+from sparsefn.core import random
+from sparsefn.core.checks import check_int
+from sparsefn.masks.patterns.kinds import Pattern, nm
 from sparsefn.masks.select import topk_mask
-from sparsefn.patterns.kinds import Pattern, nm
 
 __all__ = ["channels"]
 __dir__ = __all__.copy

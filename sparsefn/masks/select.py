@@ -2,7 +2,7 @@
 
 Units compete by score (larger first), then by lower row-major index. NaN ranks below
 -inf, -0.0 equals 0.0. Patterns turn tensors into rows of units here;
-`sparsefn.engine.selection.dispatch` selects the best of each row.
+`sparsefn._engine.selection.dispatch` selects the best of each row.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import sys
 import torch
 from torch import Tensor
 
-from sparsefn import random
-from sparsefn.engine.checks import Step, is_int
-from sparsefn.engine.draws import flipped_leaves
-from sparsefn.engine.leaves import brought, pays
-from sparsefn.engine.numbers import check_float
-from sparsefn.engine.processes import (
+from sparsefn._engine.draws import flipped_leaves
+from sparsefn._engine.leaves import brought, pays
+from sparsefn._engine.numbers import check_float
+from sparsefn._engine.processes import (
     agreed,
     any_sharded,
     extent_of,
@@ -25,11 +23,14 @@ from sparsefn.engine.processes import (
     local_tensor,
     sharded_like,
 )
-from sparsefn.engine.selection import Entry, totals, winners
-from sparsefn.engine.surroundings import concrete
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.shards import of_tensor
-from sparsefn.patterns.units import (
+from sparsefn._engine.selection import Entry, totals, winners
+from sparsefn._engine.surroundings import concrete
+from sparsefn.core import random
+from sparsefn.core.checks import Step, is_int
+from sparsefn.core.tree import Leaves, Tree, flatten
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.patterns.shards import of_tensor
+from sparsefn.masks.patterns.units import (
     Units,
     active_rows,
     allowed_rows,
@@ -38,7 +39,6 @@ from sparsefn.patterns.units import (
     grouped,
     unit_mask,
 )
-from sparsefn.tree import Leaves, Tree, flatten
 
 __all__ = [
     "bernoulli_mask",

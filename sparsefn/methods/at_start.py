@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from sparsefn import curvature, scores
+from sparsefn._engine.numbers import Real, divide, real_power
+from sparsefn._engine.numbers import real_where as either
 from sparsefn.algorithms import gmp, one_shot
-from sparsefn.budgets.distributions import global_
-from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_int, check_sparsity, described, numbers
-from sparsefn.engine.numbers import Real, divide, real_power
-from sparsefn.engine.numbers import real_where as either
-from sparsefn.state import Algorithm, Level, Schedule, Step, Where
-from sparsefn.timing.triggers import at, every
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.checks import check_int, check_sparsity, described, numbers
+from sparsefn.core.state import Algorithm, Level, Schedule, Step, Where
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import at, every
+from sparsefn.masks import scores
+from sparsefn.masks.budgets.distributions import global_
+from sparsefn.posttraining import curvature
+from sparsefn.posttraining.curvature.derivatives import Batch, Loss
 
 
 @described

@@ -6,17 +6,17 @@ import optree
 from torch import Tensor
 
 from sparsefn.algorithms import gmp, rigl, set, static, ste
+from sparsefn.algorithms.combine import chain, sequence, with_terms
 from sparsefn.algorithms.start import Init
-from sparsefn.budgets.distributions import erk, global_
-from sparsefn.compose import chain, sequence, with_terms
-from sparsefn.engine.checks import as_fraction, check_sparsity, described, fraction_at
-from sparsefn.optimizers.terms import l2, pruned_decay
-from sparsefn.scores import magnitude
-from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
-from sparsefn.timing.schedules import cosine_decay, polynomial
-from sparsefn.timing.triggers import always, every
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.checks import as_fraction, check_sparsity, described, fraction_at
+from sparsefn.core.schedules import cosine_decay, polynomial
+from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import always, every
+from sparsefn.masks.budgets.distributions import erk, global_
+from sparsefn.masks.scores import magnitude
+from sparsefn.optim.terms import l2, pruned_decay
 
 
 @described

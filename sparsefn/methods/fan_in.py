@@ -8,25 +8,25 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import as_tensor_on
+from sparsefn._engine.numbers import Real
+from sparsefn._engine.selection import Counts
 from sparsefn.algorithms import gmp, rigl, static
+from sparsefn.algorithms.combine import chain, sequence
 from sparsefn.algorithms.start import Init
-from sparsefn.budgets.counts import Counted
-from sparsefn.budgets.distributions import n_kept, rounded, rounded_down
-from sparsefn.compose import chain, sequence
-from sparsefn.engine.checks import as_fraction, check_sparsity, described, fraction_at
-from sparsefn.engine.leaves import as_tensor_on
-from sparsefn.engine.numbers import Real
-from sparsefn.engine.selection import Counts
+from sparsefn.core.checks import as_fraction, check_sparsity, described, fraction_at
+from sparsefn.core.schedules import cosine_decay
+from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
+from sparsefn.core.timetable import pace
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import every
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.budgets.distributions import n_kept, rounded, rounded_down
+from sparsefn.masks.patterns import channel, row_balanced
+from sparsefn.masks.scores import by_unit
+from sparsefn.masks.scores.leaves import of_sparsified
 from sparsefn.masks.select import topk_mask
-from sparsefn.patterns import channel, row_balanced
-from sparsefn.scores import by_unit
-from sparsefn.scores.leaves import of_sparsified
-from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
-from sparsefn.timing.schedules import cosine_decay
-from sparsefn.timing.timetable import pace
-from sparsefn.timing.triggers import every
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
 
 
 @described

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from sparsefn._engine.numbers import Real, real_where
 from sparsefn.algorithms import gmp, iterative
-from sparsefn.budgets.distributions import global_
-from sparsefn.compose import rewinding
-from sparsefn.engine.checks import as_fraction, check_trigger, described
-from sparsefn.engine.numbers import Real, real_where
-from sparsefn.state import Algorithm, Level, Step, Trigger, Where
-from sparsefn.timing.triggers import never
-from sparsefn.tree.chosen import default_where
+from sparsefn.algorithms.combine import rewinding
+from sparsefn.core.checks import as_fraction, check_trigger, described
+from sparsefn.core.state import Algorithm, Level, Step, Trigger, Where
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import never
+from sparsefn.masks.budgets.distributions import global_
 
 
 @described

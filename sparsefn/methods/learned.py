@@ -7,22 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from sparsefn import random, reparam
+from sparsefn._engine.numbers import Real
+from sparsefn.algorithms import reparam
+from sparsefn.algorithms.combine.with_terms import with_terms
+from sparsefn.algorithms.reparam.gates import over_entries, sigmoid
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
-from sparsefn.budgets import counts
-from sparsefn.budgets.counts import Counted, Total, in_rows
-from sparsefn.compose.with_terms import with_terms
-from sparsefn.engine.checks import check_int, described
-from sparsefn.engine.numbers import Real
-from sparsefn.optimizers import terms
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.reparam.gates import over_entries, sigmoid
-from sparsefn.state import Algorithm, Level, Schedule, Step, Where
-from sparsefn.timing import schedules
-from sparsefn.timing.triggers import every
-from sparsefn.tree import Tree, leaves_of, map_with_path
-from sparsefn.tree.chosen import default_where
+from sparsefn.core import random, schedules
+from sparsefn.core.checks import check_int, described
+from sparsefn.core.state import Algorithm, Level, Schedule, Step, Where
+from sparsefn.core.tree import Tree, leaves_of, map_with_path
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import every
+from sparsefn.masks.budgets import counts
+from sparsefn.masks.budgets.counts import Counted, Total, in_rows
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.optim import terms
 
 
 @described

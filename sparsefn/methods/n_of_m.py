@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sparsefn import patterns
+from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.prune import one_shot, ste
-from sparsefn.compose.with_terms import with_terms
-from sparsefn.engine.checks import described
-from sparsefn.optimizers import terms
-from sparsefn.state import Algorithm, Trigger, Where
-from sparsefn.timing.triggers import at
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.checks import described
+from sparsefn.core.state import Algorithm, Trigger, Where
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import at
+from sparsefn.masks import patterns
+from sparsefn.optim import terms
 
 
 @described

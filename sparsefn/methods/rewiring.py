@@ -8,21 +8,21 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import random
 from sparsefn.algorithms import drop_grow, iterative, static
 from sparsefn.algorithms import set as plain_set
-from sparsefn.budgets.counts import below
-from sparsefn.budgets.distributions import Distribution, uniform
-from sparsefn.budgets.redistribute import survivors
-from sparsefn.compose import sequence, with_terms
-from sparsefn.engine.checks import check_int, described
-from sparsefn.optimizers.terms import l1, noise, on
-from sparsefn.scores import first_sign, magnitude, sampled, steered, topology
-from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
-from sparsefn.timing.schedules import linear
-from sparsefn.timing.triggers import always, every
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
+from sparsefn.algorithms.combine import sequence, with_terms
+from sparsefn.core import random
+from sparsefn.core.checks import check_int, described
+from sparsefn.core.schedules import linear
+from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import always, every
+from sparsefn.masks.budgets.counts import below
+from sparsefn.masks.budgets.distributions import Distribution, uniform
+from sparsefn.masks.budgets.redistribute import survivors
+from sparsefn.masks.scores import first_sign, magnitude, sampled, steered, topology
+from sparsefn.optim.terms import l1, noise, on
 
 
 @described

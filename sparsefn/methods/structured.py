@@ -8,23 +8,23 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import patterns, scores
+from sparsefn._engine.sums import Pooling
+from sparsefn.algorithms.combine.sequence import sequence
+from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.prune import gmp, iterative, one_shot
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.budgets.distributions import Distribution, global_, uniform
-from sparsefn.compose.sequence import sequence
-from sparsefn.compose.with_terms import with_terms
-from sparsefn.engine.checks import check_int, described, shown
-from sparsefn.engine.sums import Pooling
-from sparsefn.optimizers import terms
-from sparsefn.patterns.kinds import Pattern, Reduce, reduction, unstructured
-from sparsefn.patterns.tied import TiedPattern
-from sparsefn.patterns.units import from_rows, to_rows, units_of
-from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
-from sparsefn.timing.schedules import as_schedule
-from sparsefn.timing.triggers import always, at, every
-from sparsefn.tree import Leaves, Tree, flatten, map_with_path, wide
-from sparsefn.tree.chosen import default_where, matching
+from sparsefn.core.checks import check_int, described, shown
+from sparsefn.core.schedules import as_schedule
+from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
+from sparsefn.core.tree import Leaves, Tree, flatten, map_with_path, wide
+from sparsefn.core.tree.chosen import default_where, matching
+from sparsefn.core.triggers import always, at, every
+from sparsefn.masks import patterns, scores
+from sparsefn.masks.budgets.distributions import Distribution, global_, uniform
+from sparsefn.masks.patterns.kinds import Pattern, Reduce, reduction, unstructured
+from sparsefn.masks.patterns.tied import TiedPattern
+from sparsefn.masks.patterns.units import from_rows, to_rows, units_of
+from sparsefn.optim import terms
 
 _LENGTH = Pooling("norm", 2)
 _SUM = Pooling("sum")

@@ -6,20 +6,21 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from sparsefn import curvature, scores, solve
+from sparsefn._engine.numbers import Real
 from sparsefn.algorithms.prune import one_shot
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.budgets.distributions import Distribution, global_, n_kept
-from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_sparsity, described
-from sparsefn.engine.numbers import Real
-from sparsefn.patterns.kinds import Pattern, row_balanced, unstructured
-from sparsefn.patterns.units import units_of
-from sparsefn.scores.data import Stats
-from sparsefn.state import Algorithm, Level, Step, Trigger, Where
-from sparsefn.timing.triggers import at
-from sparsefn.tree import Tree, flatten
-from sparsefn.tree.chosen import default_where
+from sparsefn.core.checks import check_sparsity, described
+from sparsefn.core.state import Algorithm, Level, Step, Trigger, Where
+from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import at
+from sparsefn.masks import scores
+from sparsefn.masks.budgets.distributions import Distribution, global_, n_kept
+from sparsefn.masks.patterns.kinds import Pattern, row_balanced, unstructured
+from sparsefn.masks.patterns.units import units_of
+from sparsefn.masks.scores.data import Stats
+from sparsefn.posttraining import curvature, solve
+from sparsefn.posttraining.curvature.derivatives import Batch, Loss
 
 
 @described

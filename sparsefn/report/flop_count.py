@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from sparsefn.engine.checks import aligned
-from sparsefn.engine.leaves import is_sparse
-from sparsefn.ensemble import check_one_state
-from sparsefn.modules.calls import call_with_buffers
-from sparsefn.modules.params import buffers_of
-from sparsefn.state import State, effective
-from sparsefn.tree import Tree, flatten
+from sparsefn._engine.leaves import is_sparse
+from sparsefn.core.checks import aligned
+from sparsefn.core.state import State, effective
+from sparsefn.core.tree import Tree, flatten
+from sparsefn.nn.ensemble import check_one_state
+from sparsefn.nn.modules.calls import call_with_buffers
+from sparsefn.nn.modules.params import buffers_of
 
 Formula: TypeAlias = Callable[..., int]
 # whose first argument is added, not multiplied

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsefn.engine.checks import aligned, check_int
-from sparsefn.modules.calls import as_call, left_as_it_was
+from sparsefn.core.checks import aligned, check_int
+from sparsefn.nn.modules.calls import as_call, left_as_it_was
 
 
 class Latency(NamedTuple):

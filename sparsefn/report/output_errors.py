@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from sparsefn.engine.checks import aligned
-from sparsefn.engine.numbers import as_matrix
-from sparsefn.scores.data import Stats, check_stats
-from sparsefn.state import State, effective
-from sparsefn.tree import Tree, flatten
-from sparsefn.tree.chosen import matching
+from sparsefn._engine.numbers import as_matrix
+from sparsefn.core.checks import aligned
+from sparsefn.core.state import State, effective
+from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.tree.chosen import matching
+from sparsefn.masks.scores.data import Stats, check_stats
 
 
 class OutputErrors(NamedTuple):

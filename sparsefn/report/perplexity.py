@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsefn.engine.checks import check_int
-from sparsefn.modules.calls import left_as_it_was
-from sparsefn.modules.padding import padding_in
+from sparsefn.core.checks import check_int
+from sparsefn.nn.modules.calls import left_as_it_was
+from sparsefn.nn.modules.padding import padding_in
 
 IGNORED = -100  # what transformers writes into labels for tokens that do not count
 _Window = tuple[Tensor, Tensor]  # tokens, and the token to predict at each of them

@@ -5,12 +5,12 @@ from __future__ import annotations
 import optree
 import torch
 
-from sparsefn.engine.checks import check_int, uncalled
+from sparsefn.core.checks import check_int, uncalled
+from sparsefn.core.state import Algorithm
+from sparsefn.core.timetable import unfinished
+from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.tree.chosen import why_dense
 from sparsefn.report.summary import Summary, summary
-from sparsefn.state import Algorithm
-from sparsefn.timing.timetable import unfinished
-from sparsefn.tree import Tree, flatten
-from sparsefn.tree.chosen import why_dense
 
 
 def plan(

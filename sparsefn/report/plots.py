@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.modules.calls import check_state
+from sparsefn.core.state import State
+from sparsefn.nn.modules.calls import check_state
 from sparsefn.report.summary import check_counted
-from sparsefn.state import State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

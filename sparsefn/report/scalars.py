@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sparsefn._engine.numbers import divide
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.engine.numbers import divide
+from sparsefn.core.state import State
+from sparsefn.core.tree import Tree
 from sparsefn.masks import n_kept, n_total
 from sparsefn.report.summary import Row, changed, summary
-from sparsefn.state import State
-from sparsefn.tree import Tree
 
 
 def scalars(state: State, old: State | None = None) -> dict[str, float]:

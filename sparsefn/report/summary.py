@@ -8,16 +8,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import is_sparse
+from sparsefn._engine.processes import agreed, full_tensors, is_sharded
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.attached.attached import Attached
-from sparsefn.engine.checks import aligned, as_fraction, fraction_at, natural
-from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import agreed, full_tensors, is_sharded
-from sparsefn.ensemble import check_one_state
+from sparsefn.core.checks import aligned, as_fraction, fraction_at, natural
+from sparsefn.core.state import Level, State, Step, check_masks
+from sparsefn.core.tree import check_like, flatten, leaves_like, mend_of
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
-from sparsefn.state import Level, State, Step, check_masks
-from sparsefn.tree import check_like, flatten, leaves_like, mend_of
+from sparsefn.nn.attach.attached import Attached
+from sparsefn.nn.ensemble import check_one_state
 
 
 class Row(NamedTuple):

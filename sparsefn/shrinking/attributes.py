@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsefn.modules.weights import is_conv1d
+from sparsefn.nn.modules.weights import is_conv1d
 from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.values import (
     module_of,

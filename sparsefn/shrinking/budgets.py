@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from sparsefn.budgets.filling import Priced
-from sparsefn.modules.calls import Example
+from sparsefn.masks.budgets.filling import Priced
+from sparsefn.nn.modules.calls import Example
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
 from sparsefn.shrinking.costs import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int
+from sparsefn.core.checks import check_int
 from sparsefn.shrinking.analysis import Analysis, Cut
 from sparsefn.shrinking.atoms import Atoms, Ids, Label
 from sparsefn.shrinking.values import Dims, Value, blank

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sparsefn.engine.surroundings import CAST, TorchDispatchMode
-from sparsefn.modules.calls import Example
-from sparsefn.modules.params import bake
-from sparsefn.modules.wrappers import inner_module
-from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.places import Place
-from sparsefn.patterns.tied import TiedPattern, TiedUnits
+from sparsefn._engine.surroundings import CAST, TorchDispatchMode
+from sparsefn.core.state import State
+from sparsefn.core.tree import flatten
+from sparsefn.masks.patterns.kinds import Pattern
+from sparsefn.masks.patterns.places import Place
+from sparsefn.masks.patterns.tied import TiedPattern, TiedUnits
+from sparsefn.nn.modules.calls import Example
+from sparsefn.nn.modules.params import bake
+from sparsefn.nn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import taken
 from sparsefn.shrinking.attributes import TRIES, Guess, Tried, search
 from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.same_class import with_configs
 from sparsefn.shrinking.smaller import Kept, Smaller
-from sparsefn.state import State
-from sparsefn.tree import flatten
 
 # where experts lie in a leaf, and which of its indices there are not routed to
 Router = tuple[Place, Tensor]

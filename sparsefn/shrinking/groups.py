@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsefn.budgets.filling import Priced
-from sparsefn.modules.calls import Example
-from sparsefn.modules.originals import computed_from
-from sparsefn.modules.wrappers import inner_module
-from sparsefn.patterns.kinds import Pattern, Reduce
-from sparsefn.patterns.tied import tied
+from sparsefn.core.tree.originals import Computed
+from sparsefn.masks.budgets.filling import Priced
+from sparsefn.masks.patterns.kinds import Pattern, Reduce
+from sparsefn.masks.patterns.tied import tied
+from sparsefn.nn.modules.calls import Example
+from sparsefn.nn.modules.originals import computed_from
+from sparsefn.nn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import (
     Analysis,
     Cut,
@@ -39,7 +40,6 @@ from sparsefn.shrinking.trace import (
     traced,
     without_shuffles,
 )
-from sparsefn.tree.originals import Computed
 
 
 class Member(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from sparsefn.modules.weights import is_conv1d
+from sparsefn.nn.modules.weights import is_conv1d
 from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.layers import (
     CountedGroupNorm,

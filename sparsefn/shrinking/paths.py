@@ -9,10 +9,10 @@ from typing import Any
 import optree
 from torch import Tensor, nn
 
-from sparsefn.modules.calls import Example, as_call
-from sparsefn.modules.params import deep_copy
+from sparsefn.core.tree import check_globs, glob_match
+from sparsefn.nn.modules.calls import Example, as_call
+from sparsefn.nn.modules.params import deep_copy
 from sparsefn.shrinking.trace import run_once, where_it_lies
-from sparsefn.tree import check_globs, glob_match
 
 
 def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:

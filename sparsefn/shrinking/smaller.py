@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from sparsefn.modules.calls import Example
-from sparsefn.modules.params import bake, params_of
-from sparsefn.modules.wrappers import inner_module
+from sparsefn.core.state import State
+from sparsefn.core.tree import Tree, flatten
+from sparsefn.nn.modules.calls import Example
+from sparsefn.nn.modules.params import bake, params_of
+from sparsefn.nn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import Cut, analyse, folded_biases, free, taken
 from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.groups import Groups
@@ -27,8 +29,6 @@ from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.same_class import same_class
 from sparsefn.shrinking.trace import has_shuffles, may_resize, traced, without_shuffles
 from sparsefn.shrinking.values import kept_slices
-from sparsefn.state import State
-from sparsefn.tree import Tree, flatten
 
 Form = Literal["class", "program"]
 

@@ -20,8 +20,9 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from sparsefn.engine.surroundings import guards_by_name
-from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn._engine.surroundings import guards_by_name
+from sparsefn.core.tree import check_not_lazy
+from sparsefn.nn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import (
     hint,
     module_of,
@@ -30,7 +31,6 @@ from sparsefn.shrinking.values import (
     node_arguments,
     opname,
 )
-from sparsefn.tree import check_not_lazy
 
 Module = TypeVar("Module", bound=nn.Module)
 

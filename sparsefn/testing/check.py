@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from sparsefn.state import Algorithm
+from sparsefn.core.state import Algorithm
+from sparsefn.core.tree import Tree
 from sparsefn.testing.coverage import CASES, ENOUGH, LEAST, missing, trait_shares
 from sparsefn.testing.derived import completed
 from sparsefn.testing.laws import LAWS, Check, Law
@@ -14,7 +15,6 @@ from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.testing.report import Report
 from sparsefn.testing.suggest import suggested
 from sparsefn.testing.trial import Outcome, outcome_of
-from sparsefn.tree import Tree
 
 
 class Broken(AssertionError):

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from sparsefn.core.tree import flatten
+from sparsefn.core.tree.chosen import default_where
 from sparsefn.testing.values import Case
-from sparsefn.tree import flatten
-from sparsefn.tree.chosen import default_where
 
 __all__ = ["ENOUGH", "LEAST", "missing", "of_cases", "trait_shares", "traits"]
 __dir__ = __all__.copy

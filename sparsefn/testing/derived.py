@@ -10,16 +10,16 @@ from typing import Any
 import optree
 import torch
 
-from sparsefn.budgets.distributions import Distribution, Global
-from sparsefn.engine.checks import Call, shown
-from sparsefn.random import key
-from sparsefn.state import Algorithm, State, Trigger, update_of
+from sparsefn.core.checks import Call, shown
+from sparsefn.core.random import key
+from sparsefn.core.state import Algorithm, State, Trigger, update_of
+from sparsefn.core.tree import Tree
+from sparsefn.masks.budgets.distributions import Distribution, Global
 from sparsefn.testing.harness import algorithm_of, check_made
 from sparsefn.testing.meta import Meta, Row, same
 from sparsefn.testing.oracle import computed_layout
 from sparsefn.testing.strategies import large
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree
 
 _SAID = ("when", "pattern", "distribution", "where", "pruned")
 

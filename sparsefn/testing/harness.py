@@ -17,16 +17,16 @@ from hypothesis.strategies import SearchStrategy as Examples
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn.checkpoint.states import INTEGERS
-from sparsefn.compose import with_optimizer
-from sparsefn.engine.checks import uncalled
-from sparsefn.optimizers import Optimizer, sgd
-from sparsefn.random import key
-from sparsefn.state import Algorithm, State, Step, has_optimizer
+from sparsefn.algorithms.combine import with_optimizer
+from sparsefn.core.checks import uncalled
+from sparsefn.core.random import key
+from sparsefn.core.state import Algorithm, State, Step, has_optimizer
+from sparsefn.core.tree import Tree, flatten
+from sparsefn.core.triggers import never
+from sparsefn.nn.checkpoint.states import INTEGERS
+from sparsefn.optim import Optimizer, sgd
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
-from sparsefn.timing.triggers import never
-from sparsefn.tree import Tree, flatten
 
 T = TypeVar("T")
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from sparsefn.budgets.distributions import global_
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.masks.budgets.distributions import global_
 from sparsefn.testing import laws_dependence as dependence
 from sparsefn.testing import laws_ends as ends
 from sparsefn.testing import laws_masks as masks
@@ -16,8 +18,6 @@ from sparsefn.testing import laws_transforms as transforms
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import cases, large
 from sparsefn.testing.values import EVERY, EXACT, STEPS, Case
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
 
 __all__ = [
     "BOUNDS",

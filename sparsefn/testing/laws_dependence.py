@@ -7,9 +7,10 @@ from collections.abc import Callable
 import optree
 import torch
 
-from sparsefn.checkpoint import tree_equal
+from sparsefn.core.state import has_optimizer, with_params
+from sparsefn.core.tree import Tree
 from sparsefn.masks import difference, intersect, n_kept
-from sparsefn.state import has_optimizer, with_params
+from sparsefn.nn.checkpoint import tree_equal
 from sparsefn.testing.derived import learned
 from sparsefn.testing.harness import (
     Operations,
@@ -22,7 +23,6 @@ from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import unit_groups
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree
 
 
 def levels_stay_in_bounds(row: Row, case: Case) -> None:

@@ -9,8 +9,9 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.optimizers import adam
-from sparsefn.state import effective, has_optimizer, with_params
+from sparsefn.core.state import effective, has_optimizer, with_params
+from sparsefn.core.tree import Tree, with_leaves
+from sparsefn.optim import adam
 from sparsefn.testing.derived import learned
 from sparsefn.testing.harness import (
     algorithm_of,
@@ -25,7 +26,6 @@ from sparsefn.testing.harness import (
 from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree, with_leaves
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:

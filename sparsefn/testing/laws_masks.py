@@ -11,8 +11,9 @@ from typing import NamedTuple
 import optree
 import torch
 
-from sparsefn.budgets.distributions import Global
-from sparsefn.state import Accumulated, Score, State
+from sparsefn.core.state import Accumulated, Score, State
+from sparsefn.core.tree import Tree
+from sparsefn.masks.budgets.distributions import Global
 from sparsefn.testing import oracle
 from sparsefn.testing.harness import (
     algorithm_of,
@@ -25,7 +26,6 @@ from sparsefn.testing.harness import (
 )
 from sparsefn.testing.meta import Exchange, Meta, Row
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree
 
 Counts = list[int]
 

@@ -14,8 +14,10 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.checkpoint import load_state_dict, state_dict
-from sparsefn.state import apply_masks
+from sparsefn.core.state import apply_masks
+from sparsefn.core.tree import Tree, same_structure
+from sparsefn.core.tree.chosen import select_leaves
+from sparsefn.nn.checkpoint import load_state_dict, state_dict
 from sparsefn.testing import harness
 from sparsefn.testing.harness import (
     algorithm_of,
@@ -28,8 +30,6 @@ from sparsefn.testing.harness import (
 )
 from sparsefn.testing.meta import Row, imported, row_of
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree, same_structure
-from sparsefn.tree.chosen import select_leaves
 
 
 def states_keep_their_structure(row: Row, case: Case) -> None:

@@ -11,15 +11,15 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.ensemble import stack, unstack
-from sparsefn.random import key as new_key
-from sparsefn.random import split
-from sparsefn.state import Algorithm, Level, State
+from sparsefn.core.random import key as new_key
+from sparsefn.core.random import split
+from sparsefn.core.state import Algorithm, Level, State
+from sparsefn.core.tree import Tree
+from sparsefn.nn.ensemble import stack, unstack
 from sparsefn.testing.derived import takes_tensor
 from sparsefn.testing.harness import algorithm_of, assert_same, mapped, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree
 
 
 def _run(

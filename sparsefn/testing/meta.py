@@ -14,15 +14,15 @@ from torch import Tensor
 
 from sparsefn.algorithms import dense
 from sparsefn.algorithms.memory import Pruned
-from sparsefn.budgets.distributions import Distribution, Global, uniform
-from sparsefn.engine.checks import call_of, check_keywords, shown
-from sparsefn.patterns.kinds import Pattern
-from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
+from sparsefn.core.checks import call_of, check_keywords, shown
+from sparsefn.core.schedules import constant
+from sparsefn.core.state import Algorithm, Level, Schedule, Score, Trigger, Where
+from sparsefn.core.tree import Tree
+from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.triggers import always
+from sparsefn.masks.budgets.distributions import Distribution, Global, uniform
+from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
-from sparsefn.timing.schedules import constant
-from sparsefn.timing.triggers import always
-from sparsefn.tree import Tree
-from sparsefn.tree.chosen import default_where
 
 
 class Exchange(NamedTuple):

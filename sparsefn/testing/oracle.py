@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import units_of
+from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.patterns.units import units_of
 from sparsefn.testing.values import Form, shapes
 
 Box = tuple[int, ...]

@@ -13,23 +13,17 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from sparsefn._engine.leaves import saves
+from sparsefn._engine.processes import any_sharded
+from sparsefn._engine.surroundings import concrete, transformed
+from sparsefn.algorithms.combine import donated
+from sparsefn.algorithms.combine.states import check_algorithm
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.algorithms.units import field
-from sparsefn.budgets.counts import Counted
-from sparsefn.checkpoint.states import INTEGERS
-from sparsefn.compose import donated
-from sparsefn.compose.states import check_algorithm
-from sparsefn.engine.checks import described, own_calls
-from sparsefn.engine.leaves import saves
-from sparsefn.engine.processes import any_sharded
-from sparsefn.engine.surroundings import concrete, transformed
-from sparsefn.state import Algorithm, State, Step, Trigger, check_masks, update_of
-from sparsefn.testing.check import Broken
-from sparsefn.testing.derived import completed_meta
-from sparsefn.testing.harness import generators, memory_of
-from sparsefn.testing.meta import Meta
-from sparsefn.tree import (
+from sparsefn.core.checks import described, own_calls
+from sparsefn.core.state import Algorithm, State, Step, Trigger, check_masks, update_of
+from sparsefn.core.tree import (
     Tree,
     check_like,
     leaves_of,
@@ -37,6 +31,12 @@ from sparsefn.tree import (
     same_structure,
     structure_error,
 )
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.nn.checkpoint.states import INTEGERS
+from sparsefn.testing.check import Broken
+from sparsefn.testing.derived import completed_meta
+from sparsefn.testing.harness import generators, memory_of
+from sparsefn.testing.meta import Meta
 
 _BLOCK = 2**12  # weights that are looked at where no mask changes
 

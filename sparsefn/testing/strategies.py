@@ -19,14 +19,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsefn.patterns import kinds as _patterns
-from sparsefn.patterns.kinds import Pattern, Reduce
-from sparsefn.state import Schedule, Trigger
+from sparsefn.core import schedules as _schedules
+from sparsefn.core import triggers as _triggers
+from sparsefn.core.state import Schedule, Trigger
+from sparsefn.core.tree import Tree
+from sparsefn.masks.patterns import kinds as _patterns
+from sparsefn.masks.patterns.kinds import Pattern, Reduce
 from sparsefn.testing import values
 from sparsefn.testing.values import EVERY, STEPS, Case, Form, Source, WeightAndBias
-from sparsefn.timing import schedules as _schedules
-from sparsefn.timing import triggers as _triggers
-from sparsefn.tree import Tree
 
 __all__ = [
     "cases",

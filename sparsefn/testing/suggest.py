@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sparsefn.budgets.counts import Counted
-from sparsefn.checkpoint import tree_equal
-from sparsefn.engine.checks import shown
-from sparsefn.scores import magnitude, random, saliency
-from sparsefn.state import Algorithm, Trigger, with_params
+from sparsefn.core.checks import shown
+from sparsefn.core.schedules import constant
+from sparsefn.core.state import Algorithm, Trigger, with_params
+from sparsefn.core.tree import Tree
+from sparsefn.core.triggers import at, every, never
+from sparsefn.masks.budgets.counts import Counted
+from sparsefn.masks.scores import magnitude, random, saliency
+from sparsefn.nn.checkpoint import tree_equal
 from sparsefn.testing.derived import learned, run_of, said_by
 from sparsefn.testing.harness import algorithm_of, sparse
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law
 from sparsefn.testing.meta import Exchange, Meta, Row, declared
 from sparsefn.testing.trial import Outcome, shortened
 from sparsefn.testing.values import Case
-from sparsefn.timing.schedules import constant
-from sparsefn.timing.triggers import at, every, never
-from sparsefn.tree import Tree
 
 Made = Callable[[Law, Check, Row], Outcome]
 

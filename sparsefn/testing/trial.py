@@ -7,13 +7,13 @@ from collections import Counter
 from functools import partial
 from typing import Literal, NamedTuple
 
-from sparsefn.engine.checks import shown
+from sparsefn.core.checks import shown
+from sparsefn.core.tree import Tree
 from sparsefn.testing.coverage import of_cases
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped, updates
 from sparsefn.testing.laws import Check, Declared, Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree
 
 _MOST = 200  # characters of a line
 Status = Literal["passed", "failed", "error", "does not bind"]

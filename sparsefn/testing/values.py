@@ -18,7 +18,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree
+from sparsefn.core.tree import Tree
 
 T = TypeVar("T")
 

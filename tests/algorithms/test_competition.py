@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsefn as sf
+from sparsefn._engine.selection.dispatch import Entry
 from sparsefn.algorithms.competition import within_bounds
-from sparsefn.engine.selection.dispatch import Entry
-from sparsefn.patterns.units import to_rows, units_of
+from sparsefn.masks.patterns.units import to_rows, units_of
 
 
 def rows_of(pattern, x, *reduce):

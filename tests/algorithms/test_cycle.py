@@ -6,9 +6,9 @@ import torch
 from single_rows import count, kept, row
 
 import sparsefn as sf
-from sparsefn.engine.draws import leaf_draws
-from sparsefn.engine.leaves import leafwise, lists
-from sparsefn.engine.selection import dispatch, joined
+from sparsefn._engine.draws import leaf_draws
+from sparsefn._engine.leaves import leafwise, lists
+from sparsefn._engine.selection import dispatch, joined
 
 
 def test_ties_go_to_the_lower_index_in_both_directions():

@@ -5,7 +5,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn.algorithms.memory import Memory, Reader
-from sparsefn.scores import plain
+from sparsefn.masks.scores import plain
 
 draw = plain.drawn_leaves
 

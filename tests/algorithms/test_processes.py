@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import sparsefn as sf
-from sparsefn.engine.processes import agreements
-from tests.distributed.harness import Cases, on_ranks
-from tests.distributed.sharded import full, laid, mesh, values
-from tests.distributed.test_messages import counted
+from sparsefn._engine.processes import agreements
+from tests.nn.distributed.harness import Cases, on_ranks
+from tests.nn.distributed.sharded import full, laid, mesh, values
+from tests.nn.distributed.test_messages import counted
 
 SHAPES = {"a.weight": (9, 6), "b.weight": (8, 4), "c.bias": (5,)}
 SOON = 5.0  # seconds; a collective may take 60

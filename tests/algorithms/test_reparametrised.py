@@ -10,7 +10,7 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from sparsefn.reparam import Reparametrisation
+from sparsefn.algorithms.reparam import Reparametrisation
 
 X, Y = (
     torch.randn(16, 5, generator=torch.Generator().manual_seed(1)),

@@ -5,7 +5,7 @@ import sparsefn as sf
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.units import field
-from sparsefn.budgets.distributions import spread
+from sparsefn.masks.budgets.distributions import spread
 
 ROWS = Competition(sf.patterns.row_balanced(), sf.budgets.uniform())
 WHOLE = Competition(sf.patterns.unstructured(), sf.budgets.uniform())

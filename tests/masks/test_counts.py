@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsefn import masks as M
-from sparsefn.state import State, apply_masks
+from sparsefn.core.state import State, apply_masks
 
 T = torch.tensor(True)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.units import from_rows, to_rows, units_of
+from sparsefn.masks.patterns.units import from_rows, to_rows, units_of
 
 
 def rows_of(pattern, x, *reduce):

@@ -10,8 +10,8 @@ import torch
 from matplotlib.figure import Figure
 
 import sparsefn as sf
+from sparsefn.core.state import State
 from sparsefn.report.plots import _short, plot, plot_masks
-from sparsefn.state import State
 
 
 def state_of(shapes, sparsity=0.5):

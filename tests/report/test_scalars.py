@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.core.state import State
 from sparsefn.report.scalars import itop, scalars
-from sparsefn.state import State
 
 T = torch.tensor(True)
 

@@ -5,9 +5,9 @@ import torch
 
 import sparsefn as sf
 from sparsefn import ensemble
+from sparsefn.core import schedules
+from sparsefn.core.state import State
 from sparsefn.report.summary import Change, Observed, Row, changed, observe, summary
-from sparsefn.state import State
-from sparsefn.timing import schedules
 
 T = torch.tensor(True)
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 import sparsefn as sf
-from sparsefn.patterns.places import Place
-from sparsefn.patterns.tied import TiedPattern
+from sparsefn.masks.patterns.places import Place
+from sparsefn.masks.patterns.tied import TiedPattern
 from sparsefn.shrinking.experts import never_routed
 from tests.shrinking.mixtures import (
     BY_HAND,

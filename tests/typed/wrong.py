@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 import sparsefn as sf
-from sparsefn.state import State
-from sparsefn.tree import Tree
+from sparsefn.core.state import State
+from sparsefn.core.tree import Tree
 
 params = {"w": torch.ones(4, 4)}
 layer = torch.nn.Linear(4, 4)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from kernel_runs import by_interpreter
 
-from sparsefn.engine.selection import reference
+from sparsefn._engine.selection import reference
 from sparsefn_kernels.source import keys
 
 pytestmark = by_interpreter

@@ -1,0 +1,40 @@
+"""Formulas over the leaves of a tree: in one pass over memory, or in one launch."""
+
+from sparsefn._engine.leaves import leafwise, lists, steps
+from sparsefn._engine.leaves.donation import (
+    Emptied,
+    claim,
+    donate,
+    donating,
+    empty,
+    saves,
+    unshared_memory,
+)
+from sparsefn._engine.leaves.leafwise import (
+    are_zeroed,
+    either,
+    is_sparse,
+    sparse_among,
+    zero_,
+    zeroed,
+)
+from sparsefn._engine.leaves.lists import (
+    MOST,
+    apart,
+    end_to_end,
+    laid,
+    packs,
+    pays,
+    repeated,
+    small_packs,
+)
+from sparsefn._engine.leaves.members import hidden, one_by_one
+from sparsefn._engine.leaves.memory import (
+    BLOCK,
+    as_tensor_on,
+    brought,
+    check_device,
+    placed,
+    run_jobs,
+    written,
+)

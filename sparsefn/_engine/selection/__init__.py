@@ -1,0 +1,14 @@
+"""Exact top-k of each row, and integers by share."""
+
+from sparsefn._engine.selection.columns import best_of_columns
+from sparsefn._engine.selection.dispatch import (
+    Count,
+    Entry,
+    dealt_winners,
+    totals,
+    totals_of,
+    winners,
+)
+from sparsefn._engine.selection.entries import counts_of_rows
+from sparsefn._engine.selection.shares import Counts, apportion, spread, vector
+from sparsefn._engine.selection.tiling import tiles

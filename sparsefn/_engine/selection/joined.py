@@ -1,0 +1,214 @@
+"""Many competitions on a device at once: entries that are alike are joined.
+
+A launch takes a device some microseconds, in which it reads a million scores. So leaves
+that compete by themselves are laid end to end and sorted together, rows of one length
+are rows of one matrix, and short rows are one table of comparisons. Nothing is read by
+Python: sizes are known, and counts stay where they are. Every way chooses the units
+that `reference.top_of_rows` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from sparsefn._engine.leaves import MOST, apart, end_to_end, packs, pays, repeated
+from sparsefn._engine.selection import fixed, reference
+from sparsefn._engine.selection.entries import Entry, counts_of_rows
+from sparsefn._engine.selection.fixed import Count, competitions
+
+
+def takes(entries: Sequence[Entry]) -> bool:
+    """Whether these are ordinary tensors on a device, and nothing hides them.
+
+    >>> from sparsefn._engine.selection import joined
+    >>> (
+    ...     joined.takes([Entry(torch.ones(1, 2))]),
+    ...     joined.takes([Entry(torch.ones(1, 2, device="meta"))]),
+    ... )
+    (False, True)
+    """
+    return pays([entry.scores for entry in entries])
+
+
+def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    """Masks of the best units of each row of some entries; the counts of an entry are
+    one, or one a competition.
+
+    >>> from sparsefn._engine.selection import joined
+    >>> joined.winners(
+    ...     [Entry(torch.tensor([[1.0, 3.0, 2.0]])), Entry(torch.tensor([[5.0, 4.0]]))],
+    ...     [2, 1],
+    ... )
+    [tensor([[False,  True,  True]]), tensor([[ True, False]])]
+
+    A joined competition has `lists.MOST` units at most, or those of one entry. Its
+    temporaries take 60 bytes a unit or so.
+    """
+    lengths = [_length_of_rows(entry) for entry in entries]
+    kinds = []
+    for entry, length in zip(entries, lengths, strict=True):
+        kinds.append((length, entry.scores.device, entry.scores.dtype))
+    masks: dict[int, Tensor] = {}
+    for pack in packs(kinds, [entry.scores.numel() for entry in entries]):
+        alike = [entries[i] for i in pack]
+        own = [counts[i] for i in pack]
+        length = lengths[pack[0]]
+        if length == 0:
+            won = [torch.zeros_like(entry.scores, dtype=torch.bool) for entry in alike]
+        elif length == _SEGMENTS:
+            won = list(map(_of_segments, alike, own))
+        elif length == _ANY_LENGTH and len(pack) > 1:
+            won = _of_one_row_each(alike, own)
+        else:
+            won = _of_one_matrix(alike, own)
+        masks |= zip(pack, won, strict=True)
+    return [masks[i] for i in range(len(entries))]
+
+
+def joint_masks(entries: Sequence[Entry], count: Count) -> list[Tensor]:
+    """The winners of one competition of all entries, each mask with memory of its own.
+
+    >>> from sparsefn._engine.selection import joined
+    >>> joined.joint_masks(
+    ...     [Entry(torch.tensor([[1.0, 3.0]])), Entry(torch.tensor([[3.0, 2.0]]))], 1
+    ... )
+    [tensor([[False,  True]]), tensor([[False, False]])]
+    """
+    won = reference.top_of_rows(fixed.keys_of(entries)[None], count)[0]
+    return apart(won, [entry.scores for entry in entries])
+
+
+def totals(flags: Sequence[Tensor]) -> Tensor:
+    """How many flags are set in each row of some bool tensors, end to end: int64.
+
+    >>> from sparsefn._engine.selection import joined
+    >>> joined.totals(
+    ...     [torch.tensor([[True, False, True]]), torch.tensor([[True], [False]])]
+    ... )
+    tensor([2, 1, 0])
+    """
+    lengths = [_ANY_LENGTH if len(rows) == 1 else rows.shape[1] for rows in flags]
+    sums: dict[int, Tensor] = {}
+    for pack in packs(lengths, [rows.numel() for rows in flags]):
+        alike = [flags[i] for i in pack]
+        if lengths[pack[0]] == _ANY_LENGTH and len(pack) > 1:
+            sizes = [row.numel() for row in alike]
+            of_rows = torch.split(totals_of_segments(end_to_end(alike), sizes), 1)
+        else:
+            matrix = alike[0] if len(alike) == 1 else torch.cat(alike)
+            of_rows = torch.split(matrix.sum(-1), [len(rows) for rows in alike])
+        sums |= zip(pack, of_rows, strict=True)
+    return torch.cat([sums[i] for i in range(len(flags))])
+
+
+def totals_of_segments(flags: Tensor, sizes: Sequence[int]) -> Tensor:
+    """How many flags are set in each segment: int64.
+
+    >>> from sparsefn._engine.selection import joined
+    >>> joined.totals_of_segments(torch.tensor([True, True, False]), [2, 1])
+    tensor([2, 0])
+
+    They are sums up to the end of each segment, and their differences; there are fewer
+    than 2^31 flags.
+    """
+    running = flags.cumsum(0, dtype=torch.int32)
+    running = torch.cat([running.new_zeros(1), running])
+    ends = accumulate(sizes, initial=0)
+    return torch.stack([running[end] for end in ends]).to(torch.int64).diff()
+
+
+# ---- rows of one length, and entries of one row each ---------------------------------
+
+_ANY_LENGTH = -1  # of entries of one row each
+_SEGMENTS = -2  # of an entry of segments
+
+
+def _length_of_rows(entry: Entry) -> int:
+    # The length of the rows of the entries that it is joined with.
+    if not entry.scores.numel():
+        return 0
+    if entry.segments is not None:
+        return _SEGMENTS
+    width = entry.scores.shape[1]
+    if competitions(entry.scores.shape) == 1 and width <= MOST // 2:
+        return _ANY_LENGTH
+    return width
+
+
+def _of_one_row_each(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    sizes = [entry.scores.numel() for entry in entries]
+    keys = fixed.keys_of(entries)
+    won = _best_of_segments(
+        keys, sizes, counts_of_rows(counts, [1] * len(sizes), keys.device)
+    )
+    return apart(_eligible(won, keys, entries), [entry.scores for entry in entries])
+
+
+def _of_segments(entry: Entry, count: Count) -> Tensor:
+    sizes = entry.segments
+    assert sizes is not None
+    keys = fixed.keys_of([entry])
+    won = _best_of_segments(
+        keys, sizes, counts_of_rows([count], [len(sizes)], keys.device)
+    )
+    return _eligible(won, keys, [entry])
+
+
+def _best_of_segments(keys: Tensor, sizes: Sequence[int], counts: Tensor) -> Tensor:
+    # Units are sorted by segment, then by score: the first of a segment win.
+    counter = torch.arange(max(sizes), dtype=torch.int32, device=keys.device)
+    rank = torch.cat([counter[:size] for size in sizes])
+    wanted = counts.clamp(0, max(sizes)).to(torch.int32)
+    wins = rank < repeated(wanted, sizes)
+    return torch.empty_like(wins).scatter_(0, _order_by_row(keys, sizes), wins)
+
+
+def _order_by_row(keys: Tensor, sizes: Sequence[int]) -> Tensor:
+    # The places of keys in the order of their rows, in each row the largest key first,
+    # then the lower place.
+    span = 1 << 32  # of a key of 32 bits: `row - key` of a later row is always larger
+    first = torch.arange(0, len(sizes) * span, span, device=keys.device)
+    row = repeated(first, sizes)
+    if keys.dtype == torch.int32:
+        return torch.sort(row - keys, stable=True).indices
+    order = torch.sort(keys, descending=True, stable=True).indices
+    return order[torch.sort(row[order], stable=True).indices]
+
+
+def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    # The rows of all entries are those of one matrix.
+    rows = [fixed.as_rows(entry) for entry in entries]
+    keys = fixed.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
+    count = counts[0]
+    if any(isinstance(other, Tensor) or other != count for other in counts):
+        heights = [len(entry.scores) for entry in rows]
+        count = counts_of_rows(counts, heights, keys.device)
+    if fixed.is_narrow(keys.shape) and keys.dtype == torch.int32:
+        won = _eligible(_by_pairs(keys, count), keys, entries)
+    else:
+        won = reference.top_of_rows(keys, count)
+    masks = apart(won, [entry.scores for entry in rows])
+    pairs = zip(masks, entries, strict=True)
+    return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
+
+
+def _by_pairs(keys: Tensor, count: Count) -> Tensor:
+    # Each unit against all of its row: a byte for each pair of units. The place is the
+    # last digit of a number, so that no two of a row are equal.
+    width = keys.shape[1]
+    numbers = keys.to(torch.int64) * width - torch.arange(width, device=keys.device)
+    is_better = numbers[:, None, :] > numbers[:, :, None]
+    rank = is_better.sum(-1, dtype=torch.int8)
+    return rank < (count.reshape(-1, 1) if isinstance(count, Tensor) else count)
+
+
+def _eligible(won: Tensor, keys: Tensor, entries: Sequence[Entry]) -> Tensor:
+    # Units that do not compete are sorted last. They would win where the count is above
+    # the number of units that do.
+    if all(entry.allow is None and entry.deny is None for entry in entries):
+        return won
+    return won & (keys > reference.BARRED[keys.dtype])

@@ -1,0 +1,126 @@
+"""Top-k of every row, by partitioning blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparsefn._engine.leaves import BLOCK, run_jobs
+from sparsefn._engine.selection.blocks import Scratch, cut
+from sparsefn._engine.selection.bracket import mostly_tied, write_best
+from sparsefn._engine.selection.entries import Arrays
+from sparsefn._engine.surroundings import Array
+
+_LONG = 1 << 13  # longer rows are selected from one by one
+
+_KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+
+
+def select_rows(rows: Arrays, counts: Array) -> None:
+    """Write into `out` the mask of the best of each row, as many as its count says; the
+    order is that of `write_best`.
+
+    >>> import numpy as np
+    >>> from sparsefn._engine.selection import entries
+    >>> from sparsefn._engine.selection import rows
+    >>> (table,) = entries.arrays(
+    ...     [entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))]
+    ... )
+    >>> rows.select_rows(table, np.array([2, 1]))
+    >>> table.out
+    array([[False,  True,  True],
+           [ True, False, False]])
+
+    Arrays are (rows, width), counts integers of any value: one for all rows, or one a
+    row.
+    """
+    height, width = rows.out.shape
+    if not rows.out.size:
+        return
+    if height == 1:
+        return write_best([rows], int(counts.item()))
+    counts = counts if counts.size == height else np.full(height, counts)
+    if width > _LONG:
+        for i in range(height):
+            write_best([cut(rows, i)], int(counts[i]))
+    else:
+        _in_blocks(rows, counts.clip(0, width))
+
+
+@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
+def _in_blocks(rows: Arrays, counts: Array) -> None:
+    height, width = rows.out.shape
+    step = max(1, BLOCK // width)
+    double = rows.wide is not None and rows.wide.dtype == np.float64
+    scratch = Scratch(min(height, step) * width, double)
+    for start in range(0, height, step):
+        at = slice(start, start + step)
+        buffer = scratch.scores[: rows.out[at].size].reshape(-1, width)
+        keys = sort_keys(scratch.read(rows, at, buffer))
+        barred = np.iinfo(keys.dtype).min
+        if rows.allow is not None:
+            keys[~rows.allow[at]] = barred
+        if rows.deny is not None:
+            keys[rows.deny[at]] = barred
+        _winners(keys, counts[at], rows.out[at])
+
+
+def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
+    """`select_rows` for several tables, on the threads of torch.
+
+    >>> import numpy as np
+    >>> from sparsefn._engine.selection import entries
+    >>> from sparsefn._engine.selection import rows
+    >>> tensors = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0, 0.0]])
+    >>> tables = entries.arrays([entries.Entry(scores) for scores in tensors])
+    >>> rows.select_each([(at, np.array(1)) for at in tables])
+    >>> [at.out.tolist() for at in tables]
+    [[[False, True]], [[True, False, False]]]
+    """
+    work = sum(at.out.size for at, _ in tables)
+    run_jobs(lambda table: select_rows(*table), tables, work)
+
+
+def sort_keys(scores: Array) -> Array:
+    """Integers in the order of floats; other ones than those of `reference.rank_keys`.
+
+    >>> import numpy as np
+    >>> from sparsefn._engine.selection import rows
+    >>> rows.sort_keys(np.array([np.nan, -np.inf, -0.0, 0.0], np.float32)).argsort(
+    ...     kind="stable"
+    ... )
+    array([0, 1, 2, 3])
+    """
+    # The bits of floats above zero have their order; of those below it the reverse, so
+    # that all bits but the sign are inverted.
+    keys = (scores + 0.0).view(_KINDS[scores.dtype])  # -0.0 becomes 0.0
+    info = np.iinfo(keys.dtype)
+    sign = keys >> (info.bits - 1)  # 0, or all bits set
+    keys ^= sign & info.max
+    keys[np.isnan(scores)] = info.min + 1
+    return keys
+
+
+def _winners(keys: Array, counts: Array, out: Array) -> None:
+    width = keys.shape[1]
+    places = np.minimum(width - counts, width - 1)  # of thresholds in rising order
+    first = int(places[0])
+    if (places == first).all():
+        # A partition at one place is faster, but takes 15 times as long where many
+        # scores are equal.
+        kth = (max(first - 1, 0), first) if mostly_tied(keys.reshape(-1)) else first
+        threshold = np.partition(keys, kth, axis=1)[:, first, None]
+    else:
+        threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
+    np.greater_equal(keys, threshold, out=out)
+    # no row has fewer than its count, so some have more, by ties
+    if np.count_nonzero(out) > counts.sum():
+        tied = np.flatnonzero(np.count_nonzero(out, axis=1) > counts)
+        above = keys[tied] > threshold[tied]
+        equal = keys[tied] == threshold[tied]
+        missing = counts[tied] - np.count_nonzero(above, axis=1)
+        place_among_equal = np.cumsum(equal, axis=1, dtype=np.int32)
+        equal &= place_among_equal <= missing[:, None]
+        out[tied] = above | equal
+    out &= keys > np.iinfo(keys.dtype).min

@@ -1,0 +1,80 @@
+"""Top-k of short competitions that lie end to end: all of them in one sort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from sparsefn._engine.selection.blocks import Scratch, cut
+from sparsefn._engine.selection.bracket import write_best
+from sparsefn._engine.selection.entries import Arrays
+from sparsefn._engine.selection.rows import sort_keys
+from sparsefn._engine.surroundings import Array
+
+_SPAN = 1 << 32  # of a key of 32 bits
+
+
+@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
+def select_segments(at: Arrays, counts: Array, sizes: Sequence[int]) -> None:
+    """Write into `out` the mask of the best of each segment, as many as its count says;
+    the order is that of `write_best`.
+
+    >>> import numpy as np
+    >>> from sparsefn._engine.selection import entries
+    >>> from sparsefn._engine.selection import segments
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 3.0, 2.0, 5.0, 5.0]))])
+    >>> segments.select_segments(at, np.array([2, 1]), [3, 2])
+    >>> at.out
+    array([False,  True,  True,  True, False])
+
+    `counts` are integers of any value: one for all segments, or one a segment.
+    """
+    if not at.out.size:
+        return
+    counts = np.broadcast_to(counts.reshape(-1), len(sizes))
+    ends = list(accumulate(sizes, initial=0))
+    if at.wide is not None and at.wide.dtype == np.float64:
+        for i, count in enumerate(counts.tolist()):
+            write_best([cut(at, slice(ends[i], ends[i + 1]))], count)
+        return
+    lengths = np.array(sizes)
+    starts = np.array(ends[:-1])
+    scores = np.empty(at.out.size, np.float32)
+    keys = sort_keys(Scratch(0, double=False).read(at, slice(None), scores))
+    barred = np.iinfo(np.int32).min
+    if at.allow is not None:
+        keys[~at.allow] = barred
+    if at.deny is not None:
+        keys[at.deny] = barred
+    # The place of a unit in the order of all: by segment, then the largest key first.
+    base = np.arange(len(sizes)) * _SPAN
+    places = np.repeat(base, lengths) - keys
+    wanted = np.clip(counts, 0, lengths)
+    last = np.sort(places)[np.maximum(starts + wanted - 1, 0)]
+    last = np.where(wanted > 0, last, base - _SPAN // 2)  # before all of its segment
+    bound = np.repeat(last, lengths)
+    np.less_equal(places, bound, out=at.out)
+    # no segment has fewer than its count, so some have more, by ties
+    if np.count_nonzero(at.out) > wanted.sum():
+        tied = places == bound
+        missing = wanted - count_segments(at.out & ~tied, sizes)
+        rank = np.cumsum(tied, dtype=np.int64)
+        before = np.concatenate([[0], rank])[starts]
+        tied &= rank - np.repeat(before, lengths) > np.repeat(missing, lengths)
+        at.out[tied] = False
+    at.out[keys == barred] = False
+
+
+def count_segments(flags: Array, sizes: Sequence[int]) -> Array:
+    """How many flags are set in each segment: int64.
+
+    >>> import numpy as np
+    >>> from sparsefn._engine.selection import segments
+    >>> segments.count_segments(np.array([True, True, False]), [2, 0, 1])
+    array([2, 0, 0])
+    """
+    running = np.cumsum(flags, dtype=np.int64)
+    ends = list(accumulate(sizes, initial=0))
+    return np.diff(np.concatenate([[0], running])[ends])

@@ -1,0 +1,429 @@
+"""An optimizer inside an algorithm: its step on the trained tree, and the moments that
+are kept once masks are new.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import optree
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from sparsefn._engine.leaves import (
+    Emptied,
+    donate,
+    donating,
+    leafwise,
+    lists,
+    saves,
+    sparse_among,
+)
+from sparsefn._engine.surroundings import (
+    from_bytes,
+    fused,
+    transformed,
+    unwrapped,
+)
+from sparsefn.algorithms.combine import foreign
+from sparsefn.core.state import (
+    State,
+    Step,
+    TrainView,
+    Trigger,
+    masked_view,
+    moved,
+    support_of,
+)
+from sparsefn.core.tree import (
+    Tree,
+    check_like,
+    choose,
+    leaves_of,
+    opened,
+    same_structure,
+    structure_error,
+    zipped,
+)
+from sparsefn.optim.base import Optimizer
+
+Stepping = Callable[[State, Tree, Step], State]
+# the support, the one before, the weight, and the stepped one
+Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _trained(view: TrainView, state: State) -> Tree:
+    return state.params if view.get is masked_view.get else view.get(state)
+
+
+# ---- the step ------------------------------------------------------------------------
+
+
+class Stepped(NamedTuple):
+    """The state after the optimizer's step.
+
+    In compiled code `whole` is the optimizer's state with moments that are right on the
+    support, and that need not wait for the mask.
+    """
+
+    state: State
+    whole: Tree = None
+
+
+class Descent:
+    """An optimizer for the tree of a view: see `with_optimizer`."""
+
+    def __init__(self, optimizer: foreign.ForeignOptimizer, view: TrainView) -> None:
+        self.optimizer = optimizer
+        self.view = view
+        self._primed = False
+        own = view.put is masked_view.put and view.grads is masked_view.grads
+        self._under_masks = (
+            optimizer.under_masks if own and isinstance(optimizer, Optimizer) else None
+        )
+
+    def restarted(self, state: State) -> State:
+        """The state with the optimizer's first state."""
+        trained = _trained(self.view, state)
+        opt = self.optimizer.init(trained)
+        return state._replace(opt=_unshared(self.optimizer, opt, trained))
+
+    def prime(self, state: State) -> None:
+        """Spend the first update of TorchOpt's sgd, which treats it differently from
+        later ones: so a run that is resumed in a new process equals an uninterrupted
+        one.
+        """
+        if self._primed or is_compiling():
+            return
+        trained = _trained(self.view, state)
+        zeros = optree.tree_map(torch.zeros_like, trained)
+        # a state that is given away is given to the step, not to this
+        with donating(()):
+            self.optimizer.update(zeros, state.opt, params=trained, inplace=False)
+        self._primed = True
+
+    def stepped(
+        self, state: State, grads: Tree, step: Step, skip: Trigger | None
+    ) -> Stepped:
+        """The state after a step, unless it is skipped."""
+        if skip is None:
+            return self._step(state, grads, step)
+        skips = skip(step)
+        return choose(  # type: ignore[no-any-return]
+            ~skips if isinstance(skips, Tensor) else not skips,
+            lambda now: self._step(now.state, grads, step),
+            Stepped(state, state.opt if is_compiling() else None),
+        )
+
+    def _step(self, state: State, grads: Tree, step: Step) -> Stepped:
+        if grads is None:
+            raise ValueError(
+                "with_optimizer: the optimizer reads gradients, got grads=None"
+            )
+        optimizer = self.optimizer
+        view = self.view
+        compiled = is_compiling()
+        trained = _trained(view, state)
+        self.prime(state)
+        if self._under_masks is not None:
+            done = self._under_masks(grads, state.opt, trained, support_of(state))
+            if done is not None:
+                params, opt = done
+                new = state._replace(params=params, opt=opt)
+                return Stepped(new, opt if compiled else None)
+        # No name here refers to the masked gradient: its memory is free for the new
+        # weights.
+        updates, opt = optimizer.update(
+            view.grads(state, grads, step), state.opt, params=trained, inplace=False
+        )
+        if self._under_masks is not None and compiled:
+            # On the masks the whole gradient has the same step: roots and quotients
+            # need not wait for the mask.
+            moving, whole = optimizer.update(
+                grads, state.opt, params=trained, inplace=False
+            )
+            if fused(*leaves_of((moving, whole))):
+                return Stepped(moved(state, moving)._replace(opt=opt), whole)
+        name = foreign.name_of(optimizer)
+        check_like(f"the updates of {name}", updates, trained, dtype=False)
+        if not same_structure(opt, state.opt):
+            fault = structure_error(
+                f"the new state of {name}", opt, state.opt, "the old one"
+            )
+            raise ValueError(f"with_optimizer: {fault}")
+        opt = _unshared(optimizer, opt, grads, trained)
+        if view.put is masked_view.put:
+            new = moved(state, updates)
+        else:
+            new = view.put(
+                state,
+                optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates),
+            )
+        return Stepped(new._replace(opt=opt), opt if compiled else None)
+
+
+def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
+    # The optimizer's state, with copies of tensors that share memory with the
+    # optimizer's inputs.
+    leaves, rebuild = opened(opt)
+    for i, leaf in enumerate(leaves):
+        if type(leaf) is not Tensor and not isinstance(leaf, Tensor):
+            raise TypeError(foreign.no_tensor(optimizer, opt, i))
+    taken: set[int | None] = set()
+    for tree in given:
+        taken |= {*_memories(leaves_of(tree))}
+    for i, memory in enumerate(_memories(leaves)):
+        if memory is None or memory in taken:
+            leaves[i] = leaves[i].clone()
+    return rebuild(leaves)
+
+
+def _memories(leaves: Sequence[Tensor]) -> Sequence[int | None]:
+    # Which memory each has; None where a transform hides it.
+    if is_compiling():
+        return [None] * len(leaves)
+    if not transformed():
+        try:
+            return [int(x.untyped_storage()._cdata) for x in leaves]
+        except (RuntimeError, NotImplementedError):
+            pass
+    return [_memory(leaf) for leaf in leaves]
+
+
+def _memory(leaf: Tensor) -> int | None:
+    try:
+        return int(unwrapped(leaf).untyped_storage()._cdata)
+    except RuntimeError:
+        return None
+
+
+# ---- moments -------------------------------------------------------------------------
+
+
+class Moments:
+    """The moments in the state of an optimizer for the tree of a view: see
+    `with_optimizer`.
+    """
+
+    def __init__(
+        self,
+        optimizer: foreign.ForeignOptimizer,
+        view: TrainView,
+        mask_moments: bool,
+        reset_grown: bool,
+    ) -> None:
+        self.optimizer = optimizer
+        self.view = view
+        self.mask_moments = mask_moments
+        self.reset_grown = reset_grown
+        self._start_at_zero = (
+            isinstance(optimizer, Optimizer) and optimizer.under_masks is not None
+        )
+        self._found: dict[object, dict[int, list[int]]] = {}
+
+    def check(self, state: State) -> None:
+        """Raise ValueError for a state whose moments cannot be found."""
+        trained = _trained(self.view, state)
+        weights = leaves_of(trained)
+        sparse = sparse_among(leaves_of(self.view.support(state)), weights)
+        if (self.mask_moments or self.reset_grown) and any(sparse):
+            self._owned(state.opt, leaves_of(state.opt), trained, weights, sparse)
+
+    def cleared(self, state: State, after: Stepped, grads: Tree) -> State:
+        """The state with moments on its support alone, which start again where a weight
+        has been set since the step.
+        """
+        if not (self.mask_moments or self.reset_grown):
+            return state
+        stepped, whole = after
+        both = self.mask_moments and self.reset_grown
+        opt = whole if whole is not None and both else stepped.opt
+        view = self.view
+        trained = _trained(view, state)
+        rows, _ = zipped(
+            view.support(state),
+            view.support(stepped),
+            trained,
+            _trained(view, stepped),
+        )
+        weights = [row[2] for row in rows]
+        sparse = sparse_among([row[0] for row in rows], weights)
+        if not any(sparse):
+            return state
+        leaves, rebuild = opened(opt)
+        owned = self._owned(opt, leaves, trained, weights, sparse)
+        owning = [rows[owner] for owner in owned]
+        places = list(owned.values())
+        first = self._first_values(trained, owning)
+        parts = [list(range(len(owning)))]
+        if saves():
+            donate(
+                [leaves[i] for own in places for i in own],
+                leaves_of((grads, state._replace(opt=()))),
+            )
+            supports = [row[0] for row in owning]
+            parts = lists.places_in_parts(supports, [x.numel() for x in supports])
+        for part in parts:
+            kept = live_leaves(
+                [owning[i] for i in part],
+                mask_moments=self.mask_moments,
+                reset_grown=self.reset_grown,
+            )
+            masks: dict[int, Tensor] = {}
+            for place, live in zip(part, kept, strict=True):
+                if live is None:
+                    continue
+                for i in places[place]:
+                    masks[i] = live
+            cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
+            for i, leaf in zip(masks, cleaned, strict=True):
+                leaves[i] = leaf
+            if first is None:
+                continue
+            for place in part:
+                for i in places[place]:
+                    if i in masks:
+                        starts = owning[place][0] & ~masks[i]
+                        leaves[i] = torch.where(starts, first[i], leaves[i])
+        return state._replace(opt=rebuild(leaves))
+
+    def _owned(
+        self,
+        opt: Tree,
+        leaves: Sequence[Tensor],
+        trained: Tree,
+        weights: Sequence[Tensor],
+        sparse: Sequence[bool],
+    ) -> dict[int, list[int]]:
+        # The places of the moments of each sparse leaf. The optimizer is asked once for
+        # each structure with its shapes and dtypes.
+        if is_compiling():
+            owned = self._find(opt, trained, sparse)
+        else:
+            both: Tree = (trained, opt)
+            kinds = [(x.shape, x.dtype) for x in weights]
+            key = (optree.tree_structure(both), *kinds, *sparse)
+            if key not in self._found:
+                self._found[key] = self._find(opt, trained, sparse)
+            owned = self._found[key]
+        for owner, places in owned.items():
+            for i in places:
+                if leaves[i].shape != weights[owner].shape:
+                    raise self._refused()
+        return owned
+
+    def _find(
+        self, opt: Tree, trained: Tree, sparse: Sequence[bool]
+    ) -> dict[int, list[int]]:
+        found = foreign.find(self.optimizer, trained, sparse)
+        if not same_structure(found.like, opt):
+            raise self._refused()
+        owned: dict[int, list[int]] = {}
+        for place, owner in enumerate(found.owners):
+            if owner >= 0 and sparse[owner]:
+                owned.setdefault(owner, []).append(place)
+        return owned
+
+    def _refused(self) -> ValueError:
+        return ValueError(
+            "with_optimizer: cannot find the moments of "
+            f"{foreign.name_of(self.optimizer)}: its state takes another form for "
+            f"leaves of other sizes; {foreign.WAY_OUT}"
+        )
+
+    def _first_values(self, trained: Tree, rows: Sequence[Row]) -> list[Tensor] | None:
+        # The leaves of the optimizer's first state, if moments of some rows start; None
+        # if they start at zero.
+        if not self.reset_grown or self._start_at_zero:
+            return None
+        starts = any(row[0] is not row[1] or _is_moved(row[2], row[3]) for row in rows)
+        return leaves_of(self.optimizer.init(trained)) if starts else None
+
+
+def live_leaves(
+    rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: bool = True
+) -> list[Tensor | None]:
+    """The entries at which the moments of each leaf are kept; None for all.
+
+    >>> before, after = (
+    ...     torch.tensor([True, True, False]),
+    ...     torch.tensor([True, False, True]),
+    ... )
+    >>> weight = torch.tensor([1.0, 0.0, 0.0])
+    >>> live_leaves([(after, before, weight, weight)])
+    [tensor([ True, False, False])]
+
+    A row is the support and the weight after the update, and both as they were between
+    optimizer and update: (support, before, weight, stepped). Moments are kept on the
+    support (`mask_moments`), but not where it has just turned on or where the update
+    itself set the weight (`reset_grown`).
+    """
+    made: list[Tensor | None] = [None] * len(rows)
+    kinds: list[tuple[bool, bool]] = [(False, False)] * len(rows)
+    for i, (support, before, weight, stepped) in enumerate(rows):
+        if reset_grown and (before is not support or weight is not stepped):
+            kinds[i] = before is not support, _is_moved(weight, stepped)
+    for changed, is_set in dict.fromkeys(kinds):
+        alike = [i for i, kind in enumerate(kinds) if kind == (changed, is_set)]
+        columns = list(zip(*[rows[i] for i in alike], strict=True))
+        live: Sequence[Tensor | None] = [None] * len(alike)
+        if changed or is_set:
+            used = columns[: 2 if changed else 1]
+            used += columns[2:] if is_set else []
+            run = functools.partial(_live, mask_moments, changed, is_set)
+            live = lists.each(run, *used, formula=mask_moments and not is_set)
+        elif mask_moments:
+            live = columns[0]
+        for i, x in zip(alike, live, strict=True):
+            made[i] = x
+    return made
+
+
+def _is_moved(weight: Tensor, stepped: Tensor) -> bool:
+    # A stepped leaf that gave its memory to the new one had the same values on the
+    # support.
+    return weight is not stepped and not isinstance(stepped, Emptied)
+
+
+def _live(
+    masked: bool, changed: bool, is_set: bool, support: Tensor, *others: Tensor
+) -> Tensor:
+    # The others: the support before if it has changed, and the weight and the stepped
+    # one if it has been set.
+    parts = [support] if masked else []
+    if changed:
+        parts.append(others[0] if masked else others[0] | ~support)
+    if is_set:
+        weight, stepped = others[-2:]
+        # Weights that the update itself set start with zero moments, such as weights
+        # pruned and regrown.
+        same = (weight == stepped) | (weight.isnan() & stepped.isnan())
+        parts.append(same if masked else same | ~support)
+    return functools.reduce(lists.both, parts)
+
+
+# ---- compiled code -------------------------------------------------------------------
+
+
+def compiled_well(update: Stepping) -> Stepping:
+    """The update; compiled, it reads the bytes of masks and support, and returns masks
+    that it leaves as given.
+    """
+
+    def reading(state: State, grads: Tree, step: Step) -> State:
+        if not is_compiling():
+            return update(state, grads, step)
+        old, rebuild = opened((state.masks, state.support))
+        seen = from_bytes(old)
+        masks, support = rebuild(seen)
+        new = update(state._replace(masks=masks, support=support), grads, step)
+        leaves, rebuild = opened((new.masks, new.support))
+        masks, support = rebuild(
+            [x if y is z else y for x, y, z in zip(old, leaves, seen, strict=True)]
+        )
+        return new._replace(masks=masks, support=support)
+
+    return reading

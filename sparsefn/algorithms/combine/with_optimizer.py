@@ -1,0 +1,153 @@
+"""Any TorchOpt- or optax-shaped optimizer inside an algorithm, with masked moments."""
+
+from __future__ import annotations
+
+from sparsefn.algorithms.combine import foreign
+from sparsefn.algorithms.combine.descent import Descent, Moments, compiled_well
+from sparsefn.algorithms.combine.paired import check_paired
+from sparsefn.algorithms.combine.states import check_algorithm
+from sparsefn.algorithms.frame import framed, overwriting
+from sparsefn.core.checks import check_trigger, described, uncalled
+from sparsefn.core.state import (
+    Algorithm,
+    State,
+    Step,
+    Trigger,
+    Update,
+    everywhere,
+    has_optimizer,
+    masked_view,
+    update_of,
+)
+from sparsefn.core.tree import Tree, all_finite, choose, where_leaves
+from sparsefn.core.triggers import never
+
+# The view of an optimizer that keeps moments of pruned weights, too.
+dense_view = masked_view._replace(
+    grads=lambda state, grads, step: grads,
+    support=lambda state: everywhere(state.params),
+)
+
+
+@described
+def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
+    """The algorithm whose optimizer gets gradients of pruned weights, too.
+
+    >>> algorithm = sf.with_dense_gradients(sf.static(0.5, init="magnitude"))
+    >>> algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.5, momentum=0.9))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> state = algorithm.update(state, {"w": torch.ones(1, 2)}, 0)
+    >>> state.params, state.opt.momentum
+    ({'w': tensor([[0.0000, 1.5000]])}, {'w': tensor([[1., 1.]])})
+
+    Their moments are kept, too. The same weights move as before; only moments are
+    dense, so that a grown weight starts with its momentum (with `reset_grown=False`)
+    and scores may read momenta of pruned weights in `state.opt`. ValueError for an
+    algorithm that has another view (latents, terms).
+    """
+    check_algorithm("with_dense_gradients", algorithm)
+    if algorithm.view is not masked_view:
+        raise ValueError(
+            "with_dense_gradients: expected an algorithm that trains params, got one "
+            "with its own view"
+        )
+    return algorithm._replace(view=dense_view, within=None)
+
+
+@described
+def with_optimizer(
+    algorithm: Algorithm,
+    optimizer: foreign.ForeignOptimizer,
+    *,
+    skip: Trigger | None = None,
+    reset: Trigger = never(),
+    reset_grown: bool = True,
+    mask_moments: bool = True,
+    skip_nonfinite: bool = False,
+) -> Algorithm:
+    """An algorithm with an optimizer inside, which steps before the masks change.
+
+    >>> algorithm = sf.with_optimizer(
+    ...     sf.static(0.5, init="magnitude"), sf.optimizers.sgd(0.5)
+    ... )
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> algorithm.update(state, {"w": torch.ones(1, 2)}, 0).params
+    {'w': tensor([[0.0000, 1.5000]])}
+
+    SNIP prunes by weights times gradients: `skip` leaves out the step that would move
+    the weights before.
+
+    >>> snip = sf.with_optimizer(
+    ...     sf.one_shot(0.5, sf.scores.saliency),
+    ...     sf.optimizers.sgd(9.0),
+    ...     skip=sf.at([0]),
+    ... )
+    >>> state = snip.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> snip.update(state, {"w": torch.tensor([[3.0, 1.0]])}, 0).params
+    {'w': tensor([[1., 0.]])}
+
+    Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks ->
+    moments. So drop scores see the stepped weights and grow scores the gradient of the
+    same step. Moments are zero outside the view's support (`mask_moments`). They start
+    from the optimizer's first values, those of its `init`, where the support turns on
+    again or where the algorithm itself sets a kept weight (`reset_grown`); `reset`
+    starts the whole optimizer again. With `skip_nonfinite` a step in which an entry of
+    grads, pruned or not, is NaN or infinite changes nothing in the state. Scores see
+    the stepped optimizer's state in `state.opt`, but not inside `partition` and
+    `reparametrised`, whose parts are other trees.
+
+    The optimizer must be pure and is called with `inplace=False`; its state holds only
+    tensors. A moment is a tensor of that state with the shape of a trained leaf.
+    Statistics of rows and columns, as Adafactor's, see masked gradients and are not
+    touched. TypeError for something without init and update and for a state that holds
+    a number. ValueError for an algorithm that has an optimizer already, for a score
+    that multiplies weights by gradients (`saliency`, `movement`) without `skip`, for
+    updates unlike the params, and, unless `mask_moments` and `reset_grown` are both
+    off, for a state that joins leaves in one tensor, or holds moments in integers, of
+    low rank or in another basis.
+    """
+    check_algorithm("with_optimizer", algorithm)
+    check_paired("with_optimizer", algorithm, skip)
+    if skip is not None:
+        check_trigger("skip", skip)
+    check_trigger("reset", reset)
+    for name in ("init", "update"):
+        if not callable(getattr(optimizer, name, None)):
+            got = uncalled(optimizer) or f"{foreign.name_of(optimizer)} without {name}"
+            raise TypeError(
+                "with_optimizer: expected an optimizer with init(params) and "
+                "update(grads, state, *, params, inplace), such as "
+                f"sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got {got}"
+            )
+    masks = update_of(algorithm)
+    inside = Descent(optimizer, algorithm.view)
+    moments = Moments(optimizer, algorithm.view, mask_moments, reset_grown)
+
+    def init(params: Tree) -> State:
+        state = algorithm.init(params)
+        if has_optimizer(state):
+            raise ValueError("with_optimizer: the algorithm has an optimizer already")
+        state = inside.restarted(state)
+        moments.check(state)
+        inside.prime(state)
+        return state
+
+    def advance(state: State, grads: Tree, step: Step) -> State:
+        after = inside.stepped(state, grads, step, skip)
+        opt = after.state.opt
+        state = overwriting(masks, after.state, grads, step)._replace(opt=opt)
+        state = moments.cleared(state, after, grads)
+        chosen: State = choose(reset(step), inside.restarted, state)
+        return chosen
+
+    @compiled_well
+    def update(state: State, grads: Tree, step: Step) -> State:
+        if not skip_nonfinite or grads is None:
+            return advance(state, grads, step)
+        finite = all_finite(grads)
+        if finite.device.type != "cpu":  # reading its value would wait for the device
+            return where_leaves(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
+        return choose(finite, lambda now: advance(now, grads, step), state)  # type: ignore[no-any-return]
+
+    record = Update(update, masked=None if skip_nonfinite else masks.masked)
+    return framed(init, record, algorithm.view, settled=algorithm.settled)

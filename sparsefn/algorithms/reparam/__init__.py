@@ -1,0 +1,21 @@
+"""Maps from latents to weights, for `reparametrised`."""
+
+from sparsefn.algorithms.reparam.base import Reparametrisation
+from sparsefn.algorithms.reparam.gates import chance_kept, hard_concrete, sigmoid_gate
+from sparsefn.algorithms.reparam.low_rank import low_rank
+from sparsefn.algorithms.reparam.selections import faded, soft_nm, soft_topk
+from sparsefn.algorithms.reparam.thresholds import power, soft_threshold
+
+__all__ = [
+    "Reparametrisation",
+    "chance_kept",
+    "faded",
+    "hard_concrete",
+    "low_rank",
+    "power",
+    "sigmoid_gate",
+    "soft_nm",
+    "soft_threshold",
+    "soft_topk",
+]
+__dir__ = __all__.copy

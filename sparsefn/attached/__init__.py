@@ -1,7 +1,0 @@
-"""The edge to `torch.optim`: masks in a module that its own optimizer trains."""
-
-from sparsefn.attached.attach import attach
-from sparsefn.attached.attached import Attached
-
-__all__ = ["Attached", "attach"]
-__dir__ = __all__.copy

@@ -1,7 +1,0 @@
-"""States as flat dicts of tensors, for `torch.save` and safetensors."""
-
-from sparsefn.checkpoint.compressed import compress, decompress
-from sparsefn.checkpoint.states import load_state_dict, state_dict, tree_equal
-
-__all__ = ["compress", "decompress", "load_state_dict", "state_dict", "tree_equal"]
-__dir__ = __all__.copy

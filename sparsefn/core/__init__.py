@@ -1,0 +1,1 @@
+"""States, algorithms, trees, random numbers, schedules and triggers."""

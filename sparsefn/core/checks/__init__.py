@@ -1,0 +1,51 @@
+"""Checks of what users give, and the calls that made an algorithm."""
+
+from sparsefn.core.checks import rounding
+from sparsefn.core.checks.checks import (
+    Level,
+    Schedule,
+    Step,
+    as_int,
+    check_call,
+    check_int,
+    check_keywords,
+    check_kind,
+    check_pairs,
+    check_positive,
+    check_sparsity,
+    check_step,
+    check_trigger,
+    check_whole,
+    is_int,
+    is_number,
+    number,
+    numbers,
+)
+from sparsefn.core.checks.factories import (
+    Call,
+    Described,
+    Made,
+    call_of,
+    described,
+    factory_of,
+    has_name,
+    own_calls,
+    parts_of,
+    shown,
+    uncalled,
+    with_call,
+)
+from sparsefn.core.checks.plain import called, check_keys, listed, named
+from sparsefn.core.checks.presets import keywords_of, preset
+from sparsefn.core.checks.rounding import (
+    CountRule,
+    as_fraction,
+    as_number,
+    fraction_at,
+    n_kept,
+    of_groups,
+    rounded,
+    rounded_down,
+    rounded_up,
+)
+from sparsefn.core.checks.table import aligned, natural

@@ -1,5 +1,0 @@
-"""Sums with the same bits in any order, and sums over boxes."""
-
-from sparsefn.engine.sums.exact_sums import means, sums
-from sparsefn.engine.sums.folds import slabs
-from sparsefn.engine.sums.pooling import Box, Pooling, Reduction, in_boxes, pool

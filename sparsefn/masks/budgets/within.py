@@ -1,0 +1,247 @@
+"""Budgets in parameters, FLOPs, bytes or measured time: as many units as fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Literal, Protocol
+
+from sparsefn._engine.numbers import Real
+from sparsefn._engine.selection import Counts
+from sparsefn._engine.surroundings import at_compile_time, concrete
+from sparsefn.core.checks import is_number, shown
+from sparsefn.masks.budgets.distributions import Shapes
+from sparsefn.masks.budgets.filling import (
+    Number,
+    Prefer,
+    Priced,
+    check_prefer,
+    fill_up,
+    levels_of,
+)
+
+Table = Mapping[str, "Sequence[Number] | Mapping[int, Number]"]
+
+
+class Costed(Protocol):
+    """A model whose costs are known, as `sf.shrinking.groups` and `weights` give it."""
+
+    def priced(
+        self,
+        unit: str,
+        bits: int | None,
+        compressed: bool,
+        only: Sequence[int] | None,
+    ) -> Priced:
+        """Its cost by kept units."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Within:
+    """A distribution whose counts cost at most a limit (made by `within`)."""
+
+    limit: Number
+    unit: str
+    priced: Priced = dataclasses.field(repr=False)
+    prefer: Prefer = dataclasses.field(repr=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many units of each leaf or set are kept at the limit, where all of them
+        may lose some.
+        """
+        return dict(self._solved(tuple(self.priced.sizes), 1.0))
+
+    @property
+    def cost(self) -> Number:
+        """What these units cost."""
+        counts = self.counts
+        if counts != self.priced.sizes:
+            masks = sum(self.priced.masks.values())
+        else:
+            masks = 0
+        return self.priced.cost(list(counts.values())) + masks
+
+    def __repr__(self) -> str:
+        return f"within({self.limit}, unit={self.unit!r})"
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name}: {n} of {self.priced.sizes[name]}"
+            for name, n in self.counts.items()
+        ]
+        return "\n".join([*rows, f"{self.cost} of {self.limit} {self.unit}"])
+
+    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
+        """The counts of these leaves, as far on the way to the limit as the sparsity
+        says; others stay whole.
+        """
+        for path, shape in shapes.items():
+            size = self.priced.sizes.get(path)
+            if size != math.prod(shape):
+                known = "no such leaf or set" if size is None else f"{size} units"
+                raise ValueError(
+                    "within: expected the leaves or sets of the model that was "
+                    f"priced, but {path!r} of shape {tuple(shape)} has {known} there"
+                )
+        level = concrete(sparsity)
+        if level is None:
+            raise ValueError(
+                "within: expected a sparsity whose value is known, got one inside a "
+                "transform of torch, or of a schedule inside sf.captured; leave these "
+                "out"
+            )
+        counts = _solved(self, tuple(shapes), float(level))
+        return {path: counts[path] for path in shapes}
+
+    @functools.cached_property
+    def _solved(self) -> Callable[[tuple[str, ...], float], dict[str, int]]:
+        # an update asks again and again
+        return functools.lru_cache(maxsize=64)(self._solve)
+
+    def _solve(self, free: tuple[str, ...], way: float) -> dict[str, int]:
+        names = list(self.priced.sizes)
+        sizes = list(self.priced.sizes.values())
+        levels, last = levels_of(
+            self.priced, self.prefer, [name in free for name in names]
+        )
+        masks = sum(self.priced.masks.get(name, 0) for name in free)
+        whole = self.priced.cost(sizes)
+
+        def cost(kept: Sequence[int]) -> Number:
+            return self.priced.cost(kept) + masks
+
+        start = Fraction(whole) + masks
+        limit = start
+        if whole > self.limit:
+            limit = start - Fraction(way) * (start - Fraction(self.limit))
+        least = cost(levels(0))
+        if least > limit:
+            raise ValueError(
+                f"within: expected a limit of {least} {self.unit} or more, which is "
+                "what one unit of each leaf or set that may lose units costs with "
+                f"the rest of the model, got {shown(self.limit)}"
+            )
+        kept = fill_up(cost, levels, last, limit)
+        return dict(zip(names, kept, strict=True))
+
+
+@at_compile_time
+def _solved(made: Within, free: tuple[str, ...], way: float) -> dict[str, int]:
+    return made._solved(free, way)
+
+
+def within(
+    limit: Number,
+    model: Costed,
+    unit: Literal["params", "flops", "bytes"] | Table = "params",
+    *,
+    prefer: Prefer = "uniform",
+    bits: int | None = None,
+    compressed: bool = False,
+    only: Sequence[int] | None = None,
+) -> Within:
+    """As many units of each leaf or tied set as cost at most `limit`.
+
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    ... ).eval()
+    >>> groups = sf.shrinking.groups(net, torch.ones(1, 8))
+    >>> budget = sf.budgets.within(100, groups, "params")
+    >>> budget.counts, budget.cost, groups.cost({0: range(7, 16)})
+    ({'0.weight': 7}, 95, 95)
+    >>> algorithm = sf.gmp(1.0, pattern=groups.pattern(), distribution=budget)
+
+    One more unit of any of them would pass the limit.
+
+    `model` are `sf.shrinking.groups(model, example)` for units, with
+    `pattern=groups.pattern(only)`, or `sf.shrinking.weights(model, example)` for single
+    weights. The sparsity of an algorithm is how far on the way to the limit it is: at
+    1.0 the cost is at most the limit, at 0.0 the model is whole, and between them the
+    bound falls in proportion. Each leaf or set keeps a unit at least; those that
+    `where` leaves out stay whole.
+
+    `unit` is what is counted, each time from all sizes, as what a unit costs
+    depends on what others keep:
+
+    - "params": entries of parameters, shared ones once; of single weights those that
+      are not zero.
+    - "flops": of one call on the example, as `sf.report.flops` counts them.
+    - "bytes": of the parameters in their dtypes, or in so many `bits` each. With
+      `compressed` they are what the masked model takes with a bit for each weight of
+      the leaves that lose some, as `sf.checkpoint.compress` stores them.
+    - a table: the cost of each leaf or set by its path, as a sequence by kept count,
+      from 0 on, or a dict by count, in which counts that are missing cost what the next
+      larger one does. The sum counts, such as of measured times. Where fewer units cost
+      more than more units do, they count as much as the largest cost below.
+
+    `prefer` says who loses: "uniform", the same share of units everywhere; a dict of
+    weights by glob, in proportion to which shares are lost (0: stays whole, others 1);
+    "global", the units of the smallest mean magnitude in all of the model as it is; or
+    a dict of a tensor of scores for each leaf or set. All are deterministic: the common
+    bound is the highest that fits, then units are added one by one in this order until
+    none fits.
+
+    Raises ValueError for a limit that cannot be met, with the least cost, for another
+    unit, and for leaves of other sizes; TypeError for a limit that is no number.
+    """
+    if not is_number(limit):
+        raise TypeError(
+            f"within: expected limit to be a number, got {type(limit).__name__}"
+        )
+    if not (math.isfinite(limit) and limit >= 0):
+        raise ValueError(f"within: expected a limit >= 0, got {limit}")
+    if not hasattr(model, "priced"):
+        raise TypeError(
+            "within: expected sf.shrinking.groups(model, example) or "
+            f"sf.shrinking.weights(model, example), got {type(model).__name__}"
+        )
+    if isinstance(unit, Mapping):
+        priced = _by_table(model.priced("params", None, False, only), unit)
+        name = "by the table"
+    else:
+        priced = model.priced(unit, bits, compressed, only)
+        name = unit
+    made = Within(limit, name, priced, prefer)
+    check_prefer(priced, prefer)
+    return made
+
+
+def _by_table(priced: Priced, table: Table) -> Priced:
+    missing = [name for name in table if name not in priced.sizes]
+    if missing:
+        raise ValueError(
+            f"within: expected a table for {', '.join(map(repr, priced.sizes))}, got "
+            f"{missing[0]!r}"
+        )
+    rows = [
+        _row(name, table[name], size) if name in table else None
+        for name, size in priced.sizes.items()
+    ]
+
+    def cost(kept: Sequence[int]) -> Number:
+        return sum(row[n] for row, n in zip(rows, kept, strict=True) if row is not None)
+
+    return Priced(priced.sizes, cost, priced.scores)
+
+
+def _row(
+    name: str, given: Sequence[Number] | Mapping[int, Number], size: int
+) -> list[Number]:
+    if isinstance(given, Mapping):
+        found = given
+    else:
+        found = dict(enumerate(given))
+    if size not in found:
+        raise ValueError(
+            f"within: expected the cost of all {size} units in the table of {name!r}, "
+            f"got {sorted(found)}"
+        )
+    row: list[Number] = [found[size]] * (size + 1)
+    for n in range(size - 1, -1, -1):
+        row[n] = found.get(n, row[n + 1])
+    return list(itertools.accumulate(row, max))

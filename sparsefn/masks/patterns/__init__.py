@@ -1,0 +1,32 @@
+"""Patterns: how elements form units, and how units form competing groups."""
+
+from sparsefn.masks.patterns.kinds import (
+    block,
+    channel,
+    in_groups,
+    kernel,
+    nearly_diagonal,
+    nm,
+    out_groups,
+    row_balanced,
+    transposable,
+    unstructured,
+)
+from sparsefn.masks.patterns.tied import tied
+from sparsefn.masks.patterns.units import Pattern
+
+__all__ = [
+    "Pattern",
+    "block",
+    "channel",
+    "in_groups",
+    "kernel",
+    "nearly_diagonal",
+    "nm",
+    "out_groups",
+    "row_balanced",
+    "tied",
+    "transposable",
+    "unstructured",
+]
+__dir__ = __all__.copy

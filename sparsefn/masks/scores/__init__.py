@@ -1,0 +1,43 @@
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important.
+
+Some have memory.
+"""
+
+from sparsefn.masks.scores.changed import by_unit, ranked, sampled
+from sparsefn.masks.scores.data import reap, ria, wanda
+from sparsefn.masks.scores.leaves import distance, lamp, leafwise, topology
+from sparsefn.masks.scores.memory import ema, first_sign, mean, momentum, steered, sum
+from sparsefn.masks.scores.plain import (
+    absolute,
+    gradient,
+    magnitude,
+    movement,
+    random,
+    saliency,
+)
+
+__all__ = [
+    "absolute",
+    "by_unit",
+    "distance",
+    "ema",
+    "first_sign",
+    "gradient",
+    "lamp",
+    "leafwise",
+    "magnitude",
+    "mean",
+    "momentum",
+    "movement",
+    "random",
+    "ranked",
+    "reap",
+    "ria",
+    "saliency",
+    "sampled",
+    "steered",
+    "sum",
+    "topology",
+    "wanda",
+]
+__dir__ = __all__.copy

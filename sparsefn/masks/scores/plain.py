@@ -1,0 +1,225 @@
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important.
+
+`grads` is the dense gradient at the effective weights, so every score here sees pruned
+positions too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn._engine.draws import drawn_leaves
+from sparsefn.core.checks import Made, check_kind, has_name, with_call
+from sparsefn.core.state import Accumulated, State, Step
+from sparsefn.core.tree import Leaves, Tree, flatten, wide
+from sparsefn.masks.patterns.kinds import Pattern
+from sparsefn.masks.patterns.tied import TiedPattern
+
+Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
+Plain = TypeVar("Plain", bound=Callable[..., Tree])
+
+
+def plain(score: object) -> Callable[..., Tree]:
+    if isinstance(score, Accumulated) or not callable(score):
+        raise TypeError(
+            "expected a score function of (state, grads, step), got "
+            f"{type(score).__name__}"
+        )
+    return score
+
+
+class Function(Made):
+    """A score that is a function, and has another way to be read besides."""
+
+    def __init__(self, fn: Callable[..., Tree]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The values."""
+        return self.fn(*args)
+
+    def __repr__(self) -> str:
+        known = self.made_by or self.__qualname__  # type: ignore[attr-defined]
+        return str(known)
+
+    def __reduce__(self) -> Any:
+        return self.__qualname__  # type: ignore[attr-defined]
+
+
+class Absolute(Function):
+    """The absolute value of a score, `signed`, which selection compares without taking
+    it; `keyed` if it may draw.
+    """
+
+    def __init__(self, signed: Callable[..., Tree], keyed: bool = True) -> None:
+        super().__init__(signed)
+        self.signed = signed
+        self.keyed = keyed
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The absolute values."""
+        return optree.tree_map(torch.abs, self.signed(*args))
+
+
+class OfUnits(Function):
+    """A score of the units of a pattern of tied sets: its values are {name of the set:
+    (units,)}.
+    """
+
+    def __init__(self, pattern: TiedPattern, fn: Callable[..., Tree]) -> None:
+        super().__init__(fn)
+        self.pattern = pattern
+
+
+class OfInputs(Function):
+    """A score that reads what weights are multiplied by: `check(pattern, path, leaf)`
+    raises for other rows.
+    """
+
+    def __init__(
+        self, check: Callable[[Pattern, str, Tensor], None], fn: Callable[..., Tree]
+    ) -> None:
+        super().__init__(fn)
+        self.check = check
+
+
+class Drawn(Function):
+    """A score drawn leaf by leaf: `draw(leaves, state, step)` is of some leaves."""
+
+    def __init__(
+        self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]
+    ) -> None:
+        super().__init__(fn)
+        self.draw = draw
+
+    def __call__(self, state: State, grads: Tree, step: Step) -> Tree:
+        """The scores of all leaves."""
+        leaves, rebuild = flatten(state.params)
+        return rebuild(list(self.draw(leaves, state, step).values()))
+
+
+def absolute(signed: Signed) -> Signed:
+    """The absolute value of a score, which selection takes in blocks, without a copy.
+
+    >>> @sf.scores.absolute
+    ... def drift(state, grads, step):
+    ...     return state.opt
+    >>> drift(sf.State((), (), opt={"w": torch.tensor([-2.0, 1.0])}), (), 0)
+    {'w': tensor([2., 1.])}
+
+    A decorator of a Score, with memory or without, and of the `value` of one with
+    memory; `signed` of the result is the function. Raises TypeError for anything but a
+    score.
+    """
+    if isinstance(signed, Accumulated):
+        remembered: Any = signed._replace(value=absolute(signed.value))
+        return cast(Signed, with_call(remembered, absolute, signed))
+    made = cast(Signed, Absolute(plain(signed)))
+    return with_call(made, absolute, signed) if has_name(signed) else made
+
+
+def _unkeyed(signed: Plain) -> Plain:
+    # The absolute value of a score that draws nothing.
+    return cast(Plain, Absolute(signed, keyed=False))
+
+
+@_unkeyed
+def magnitude(state: State, grads: Tree, step: Step) -> Tree:
+    """Absolute value of the weights.
+
+    >>> sf.scores.magnitude(
+    ...     sf.State({"w": torch.tensor([-2.0, 1.0])}, {"w": torch.tensor(True)}), (), 0
+    ... )
+    {'w': tensor([2., 1.])}
+    """
+    del grads, step
+    return state.params
+
+
+@_unkeyed
+def gradient(state: State, grads: Tree, step: Step) -> Tree:
+    """Absolute value of the gradient.
+
+    >>> sf.scores.gradient(sf.State((), ()), {"w": torch.tensor([-2.0, 1.0])}, 0)
+    {'w': tensor([2., 1.])}
+
+    Evci et al. 2020, arXiv 1911.11134 (growth in RigL).
+    """
+    del state, step
+    return given("gradient", grads)
+
+
+def saliency(state: State, grads: Tree, step: Step) -> Tree:
+    """|weight * gradient|: to first order, the loss's change without the weight.
+
+    >>> state = sf.State(
+    ...     {"w": torch.tensor([2.0, -1.0, 0.5])}, {"w": torch.tensor(True)}
+    ... )
+    >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
+    {'w': tensor([1.0000, 3.0000, 0.5000])}
+
+    16-bit products are made in float32: in float16 small ones would be 0. Lee et al.
+    2019, arXiv 1810.02340, eq. 5.
+    """
+    del step
+    return optree.tree_map(
+        lambda w, g: (wide(w) * g).abs(), state.params, given("saliency", grads)
+    )
+
+
+def movement(state: State, grads: Tree, step: Step) -> Tree:
+    """-weight * gradient: positive where gradient descent moves away from zero.
+
+    >>> state = sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)})
+    >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
+    {'w': tensor([ 1., -3.])}
+
+    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020,
+    arXiv 2005.07683, eq. 3. 16-bit products are made in float32.
+    """
+    del step
+    return optree.tree_map(
+        lambda w, g: -(wide(w) * g), state.params, given("movement", grads)
+    )
+
+
+def given(name: str, grads: Tree) -> Tree:
+    if grads is None:
+        raise ValueError(f"scores.{name} reads gradients, got grads=None")
+    return grads
+
+
+def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
+    if not isinstance(state.key, Tensor):
+        raise ValueError(
+            "expected a state with a PRNG key for random scores, got none; pass "
+            "key=sf.random.key(seed)"
+        )
+    return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
+
+
+def _by_leaf(fn: Plain) -> Plain:
+    return cast(Plain, Drawn(_drawn, fn))
+
+
+@_by_leaf
+def random(state: State, grads: Tree, step: Step) -> Tree:
+    """Uniform draws in [0, 1) of the state's key, the path, the step and the index.
+
+    >>> state = sf.State(
+    ...     {"w": torch.zeros(2)}, {"w": torch.tensor(True)}, key=sf.random.key(0)
+    ... )
+    >>> draws = sf.scores.random(state, (), 7)["w"]
+    >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
+    True
+
+    The path is the leaf's, the index the element's. ValueError for a state without a
+    key.
+    """

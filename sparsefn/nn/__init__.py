@@ -1,0 +1,1 @@
+"""Modules of torch.nn and optimizers of torch.optim: parameters in, masks out."""

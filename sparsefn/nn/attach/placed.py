@@ -1,0 +1,394 @@
+"""A state whose weights lie in the parameters of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparsefn._engine.leaves import (
+    are_zeroed,
+    is_sparse,
+    zero_,
+    zeroed,
+)
+from sparsefn.core.state import (
+    Algorithm,
+    State,
+    Step,
+    effective,
+    has_optimizer,
+    has_own_support,
+    masked_view,
+)
+from sparsefn.core.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
+from sparsefn.nn.attach.gradients import dense_gradient
+from sparsefn.nn.attach.moments import HeldStates, check_moments, zeros_stay
+from sparsefn.nn.attach.optimizer_state import clear_moments
+from sparsefn.nn.attach.records import (
+    Record,
+    address,
+    addresses,
+    differ,
+    note_all,
+    set_gradients,
+    trained_records,
+    with_other_gradients,
+    written_among,
+)
+from sparsefn.nn.attach.writes import (
+    check_followers,
+    check_kinds,
+    stains,
+    taken_over,
+)
+
+TrainedRow = tuple[Record, Tensor, Tensor]
+
+
+class Placed:
+    """A state, and the records of the parameters that hold its weights.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
+    >>> algorithm = sf.static(0.5, init="magnitude")
+    >>> placed = Placed(algorithm, weights)
+    >>> with torch.no_grad():
+    ...     placed.show(placed.state)
+    >>> weight
+    Parameter containing:
+    tensor([[0., 2.]], requires_grad=True)
+
+    Where the effective weights say all that the state's params do, the state's leaves
+    are the parameters' own memory.
+    """
+
+    def __init__(self, algorithm: Algorithm, weights: Mapping[str, Record]) -> None:
+        state = algorithm.init(
+            {name: record.parameter.detach() for name, record in weights.items()}
+        )
+        if has_optimizer(state):
+            raise ValueError(
+                "attach: expected an algorithm without with_optimizer: torch's own "
+                "takes its place"
+            )
+        self.algorithm = algorithm
+        self.state = state
+        # in the order of the leaves
+        self.weights = {name: weights[name] for name in flatten(state.params)[0]}
+        self.trained = trained_records(algorithm.view, state, self.weights)
+        self.extra = [record for record in self.trained if record.beside]
+        self.records = [*self.weights.values(), *self.extra]
+        self.optimizers = {r.optimizer: HeldStates(r.optimizers) for r in self.trained}
+        # the weights that follow from what trains in their place
+        self.following = [r for r in self.weights.values() if r.follows]
+        # the weights of which the state has values that the module does not show, and
+        # the others
+        self.hidden: list[Record] = []
+        self.shown: list[Record] = []
+        # the weights that `show` is about to change
+        for record in self.weights.values():
+            if is_sparse(state.masks[record.name], record.parameter):
+                record.found = record.parameter.detach().clone()
+        self._dtypes = {record.parameter.dtype for record in self.records}
+        self._mixes = (
+            False  # an optimizer steps that may let pruned entries reach others
+        )
+        self.moving: Optimizer | None = None  # the optimizer that steps now
+
+    def take_over(self, call: str) -> None:
+        """Let state and module have what somebody has written since `show`, masked;
+        `call` begins the errors.
+        """
+        self.show(taken_over(call, self.state, self.weights.values()), self.state)
+
+    @torch.no_grad()
+    def drop_writes(self) -> None:
+        """Show again the weights that follow from something, despite writes."""
+        masks = [self.state.masks[record.name] for record in self.following]
+        leaves = [self.state.params[record.name] for record in self.following]
+        for record, leaf in zip(self.following, zeroed(masks, leaves), strict=True):
+            record.parameter.copy_(leaf)
+
+    def begin_step(self) -> Collection[str]:
+        """Take over what somebody has written, as far as it reaches a step; names of
+        weights that were not masked.
+
+        torch tells of most writes, and hides those through `.data`. What these leave at
+        pruned entries waits for `moved`, unless the state has values of its own there,
+        or a view reads weights: until then it reaches nothing.
+        """
+        written = written_among(self.weights.values())
+        if written:
+            check_kinds("before_step", self.state, written)
+            stained = stains(self.state, written)
+            self.take_over("before_step")
+            return stained
+        if self.hidden and not self.shows(self.hidden):
+            self.state = taken_over("before_step", self.state, self.hidden)
+        if self.algorithm.view is not masked_view:
+            self.zero_pruned()
+        return ()
+
+    def check_following(self, call: str) -> None:
+        """Raise RuntimeError where somebody wrote to weights that follow from
+        something.
+        """
+        if self.following and not self.shows(self.following):
+            check_followers(call, self.state, self.following)
+
+    def shows(self, records: Sequence[Record]) -> bool:
+        """Whether the module surely has the effective weights: nothing is read from a
+        device, or other processes.
+        """
+        values = [record.parameter.detach() for record in records]
+        if any(type(value) is not Tensor or not value.is_cpu for value in values):
+            return False
+        masks = [self.state.masks[record.name] for record in records]
+        return are_zeroed(
+            masks, [self.state.params[record.name] for record in records], values
+        )
+
+    def zero_pruned(self) -> None:
+        """Make weights zero in the module where they are pruned, unless the state has
+        values of its own there.
+        """
+        masks = [self.state.masks[record.name] for record in self.shown]
+        zero_(masks, [record.parameter for record in self.shown])
+
+    def seen(self, dense: Leaves, step: Step) -> list[Tensor]:
+        """The gradient of each leaf that the algorithm trains, in their order, of the
+        dense ones of the weights.
+
+        >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+        >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
+        >>> Placed(sf.static(0.5, init="magnitude"), weights).seen(
+        ...     {"w": torch.ones(1, 2)}, 0
+        ... )
+        [tensor([[0., 1.]])]
+        """
+        view = self.algorithm.view
+        if view.grads is masked_view.grads:
+            return zeroed(
+                [record.support for record in self.trained], list(dense.values())
+            )
+        return leaves_of(view.grads(self.state, dict(dense), step))
+
+    def moved(self) -> State:
+        """The state with what optimizers, and whoever else, made of the parameters
+        since `settle`.
+
+        The state itself where the parameters are its leaves, and their moments are
+        known to be masked.
+        """
+        mixes = self._mixes
+        self._mixes = False
+        state = self.state
+        view = self.algorithm.view
+        records = self.weights.values()
+        self._note_writes()
+        written = [record for record in records if record.written]
+        if written:
+            check_kinds("after_step", state, written)
+        self.check_following("after_step")
+        self.zero_pruned()
+        trains_params = view.get is masked_view.get or view.get(state) is state.params
+        is_plain = trains_params and not self.hidden
+        if is_plain and not written and not mixes:
+            return state
+        state = taken_over(
+            "after_step", state, [record for record in written if not record.trains]
+        )
+        own = {r.name: r.parameter.detach() for r in self.shown if r.trains}
+        state = state._replace(params=state.params | own)
+        if not is_plain:
+            values = [record.parameter.detach() for record in self.trained]
+            state = view.put(state, opened(view.get(state))[1](values))
+        for record, value in zip(self.trained, leaves_of(view.get(state)), strict=True):
+            if is_sparse(record.support, record.parameter):
+                # decay of weights that are not zero ends in momentum
+                clear_moments(record, record.support, value)
+        return state
+
+    @torch.no_grad()
+    def show(
+        self,
+        new: State,
+        old: State | None = None,
+        trained: Sequence[TrainedRow] | None = None,
+    ) -> None:
+        """Put the effective weights of a state into the module, and keep the params
+        that those do not show.
+
+        Leaves that are those of `old`, under its masks, are known to be zero where they
+        are pruned. `trained` are the rows of the new state, where they are known.
+        """
+        params = dict(new.params)
+        records = list(self.weights.values())
+        own = addresses([record.parameter for record in self.records])
+        fresh = [r for r in records if old is None or not _same(r.name, new, old)]
+        some = [r for r in records if r.hidden or r in fresh]
+        shows = zeroed(
+            [new.masks[r.name] for r in some], [params[r.name] for r in some]
+        )
+        visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
+        hiding(new, fresh, [visible[r.name] for r in fresh])
+        self.hidden = [r for r in records if r.hidden]
+        self.shown = [r for r in records if not r.hidden]
+        shown = addresses([visible[r.name] for r in records])
+        places = zip(records, own[: len(records)], shown, strict=True)
+        for record, mine, other in places:
+            name = record.name
+            leaf = params[name]
+            if record.hidden and address(leaf) in own:  # a map may hand on its latents
+                params[name] = leaf.clone()
+            if other != mine:
+                record.parameter.copy_(visible[name])
+            if not record.hidden:
+                params[name] = record.parameter.detach()
+            record.written = False
+        note_all(records)
+        for record, leaf, support in self.rows(new) if trained is None else trained:
+            record.support = support
+            if record.beside and address(leaf) != address(record.parameter):
+                record.parameter.copy_(leaf)
+        self.state = new._replace(params=params)
+
+    def rows(self, state: State) -> list[TrainedRow]:
+        """What trains in a state: each record with its leaf and its support."""
+        view = self.algorithm.view
+        return zipped(self.trained, view.get(state), view.support(state))[0]
+
+    def show_trained(self) -> None:
+        """Let the module hold what trains, also where it is pruned: a step begins."""
+        for record in self.weights.values():
+            record.found = None
+            if record.hidden and record.trains:
+                with torch.no_grad():
+                    record.parameter.copy_(self.state.params[record.name])
+                record.note()
+
+    def unmasked(self) -> dict[str, Tensor]:
+        """The module's weights, or, where nobody has written to it since `attach`
+        masked them, those before.
+        """
+        weights = {
+            name: record.parameter.detach() for name, record in self.weights.items()
+        }
+        found = {
+            name: r.found
+            for name, r in self.weights.items()
+            if r.found is not None and not r.is_written()
+        }
+        if found:
+            # as `attach` did: `.data` hides writes from torch
+            shown = effective(self.algorithm.init(weights | found))
+            written = differ([(weights[name], shown[name]) for name in found])
+            weights |= {
+                name: x
+                for (name, x), other in zip(found.items(), written, strict=True)
+                if not other
+            }
+        return weights
+
+    def settle(self, optimizer: Optimizer, skipped: bool) -> None:
+        """Just before an optimizer steps: mask the gradients and moments that somebody
+        has written, and note weights.
+
+        A step that is left out has no gradients. An optimizer that lets entries reach
+        others gets everything masked.
+        """
+        self._note_writes()
+        for record in self.weights.values():
+            if not record.trains:
+                record.parameter.grad = None
+        records = [record for record in self.trained if record.optimizer is optimizer]
+        trusts = zeros_stay(optimizer, self._dtypes)
+        if not trusts:
+            self._mixes = True
+            self.check_following("step")
+            self.zero_pruned()
+        self.mask_states(optimizer)
+        if skipped:
+            set_gradients(records, [None] * len(records))
+        else:
+            self._mask_gradients(with_other_gradients(records) if trusts else records)
+        self.moving = optimizer
+
+    def _mask_gradients(self, records: Sequence[Record]) -> None:
+        masked = [r for r in records if r.support.ndim and r.parameter.grad is not None]
+        if masked:
+            grads = [dense_gradient(r.parameter, r.parameter) for r in masked]
+            set_gradients(masked, zeroed([r.support for r in masked], grads))
+
+    def _note_writes(self) -> None:
+        for record in written_among(self.weights.values()):
+            record.written = True
+
+    def mask_states(self, optimizer: Optimizer) -> None:
+        """Mask the moments of an optimizer that has other states than after its last
+        step, as by `load_state_dict`.
+        """
+        if not self.optimizers[optimizer].have_changed():
+            return
+        check_moments(optimizer, self.trained)
+        for record in self.trained:
+            is_its = record.optimizer is optimizer
+            if is_its and is_sparse(record.support, record.parameter):
+                clear_moments(record, record.support)
+
+    def forget_states(self) -> None:
+        """Let all moments be masked again before the next step."""
+        for held in self.optimizers.values():
+            held.states = None
+
+    def leave(self, optimizer: Optimizer) -> None:
+        """Note what an optimizer has written in its step.
+
+        LBFGS moves all parameters along one vector. Where the vector is not finite,
+        weights without a gradient change, too: weights that follow from something get
+        their values back.
+        """
+        self.moving = None
+        if self._mixes:
+            self.drop_writes()
+        moved = [record for record in self.records if record.optimizer is optimizer]
+        note_all(moved)
+        if self.optimizers[optimizer].have_changed():
+            check_moments(optimizer, self.trained)
+
+    def own(self, tree: Tree) -> Tree:
+        """The tree, with copies of the leaves whose memory later steps write."""
+        held = set(addresses([record.parameter for record in self.records]))
+        leaves, rebuild = opened(tree)
+        rows = zip(leaves, addresses(leaves), strict=True)
+        return rebuild([leaf.clone() if at in held else leaf for leaf, at in rows])
+
+
+def _same(name: str, new: State, old: State) -> bool:
+    return new.params[name] is old.params[name] and new.masks[name] is old.masks[name]
+
+
+def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
+    """Set `hidden` of records whose leaves have, or may come to have, values that the
+    effective weights do not show.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> state = State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
+    >>> hiding(state, [record], [torch.tensor([1.0, 0.0])])
+    >>> record.hidden
+    True
+    """
+    masked = []
+    pairs = []
+    for record, x in zip(records, shown, strict=True):
+        record.hidden = bool(record.follows)
+        if state.masks[record.name].ndim:
+            masked.append(record)
+            pairs.append((x, state.params[record.name]))
+    hides = [True] * len(pairs) if has_own_support(state) else differ(pairs)
+    for record, differs in zip(masked, hides, strict=True):
+        record.hidden = record.hidden or differs

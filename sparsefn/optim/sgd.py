@@ -1,0 +1,116 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefn._engine.leaves import lists
+from sparsefn._engine.processes import localized
+from sparsefn.core.checks import described
+from sparsefn.core.state import Level
+from sparsefn.core.tree import Tree, zipped
+from sparsefn.optim import base
+from sparsefn.optim.base import Optimizer, Row
+
+
+class SgdState(NamedTuple):
+    """The state of SGD.
+
+    >>> sf.optimizers.sgd(0.1).init({"w": torch.ones(2)})
+    SgdState(count=tensor(0), momentum=())
+
+    `count` is the number of updates made (0-d int64), `momentum` a tree like params, or
+    `()`.
+    """
+
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, as in optax
+    momentum: Tree = ()
+
+
+@described
+def sgd(
+    lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+) -> Optimizer:
+    """Stochastic gradient descent.
+
+    >>> optimizer = sf.optimizers.sgd(lambda step: 0.5 / (1 + step), momentum=0.9)
+    >>> state = optimizer.init(torch.zeros(2))
+    >>> for _ in range(2):
+    ...     updates, state = optimizer.update(torch.ones(2), state)
+    >>> updates
+    tensor([-0.4750, -0.4750])
+
+    `lr` is a number, a 0-d tensor (which may be batched) or a schedule of the
+    optimizer's own count: the first update uses `lr(0)`. The weight decay is added to
+    the gradient. Half-precision leaves are computed in float32 and rounded once. Raises
+    ValueError for a number out of range, nesterov without momentum, and grads that do
+    not fit; TypeError for another type.
+
+    Sutskever et al., "On the importance of initialization and momentum in deep
+    learning", 2013.
+    """
+    base.check_rate(lr)
+    base.check_within("momentum", momentum)
+    base.check_within("weight_decay", weight_decay)
+    if nesterov and not momentum:
+        raise ValueError("expected a momentum above 0 for nesterov=True, got 0")
+
+    def init(params: Tree) -> SgdState:
+        return SgdState(
+            base.start_count(params), base.zero_moments(params) if momentum else ()
+        )
+
+    def moments(state: SgdState) -> list[Tree]:
+        return [state.momentum] if momentum else []
+
+    def formula(rows: Sequence[Row], numbers: Row) -> tuple[list[Row], Tensor]:
+        # The update and the momentum of each row of momentum, gradient and param.
+        count, rate = numbers
+
+        def leaf(*row: Tensor) -> Row:
+            *buffers, g, p = row
+            dtype = g.dtype
+            kind = torch.promote_types(g.dtype, torch.float32)
+            g = g.to(kind)
+            if weight_decay:
+                g = g + weight_decay * p.to(kind)
+            if momentum:
+                b = momentum * buffers[0].to(kind) + g
+                buffers = [b.to(dtype)]
+                g = g + momentum * b if nesterov else b
+            # Rounded explicitly: type promotion rounds a batched 0-d tensor at another
+            # place than a single one.
+            return (-rate.to(g.device, kind) * g).to(dtype), *buffers
+
+        return lists.each(leaf, *zip(*rows, strict=True)), count + 1
+
+    def update(
+        grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False
+    ) -> tuple[Tree, SgdState]:
+        buffers = moments(state)
+        base.check_fitting(
+            grads, params, buffers[0] if buffers else None, weight_decay, inplace
+        )
+        rows, rebuild = localized(
+            *zipped(*buffers, grads, params if weight_decay else grads)
+        )
+        made, count = formula(rows, (state.count, base.rate_at(lr, state.count)))
+        updates, *new = base.trees_of(made, len(buffers) + 1, rebuild)
+        return updates, SgdState(count, *new)
+
+    def under_masks(
+        grads: Tree, state: SgdState, params: Tree, masks: Tree
+    ) -> tuple[Tree, SgdState] | None:
+        trees = (params, masks, grads, moments(state))
+        options = (momentum, nesterov, weight_decay)
+        made = base.under_masks("sgd", trees, lr, (state.count,), formula, *options)
+        if made is None:
+            return None
+        (moved, *new), count = made
+        return moved, SgdState(count, *new)
+
+    return Optimizer(init, update, under_masks)

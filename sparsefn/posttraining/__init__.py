@@ -1,0 +1,1 @@
+"""Trained models and data: statistics of inputs, solvers and derivatives."""

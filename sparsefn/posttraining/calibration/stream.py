@@ -1,0 +1,403 @@
+"""Pruning a model from a folder to a folder, with one block in memory at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from sparsefn._engine.processes import agree, agreement, check_alike
+from sparsefn.core.checks import check_call
+from sparsefn.core.state import Algorithm, State, Where, effective, everywhere
+from sparsefn.core.tree import Tree, flatten, leaves_of
+from sparsefn.nn.distributed.ends import everyone
+from sparsefn.nn.distributed.rows import by_rows
+from sparsefn.nn.modules.calls import Call, Example, as_call
+from sparsefn.posttraining.calibration.cache import BrokenChainError
+from sparsefn.posttraining.calibration.folders import (
+    INDEX,
+    PLACE,
+    Journal,
+    Part,
+    digest_of_batches,
+    digest_of_model,
+    journal_in,
+    only_run_in,
+    some,
+)
+from sparsefn.posttraining.calibration.inputs import check_data, names_of
+from sparsefn.posttraining.calibration.one_block import Prune, added_stats, prune_block
+from sparsefn.posttraining.calibration.plan import (
+    OUTSIDE,
+    Plan,
+    check_part,
+    finish,
+    planned,
+    write_part,
+)
+from sparsefn.posttraining.calibration.runs import Runs
+from sparsefn.posttraining.calibration.sums import Stats
+
+T = TypeVar("T")
+
+
+def stream(
+    folder: str | os.PathLike[str],
+    prune: Prune,
+    batches: Sequence[Example],
+    out: str | os.PathLike[str],
+    *,
+    blocks: Sequence[Where] | None = None,
+    of: str | Sequence[str] = ("count", "square", "gram"),
+    tokens: Sequence[Tensor] | None = None,
+    make: Callable[[], nn.Module] | None = None,
+) -> dict[str, float | None]:
+    """Prune a model that need not fit in memory, block by block, from folder to folder.
+
+    >>> def prune(stats):
+    ...     return sf.methods.wanda(0.5, stats)
+    >>> sf.calibration.stream(
+    ...     "/nowhere", prune, [{"input_ids": torch.arange(8)[None]}], "pruned"
+    ... )
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected the folder of a model, got '/nowhere', which is no
+    folder
+
+    `folder` has config.json and safetensors, as `save_pretrained` writes it, and
+    `from_pretrained` loads the new folder `out`: the same tensors, names and other
+    files, with the weights that `in_order` gives for the whole model, bit for bit,
+    where a batch is a chunk. `prune` and `of` are as in `in_order`. A batch is what
+    the model is called with: a dict, a tuple or a tensor. Batches may differ in length.
+    Where they are padded, `tokens` has a bool tensor for each, which says which tokens
+    count. Blocks run on the device of the batches. Returned are the errors of the
+    blocks, by block: the norm of the change of their outputs over their norm.
+
+    `blocks` are as in `in_order`; by default they are the members of the model's
+    lists of layers. Other layers of these lists run as they are. `make()` gives the
+    model; by default it is the class that config.json names. Wherever it is made, its
+    parameters are not kept: at one time there are in memory one layer, its statistics,
+    what `prune` makes of them, and one batch's activations; or the leaves outside of
+    all layers, embeddings and head, while data passes these. Activations of the other
+    batches are in `out`, about three times the hidden states of all batches. Weights
+    are run and written in the dtype that `from_pretrained` gives them; folders of
+    quantized and of compressed models are refused. What config.json says of the zeros
+    of plain weights, as compressed-tensors does, is left out of that of `out`, whose
+    zeros are others.
+
+    **Killed at any moment**, the same call goes on at the block where it was, with the
+    same bits: a file is on the disk before it has its name. What is there already is
+    looked at: a digest of the weights that were read, the batches, and the last block
+    that was pruned, which is pruned again and must have the same bits, as no one can
+    look into `prune`. Where something differs ValueError says what. So it is with a
+    full disk, an OSError: make room, call again.
+
+    **Several processes** of `torch.distributed` share the batches, if all make the same
+    call and see the same folders. Each adds the sums of all in the order of the
+    processes, so that masks have the same bits in every run on so many processes, and
+    differ from those of one process as sums in another order do. Then all call `prune`,
+    and solve the rows of each weight together, as in `sf.distributed.by_rows`; the
+    first one writes. ValueError where what `prune` gives is not the same on all of
+    them.
+
+    One example is run beforehand, to see in which order the model calls its layers. No
+    module but the one that `make` gives is written to, and no hook is left.
+
+    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a
+    layer that are tied to leaves outside of it; layers that the model does not call one
+    after the other, or that write into their inputs or get attributes from elsewhere,
+    which need `in_order`; the block and the layer whose inputs are not finite; an `out`
+    that another run writes to at the same time, or that holds anything else. What no
+    input reached is as in `in_order`.
+
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
+    arXiv 2306.11695, sec. 3.
+    """
+    check_call("prune", prune, "stats")
+    names = names_of(of)
+    calls = _calls(batches)
+    counted = [None] * len(calls) if tokens is None else list(tokens)
+    if len(counted) != len(calls):
+        raise ValueError(
+            f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
+            f"got {len(counted)}"
+        )
+    source = Path(folder)
+    target = Path(out)
+    first = place()[0] == 0
+    device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
+    with agreement(everyone()):
+        if source.resolve() == target.resolve():
+            raise ValueError(
+                f"stream: expected another folder to write to, got {os.fspath(out)!r} "
+                "twice"
+            )
+        plan = planned(source, blocks, make, device)
+        data = list(zip(calls, counted, strict=True))
+        check_data("stream", plan.model.module, data)
+        run = {
+            "model": digest_of_model(source / "config.json", plan.stored),
+            "batches": digest_of_batches(data),
+            "blocks": repr(
+                [chosen for own in plan.blocks.values() for _, chosen in own]
+            ),
+            "statistics": repr(names),
+            "processes": str(place()[1]),
+        }
+    with contextlib.ExitStack() as stack:
+        with agreement(everyone()):
+            if first:  # for all processes of the run
+                stack.enter_context(only_run_in(target))
+                _check_read(journal_in(target, run), plan, device)
+        with agreement(everyone()):
+            journal = journal_in(target, run)
+        if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
+            with (
+                tempfile.TemporaryDirectory(dir=_work(target)) as scratch,
+                agreement(everyone()),
+            ):
+                try:
+                    runs = Runs(
+                        plan, share(calls), share(counted), Path(scratch), device
+                    )
+                    journal = _streamed(runs, journal, prune, names)
+                except BrokenChainError as error:
+                    raise ValueError(
+                        "stream: expected layers that run one after the other, but "
+                        f"{error}: prune the model in memory, with "
+                        "sf.calibration.in_order"
+                    ) from None
+        with agreement(everyone()):
+            if first:
+                finish(plan, target)
+    return {
+        block: error for part in journal.parts for block, error in part.errors.items()
+    }
+
+
+def _calls(batches: Sequence[Example]) -> list[Call]:
+    if isinstance(batches, Tensor | Mapping | str):
+        kind = type(batches).__name__
+        raise TypeError(
+            "stream: expected a list of batches, as batches=[{'input_ids': "
+            f"tokens}}, ...], got a {kind}"
+        )
+    calls = [as_call(batch) for batch in batches]
+    if len(calls) < place()[1]:
+        raise ValueError(
+            f"stream: expected a batch for each of {place()[1]} processes, got "
+            f"{len(calls)} in all"
+        )
+    for number, call in enumerate(calls):
+        tensors = [x for x in leaves_of(call) if isinstance(x, Tensor)]
+        if not tensors or any(not x.numel() for x in tensors):
+            raise ValueError(
+                "stream: expected batches of tensors that have entries, got none in "
+                f"batch {number}"
+            )
+    return calls
+
+
+def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
+    # What was read for the parts that are done must be what is there now.
+    for path, part in zip(plan.leaves, journal.parts, strict=False):
+        if plan.load(path, device)[1] != part.digest:
+            raise ValueError(
+                "stream: expected the run that was killed in "
+                f"{os.fspath(journal.out)!r}, but the weights of "
+                f"{path or 'the embeddings and head'!r} are others now: go on with "
+                "the same, or give another folder out"
+            )
+
+
+def _work(out: Path) -> Path:
+    work = out / PLACE / str(place()[0])
+    work.mkdir(exist_ok=True)
+    for left in work.glob("tmp*"):  # by a run that was killed
+        shutil.rmtree(left)
+    return work
+
+
+def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
+    plan = runs.plan
+    if not journal.parts:
+        with agreement(everyone()):
+            weights, digest = plan.load(OUTSIDE, runs.device)
+            journal = _written(plan, journal, OUTSIDE, weights, Part(digest, {}))
+            del weights
+    done = len(journal.parts) - 1
+    last = max(
+        (number for number in range(done) if plan.order[number] in plan.blocks),
+        default=None,
+    )
+    # whose outputs the last part that was pruned was called with, so that it can be
+    # pruned again
+    before = set[int]()
+    for number, path in enumerate(plan.order):
+        with agreement(everyone()):
+            runs.advance(number)
+            if number < done and number != last:
+                runs.skip(number)
+                continue
+            if path in plan.blocks:
+                before = runs.needed()
+            weights, part = _pruned(runs, number, prune, of)
+        # the outputs of all processes are on the disk by now
+        with agreement(everyone()):
+            if number >= done:
+                journal = _written(plan, journal, path, weights, part)
+            elif place()[0] == 0:
+                check_part(plan, journal.out, path, weights)
+            del weights
+        if number >= done:
+            runs.forget(
+                before | runs.needed() | {entered - 1 for entered in runs.entered}
+            )
+    return journal
+
+
+def _pruned(
+    runs: Runs, number: int, prune: Prune, of: Sequence[str]
+) -> tuple[dict[str, Tensor], Part]:
+    path = runs.plan.order[number]
+    weights, digest = runs.plan.load(path, runs.device)
+    results, outputs = prune_block(
+        runs.chain.parts[path],
+        State(weights, everywhere(weights)),
+        runs.plan.blocks.get(path, []),
+        together(prune),
+        partial(runs.calls, number),
+        of,
+        tokens=runs.tokens,
+        cache=runs.cache(number),
+    )
+    runs.finish(number, outputs)
+    if results:
+        weights = flatten(effective(results[-1].state))[0]
+    errors = {str(one.block): one.error for one in results}
+    return weights, Part(digest, errors)
+
+
+def _written(
+    plan: Plan,
+    journal: Journal,
+    path: str,
+    weights: dict[str, Tensor],
+    part: Part,
+) -> Journal:
+    if place()[0]:
+        return journal._replace(parts=(*journal.parts, part))
+    write_part(plan, journal.out, path, weights)
+    return journal.done(part)
+
+
+def place() -> tuple[int, int]:
+    """The number of this process, and how many there are.
+
+    >>> place()
+    (0, 1)
+    """
+    if not everyone():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def share(items: Sequence[T]) -> Sequence[T]:
+    """The part of a sequence that is this process's: runs that follow each other, as
+    long as each other or longer by 1.
+
+    >>> share([1, 2, 3])
+    [1, 2, 3]
+    """
+    number, processes = place()
+    start, end = (len(items) * i // processes for i in (number, number + 1))
+    return items[start:end]
+
+
+def together(prune: Callable[[Stats], Algorithm]) -> Callable[[Stats], Algorithm]:
+    """The same function for all processes: it gets the sums over all of them, and they
+    deal out the rows of weights.
+
+    >>> prune = sf.one_shot
+    >>> together(prune) is prune
+    True
+
+    Every process calls the result with its own statistics, and then the algorithm that
+    it makes. Each adds the sums in the order of the processes, so that they have the
+    same bits on all and each time. An error on one process is raised on all, if they
+    are inside of an agreement, and so is ValueError where what they make is not the
+    same.
+    """
+    if not everyone():
+        return prune
+
+    def of_all(stats: Stats) -> Algorithm:
+        algorithm = prune(_total(stats))
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                "stream: expected prune to give an Algorithm, got "
+                f"{type(algorithm).__name__}"
+            )
+
+        def update(state: State, grads: Tree, step: Any) -> State:
+            with by_rows():
+                done = algorithm.update(state, grads, step)
+                check_alike(
+                    "what prune made",
+                    *flatten(done.params)[0].values(),
+                    *flatten(done.masks)[0].values(),
+                )
+            return done
+
+        return algorithm._replace(update=update)
+
+    return of_all
+
+
+def _total(stats: Stats) -> Stats:
+    # The sums of all processes, on each of them. A tensor that leaves share is sent
+    # once.
+    agree(everyone())
+    own = list({id(x): x for of in stats.values() for x in of.values()}.values())
+    index = {id(x): i for i, x in enumerate(own)}
+    named: dict[str, dict[str, int]] = {}
+    for path, of in stats.items():
+        named[path] = {name: index[id(x)] for name, x in of.items()}
+    told: list[Any] = [None] * place()[1]
+    distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
+    for number, (theirs, _) in enumerate(told):
+        others = sorted({*theirs} ^ {*told[0][0]})
+        if others:
+            raise ValueError(
+                "stream: expected data of the same leaves on all processes, but "
+                f"{number} and 0 differ at {some(others)}"
+            )
+    total: Stats = {}
+    for number, (theirs, kinds) in enumerate(told):
+        if number == place()[0]:
+            sent = [x.contiguous() for x in own]
+        else:
+            sent = [
+                torch.empty(shape, dtype=dtype, device=own[0].device)
+                for shape, dtype in kinds
+            ]
+        for x in sent:
+            distributed.broadcast(x, number)
+        total = added_stats(total, _stats_of(theirs, sent))
+    return total
+
+
+def _stats_of(places: Mapping[str, Mapping[str, int]], sums: Sequence[Tensor]) -> Stats:
+    # The sums of each leaf, out of a list of them and their places in it.
+    stats: Stats = {}
+    for path, of in places.items():
+        stats[path] = {name: sums[i] for name, i in of.items()}
+    return stats
