@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# The import law: a module may import from its own layer and from those before it. Inside
-# a layer no import goes round in a circle.
+# The import law: a module may import from its own layer and from those before it.
+# Inside a layer no import goes round in a circle.
 LAYERS = (
     "_engine",
     "core",
