@@ -28,7 +28,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sparsefn as sf
-from sparsefn.posttraining.calibration import in_order, inputs
 
 METHODS = {
     "magnitude": "magnitude",
@@ -55,7 +54,7 @@ def by_size(model: nn.Module, kept: Kept) -> sf.State:
 def wanda(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     """Weights count with their inputs, and compete inside of their output."""
     rows = kept if kept.pattern else kept._replace(pattern=sf.patterns.row_balanced())
-    return in_order(
+    return sf.calibration.in_order(
         model,
         None,
         BLOCKS,
@@ -70,7 +69,7 @@ def ria(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
     """Shares of rows and columns count with the inputs; weights compete inside of their
     matrix.
     """
-    return in_order(
+    return sf.calibration.in_order(
         model,
         None,
         BLOCKS,
@@ -95,7 +94,9 @@ def sparsegpt(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
 
         return sf.rewrite(solve, when=sf.at([0]))
 
-    return in_order(model, None, BLOCKS, prune, windows[:, :-1], chunk_size=CHUNK)
+    return sf.calibration.in_order(
+        model, None, BLOCKS, prune, windows[:, :-1], chunk_size=CHUNK
+    )
 
 
 def woodfisher(model: nn.Module, windows: Tensor, kept: Kept) -> sf.State:
@@ -213,7 +214,9 @@ def run(
             results.append({**about, "before": before, **after})
             masks[kept.name, METHODS[name]] = state.masks[SHOWN]
             bar.update()
-    stats = inputs(model, None, windows[:, :-1], paths=SHOWN, of="square")[SHOWN]
+    stats = sf.calibration.inputs(
+        model, None, windows[:, :-1], paths=SHOWN, of="square"
+    )[SHOWN]
     return results, {"norms": (stats["square"] / stats["count"]).sqrt(), "masks": masks}
 
 

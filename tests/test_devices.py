@@ -94,15 +94,15 @@ def copied(source: str) -> list[str]:
 # Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in
 # any case.
 COPIES = {
-    "engine/leaves/memory.py",
-    "engine/selection/tiling.py",
-    "patterns/places.py",
-    "patterns/tied.py",
+    "_engine/leaves/memory.py",
+    "_engine/selection/tiling.py",
+    "masks/patterns/places.py",
+    "masks/patterns/tied.py",
 }
 COPIES |= {
-    "checkpoint/states.py",
-    "checkpoint/compressed.py",
-    "solve/greedy.py",
+    "nn/checkpoint/states.py",
+    "nn/checkpoint/compressed.py",
+    "posttraining/solve/greedy.py",
 }
 
 

@@ -4,6 +4,8 @@ does not need.
 
 import ast
 import graphlib
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -237,6 +239,37 @@ def test_a_fresh_process_does_not_load_them() -> None:
     loaded = set(done.stdout.split())
     assert "sparsefn.core.state" in loaded
     assert loaded & {*NOT_ON_IMPORT - {"tqdm"}, *SLOW} == set()
+
+
+@pytest.mark.deep
+def test_the_layers_of_training_work_without_the_others(tmp_path: Path) -> None:
+    package = tmp_path / "sparsefn"
+    package.mkdir()
+    (package / "__init__.py").write_text('"""Five layers."""\n')
+    for layer in TRAINING:
+        shutil.copytree(ROOT / "sparsefn" / layer, package / layer)
+    script = """
+import sys, torch, sparsefn
+from sparsefn.algorithms import rigl
+from sparsefn.algorithms.combine.with_optimizer import with_optimizer
+from sparsefn.optim import adamw
+algorithm = with_optimizer(rigl(0.5), adamw(0.1))
+state = algorithm.init({"w": torch.randn(8, 8)})
+state = algorithm.update(state, {"w": torch.ones(8, 8)}, 0)
+print(sparsefn.__file__, int(state.masks["w"].sum()))
+print(*{name.split(".")[1] for name in sys.modules if name.startswith("sparsefn.")})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, loaded = done.stdout.splitlines()
+    assert first == f"{package / '__init__.py'} 32"
+    assert {*loaded.split()} == {*TRAINING}
 
 
 KNOWN = (

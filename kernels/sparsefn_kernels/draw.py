@@ -1,4 +1,4 @@
-"""Draws on a GPU in one launch, with the bits of `engine/draws/threefry.py`."""
+"""Draws on a GPU in one launch, with the bits of `_engine/draws/threefry.py`."""
 
 from __future__ import annotations
 

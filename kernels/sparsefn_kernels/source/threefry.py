@@ -1,8 +1,8 @@
 """Draws of Threefry-2x32-20 and numbers made from its words, with the bits of
-`engine/draws/threefry.py`.
+`_engine/draws/threefry.py`.
 
 Normals are computed in float64, operation for operation as
-`engine/numbers/elementary.py` does, and rounded once to float32. No product may be
+`_engine/numbers/elementary.py` does, and rounded once to float32. No product may be
 fused with a sum: launch with `enable_fp_fusion=False`.
 """
 

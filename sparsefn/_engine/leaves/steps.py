@@ -35,7 +35,7 @@ def sgd_step(
     nesterov: bool,
     weight_decay: float,
 ) -> tuple[Results, Tensor] | None:
-    """A step of SGD under masks, as `optimizers/sgd.py` has it.
+    """A step of SGD under masks, as `optim/sgd.py` has it.
 
     >>> from sparsefn._engine.leaves import steps
     >>> p, mask = torch.ones(3), torch.tensor([True, True, False])
@@ -85,7 +85,7 @@ def adam_step(
     weight_decay: float,
     decoupled: bool,
 ) -> tuple[Results, Row] | None:
-    """A step of Adam under masks, as `optimizers/adam.py` has it."""
+    """A step of Adam under masks, as `optim/adam.py` has it."""
     if constants(numbers) is None:
         return None
     step, after = _adam_numbers(numbers, betas, eps, weight_decay, decoupled)
@@ -125,7 +125,7 @@ def adam_updates(
 
 
 class _AdamNumbers(NamedTuple):
-    # The numbers of a step: see the formula in `optimizers/adam.py`.
+    # The numbers of a step: see the formula in `optim/adam.py`.
     size: float
     least: float
     betas: tuple[float, float]

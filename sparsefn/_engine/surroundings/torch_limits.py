@@ -5,19 +5,19 @@ once torch is mended, in `tests/test_upstream.py`. Then the workaround goes.
 
 Workarounds that cannot leave the code around them:
 
-- `compose/descent.py`, `_prime`: TorchOpt's sgd treats the first call of its life
+- `algorithms/combine/descent.py`, `_prime`: TorchOpt's sgd treats the first call of its life
   apart. Test: `test_torchopts_sgd_treats_the_first_call_of_its_life_apart`.
-- `tree/values.py`, `fix_sizes`, and `transforms.known`: compiled code holds sizes and
+- `core/tree/values.py`, `fix_sizes`, and `transforms.known`: compiled code holds sizes and
   floats as symbols. Test:
   `test_a_compiled_number_is_symbolic_where_shapes_are_dynamic`.
-- `tree/leaves.py`, `flatten`: optree refuses a dict without tensors in compiled code.
+- `core/tree/leaves.py`, `flatten`: optree refuses a dict without tensors in compiled code.
   Test: `test_optree_refuses_a_dict_without_tensors_in_compiled_code`.
 - `numbers/elementary.py`, `sqrt`: on CPUs torch's is one ulp off here and there. Test:
   `test_square_roots_are_not_rounded_right`.
 - `numbers/elementary.py`, `_smooth`: an operator of one's own has no forward mode, and
   none in `grad`. Tests: `test_an_operator_of_ones_own_has_no_forward_mode_...`,
   `test_an_operator_with_a_backward_is_refused_by_grad`.
-- `processes/lines.py`, `GATHER`; `modules/wrappers.py`, `_has_subclasses`;
+- `processes/lines.py`, `GATHER`; `nn/modules/wrappers.py`, `_has_subclasses`;
   `algorithms/memory.py`, a comparison by `is`: torch 2.11 and 2.12. Test:
   `test_workarounds_for_old_releases_go_with_them`.
 """

@@ -1,5 +1,5 @@
 """Nothing outside the folder of selection selects by itself.
-(`tests/_engine/test_doors.py`: how it is entered.)
+(`tests/_engine/test_packages.py`: how it is entered.)
 """
 
 import ast
@@ -10,8 +10,9 @@ import pytest
 import sparsefn
 
 PACKAGE = Path(sparsefn.__file__).parent
-HOUSE = PACKAGE / "engine" / "selection"
-OUTSIDE = [file for file in sorted(PACKAGE.rglob("*.py")) if HOUSE not in file.parents]
+SELECTION = PACKAGE / "_engine" / "selection"
+FILES = sorted(PACKAGE.rglob("*.py"))
+OUTSIDE = [file for file in FILES if SELECTION not in file.parents]
 
 ORDERS = {
     "sort",
@@ -28,20 +29,20 @@ ORDERS = {
 # a tournament, of scores that other scores and counts are made of.
 OTHER_ORDERS = {
     *(
-        ("timing/triggers.py", "sort"),
-        ("random.py", "sort"),
-        ("engine/numbers/ranks.py", "sort"),
+        ("core/triggers.py", "sort"),
+        ("core/random.py", "sort"),
+        ("_engine/numbers/ranks.py", "sort"),
     ),
     *(("masks/making.py", "argsort"), ("masks/permutation.py", "sort")),
     # Of counts, units, atoms, texts and drawn indices.
-    *(("budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
+    *(("masks/budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
     *(
         (f"{name}.py", "argsort")
-        for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")
+        for name in ("masks/patterns/places", "shrinking/atoms", "shrinking/groups")
     ),
     *((f"shrinking/{name}.py", "partition") for name in ("groups", "rules")),
     *(("shrinking/budgets.py", "sort"), ("shrinking/probe.py", "sort")),
-    ("tree/originals.py", "partition"),  # of a path
+    ("core/tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties
     ("shrinking/experts.py", "topk"),  # that of a model, which is recognised
 }

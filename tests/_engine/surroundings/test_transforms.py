@@ -301,9 +301,9 @@ PLACES = {
         f"shrinking/{name}.py"
         for name in ("attributes", "layer_sizes", "proof", "trace")
     ),  # of traced programs
-    "engine/surroundings/transforms.py",
-    "engine/surroundings/torch_limits.py",
-    "engine/processes/lines.py",
+    "_engine/surroundings/transforms.py",
+    "_engine/surroundings/torch_limits.py",
+    "_engine/processes/lines.py",
     "testing/laws_transforms.py",
     "testing/harness.py",
 }

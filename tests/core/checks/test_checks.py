@@ -90,11 +90,11 @@ def test_an_int_is_checked_with_and_without_a_call_and_a_least_value():
 
 NUMBERS = {"int", "float", "Integral", "Real"}
 ELSEWHERE = {
-    "engine/checks/rounding.py": (
+    "core/checks/rounding.py": (
         "what a schedule gives, and that may be a number of NumPy's"
     ),
-    "engine/selection/groups.py": "an int, or a count for each group",
-    "budgets/distributions.py": (
+    "_engine/selection/groups.py": "an int, or a count for each group",
+    "masks/budgets/distributions.py": (
         "a float, whose counts may be kept: they are looked up by it"
     ),
     **dict.fromkeys(
@@ -104,8 +104,8 @@ ELSEWHERE = {
         ),
         "the arguments of a traced operation, and the attributes of a module",
     ),
-    "engine/checks/factories.py": "a number of any type, to be written as code",
-    "modules/weights.py": "an attribute of a module of transformers",
+    "core/checks/factories.py": "a number of any type, to be written as code",
+    "nn/modules/weights.py": "an attribute of a module of transformers",
     "testing/written.py": "a value of any type, to be written as code",
     "config/shorthand.py": "a sparsity that was checked, and is a float or a tensor",
 }
@@ -147,7 +147,7 @@ def test_numbers_are_told_from_other_arguments_in_one_module():
     }
     assert {name for name, source in sources.items() if number_checks(source)} - {
         *ELSEWHERE
-    } == {"engine/checks/checks.py"}
+    } == {"core/checks/checks.py"}
 
 
 def test_the_search_for_number_checks_finds_every_form():
