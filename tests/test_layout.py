@@ -110,7 +110,7 @@ def beyond_a_face(source: str) -> list[str]:
 
 
 def test_an_init_only_hands_names_on() -> None:
-    # The front door also loads some modules on first use.
+    # `sparsefn/__init__.py` also loads some packages on first use.
     faces = [
         module
         for module in MODULES

@@ -14,7 +14,7 @@ from torch import nn
 
 Made = tuple[nn.Module, tuple | dict]
 MODELS: dict[str, Callable[[], Made]] = {}
-ROOMS = (
+PARTS = (
     "zoo_convnets",
     "zoo_gates",
     "zoo_shapes",
@@ -75,5 +75,5 @@ def image(
     return torch.randn(batch, channels, *[size] * dims)
 
 
-for room in ROOMS:
-    importlib.import_module(f"tests.shrinking.{room}")
+for part in PARTS:
+    importlib.import_module(f"tests.shrinking.{part}")

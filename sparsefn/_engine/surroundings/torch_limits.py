@@ -5,13 +5,13 @@ once torch is mended, in `tests/test_upstream.py`. Then the workaround goes.
 
 Workarounds that cannot leave the code around them:
 
-- `algorithms/combine/descent.py`, `_prime`: TorchOpt's sgd treats the first call of its life
-  apart. Test: `test_torchopts_sgd_treats_the_first_call_of_its_life_apart`.
-- `core/tree/values.py`, `fix_sizes`, and `transforms.known`: compiled code holds sizes and
-  floats as symbols. Test:
+- `algorithms/combine/descent.py`, `_prime`: TorchOpt's sgd treats the first call of
+  its life apart. Test: `test_torchopts_sgd_treats_the_first_call_of_its_life_apart`.
+- `core/tree/values.py`, `fix_sizes`, and `transforms.known`: compiled code holds sizes
+  and floats as symbols. Test:
   `test_a_compiled_number_is_symbolic_where_shapes_are_dynamic`.
-- `core/tree/leaves.py`, `flatten`: optree refuses a dict without tensors in compiled code.
-  Test: `test_optree_refuses_a_dict_without_tensors_in_compiled_code`.
+- `core/tree/leaves.py`, `flatten`: optree refuses a dict without tensors in compiled
+  code. Test: `test_optree_refuses_a_dict_without_tensors_in_compiled_code`.
 - `numbers/elementary.py`, `sqrt`: on CPUs torch's is one ulp off here and there. Test:
   `test_square_roots_are_not_rounded_right`.
 - `numbers/elementary.py`, `_smooth`: an operator of one's own has no forward mode, and

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from sparsefn import algorithms
 from sparsefn._engine.processes import is_sharded
-from sparsefn.algorithms import combine as compose
+from sparsefn.algorithms import combine
 from sparsefn.core.checks import Call, call_of, is_int, parts_of, shown
 from sparsefn.core.state import Algorithm, State, effective, masked_view, update_of
 from sparsefn.core.tree import Tree, leaves_at, with_leaves
 from sparsefn.nn import checkpoint
 
-_ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
+_ALGORITHMS = {*vars(algorithms), *vars(combine)}
 
 
 def saved(
