@@ -179,7 +179,7 @@ def reads_step(algorithm: Algorithm) -> bool:
     """
     parts = list(parts_of(algorithm))
     if any(
-        isinstance(part, Call) and part.make is compose.with_terms for part in parts
+        isinstance(part, Call) and part.make is combine.with_terms for part in parts
     ):
         return True
     made = [part for part in parts if isinstance(part, Algorithm) and part.made_by]
