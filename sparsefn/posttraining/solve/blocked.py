@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves import zeroed
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import best_of_columns
 from sparsefn._engine.surroundings import concrete
@@ -232,7 +233,7 @@ def _sweep(
             kept = own_mask.contiguous()
             at.keeps.copy_(kept)
             # a pruned weight changes by all that it is
-            at.changes.masked_fill_(kept, 0.0)
+            _clear(at.changes, kept)
     if len(widths) > 1:
         for a in range(0, columns, widths[1]):
             some = [at.part(a, min(a + widths[1], columns)) for at in parts]
@@ -252,6 +253,15 @@ def _sweep(
         ):
             due.add_(before @ factors)
             change.add_(keeps * due)
+
+
+def _clear(x: Tensor, where: Tensor) -> None:
+    # On a CPU `masked_fill_` takes a branch for each entry.
+    if x.is_cpu:
+        (cleared,) = zeroed([~where], [x])
+        x.copy_(cleared)
+    else:
+        x.masked_fill_(where, 0.0)
 
 
 def _rows(w: Tensor) -> int:
