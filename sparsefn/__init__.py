@@ -55,14 +55,13 @@ from sparsefn.masks.budgets import counts, redistribute
 from sparsefn.nn import checkpoint, modules
 from sparsefn.nn.attach import attach
 from sparsefn.optim import terms
-from sparsefn.posttraining import solve
 
 if _TYPE_CHECKING:
     from sparsefn import config, methods, report, shrinking
     from sparsefn.config import shorthand
     from sparsefn.masks import activations
     from sparsefn.nn import distributed, ensemble, integrations
-    from sparsefn.posttraining import calibration, curvature
+    from sparsefn.posttraining import calibration, curvature, solve
     from sparsefn.shrinking import shrink
 
 __version__ = "0.2.0"
@@ -82,6 +81,7 @@ _LATER = {
     "shorthand": "config.shorthand",
     "shrink": "shrinking",
     "shrinking": "shrinking",
+    "solve": "posttraining.solve",
     "testing": "testing",
 }
 
