@@ -180,7 +180,7 @@ def public_name(name: str, value: Any) -> str:
     if not callable(value) or not own.startswith("sparsefn."):
         return name
     called, modules = getattr(value, "__name__", name), own.split(".")[1:]
-    for path in ([], modules[:1], modules[-1:]):
+    for path in ([], *([part] for part in modules)):
         place: Any = sparsefn
         for part in path:
             # a name that has moved is answered, with a warning, and not listed

@@ -2,7 +2,7 @@
 somewhere.
 """
 
-import pkgutil
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -171,8 +171,8 @@ def missing_names(text: str) -> list[str]:
         )
     }:
         try:
-            pkgutil.resolve_name("sparsefn" + name)
-        except (ImportError, AttributeError):
+            operator.attrgetter(name.removeprefix("."))(sf)
+        except AttributeError:
             missing.append("sf" + name)
     return sorted(missing)
 
