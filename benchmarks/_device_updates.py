@@ -14,6 +14,7 @@ from _models import normal_tree, resnet50_shapes
 from torch import Tensor, nn
 
 import sparsefn as sf
+from sparsefn.core.state import Trigger
 
 NEVER = 10**6  # steps until masks change
 
@@ -140,7 +141,7 @@ def torchopt_step(b: Bench) -> Callable[[], Any]:
 
 
 def attached_rigl(
-    b: Bench, when: sf.state.Trigger, options: dict[str, bool]
+    b: Bench, when: Trigger, options: dict[str, bool]
 ) -> Callable[[], None]:
     """A step of torch's Adam on a module with RigL attached, gradients given."""
     sparsity = 0.5 if b.smoke else 0.9  # of the smallest leaves something is left

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn._engine.numbers import elementary
 from sparsefn._engine.sums import folds
 from sparsefn._engine.sums.pooling import Pooling, _operator, pool, reference
 from sparsefn.masks.patterns.units import active_rows, to_rows, units_of
@@ -144,10 +145,7 @@ def test_the_order_of_additions_is_the_one_that_is_told(size):
         by_hand(np.abs(row) * np.abs(row) * np.abs(row), lambda a, b: a + b)
         for row in rows
     ]
-    roots = [
-        np.float32(sf.engine.numbers.elementary.real_power(float(c), 1 / 3))
-        for c in cubes
-    ]
+    roots = [np.float32(elementary.real_power(float(c), 1 / 3)) for c in cubes]
     assert Pooling("norm", 3)(x).tolist() == roots
     assert torch.equal(Pooling("max")(x), x.amax(-1)) and torch.equal(
         Pooling("min")(x), x.amin(-1)
