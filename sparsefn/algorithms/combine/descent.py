@@ -170,7 +170,7 @@ def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
     # optimizer's inputs.
     leaves, rebuild = opened(opt)
     for i, leaf in enumerate(leaves):
-        if type(leaf) is not Tensor and not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor):
             raise TypeError(foreign.no_tensor(optimizer, opt, i))
     taken: set[int | None] = set()
     for tree in given:
@@ -188,7 +188,7 @@ def _memories(leaves: Sequence[Tensor]) -> Sequence[int | None]:
     if not transformed():
         try:
             return [int(x.untyped_storage()._cdata) for x in leaves]
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             pass
     return [_memory(leaf) for leaf in leaves]
 
@@ -323,7 +323,7 @@ class Moments:
             raise self._refused()
         owned: dict[int, list[int]] = {}
         for place, owner in enumerate(found.owners):
-            if owner >= 0 and sparse[owner]:
+            if owner >= 0:
                 owned.setdefault(owner, []).append(place)
         return owned
 
