@@ -79,6 +79,7 @@ class Descent:
     def __init__(self, optimizer: foreign.ForeignOptimizer, view: TrainView) -> None:
         self.optimizer = optimizer
         self.view = view
+        self._name = foreign.name_of(optimizer)
         self._primed = False
         own = view.put is masked_view.put and view.grads is masked_view.grads
         self._under_masks = (
@@ -147,11 +148,10 @@ class Descent:
             )
             if fused(*leaves_of((moving, whole))):
                 return Stepped(moved(state, moving)._replace(opt=opt), whole)
-        name = foreign.name_of(optimizer)
-        check_like(f"the updates of {name}", updates, trained, dtype=False)
+        check_like(f"the updates of {self._name}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
             fault = structure_error(
-                f"the new state of {name}", opt, state.opt, "the old one"
+                f"the new state of {self._name}", opt, state.opt, "the old one"
             )
             raise ValueError(f"with_optimizer: {fault}")
         opt = _unshared(optimizer, opt, grads, trained)
@@ -170,7 +170,7 @@ def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
     # optimizer's inputs.
     leaves, rebuild = opened(opt)
     for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
+        if type(leaf) is not Tensor and not isinstance(leaf, Tensor):
             raise TypeError(foreign.no_tensor(optimizer, opt, i))
     taken: set[int | None] = set()
     for tree in given:
