@@ -351,11 +351,7 @@ def _moved(
 ) -> Tensor:
     # The total regrowth is what all leaves lost; each leaf's part follows its share, up
     # to its capacity.
-    parts = plan.shares(
-        share.values,
-        units.masks,
-        units.masks_of(stay),
-    )
+    parts = plan.shares(share.values, units.masks, units.masks_of(stay))
     caps = dict(zip(units.leaves, (units.capacity - barred).unbind(), strict=True))
     regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
     return left + units.counts([regrown[path] for path in units.leaves])
