@@ -141,7 +141,7 @@ def count_of(
 # ---- bounds of the leaves in one competition -----------------------------------------
 
 
-def within_bounds(
+def bounded_winners(
     distribution: Global,
     sizes: Mapping[str, int],
     entries: list[Entry],
@@ -151,9 +151,11 @@ def within_bounds(
 ) -> list[Tensor]:
     """Masks of the best units of one competition, within the bounds of each leaf.
 
-    >>> from sparsefn.algorithms.competition import within_bounds
+    >>> from sparsefn.algorithms.competition import bounded_winners
     >>> entries = [Entry(torch.tensor([[4.0, 3.0]])), Entry(torch.tensor([[2.0, 1.0]]))]
-    >>> within_bounds(sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, None)
+    >>> bounded_winners(
+    ...     sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, None
+    ... )
     [tensor([[ True, False]]), tensor([[ True, False]])]
 
     `sizes` are the numbers of units of the leaves, `held` their units that are kept
@@ -170,10 +172,10 @@ def within_bounds(
         most.append(max(high, lowest))
     if any(high < n for high, n in zip(most, sizes.values(), strict=True)):
         # Only the best of a leaf compete, as many as it keeps at most.
-        within = winners(entries, _beyond(held, entries, most))
+        best = winners(entries, _beyond(held, entries, most))
         entries = [
-            x._replace(allow=best, deny=None)
-            for x, best in zip(entries, within, strict=True)
+            x._replace(allow=allow, deny=None)
+            for x, allow in zip(entries, best, strict=True)
         ]
     if not any(fewest):
         return winners(entries, [count], joint=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import Real
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import Decision, Grown, Masked, zeros
+from sparsefn.algorithms.frame import Decision, Grown, MaskRecipe, zeros
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.units import Field, Flags, either_of
@@ -27,7 +27,7 @@ from sparsefn.core.checks import (
     rounded,
 )
 from sparsefn.core.schedules import cosine_decay
-from sparsefn.core.state import Algorithm, Level, Schedule, Score, Step, Trigger, Where
+from sparsefn.core.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.core.timetable import UNTIMED, pace
 from sparsefn.core.tree.chosen import default_where
 from sparsefn.core.triggers import every
@@ -42,6 +42,7 @@ from sparsefn.masks.budgets.redistribute import (
     mean_active,
 )
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
+from sparsefn.masks.patterns.shards import check_whole_rows
 from sparsefn.masks.patterns.units import check_single
 from sparsefn.masks.scores import gradient, magnitude, momentum, ranked
 from sparsefn.masks.scores import random as random_score
@@ -147,7 +148,7 @@ def drop_grow(
     cycle = _Cycle(
         current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan
     )
-    return Masked(
+    return MaskRecipe(
         rule,
         memory,
         cycle.run,
@@ -261,7 +262,7 @@ class _Cycle(NamedTuple):
     restart_dropped: bool
     plan: Redistribute | None
 
-    def run(self, units: Field, scores: Read, step: Step) -> Decision:
+    def run(self, units: Field, scores: Read) -> Decision:
         """Drop the worst of the active units of each group, then grow the best of the
         others, up to the target.
         """
@@ -272,7 +273,7 @@ class _Cycle(NamedTuple):
         had = units.totals(active)
         target = had if self.current else units.target(grow, units.free)
         share = grow if plan is None or plan.score is None else scores("share")
-        lost = self._dropped(units, active, had, drop, share, step)
+        lost = self._dropped(units, active, had, drop, share)
         lost = self._within(units, had, target, lost)
         stay = units.best(drop, had - lost, among=active)
         left = units.totals(stay) if units.joint or units.grids.least else had - lost
@@ -294,7 +295,6 @@ class _Cycle(NamedTuple):
         had: Tensor,
         drop: Scores,
         share: Scores,
-        step: Step,
     ) -> Tensor:
         # How many units of each group are dropped: a part of them, or as many as their
         # scores say.
@@ -302,7 +302,7 @@ class _Cycle(NamedTuple):
         fraction = self.fraction
         if isinstance(fraction, Counted):
             return had - units.counts(units.counted(fraction, drop, active))
-        rate = fraction_at(fraction, step)
+        rate = fraction_at(fraction, units.step)
         groups = units.groups
         rates: Sequence[Real] = [rate] * len(groups)
         if plan is not None and plan.rate is not None:
@@ -329,9 +329,10 @@ class _Cycle(NamedTuple):
         # a function says.
         if self.grow_count is None:
             return more
+        check_whole_rows("grow_count", units.grids)
         others = units.within([~rows for rows in taken])
         rows = zip(
-            units.rows(grow, "grow_count"),
+            units.rows(grow),
             units.rows_of(others),
             torch.split(more, units.groups),
             strict=True,
@@ -350,11 +351,7 @@ def _moved(
 ) -> Tensor:
     # The total regrowth is what all leaves lost; each leaf's part follows its share, up
     # to its capacity.
-    parts = plan.shares(
-        {path: share.values[path] for path in units.leaves},
-        units.masks,
-        units.masks_of(stay),
-    )
+    parts = plan.shares(share.values, units.masks, units.masks_of(stay))
     caps = dict(zip(units.leaves, (units.capacity - barred).unbind(), strict=True))
     regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
     return left + units.counts([regrown[path] for path in units.leaves])

@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from sparsefn._engine.draws import lifted
-from sparsefn._engine.leaves import brought, donate, saves, sparse_among, zeroed
+from sparsefn._engine.leaves import brought, sparse_among, zeroed
 from sparsefn._engine.processes import any_sharded, check_bare, check_shards
 from sparsefn._engine.surroundings import transformed, with_own_code
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
 from sparsefn.algorithms.processes import (
-    Start,
+    InitFunction,
     Stepping,
-    begun,
     change_together,
+    init_together,
     laid_like_params,
-    shared,
+    update_together,
 )
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
@@ -37,7 +37,7 @@ from sparsefn.core.state import (
     Step,
     TrainView,
     Trigger,
-    Update,
+    UncheckedUpdate,
     Where,
     apply_masks,
     check_score,
@@ -68,14 +68,17 @@ from sparsefn.masks.scores.units import scored_units
 
 
 def framed(
-    init: Start,
-    update: Stepping | Update,
+    init: InitFunction,
+    update: Stepping | UncheckedUpdate,
     view: TrainView = masked_view,
     within: Callable[[Tree], Algorithm] | None = None,
     settled: Callable[[State], State] | None = None,
 ) -> Algorithm:
     """An algorithm that checks what it gets, and fails on all processes together."""
-    unchecked = update if isinstance(update, Update) else Update(update)
+    if isinstance(update, UncheckedUpdate):
+        unchecked = update
+    else:
+        unchecked = UncheckedUpdate(update)
     inner = unchecked.inner
     outermost = unchecked.around or inner
 
@@ -85,19 +88,12 @@ def framed(
             and not is_compiling()
             and any_sharded(leaves_of(state.params))
         ):
-            return shared(inner, state, grads, step)
+            return update_together(inner, state, grads, step)
         return outermost(state, *check_update(state, grads, step))
 
     return Algorithm(
-        begun(init), with_own_code(checked), view, within, settled, unchecked
+        init_together(init), with_own_code(checked), view, within, settled, unchecked
     )
-
-
-def overwriting(update: Update, state: State, grads: Tree, step: Step) -> State:
-    """The new state, from one made for the update, whose weights nobody else needs."""
-    if update.overwrites and saves():
-        donate(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
-    return update.inner(state, grads, step)
 
 
 def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
@@ -112,7 +108,7 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
-    # else `shared` checks
+    # else `update_together` checks
     sharded = is_compiling() and any_sharded(leaves_of(state.params))
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
@@ -226,8 +222,8 @@ class Decision(NamedTuple):
     stay: Leaves | None = None
 
 
-# (units, scores by role, step) -> what changes
-Method = Callable[[Field, Read, Step], Decision]
+# (units, scores by role) -> what changes
+Method = Callable[[Field, Read], Decision]
 # (state, newly grown masks, step) -> values of the grown weights
 Grown = Callable[[State, Tree, Step], Tree]
 
@@ -242,13 +238,15 @@ def zeros(state: State, grown: Tree, step: Step) -> Tree:
     return optree.tree_map(torch.zeros_like, state.params)
 
 
-class Masked(NamedTuple):
-    """An algorithm that makes masks in `init`, remembers at every step and changes
-    masks where `when` fires.
+class MaskRecipe(NamedTuple):
+    """Arguments of a mask-based algorithm; `testing` and `attach` read them.
 
-    `apart` says that what happens to a leaf does not depend on the others, given its
-    counts, and `exact` that these are met. Grown weights start at `grown`; None leaves
+    `build` makes the algorithm, which makes masks in `init`, remembers at every step
+    and changes masks where `when` fires. Grown weights start at `grown`; None leaves
     them as they are.
+
+    apart: Leaves may be processed one by one.
+    exact: Kept counts equal the target; only `testing.passive` reads it.
     """
 
     rule: Competition
@@ -311,7 +309,8 @@ class Masked(NamedTuple):
                 step,
             )
 
-        record = Update(update, True, masked=own if allowed is None else None)
+        recipe = own if allowed is None else None
+        record = UncheckedUpdate(update, overwrites=True, recipe=recipe)
         return framed(
             start,
             record,
@@ -337,7 +336,7 @@ class Masked(NamedTuple):
         new: Leaves = {}
         held: Leaves = {}
         for part in units.parts(self.apart):
-            made, stay = self.method(part, scores.of(part.leaves), step)
+            made, stay = self.method(part, scores.of(part.leaves))
             kept = made if grown is None else both_of(made, masks)
             if stay is not None:
                 kept = both_of(kept, stay)

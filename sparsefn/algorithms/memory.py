@@ -128,14 +128,13 @@ class Reader:
                 score.value if isinstance(score, Accumulated) else score
             )
             absolute = isinstance(value, Absolute)
-            own = (
-                state
-                if isinstance(value, Absolute) and not value.keyed
-                else self._state(role)
-            )
-            read = value.signed if isinstance(value, Absolute) else value
-            values = read(*given, own, grads, step)
-            of_units = isinstance(read, OfUnits)
+            keyed = True
+            if isinstance(value, Absolute):
+                keyed = value.keyed
+                value = value.signed
+            own = self._state(role) if keyed else state
+            values = value(*given, own, grads, step)
+            of_units = isinstance(value, OfUnits)
             # The compiler of torch 2.11 does not compare dicts by `is`.
             checked = not is_compiling() and (values is state.params or values is grads)
             if not checked and not of_units:

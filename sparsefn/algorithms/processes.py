@@ -39,11 +39,11 @@ from sparsefn.core.tree import (
     zipped,
 )
 
-Start = Callable[[Tree], State]
+InitFunction = Callable[[Tree], State]
 Stepping = Callable[[State, Tree, Step], State]
 
 
-def begun(init: Start) -> Start:
+def init_together(init: InitFunction) -> InitFunction:
     """An init that all processes of DTensors begin with the same leaves; an error of
     one is raised on all.
     """
@@ -59,7 +59,7 @@ def begun(init: Start) -> Start:
     return beginning
 
 
-def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
+def update_together(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     """An update of DTensors, after its checks: where masks change, an error of one
     process is raised on all.
 

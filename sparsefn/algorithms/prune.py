@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsefn._engine.selection import Count
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import Decision, Masked
+from sparsefn.algorithms.frame import Decision, MaskRecipe
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.units import Field, Open, both_of
@@ -40,24 +40,18 @@ from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.scores import magnitude
 from sparsefn.masks.select import checked_count
 
-# (units, scores, which units compete, step) -> kept counts
-Counts = Callable[[Field, Scores, Open, Step], Sequence[Count]]
+# (units, scores, which units compete) -> kept counts
+Counts = Callable[[Field, Scores, Open], Sequence[Count]]
 
 
-def _run(
-    counts: Counts, regrow: bool, units: Field, scores: Read, step: Step
-) -> Decision:
+def _run(counts: Counts, regrow: bool, units: Field, scores: Read) -> Decision:
     # Keep the best units of each group by score.
     score = scores("score")
     among = units.free if regrow else units.active
-    kept = units.best(score, counts(units, score, among, step), among=among)
+    kept = units.best(score, counts(units, score, among), among=among)
     masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
     shrinks = not regrow and not units.elementwise
     return Decision(both_of(masks, units.masks) if shrinks else masks)
-
-
-def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[Count]:
-    return units.wanted(scores, among)
 
 
 @described
@@ -130,8 +124,8 @@ def gmp(
         init = "dense"
 
     memory = Memory({"score": score}, pruned)
-    method = partial(_run, _wanted, regrow)
-    return Masked(
+    method = partial(_run, Field.wanted, regrow)
+    return MaskRecipe(
         rule, memory, method, goal, init, where, key, always() if when is None else when
     ).build()
 
@@ -217,7 +211,7 @@ def iterative(
             "follow what remains"
         )
 
-    def counts(units: Field, scores: Scores, among: Open, step: Step) -> list[Count]:
+    def counts(units: Field, scores: Scores, among: Open) -> list[Count]:
         remain = units.totals(units.active)
         kept: list[Count] = []
         names = (
@@ -227,14 +221,14 @@ def iterative(
         )
         for name, n in zip(names, torch.split(remain, units.groups), strict=True):
             try:
-                kept.append(n - checked_count("count", lost(n, step), n))
+                kept.append(n - checked_count("count", lost(n, units.step), n))
             except ValueError as error:
                 raise ValueError(f"iterative: {error} at {name}") from None
         return kept
 
     memory = Memory({"score": score}, pruned)
     method = partial(_run, counts, False)
-    return Masked(rule, memory, method, None, init, where, key, when).build()
+    return MaskRecipe(rule, memory, method, None, init, where, key, when).build()
 
 
 def _removal(

@@ -62,13 +62,13 @@ def reparametrised(
             f"sf.reparam.power(2.0), got {got}; a sparsity belongs to inner, as in "
             "reparametrised(sf.reparam.power(2.0), sf.static(0.9))"
         )
-    inside = dense() if inner is None else inner
-    if not isinstance(inside, Algorithm):
+    algorithm = dense() if inner is None else inner
+    if not isinstance(algorithm, Algorithm):
         raise TypeError(
             "reparametrised: expected an inner Algorithm, got "
-            f"{uncalled(inside) or type(inside).__name__}"
+            f"{uncalled(algorithm) or type(algorithm).__name__}"
         )
-    if inside.view is not masked_view:
+    if algorithm.view is not masked_view:
         raise ValueError(
             "reparametrised: expected an inner algorithm without a view of its own "
             "(latents or terms)"
@@ -81,13 +81,13 @@ def reparametrised(
 
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
         both = intersect(part.masks, masks)
-        inner = part._replace(params=(), key=(), opt=())
+        stored = part._replace(params=(), key=(), opt=())
         scores = {"latent": latents, "step": step}
         return State(
-            apply_masks(part.params, masks), both, scores, part.key, parts=(inner,)
+            apply_masks(part.params, masks), both, scores, part.key, parts=(stored,)
         )
 
-    def inner_of(state: State) -> State:
+    def inner_state(state: State) -> State:
         return state.parts[0]._replace(params=state.params, key=state.key)
 
     def init(params: Tree) -> State:
@@ -100,7 +100,7 @@ def reparametrised(
             device=next((p.device for p in chosen.values()), torch.device("cpu")),
         )
         weights, masks = made(latents, params, step)
-        part = inside.init(weights)
+        part = algorithm.init(weights)
         if has_optimizer(part):
             raise ValueError(
                 "reparametrised: the inner algorithm has an optimizer; put "
@@ -116,9 +116,9 @@ def reparametrised(
         weights, masks = made(latents, state.params, following)
         # Off its support `inner` keeps what it has: zeros, or the weights that it holds
         # still.
-        part = inside.view.put(inner_of(state), weights)
+        part = masked_view.put(inner_state(state), weights)
         return finish(
-            update_of(inside).inner(part, grads, step), masks, latents, following
+            update_of(algorithm).inner(part, grads, step), masks, latents, following
         )
 
     def view_of(state: State, latents: Tree, leaves: Leaves) -> Tree:
@@ -145,8 +145,8 @@ def reparametrised(
         return torch.where(moves, new, old) if is_sparse(moves, new) else new
 
     def put(state: State, tree: Tree) -> State:
-        params = inside.view.put(
-            inner_of(state), with_leaves(state.params, dict(tree["rest"]))
+        params = masked_view.put(
+            inner_state(state), with_leaves(state.params, dict(tree["rest"]))
         ).params
         latents = optree.tree_map(
             moved, support(state)["latent"], tree["latent"], trained(state)
@@ -158,7 +158,7 @@ def reparametrised(
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
-        leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
+        leaves = flatten(masked_view.grads(inner_state(state), grads, 0))[0]
         every = state.scores["latent"]
         latents = trained(state)
         # no leaf is selected: vjp refuses functions of nothing
@@ -172,7 +172,7 @@ def reparametrised(
         return view_of(state, pull({path: leaves[path] for path in weights})[0], leaves)
 
     def support(state: State) -> Tree:
-        moves = flatten(support_of(inner_of(state)))[0]
+        moves = flatten(support_of(inner_state(state)))[0]
         leaves = flatten(state.params)[0]
 
         def where_moves(path: str, latent: Tensor) -> Tensor:
@@ -191,8 +191,8 @@ def reparametrised(
     def at_rest(state: State) -> State:
         assert reparam.settled is not None
         weights, masks = reparam.settled(state.scores["latent"], state.scores["step"])
-        part = inner_of(state)
-        part = inside.view.put(part, with_leaves(state.params, weights))
+        part = inner_state(state)
+        part = masked_view.put(part, with_leaves(state.params, weights))
         tree = masks_tree(state.params, masks)
         return state._replace(
             params=apply_masks(part.params, tree), masks=intersect(part.masks, tree)

@@ -18,9 +18,9 @@ from sparsefn.algorithms.units import field, full
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, fraction_at
 from sparsefn.core.state import Algorithm, Schedule, Where, check_masks, masks_tree
-from sparsefn.core.tree import Leaves, Tree, flatten, leaves_at
+from sparsefn.core.tree import Leaves, Tree, flatten
 from sparsefn.core.tree.originals import check_weights
-from sparsefn.masks import checkerboard, from_zeros
+from sparsefn.masks import checkerboard
 from sparsefn.masks.budgets.counts import Counted
 
 Named = Literal[
@@ -97,9 +97,7 @@ def start_masks(
     if init == "dense":
         masks = full({}, leaves)
     elif init == "from_zeros":
-        masks = leaves_at(
-            from_zeros(params, where=lambda path, leaf: path in leaves), leaves
-        )
+        masks = {path: leaf != 0 for path, leaf in leaves.items()}
     elif init == "checkerboard":
         masks = _checkerboards(leaves, level)
     elif init == "bernoulli":
@@ -140,8 +138,8 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = fraction_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    made = {
-        path: checkerboard(leaf.shape, sparsity, device=leaf.device)
-        for path, leaf in leaves.items()
-    }
-    return {path: laid_like(mask, leaves[path]) for path, mask in made.items()}
+    made: Leaves = {}
+    for path, leaf in leaves.items():
+        board = checkerboard(leaf.shape, sparsity, device=leaf.device)
+        made[path] = laid_like(board, leaf)
+    return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import Decision, Masked, framed, own_params
+from sparsefn.algorithms.frame import Decision, MaskRecipe, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given, own_masks
 from sparsefn.algorithms.units import Field
@@ -73,7 +73,7 @@ def static(
     """
     rule = Competition(pattern, distribution).check()
     kept = Memory({}, pruned)
-    return Masked(
+    return MaskRecipe(
         rule, kept, _stay, rule.goal(sparsity), init, where, key, never()
     ).build()
 

@@ -52,7 +52,7 @@ from sparsefn.masks.gates import Mode, check_mode, gate
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.select import bernoulli_masks
 
-Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
+InitialScores = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
 Link = Callable[[Tensor], Tensor]
 
 
@@ -62,7 +62,7 @@ def supermask(
     *,
     mode: Mode = "supermask",
     mask_gradient: bool = False,
-    init: Start = "random",
+    init: InitialScores = "random",
     link: Link | None = None,
     when: Trigger = always(),
     where: Where = default_where,
@@ -175,7 +175,7 @@ class _Learned(NamedTuple):
     # Scores that are learned, and masks that follow them: see `supermask`.
     rule: Competition
     where: Where
-    init: Start
+    init: InitialScores
     seed: Tensor
     choose: Choose
     mode: Mode
@@ -195,7 +195,9 @@ class _Learned(NamedTuple):
         leaves = self.rule.pattern.leaves_in(params, self.where)
         field(self.rule, leaves)  # which refuses leaves that the pattern does not fit
         scores = {
-            self.role: _scores(params, _start(params, leaves, self.init, self.seed))
+            self.role: _scores(
+                params, _initial_scores(params, leaves, self.init, self.seed)
+            )
         }
         support = () if self.mode == "supermask" else everywhere(params)
         state = State(
@@ -343,7 +345,9 @@ def _scores(params: Tree, scores: Leaves) -> Tree:
     )
 
 
-def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
+def _initial_scores(
+    params: Tree, leaves: Leaves, init: InitialScores, key: Tensor
+) -> Leaves:
     if callable(init):
         check_call("init", init, "params")
         init = init(params)

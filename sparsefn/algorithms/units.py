@@ -21,10 +21,10 @@ from sparsefn._engine.selection import Count, Entry, counts_of_rows, totals
 from sparsefn.algorithms.competition import (
     Competition,
     Goal,
+    bounded_winners,
     count_of,
     fixed_count,
     with_least,
-    within_bounds,
 )
 from sparsefn.algorithms.memory import Scores
 from sparsefn.core import random
@@ -135,8 +135,7 @@ class Field(NamedTuple):
             return []
         if pattern.fixed is not None:
             return [fixed_count(path, units, sparsity) for path, units in whole.items()]
-        if sparsity is None:
-            raise TypeError(f"expected a sparsity: {pattern} leaves the count open")
+        assert sparsity is not None
         shapes = {path: units.budgeted for path, units in whole.items()}
         if isinstance(distribution, Global):
             sizes = [math.prod(units.rows) for units in whole.values()]
@@ -177,11 +176,8 @@ class Field(NamedTuple):
         """
         if self.known is not None:
             return self.known
-        return (
-            self.counted(self.goal, scores, among)
-            if isinstance(self.goal, Counted)
-            else self.targets(None)
-        )
+        assert isinstance(self.goal, Counted)
+        return self.counted(self.goal, scores, among)
 
     def counted(self, goal: Counted, scores: Scores, among: Open) -> list[Count]:
         """Kept counts that scores decide, among some units."""
@@ -206,12 +202,8 @@ class Field(NamedTuple):
         )
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
 
-    def rows(self, scores: Scores, what: str | None = None) -> list[Tensor]:
-        """The scores of each competition, (groups, units of a group), for a function of
-        whole leaves if it is named.
-        """
-        if what is not None:
-            check_whole_rows(what, self.grids)
+    def rows(self, scores: Scores) -> list[Tensor]:
+        """The scores of each competition, (groups, units of a group)."""
         rows = self.grids.each(self._scored(scores))
         return self._in_groups([grouped(x) for x in rows])
 
@@ -269,7 +261,7 @@ class Field(NamedTuple):
             counts = with_least(least, counts, [u.rows[1] for u in whole.values()])
         if isinstance(distribution, Global):
             sizes = {path: units.rows[1] for path, units in whole.items()}
-            return within_bounds(distribution, sizes, entries, counts[0], held, least)
+            return bounded_winners(distribution, sizes, entries, counts[0], held, least)
         if len(entries) < len(whole):
             counts = self.counts(counts)
         return self.grids.select(entries, counts)

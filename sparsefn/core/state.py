@@ -63,7 +63,8 @@ class State(NamedTuple):
     the algorithm. `key` is the PRNG key, `opt` the inner optimizer's state. `support`
     says which weights move: a tree of masks, or `()` if it is `masks` itself. `parts`
     are the states of the algorithms that a composition is made of; what they share with
-    the whole is `()` in them. An unused field is `()`.
+    the whole is `()` in them, and the `masks` of a part may be a dict keyed by the
+    paths that it sparsifies. An unused field is `()`.
     """
 
     params: Tree
@@ -150,9 +151,7 @@ def _true(leaf: Tensor) -> Tensor:
     return torch.ones((), dtype=torch.bool, device=leaf.device)
 
 
-def inside(
-    support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = False
-) -> Tree:
+def inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
     """The new leaves on their support, and off it the old ones, or +0.0.
 
     It is `apply_masks` without its checks.
@@ -163,13 +162,11 @@ def inside(
     ...     {"w": torch.tensor([3.0, 4.0])},
     ... )
     {'w': tensor([1., 4.])}
-
-    With `overwrite`, new leaves that were donated are zeroed in their own memory.
     """
     masks, rebuild = opened(support)
     leaves = leaves_like(new, support)
     if old is None:
-        return rebuild(leafwise.zeroed(masks, leaves, overwrite=overwrite))
+        return rebuild(leafwise.zeroed(masks, leaves))
     return rebuild(leafwise.either(masks, leaves, leaves_like(old, support)))
 
 
@@ -298,19 +295,19 @@ masked_view = TrainView(
 )
 
 
-class Update(NamedTuple):
+class UncheckedUpdate(NamedTuple):
     """The update of an algorithm for those around it, which have checked the arguments.
 
     They call `inner`. With `overwrites`, `inner` sets the weights last, and those on
     the new support stay: it may write over weights that nobody else needs. What users
-    call goes to `around` where there is one, but for DTensors. `masked` says how many
-    weights the masks keep, where that is settled: a `Masked` of the frame.
+    call goes to `around` where there is one, but for DTensors. `recipe` holds the
+    arguments of a mask-based algorithm: a `MaskRecipe` of the frame.
     """
 
     inner: Callable[[State, Tree, Step], State]
     overwrites: bool = False
     around: Callable[[State, Tree, Step], State] | None = None
-    masked: Any = None
+    recipe: Any = None
 
 
 class _Pair(NamedTuple):
@@ -319,7 +316,7 @@ class _Pair(NamedTuple):
     view: TrainView = masked_view
     within: Callable[[Tree], Algorithm] | None = None
     settled: Callable[[State], State] | None = None
-    unchecked: Update | None = None
+    unchecked: UncheckedUpdate | None = None
 
 
 class Algorithm(Made, _Pair):
@@ -346,11 +343,11 @@ class Algorithm(Made, _Pair):
     ways_of: ClassVar = {"within": ("init", "update"), "unchecked": ("update",)}
 
 
-def update_of(algorithm: Algorithm) -> Update:
+def update_of(algorithm: Algorithm) -> UncheckedUpdate:
     """The update of an algorithm, for an algorithm around it; a function of a user
     checks for itself.
     """
-    return algorithm.unchecked or Update(algorithm.update)
+    return algorithm.unchecked or UncheckedUpdate(algorithm.update)
 
 
 def check_score(name: str, score: object) -> None:

@@ -92,12 +92,12 @@ def _adam(
     decoupled: bool,
 ) -> Optimizer:
     base.check_rate(lr)
-    base.check_within("eps", eps)
-    base.check_within("weight_decay", weight_decay)
+    base.check_range("eps", eps)
+    base.check_range("weight_decay", weight_decay)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ValueError(f"expected two betas, got {betas!r}")
     for i, beta in enumerate(betas):
-        base.check_within(f"betas[{i}]", beta, below=1.0)
+        base.check_range(f"betas[{i}]", beta, below=1.0)
     beta1, beta2 = betas
     options = ((beta1, beta2), eps, weight_decay, decoupled)
 

@@ -139,17 +139,16 @@ def check_rate(lr: Level) -> None:
         ...
     ValueError: expected lr in [0, inf), got -0.1
     """
-    # The value of a tensor is not read: it may be batched, or on another device.
     if words := uncalled(lr):
         raise TypeError(f"expected lr to be a number or a schedule, got {words}")
     if not callable(lr) and not isinstance(number("lr", lr), Tensor):
-        check_within("lr", lr)
+        check_range("lr", lr)
 
 
-def check_within(name: str, value: object, below: float = math.inf) -> None:
+def check_range(name: str, value: object, below: float = math.inf) -> None:
     """Raise unless it is a number in [0, below).
 
-    >>> check_within("momentum", 0.9)
+    >>> check_range("momentum", 0.9)
     """
     if isinstance(value, Tensor):
         raise TypeError(f"expected {name} to be a number, got a tensor")

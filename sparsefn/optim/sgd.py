@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import lists
 from sparsefn._engine.processes import localized
 from sparsefn.core.checks import described
 from sparsefn.core.state import Level
-from sparsefn.core.tree import Tree, zipped
+from sparsefn.core.tree import Tree, wide, zipped
 from sparsefn.optim import base
 from sparsefn.optim.base import Optimizer, Row
 
@@ -54,8 +53,8 @@ def sgd(
     learning", 2013.
     """
     base.check_rate(lr)
-    base.check_within("momentum", momentum)
-    base.check_within("weight_decay", weight_decay)
+    base.check_range("momentum", momentum)
+    base.check_range("weight_decay", weight_decay)
     if nesterov and not momentum:
         raise ValueError("expected a momentum above 0 for nesterov=True, got 0")
 
@@ -74,17 +73,14 @@ def sgd(
         def leaf(*row: Tensor) -> Row:
             *buffers, g, p = row
             dtype = g.dtype
-            kind = torch.promote_types(g.dtype, torch.float32)
-            g = g.to(kind)
+            g = wide(g)
             if weight_decay:
-                g = g + weight_decay * p.to(kind)
+                g = g + weight_decay * wide(p)
             if momentum:
-                b = momentum * buffers[0].to(kind) + g
+                b = momentum * wide(buffers[0]) + g
                 buffers = [b.to(dtype)]
                 g = g + momentum * b if nesterov else b
-            # Rounded explicitly: type promotion rounds a batched 0-d tensor at another
-            # place than a single one.
-            return (-rate.to(g.device, kind) * g).to(dtype), *buffers
+            return (-base.scalar_like(rate, g) * g).to(dtype), *buffers
 
         return lists.each(leaf, *zip(*rows, strict=True)), count + 1
 

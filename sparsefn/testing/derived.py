@@ -100,9 +100,9 @@ def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any
     ... )["pruned"]
     'keep'
     """
-    masked = update_of(algorithm).masked
+    recipe = update_of(algorithm).recipe
     found: dict[str, Any] = (
-        {} if masked is None or "when" not in names else {"when": masked.when}
+        {} if recipe is None or "when" not in names else {"when": recipe.when}
     )  # of `steps=`
     # The outer call goes before one inside it.
     for call in (algorithm.made_of, algorithm.made_by):

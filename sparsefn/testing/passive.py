@@ -195,7 +195,7 @@ def passive(
 
 
 def _promised(algorithm: Algorithm) -> _Promise:
-    made = update_of(algorithm).masked
+    made = update_of(algorithm).recipe
     if made is None:
         return _Promise()
     exact = made.exact and not isinstance(made.goal, Counted)

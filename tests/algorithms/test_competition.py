@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sparsefn as sf
 from sparsefn._engine.selection.dispatch import Entry
-from sparsefn.algorithms.competition import within_bounds
+from sparsefn.algorithms.competition import bounded_winners
 from sparsefn.masks.patterns.units import to_rows, units_of
 
 
@@ -375,7 +375,7 @@ def test_leaves_keep_what_their_bounds_allow(data):
         ).values()
     )
     count = data.draw(st.integers(sum(low for low, _ in limits), sum(sizes)))
-    won = within_bounds(
+    won = bounded_winners(
         distribution,
         named,
         [Entry(torch.tensor([row])) for row in scores],
@@ -398,7 +398,7 @@ def test_units_held_already_count_towards_the_bounds(held):
     entries = [
         Entry(torch.arange(4.0)[None], deny=flags) for flags in held or [None] * 2
     ]
-    won = within_bounds(
+    won = bounded_winners(
         sf.budgets.global_(floor=0.5), {"a": 4, "b": 4}, entries, 2, held
     )
     assert sum(int(mask.sum()) for mask in won) == 2

@@ -29,6 +29,12 @@ def test_every_kind_of_init_makes_the_mask_it_names():
     )
 
 
+def test_the_choice_of_leaves_warns_once(recwarn):
+    sf.static(None, init="from_zeros", where=lambda path, leaf: False).init({"w": W})
+    (warning,) = recwarn
+    assert "no leaf is sparsified" in str(warning.message)
+
+
 def test_bernoulli_masks_keep_each_unit_by_a_chance_of_its_own():
     params = {"a": torch.ones(30, 40), "b": torch.ones(20, 10, 3, 3)}
 

@@ -79,6 +79,7 @@ class Descent:
     def __init__(self, optimizer: foreign.ForeignOptimizer, view: TrainView) -> None:
         self.optimizer = optimizer
         self.view = view
+        self._name = foreign.name_of(optimizer)
         self._primed = False
         own = view.put is masked_view.put and view.grads is masked_view.grads
         self._under_masks = (
@@ -147,11 +148,10 @@ class Descent:
             )
             if fused(*leaves_of((moving, whole))):
                 return Stepped(moved(state, moving)._replace(opt=opt), whole)
-        name = foreign.name_of(optimizer)
-        check_like(f"the updates of {name}", updates, trained, dtype=False)
+        check_like(f"the updates of {self._name}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
             fault = structure_error(
-                f"the new state of {name}", opt, state.opt, "the old one"
+                f"the new state of {self._name}", opt, state.opt, "the old one"
             )
             raise ValueError(f"with_optimizer: {fault}")
         opt = _unshared(optimizer, opt, grads, trained)
@@ -188,7 +188,7 @@ def _memories(leaves: Sequence[Tensor]) -> Sequence[int | None]:
     if not transformed():
         try:
             return [int(x.untyped_storage()._cdata) for x in leaves]
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             pass
     return [_memory(leaf) for leaf in leaves]
 
@@ -323,7 +323,7 @@ class Moments:
             raise self._refused()
         owned: dict[int, list[int]] = {}
         for place, owner in enumerate(found.owners):
-            if owner >= 0 and sparse[owner]:
+            if owner >= 0:
                 owned.setdefault(owner, []).append(place)
         return owned
 

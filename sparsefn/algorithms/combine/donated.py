@@ -9,7 +9,7 @@ from sparsefn._engine.surroundings import differentiated, in_mode, transformed
 from sparsefn.algorithms.combine.states import check_algorithm
 from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import described
-from sparsefn.core.state import Algorithm, State, Step, Update, update_of
+from sparsefn.core.state import Algorithm, State, Step, UncheckedUpdate, update_of
 from sparsefn.core.tree import Tree, leaves_of, opened
 
 
@@ -76,7 +76,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
 
     return framed(
         algorithm.init,
-        Update(record.inner, around=update),
+        UncheckedUpdate(record.inner, around=update),
         algorithm.view,
         settled=algorithm.settled,
     )

@@ -100,8 +100,8 @@ def _merges(sizes: Sequence[int], own: Sequence[int]) -> bool:
 
 
 class MomentPlaces(NamedTuple):
-    """For every leaf of an optimizer's state, the index of the trained leaf that it is
-    a moment of, or -1.
+    """For every leaf of an optimizer's state, the index of the sparse leaf that it is a
+    moment of, or -1.
 
     >>> from sparsefn.algorithms.combine import foreign
     >>> foreign.MomentPlaces([-1, 0], (0, 0)).owners
@@ -122,7 +122,7 @@ def find(
     >>> from sparsefn.algorithms.combine import foreign
     >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
     >>> foreign.find(sf.optimizers.sgd(0.1, momentum=0.9), params, [False, True]).owners
-    [-1, 0, 1]
+    [-1, -1, 1]
 
     A moment is a tensor of the shape of its leaf. Statistics of rows or columns, as
     Adafactor's, belong to no weight. ValueError for a state that joins leaves or holds
@@ -154,7 +154,7 @@ def find(
             raise refused(path, "it joins leaves, or holds one in another shape")
         kind = layout(sizes, shapes[i])
         if kind == "shared" or not sparse[i]:
-            return i if kind == "entries" else -1
+            return -1
         if kind != "entries":
             raise refused(path, "it joins leaves, or holds one in another shape")
         if not holds_numbers(leaf):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sparsefn.algorithms.combine.states import check_algorithm
 from sparsefn.algorithms.frame import framed
+from sparsefn.algorithms.reparametrised import settled
 from sparsefn.algorithms.static import dense
 from sparsefn.core.checks import check_pairs, described
 from sparsefn.core.state import (
@@ -113,12 +114,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         return {name: own.view.support(part) for name, own, part in each(state)}
 
     def settle(state: State) -> State:
-        parts = []
-        for _, own, part in each(state):
-            if own.settled is None:
-                parts.append(part)
-            else:
-                parts.append(own.settled(part))
+        parts = [settled(own, part) for _, own, part in each(state)]
         return join(parts, state.params)._replace(opt=state.opt)
 
     settles = any(algorithm.settled is not None for algorithm in algorithms)

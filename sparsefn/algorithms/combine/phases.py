@@ -27,17 +27,18 @@ from sparsefn.core.state import (
     support_of,
     update_of,
 )
-from sparsefn.core.tree import Tree, choose, flatten
+from sparsefn.core.tree import Leaves, Tree, choose, flatten, with_leaves
 from sparsefn.core.triggers import At, Every
 
 
 def _expanded(masks: Tree, params: Tree, owned: set[str]) -> Tree:
     # 0-d True of leaves that another part sparsifies, at full shape.
-    leaves, rebuild = flatten(masks)
-    shapes = flatten(params)[0]
-    whole = [path for path, mask in leaves.items() if path in owned and not mask.ndim]
-    made = {path: torch.ones_like(shapes[path], dtype=torch.bool) for path in whole}
-    return rebuild(list((leaves | made).values()))
+    leaves = flatten(params)[0]
+    full: Leaves = {}
+    for path, mask in flatten(masks)[0].items():
+        if path in owned and not mask.ndim:
+            full[path] = torch.ones_like(leaves[path], dtype=torch.bool)
+    return with_leaves(masks, full)
 
 
 @described

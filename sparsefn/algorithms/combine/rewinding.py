@@ -44,8 +44,8 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
     something else than params.
     """
     check_trained("rewinding", [algorithm])
-    for name, trigger in (("to", to), ("when", when)):
-        check_trigger(name, trigger)
+    check_trigger("to", to)
+    check_trigger("when", when)
 
     def joined(part: State, kept: Tree) -> State:
         inner = State((), (), part.scores, parts=part.parts)

@@ -86,8 +86,8 @@ def _true(device: torch.device) -> torch.Tensor:
 
 
 def with_own_paths(state: State) -> State:
-    """A state as a part of one that has its params and masks: instead of masks the
-    paths of those that are its own.
+    """The state as stored in `parts`: `params` and `opt` empty, `masks` a dict keyed by
+    the paths that this part sparsifies.
 
     >>> with_own_paths(
     ...     sf.static(0.5).init({"w": torch.ones(2, 2), "b": torch.ones(2)})

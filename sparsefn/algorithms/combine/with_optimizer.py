@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from sparsefn._engine.leaves import donate, saves
 from sparsefn.algorithms.combine import foreign
 from sparsefn.algorithms.combine.descent import Descent, Moments, compiled_well
 from sparsefn.algorithms.combine.paired import check_paired
 from sparsefn.algorithms.combine.states import check_algorithm
-from sparsefn.algorithms.frame import framed, overwriting
+from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import check_trigger, described, uncalled
 from sparsefn.core.state import (
     Algorithm,
     State,
     Step,
     Trigger,
-    Update,
+    UncheckedUpdate,
     everywhere,
     has_optimizer,
     masked_view,
     update_of,
 )
-from sparsefn.core.tree import Tree, all_finite, choose, where_leaves
+from sparsefn.core.tree import Tree, all_finite, choose, leaves_of, where_leaves
 from sparsefn.core.triggers import never
 
 # The view of an optimizer that keeps moments of pruned weights, too.
@@ -119,25 +120,29 @@ def with_optimizer(
                 "update(grads, state, *, params, inplace), such as "
                 f"sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got {got}"
             )
-    masks = update_of(algorithm)
-    inside = Descent(optimizer, algorithm.view)
+    mask_update = update_of(algorithm)
+    optimizer_step = Descent(optimizer, algorithm.view)
     moments = Moments(optimizer, algorithm.view, mask_moments, reset_grown)
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if has_optimizer(state):
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
-        state = inside.restarted(state)
+        state = optimizer_step.restarted(state)
         moments.check(state)
-        inside.prime(state)
+        optimizer_step.prime(state)
         return state
 
     def advance(state: State, grads: Tree, step: Step) -> State:
-        after = inside.stepped(state, grads, step, skip)
-        opt = after.state.opt
-        state = overwriting(masks, after.state, grads, step)._replace(opt=opt)
+        after = optimizer_step.stepped(state, grads, step, skip)
+        state = after.state
+        # Nobody else needs the stepped weights.
+        if mask_update.overwrites and saves():
+            others = leaves_of((grads, state._replace(params=())))
+            donate(leaves_of(state.params), others)
+        state = mask_update.inner(state, grads, step)._replace(opt=state.opt)
         state = moments.cleared(state, after, grads)
-        chosen: State = choose(reset(step), inside.restarted, state)
+        chosen: State = choose(reset(step), optimizer_step.restarted, state)
         return chosen
 
     @compiled_well
@@ -149,5 +154,7 @@ def with_optimizer(
             return where_leaves(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
         return choose(finite, lambda now: advance(now, grads, step), state)  # type: ignore[no-any-return]
 
-    record = Update(update, masked=None if skip_nonfinite else masks.masked)
+    record = UncheckedUpdate(
+        update, recipe=None if skip_nonfinite else mask_update.recipe
+    )
     return framed(init, record, algorithm.view, settled=algorithm.settled)

@@ -53,17 +53,16 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
             total = optree.tree_map(added, total, extra, support)
         return optree.tree_map(lambda g, x: x.to(g.dtype), given, total)
 
-    def within(masks: Tree) -> Algorithm:
-        assert algorithm.within is not None
-        return with_terms(algorithm.within(masks), *terms)
-
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         # its gradients would never pass through the terms
         no_optimizer("with_terms", [state])
         return state
 
-    narrowed = None if algorithm.within is None else within
+    within = algorithm.within
+    narrowed = (
+        None if within is None else lambda masks: with_terms(within(masks), *terms)
+    )
     return framed(
         init,
         update_of(algorithm),

@@ -1,14 +1,13 @@
 """Checks of what users give, and the calls that made an algorithm."""
 
 from sparsefn.core.checks import rounding
+from sparsefn.core.checks.calls import check_call, check_keywords
 from sparsefn.core.checks.checks import (
     Level,
     Schedule,
     Step,
     as_int,
-    check_call,
     check_int,
-    check_keywords,
     check_kind,
     check_pairs,
     check_positive,

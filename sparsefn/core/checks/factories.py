@@ -333,15 +333,11 @@ def shown(value: Any) -> str:
     if isinstance(value, nn.Module):
         return kind.__name__
     if kind is float:
-        return _number(value)
+        # `inf` is no name
+        return repr(value) if math.isfinite(value) else f"float('{value}')"
     text = repr(value)
     # an object that does not say what it is
     return kind.__name__ if " at 0x" in text else text
-
-
-def _number(value: float) -> str:
-    # `inf` is no name
-    return repr(value) if math.isfinite(value) else f"float('{value}')"
 
 
 def _tensor(value: Tensor) -> str:

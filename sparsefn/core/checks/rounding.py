@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import counts_of_rows
 from sparsefn._engine.surroundings import known
-from sparsefn.core.checks.checks import (
-    Level,
-    Schedule,
-    Step,
-    check_call,
-    check_sparsity,
-    number,
-)
+from sparsefn.core.checks.calls import check_call
+from sparsefn.core.checks.checks import Level, Schedule, Step, check_sparsity, number
 
 # (fraction, number of units) -> how many units that is
 CountRule = Callable[[Real, Tensor], "int | Tensor"]
@@ -59,18 +53,18 @@ def rounded_down(fraction: Real, n: int | Tensor) -> int | Tensor:
 def _whole(
     fraction: Real,
     n: int | Tensor,
-    number: Callable[[float], int],
-    tensor: Callable[[Tensor], Tensor],
+    round_float: Callable[[float], int],
+    round_tensor: Callable[[Tensor], Tensor],
 ) -> int | Tensor:
     if not isinstance(fraction, Tensor):
         if fraction != fraction:
             raise ValueError(f"expected a fraction in [0, 1], got {fraction}")
         if not isinstance(n, Tensor):
-            return number(known(fraction) * n)
+            return round_float(known(fraction) * n)
         fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
     # what NaN casts to depends on the processor
     part = torch.nan_to_num(fraction.double() * n, nan=0.0)
-    return tensor(part).to(torch.int64)
+    return round_tensor(part).to(torch.int64)
 
 
 def of_groups(
@@ -177,5 +171,5 @@ def as_number(value: Level, what: str) -> Schedule:
     if callable(value):
         check_call(what, value, "step")
         return lambda step: number(what, value(step))
-    known = number(what, value)
-    return lambda step: known
+    constant = number(what, value)
+    return lambda step: constant

@@ -162,9 +162,9 @@ def arguments_of(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
     [every(10, stop=750)]
     """
     for part in (part for part in parts_of(algorithm) if isinstance(part, Algorithm)):
-        masked = update_of(part).masked
+        recipe = update_of(part).recipe
         call = call_of(part)
-        yield from () if masked is None else masked._asdict().items()
+        yield from () if recipe is None else recipe._asdict().items()
         yield from () if call is None else call.arguments().items()
 
 

@@ -349,7 +349,7 @@ def test_a_changed_copy_does_not_claim_to_be_what_the_factory_made() -> None:
     for _ in range(2000):
         other = other._replace(settled=None)
     assert other.made_of is algorithm
-    with pytest.raises((AttributeError, pickle.PicklingError), match="begun"):
+    with pytest.raises((AttributeError, pickle.PicklingError), match="init_together"):
         pickle.dumps(other)
     # One that shares functions with another does not take its name from it.
     assert repr(sf.with_dense_gradients(algorithm)) == "with_dense_gradients(rigl(0.9))"
