@@ -142,9 +142,8 @@ def blocks_in_order() -> Callable[[], object]:
     def prune(stats: dict[str, dict[str, torch.Tensor]]) -> sf.Algorithm:
         return sf.one_shot(0.5, sf.scores.wanda(stats))
 
-    return lambda: sf.calibration.in_order(
-        model, None, ["0.*", "1.*", "2.*"], prune, batch
-    )
+    in_order = sf.calibration.in_order  # it is loaded here, and not on the walk
+    return lambda: in_order(model, None, ["0.*", "1.*", "2.*"], prune, batch)
 
 
 def walks() -> dict[str, Walk]:

@@ -24,7 +24,7 @@ WALKS = {
     "attached change, 784-300-10": {"files": 38, "moves": 372, "calls": 187},
     "adamw change": {"files": 33, "moves": 260, "calls": 130},
     "adamw quiet": {"files": 18, "moves": 96, "calls": 48},
-    "in_order": {"files": 73, "moves": 3023, "calls": 1512},
+    "in_order": {"files": 59, "moves": 2976, "calls": 1488},
     "sharded change": {"files": 43, "moves": 570, "calls": 285},
 }
 # Python calls a leaf of an update of 54 tiny leaves (benchmarks/overhead.py): on a CPU,
