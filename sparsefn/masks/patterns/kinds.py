@@ -354,7 +354,7 @@ class PickedPattern(Pattern):
     def grids(self, leaves: Leaves) -> Grids:
         """The units of some leaves; errors name the leaf."""
         units = units_of_leaves(self, leaves)
-        return Grids(units, units, [None] * len(units), self.winners)
+        return Grids(units, self.winners)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
         """What `pick` chooses: the pattern says the counts."""

@@ -17,7 +17,7 @@ from sparsefn.masks.patterns.units import Grids, Read, Select, Units
 _MOST_ON_CPU = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class PackedGrids(Grids):
     """The units of leaves of which neighbours lie end to end, in packs: every entry is
     a unit, and the entries of a leaf compete.
@@ -26,6 +26,10 @@ class PackedGrids(Grids):
     """
 
     packs: Sequence[Sequence[str]] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.whole = self.here
+        self.extents = [None] * len(self.packs)
 
     @property
     def sizes(self) -> list[int]:
@@ -48,7 +52,7 @@ class PackedGrids(Grids):
     @property
     def apart(self) -> Grids:
         """The same, each with a tensor of its own."""
-        return Grids(self.here, self.whole, [None] * len(self.here), self.select)
+        return Grids(self.here, self.select)
 
     def at(self, places: Sequence[int]) -> PackedGrids:
         """The grids of some of the tensors."""
@@ -128,8 +132,7 @@ def _grids_of(
     for paths in packs:
         sizes = [units[path].rows[1] for path in paths]
         segments.append(sizes if len(paths) > 1 else None)
-    extents = [None] * len(packs)
-    return PackedGrids(units, units, extents, select, segments=segments, packs=packs)
+    return PackedGrids(units, select, segments=segments, packs=packs)
 
 
 def _kind(units: Units, leaf: Tensor) -> object:

@@ -92,7 +92,7 @@ class Pattern(Made):
     def grids(self, leaves: Leaves) -> Grids:
         """The units of some leaves; errors name the leaf."""
         units = units_of_leaves(self, leaves)
-        return Grids(units, units, [None] * len(units))
+        return Grids(units)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
         """The best units of each group, as many as its count says."""
@@ -187,7 +187,8 @@ class Units:
 units_of = Units.of
 
 
-@dataclass(frozen=True)
+# As `Units`, not frozen.
+@dataclass
 class Grids:
     """The units of some leaves by path, or by the name of a tied set.
 
@@ -200,11 +201,13 @@ class Grids:
     """
 
     here: dict[str, Units]
-    whole: dict[str, Units]
-    extents: Sequence[Extent | None]
     select: Select = dealt_winners
     least: int = 0
     segments: Sequence[Sequence[int] | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.whole = self.here
+        self.extents: Sequence[Extent | None] = [None] * len(self.here)
 
     @property
     def paths(self) -> list[str]:
@@ -228,13 +231,8 @@ class Grids:
     def at(self, places: Sequence[int]) -> Self:
         """The grids of some of the tensors."""
         names = [[*self.here][i] for i in places]
-        return type(self)(
-            {name: self.here[name] for name in names},
-            {name: self.whole[name] for name in names},
-            [self.extents[i] for i in places],
-            self.select,
-            self.least,
-        )
+        here = {name: self.here[name] for name in names}
+        return type(self)(here, self.select, self.least)
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units and the leaf of each grid."""
