@@ -8,6 +8,7 @@ and how many leaves are worked on at a time, is known here alone.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -411,7 +412,7 @@ def _open_rows(units: Units, mask: Tensor) -> Tensor:
 
 def either_of(flags: Flags, others: Flags) -> Flags:
     """The units in one of two fields of flags, or in both."""
-    return lists.each(lists.one_of, flags, others)
+    return lists.each(operator.or_, flags, others)
 
 
 def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
@@ -419,7 +420,7 @@ def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
     return dict(
         zip(
             masks,
-            lists.each(lists.both, list(masks.values()), [others[p] for p in masks]),
+            lists.each(operator.and_, list(masks.values()), [others[p] for p in masks]),
             strict=True,
         )
     )

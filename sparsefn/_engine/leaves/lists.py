@@ -310,6 +310,7 @@ class Listed:
     [tensor([1.5000, 3.0000]), tensor(4.5000)]
 
     Another operand has the same shapes and strides, in the same order, or is a number.
+    `&` and `|` are for flags.
     """
 
     requires_grad = False
@@ -371,13 +372,18 @@ class Listed:
 
     __rmul__ = __mul__
 
+    def __and__(self, other: Listed) -> Listed:
+        return self._bytes_by(foreach_mul, other)
+
+    def __or__(self, other: Listed) -> Listed:
+        return self._bytes_by(foreach_maximum, other)
+
     def _by(self, fn: OfLists, other: Other) -> Listed:
         return Listed(
             fn(self.tensors, other.tensors if isinstance(other, Listed) else other)
         )
 
-    def of_flags(self, fn: OfLists, other: Listed) -> Listed:
-        """A function of the bytes of flags."""
+    def _bytes_by(self, fn: OfLists, other: Listed) -> Listed:
         return self.view(torch.uint8)._by(fn, other.view(torch.uint8)).view(torch.bool)
 
 
@@ -409,27 +415,6 @@ def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
         return (wide * bits).view(dtype)
     others = old.to(dtype).view(word)
     return ((bits - others) * wide + others).view(dtype)
-
-
-def one_of(flags: Value, others: Value) -> Value:
-    """Where one of two flags is set, or both."""
-    return _of_flags(foreach_maximum, torch.logical_or, flags, others)
-
-
-def both(flags: Value, others: Value) -> Value:
-    """Where both of two flags are set."""
-    return _of_flags(foreach_mul, torch.logical_and, flags, others)
-
-
-def _of_flags(
-    of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value
-) -> Value:
-    made: Any
-    if isinstance(flags, Listed):
-        made = flags.of_flags(of_bytes, others)  # type: ignore[arg-type]
-    else:
-        made = of_one(flags, others)
-    return made  # type: ignore[no-any-return]
 
 
 def alike(row: Sequence[Tensor]) -> bool:

@@ -119,14 +119,14 @@ def test_flags():
     assert all(
         map(
             torch.equal,
-            lists.one_of(Listed(a), Listed(b)).tensors,
+            (Listed(a) | Listed(b)).tensors,
             map(torch.logical_or, a, b),
         )
     )
     assert all(
         map(
             torch.equal,
-            lists.both(Listed(a), Listed(b)).tensors,
+            (Listed(a) & Listed(b)).tensors,
             map(torch.logical_and, a, b),
         )
     )
