@@ -18,7 +18,13 @@ from torch import Tensor
 from sparsefn._engine.draws import flips
 from sparsefn._engine.leaves import as_tensor_on, brought, lists
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.selection import Count, Entry, counts_of_rows, totals
+from sparsefn._engine.selection import (
+    Count,
+    Entry,
+    counts_of_rows,
+    grouped,
+    totals,
+)
 from sparsefn.algorithms.competition import (
     Competition,
     Goal,
@@ -42,7 +48,6 @@ from sparsefn.masks.patterns.units import (
     active_rows,
     allowed_rows,
     competing,
-    grouped,
 )
 
 # One tensor a grid, as selection reads its units: (groups, units of a group), or (rows,
@@ -99,8 +104,7 @@ class Field(NamedTuple):
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
         grids = self.grids
-        rows = [x if x.ndim < 3 else grouped(x) for x in flags]
-        counts = totals(rows, grids.extents, grids.segments)
+        counts = totals(flags, grids.extents, grids.segments)
         return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count] | Tensor) -> Tensor:

@@ -306,7 +306,7 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     if len(values) == 1:
         return _keep(competitors[0], flags[0], best(values[0], k))
     with np.errstate(all="ignore"):  # a signalling NaN is widened as any other NaN
-        together = np.concatenate([*values, np.empty(0, np.float32)])
+        together = np.concatenate(values)
     keep = best(together, k)
     first = 0
     for at, open_, scores in zip(competitors, flags, values, strict=True):

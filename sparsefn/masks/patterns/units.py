@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsefn._engine.processes import Extent
 from sparsefn._engine.selection import (
     Count,
+    Counts,
     Entry,
     dealt_winners,
     winners,
@@ -35,7 +36,6 @@ from sparsefn.masks.patterns.boxes import (
 )
 
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
-Counts: TypeAlias = Sequence[Count] | Tensor
 Read: TypeAlias = Callable[["Units", Tensor], Tensor]
 Select: TypeAlias = Callable[[Sequence[Entry], Counts], list[Tensor]]
 
@@ -430,15 +430,6 @@ def competing(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tenso
     """
     columns = to_columns(units, x)
     return to_rows(units, x, reduce) if columns is None else columns
-
-
-def grouped(x: Tensor) -> Tensor:
-    """What `competing` gives, as (groups, units of a group).
-
-    >>> grouped(torch.ones(2, 4, 3)).shape
-    torch.Size([6, 4])
-    """
-    return x if x.ndim < 3 else x.transpose(1, 2).reshape(-1, x.shape[1])
 
 
 def check_single(name: str, pattern: Pattern) -> None:
