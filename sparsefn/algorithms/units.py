@@ -353,7 +353,7 @@ class Field(NamedTuple):
     def _of_each(self) -> list[Field]:
         # The fields of all grids, each by itself.
         free = None if self.free is None else [*self.grids.each(self.free)]
-        field = self._replace(grids=self.grids.apart, free=free)
+        field = self._replace(grids=self.grids.unpacked, free=free)
         return [field.part([i]) for i in range(len(self.grids.here))]
 
 
@@ -376,7 +376,7 @@ def field(
         grids = known.grids
     joint = rule.joint
     if joint:
-        grids = grids.apart
+        grids = grids.unpacked
         rule.check_grids(grids, leaves)
     if allowed is not None:
         allowed = full(allowed, leaves)

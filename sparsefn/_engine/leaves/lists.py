@@ -41,7 +41,7 @@ Row = tuple[Tensor, ...]
 # elements laid end to end: the copies of a pack take this much memory, not that of a
 # model
 MOST = 1 << 25
-_MOST_ON_CPU = 1 << 22
+PART_ON_CPU = 1 << 22  # elements of a part of an update that saves memory
 # elements of a leaf that takes less time end to end with others than by itself, if they
 # are as many
 SMALL = 1 << 12
@@ -87,11 +87,8 @@ def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[lis
     """
     if not saves():
         return [list(range(len(sizes)))]
-    return packs(
-        [""] * len(sizes),
-        sizes,
-        _MOST_ON_CPU if all(x.device.type == "cpu" for x in tensors) else MOST,
-    )
+    on_cpu = all(x.device.type == "cpu" for x in tensors)
+    return packs([""] * len(sizes), sizes, PART_ON_CPU if on_cpu else MOST)
 
 
 def packs(
@@ -183,12 +180,8 @@ def each(
         return [fn(*row) for row in rows]
     results: dict[int, Made] = {}
     for joined in small:
-        made: Any = fn(*joined.row)
-        if isinstance(made, tuple):
-            of_rows: Any = joined.apart(made)
-        else:
-            of_rows = apart(made, joined.leaves)
-        results |= zip(joined.places, of_rows, strict=True)
+        made = cut(fn(*joined.row), joined.leaves)
+        results |= zip(joined.places, made, strict=True)
     for i, row in enumerate(rows):
         if i not in results:
             results[i] = fn(*row)
@@ -204,18 +197,14 @@ class Joined(NamedTuple):
     row: Row
     leaves: list[Tensor]
 
-    def apart(self, made: Sequence[Tensor]) -> list[Row]:
-        """The results of each row, cut from the joined ones, in their own memory."""
-        return list(zip(*[apart(x, self.leaves) for x in made], strict=True))
-
 
 def joined_rows(rows: Sequence[Row]) -> list[Joined]:
     """The rows that are best worked on as one: those of `small_packs`.
 
     >>> from sparsefn._engine.leaves import lists
     >>> (joined,) = lists.joined_rows([(torch.full((1,), n),) for n in range(12)])
-    >>> joined.row[0].shape, joined.apart([2 * joined.row[0]])[-1]
-    (torch.Size([12]), (tensor([22]),))
+    >>> joined.row[0].shape, joined.leaves[-1]
+    (torch.Size([12]), tensor([11]))
     """
     made = []
     for places in small_packs(rows):
@@ -252,8 +241,9 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
         else:
             kinds[i] = kind
     found = []
-    for kind in {kind for kind in kinds if kind is not None}:
-        found.append([i for i, other in enumerate(kinds) if other == kind])
+    for one in dict.fromkeys(kinds):  # in their order
+        if one is not None:
+            found.append([i for i, kind in enumerate(kinds) if kind == one])
     return [pack for pack in found if len(pack) >= FEWEST]
 
 
@@ -284,18 +274,25 @@ def laid(
         columns = list(zip(*[rows[i] for i in pack], strict=True))
         narrow = all(dtype != torch.float64 for _, dtype in kinds[pack[0]])
         join = Listed if formula and narrow else end_to_end
-        made: Any = fn(*map(join, columns))
-        if isinstance(made, tuple):
-            parts = [_apart(x, columns[0]) for x in made]
-            of_rows: Any = zip(*parts, strict=True)
-        else:
-            of_rows = _apart(made, columns[0])
-        results |= zip(pack, of_rows, strict=True)
+        made = cut(fn(*map(join, columns)), columns[0])
+        results |= zip(pack, made, strict=True)
     return [results[i] for i in range(len(rows))]
 
 
-def _apart(made: Tensor | Listed, like: Sequence[Tensor]) -> list[Tensor]:
-    return made.tensors if isinstance(made, Listed) else apart(made, like)
+def cut(made: Any, like: Sequence[Tensor]) -> list[Any]:
+    """The result of each of some leaves, of what a function made of all of them: a
+    tensor, a `Listed`, or a tuple of these.
+
+    >>> from sparsefn._engine.leaves import lists
+    >>> row = torch.tensor([1, 2, 3])
+    >>> lists.cut((row, 2 * row), [torch.ones(2), torch.ones(1)])
+    [(tensor([1, 2]), tensor([2, 4])), (tensor([3]), tensor([6]))]
+    """
+    if isinstance(made, Listed):
+        return made.tensors
+    if isinstance(made, tuple):
+        return list(zip(*[cut(x, like) for x in made], strict=True))
+    return apart(made, like)
 
 
 # ---- formulas ------------------------------------------------------------------------

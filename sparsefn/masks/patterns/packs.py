@@ -13,8 +13,7 @@ from sparsefn._engine.surroundings import backends
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Read, Select, Units
 
-# Elements of a pack on the CPU.
-_MOST_ON_CPU = 1 << 16
+PACK_ON_CPU = 1 << 16  # elements of a pack on the CPU
 
 
 @dataclass
@@ -50,7 +49,7 @@ class PackedGrids(Grids):
         return made
 
     @property
-    def apart(self) -> Grids:
+    def unpacked(self) -> Grids:
         """The same, each with a tensor of its own."""
         return Grids(self.here, self.select)
 
@@ -112,7 +111,7 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
         n = units.rows[1]
         if kind is None or kind != last or n > room:
             packs.append([])
-            room = _MOST_ON_CPU if leaf.is_cpu else MOST
+            room = PACK_ON_CPU if leaf.is_cpu else MOST
         packs[-1].append(path)
         room -= n
         last = kind

@@ -224,7 +224,7 @@ class Grids:
         return tensors
 
     @property
-    def apart(self) -> Grids:
+    def unpacked(self) -> Grids:
         """The same, each with a tensor of its own."""
         return self
 
