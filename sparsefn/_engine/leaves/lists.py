@@ -197,14 +197,18 @@ class Joined(NamedTuple):
     row: Row
     leaves: list[Tensor]
 
+    def apart(self, made: Sequence[Tensor]) -> list[Row]:
+        """The results of each row, cut from the joined ones, in their own memory."""
+        return list(zip(*[apart(x, self.leaves) for x in made], strict=True))
+
 
 def joined_rows(rows: Sequence[Row]) -> list[Joined]:
     """The rows that are best worked on as one: those of `small_packs`.
 
     >>> from sparsefn._engine.leaves import lists
     >>> (joined,) = lists.joined_rows([(torch.full((1,), n),) for n in range(12)])
-    >>> joined.row[0].shape, joined.leaves[-1]
-    (torch.Size([12]), tensor([11]))
+    >>> joined.row[0].shape, joined.apart([2 * joined.row[0]])[-1]
+    (torch.Size([12]), (tensor([22]),))
     """
     made = []
     for places in small_packs(rows):

@@ -219,8 +219,7 @@ def _results(
     if blocks:
         blockwise.run_blocks(kernel, blocks)
     for joined, made in small:
-        columns = [lists.apart(x, joined.leaves) for x in made]
-        for i, *of_leaf in zip(joined.places, *columns, strict=True):
+        for i, of_leaf in zip(joined.places, joined.apart(made), strict=True):
             results[i] = of_leaf
     return results
 

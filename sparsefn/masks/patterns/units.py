@@ -145,7 +145,7 @@ class Units:
         if not single:
             pairs = zip(grid, unit, shape, strict=True)
             budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
-        # a list: compilers take no generator
+        # `whole_boxes`, spelt out, as it runs for each leaf
         groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]
         rows = (math.prod(groups), math.prod(group))
         return cls(pattern, shape, unit, grid, group, rows, single, budgeted, **more)
