@@ -180,7 +180,7 @@ def each(
         return [fn(*row) for row in rows]
     results: dict[int, Made] = {}
     for joined in small:
-        made = cut(fn(*joined.row), joined.leaves)
+        made = _cut(fn(*joined.row), joined.leaves)
         results |= zip(joined.places, made, strict=True)
     for i, row in enumerate(rows):
         if i not in results:
@@ -278,24 +278,18 @@ def laid(
         columns = list(zip(*[rows[i] for i in pack], strict=True))
         narrow = all(dtype != torch.float64 for _, dtype in kinds[pack[0]])
         join = Listed if formula and narrow else end_to_end
-        made = cut(fn(*map(join, columns)), columns[0])
+        made = _cut(fn(*map(join, columns)), columns[0])
         results |= zip(pack, made, strict=True)
     return [results[i] for i in range(len(rows))]
 
 
-def cut(made: Any, like: Sequence[Tensor]) -> list[Any]:
-    """The result of each of some leaves, of what a function made of all of them: a
-    tensor, a `Listed`, or a tuple of these.
-
-    >>> from sparsefn._engine.leaves import lists
-    >>> row = torch.tensor([1, 2, 3])
-    >>> lists.cut((row, 2 * row), [torch.ones(2), torch.ones(1)])
-    [(tensor([1, 2]), tensor([2, 4])), (tensor([3]), tensor([6]))]
-    """
+def _cut(made: Any, like: Sequence[Tensor]) -> list[Any]:
+    # The result of each leaf, of what a function made of all: a tensor, a `Listed`, or
+    # a tuple of these.
     if isinstance(made, Listed):
         return made.tensors
     if isinstance(made, tuple):
-        return list(zip(*[cut(x, like) for x in made], strict=True))
+        return list(zip(*[_cut(x, like) for x in made], strict=True))
     return apart(made, like)
 
 

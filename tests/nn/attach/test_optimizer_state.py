@@ -16,7 +16,6 @@ import sparsefn as sf
 from sparsefn.nn.attach.optimizer_state import (
     check_known,
     check_optimizer,
-    clear_moments,
     factors_in,
     first_value,
     found_in,
@@ -392,7 +391,7 @@ def test_a_cleared_code_stands_for_zero_and_other_codes_stay():
     codes = state["state1"].clone()
     live = torch.tensor([[True, False], [False, True]])
     record = Record("w", weight, optimizer)
-    clear_moments(record, live)
+    sf.attached.optimizer_state.clear_moments(record, live)
     assert torch.equal(state["state1"][live], codes[live])
     assert state["qmap1"][state["state1"].long()][~live].tolist() == [0.0, 0.0]
     assert state["qmap1"][0] < -0.9 and state["absmax1"].tolist() == [4.0]
