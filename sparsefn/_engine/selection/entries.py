@@ -148,9 +148,8 @@ def open_count(competitors: Sequence[Arrays]) -> int:
     count = 0
     for at in competitors:
         if at.allow is None:
-            count += at.out.size - (
-                0 if at.deny is None else int(np.count_nonzero(at.deny))
-            )
+            denied = 0 if at.deny is None else int(np.count_nonzero(at.deny))
+            count += at.out.size - denied
         elif at.deny is None:
             count += int(np.count_nonzero(at.allow))
         else:
