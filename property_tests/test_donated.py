@@ -28,7 +28,7 @@ BY_NAME = {row.name: row for row in ROWS}
 def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small leaves are otherwise left to torch, which writes nothing in place.
     monkeypatch.setattr(blockwise, "SMALL", 1)
-    monkeypatch.setattr(lists, "_MOST_ON_CPU", 100)  # a part is a leaf
+    monkeypatch.setattr(lists, "PART_ON_CPU", 100)  # a part is a leaf
 
 
 @pytest.mark.deep(

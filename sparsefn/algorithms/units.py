@@ -8,6 +8,7 @@ and how many leaves are worked on at a time, is known here alone.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -17,7 +18,13 @@ from torch import Tensor
 from sparsefn._engine.draws import flips
 from sparsefn._engine.leaves import as_tensor_on, brought, lists
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.selection import Count, Entry, counts_of_rows, totals
+from sparsefn._engine.selection import (
+    Count,
+    Entry,
+    counts_of_rows,
+    grouped,
+    totals,
+)
 from sparsefn.algorithms.competition import (
     Competition,
     Goal,
@@ -41,7 +48,6 @@ from sparsefn.masks.patterns.units import (
     active_rows,
     allowed_rows,
     competing,
-    grouped,
 )
 
 # One tensor a grid, as selection reads its units: (groups, units of a group), or (rows,
@@ -98,8 +104,7 @@ class Field(NamedTuple):
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
         grids = self.grids
-        rows = [x if x.ndim < 3 else grouped(x) for x in flags]
-        counts = totals(rows, grids.extents, grids.segments)
+        counts = totals(flags, grids.extents, grids.segments)
         return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count] | Tensor) -> Tensor:
@@ -340,7 +345,7 @@ class Field(NamedTuple):
     def _of_each(self) -> list[Field]:
         # The fields of all grids, each by itself.
         free = None if self.free is None else [*self.grids.each(self.free)]
-        field = self._replace(grids=self.grids.apart, free=free)
+        field = self._replace(grids=self.grids.unpacked, free=free)
         return [field.part([i]) for i in range(len(self.grids.here))]
 
 
@@ -363,7 +368,7 @@ def field(
         grids = known.grids
     joint = rule.joint
     if joint:
-        grids = grids.apart
+        grids = grids.unpacked
         rule.check_grids(grids, leaves)
     if allowed is not None:
         allowed = full(allowed, leaves)
@@ -403,7 +408,7 @@ def _open_rows(units: Units, mask: Tensor) -> Tensor:
 
 def either_of(flags: Flags, others: Flags) -> Flags:
     """The units in one of two fields of flags, or in both."""
-    return lists.each(lists.one_of, flags, others)
+    return lists.each(operator.or_, flags, others)
 
 
 def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
@@ -411,7 +416,7 @@ def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
     return dict(
         zip(
             masks,
-            lists.each(lists.both, list(masks.values()), [others[p] for p in masks]),
+            lists.each(operator.and_, list(masks.values()), [others[p] for p in masks]),
             strict=True,
         )
     )

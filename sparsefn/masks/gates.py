@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparsefn._engine.selection import Count
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
-from sparsefn.masks.select import Count, straight_through, topk_mask
+from sparsefn.masks.select import straight_through, topk_mask
 
 __all__ = ["gate", "sparsify"]
 __dir__ = __all__.copy
@@ -83,7 +84,7 @@ def gate(
 def sparsify(
     x: Tensor,
     scores: Tensor,
-    n_keep: Count,
+    n_keep: Count | None,
     *,
     pattern: Pattern = unstructured(),
     mode: Mode = "ste",

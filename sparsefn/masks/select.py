@@ -23,7 +23,8 @@ from sparsefn._engine.processes import (
     local_tensor,
     sharded_like,
 )
-from sparsefn._engine.selection import Entry, totals, winners
+from sparsefn._engine.selection import Count, Entry, totals, winners
+from sparsefn._engine.sums import Pooling
 from sparsefn._engine.surroundings import concrete
 from sparsefn.core import random
 from sparsefn.core.checks import Step, is_int
@@ -36,7 +37,6 @@ from sparsefn.masks.patterns.units import (
     allowed_rows,
     check_single,
     competing,
-    grouped,
     unit_mask,
 )
 
@@ -52,10 +52,7 @@ __all__ = [
 __dir__ = __all__.copy
 
 
-Count = int | Tensor | None
-
-
-def _check_count(name: str, count: Count, groups: int, available: int) -> int | Tensor:
+def _check_count(name: str, count: Count | None, groups: int, available: int) -> Count:
     if isinstance(count, Tensor):
         if count.is_floating_point() or count.dtype == torch.bool:
             raise TypeError(f"expected {name} of an integer dtype, got {count.dtype}")
@@ -76,7 +73,7 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def kept_count(units: Units, n_keep: Count) -> int | Tensor:
+def kept_count(units: Units, n_keep: Count | None) -> Count:
     """The count that was given, checked, or the pattern's."""
     fixed = units.fixed
     if fixed is None:
@@ -89,7 +86,7 @@ def kept_count(units: Units, n_keep: Count) -> int | Tensor:
 
 
 def topk_mask(
-    scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()
+    scores: Tensor, n_keep: Count | None, *, pattern: Pattern = unstructured()
 ) -> Tensor:
     """Keep exactly the n_keep best units of each competing group.
 
@@ -137,7 +134,7 @@ def _checked(mask: Tensor, scores: Tensor) -> Tensor:
     return mask
 
 
-def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
+def checked_count(name: str, count: Count, available: Tensor) -> Count:
     """The count itself, if it is an integer and no group has fewer eligible units:
     `available` has their numbers.
 
@@ -179,7 +176,7 @@ def drop_lowest(
 
     def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
         active = active_rows(units, mask)
-        had = totals([grouped(active)], [units.extent])
+        had = totals([active], [units.extent])
         left = had - units.own_counts(checked_count("n_drop", n_drop, had))
         rows = Entry(
             competing(units, scores),
@@ -216,13 +213,10 @@ def grow_highest(
     def grow(units: Units, scores: Tensor, mask: Tensor, *excluded: Tensor) -> Tensor:
         barred = active_rows(units, mask)
         for flags in excluded:
-            barred = barred | competing(
-                units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0
-            )
+            barred = barred | competing(units, flags, Pooling("max"))
         open_ = allowed_rows(units, scores, None)
-        free = totals(
-            [grouped(~barred if open_ is None else open_ & ~barred)], [units.extent]
-        )
+        available = ~barred if open_ is None else open_ & ~barred
+        free = totals([available], [units.extent])
         count = units.own_counts(checked_count("n_grow", n_grow, free))
         (grown,) = winners(
             [Entry(competing(units, scores), open_, barred, extent=units.extent)],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import as_tensor_on
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.selection import Counts
+from sparsefn._engine.selection import CountsByName
 from sparsefn.algorithms import gmp, rigl, static
 from sparsefn.algorithms.combine import chain, sequence
 from sparsefn.algorithms.start import Init
@@ -180,7 +180,7 @@ def _staying(n: Tensor, fraction: Real) -> Tensor:
     return n - rounded(fraction, n)
 
 
-def _even_rows(shapes: Mapping[str, tuple[int, ...]], sparsity: Real) -> Counts:
+def _even_rows(shapes: Mapping[str, tuple[int, ...]], sparsity: Real) -> CountsByName:
     # The same number in every row, rounded down.
     made = {}
     for path, shape in shapes.items():

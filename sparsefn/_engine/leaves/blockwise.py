@@ -49,7 +49,7 @@ def append_row(
     flat: Row,
     tensors: Sequence[Tensor],
     results: int,
-    over: Sequence[int] = (),
+    overwrites: Sequence[int] = (),
 ) -> list[Tensor]:
     """Append memory that `flat_memory` found, or a view of it, and that of new tensors,
     which are returned.
@@ -64,14 +64,15 @@ def append_row(
     ... )
     (torch.Size([2]), 2)
 
-    The new tensors have the shape and dtype of the last one. `over` names a tensor for
-    each of the last results, whose memory that result takes if it is given away.
+    The new tensors have the shape and dtype of the last one. `overwrites` names a
+    tensor for each of the last results, whose memory that result takes if it is given
+    away.
     """
     # it may be the first to be taken
     shape = tensors[-1].shape
     dtype = tensors[-1].dtype
-    made = [_fresh(flat[-1], shape, dtype) for _ in range(results - len(over))]
-    for i in over:
+    made = [_fresh(flat[-1], shape, dtype) for _ in range(results - len(overwrites))]
+    for i in overwrites:
         taken = claim(tensors[i])
         made.append(
             _fresh(flat[-1], shape, dtype) if taken is None else (taken, flat[i])
@@ -108,8 +109,8 @@ def run_blocks(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -
 
     The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets
     all blocks of a thread, so that it makes its temporaries once. A result that was
-    made with `over` may be the memory of its input: the kernel does not read that input
-    after it has written the result.
+    made with `overwrites` may be the memory of its input: the kernel does not read that
+    input after it has written the result.
     """
     listed = list(rows)
     blocks = [

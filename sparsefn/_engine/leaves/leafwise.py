@@ -64,17 +64,18 @@ def each_local(fn: OnLists) -> OnLists:
 def zeroed(
     masks: Sequence[Tensor], leaves: Sequence[Tensor], *, overwrite: bool = False
 ) -> list[Tensor]:
-    """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
+    """Each leaf with +0.0 off its mask.
 
     >>> from sparsefn._engine.leaves import leafwise
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
 
-    With `overwrite`, a leaf that was donated is zeroed in its own memory.
+    A leaf whose mask is 0-d is returned as it is. With `overwrite`, a leaf that was
+    donated is zeroed in its own memory.
     """
     least = blockwise.SMALL if overwrite else _FEW_TO_MASK
-    over = (1,) if overwrite else ()
-    return _chosen(_zero, _masked, masks, leaves, least=least, over=over)
+    overwrites = (1,) if overwrite else ()
+    return _chosen(_zero, _masked, masks, leaves, least=least, overwrites=overwrites)
 
 
 def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -170,10 +171,11 @@ def _chosen(
     masks: Sequence[Tensor],
     *trees: Sequence[Tensor],
     least: int = _FEW,
-    over: Sequence[int] = (),
+    overwrites: Sequence[int] = (),
 ) -> list[Tensor]:
     # The results of a kernel for masks and leaves in memory, of a formula for others
-    # and for those of fewer than `least` elements; a leaf whose mask is 0-d.
+    # and for those of fewer than `least` elements. A leaf whose mask is 0-d is returned
+    # as it is.
     rows: list[Row] = []
     results = list(trees[0])
     left: list[int] = []
@@ -187,7 +189,7 @@ def _chosen(
         if flat is None:
             left.append(i)
         else:
-            taken = over if is_donated(leaves[0]) else ()
+            taken = overwrites if is_donated(leaves[0]) else ()
             (results[i],) = append_row(rows, flat, (mask, *leaves), 1, taken)
     if rows:
         run_blocks(kernel, rows)
@@ -304,7 +306,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     if stains:
         left = sparse
     columns = _at(left, masks), _at(left, leaves)
-    clean = _chosen(_zero, _masked, *columns, least=blockwise.SMALL, over=(1,))
+    clean = _chosen(_zero, _masked, *columns, least=blockwise.SMALL, overwrites=(1,))
     for i, leaf in zip(left, clean, strict=True):
         results[i] = leaf
     return results

@@ -41,7 +41,7 @@ Row = tuple[Tensor, ...]
 # elements laid end to end: the copies of a pack take this much memory, not that of a
 # model
 MOST = 1 << 25
-_MOST_ON_CPU = 1 << 22
+PART_ON_CPU = 1 << 22  # elements of a part of an update that saves memory
 # elements of a leaf that takes less time end to end with others than by itself, if they
 # are as many
 SMALL = 1 << 12
@@ -87,11 +87,8 @@ def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[lis
     """
     if not saves():
         return [list(range(len(sizes)))]
-    return packs(
-        [""] * len(sizes),
-        sizes,
-        _MOST_ON_CPU if all(x.device.type == "cpu" for x in tensors) else MOST,
-    )
+    on_cpu = all(x.device.type == "cpu" for x in tensors)
+    return packs([""] * len(sizes), sizes, PART_ON_CPU if on_cpu else MOST)
 
 
 def packs(
@@ -183,12 +180,8 @@ def each(
         return [fn(*row) for row in rows]
     results: dict[int, Made] = {}
     for joined in small:
-        made: Any = fn(*joined.row)
-        if isinstance(made, tuple):
-            of_rows: Any = joined.apart(made)
-        else:
-            of_rows = apart(made, joined.leaves)
-        results |= zip(joined.places, of_rows, strict=True)
+        made = _cut(fn(*joined.row), joined.leaves)
+        results |= zip(joined.places, made, strict=True)
     for i, row in enumerate(rows):
         if i not in results:
             results[i] = fn(*row)
@@ -252,8 +245,9 @@ def small_packs(rows: Sequence[Row]) -> list[list[int]]:
         else:
             kinds[i] = kind
     found = []
-    for kind in {kind for kind in kinds if kind is not None}:
-        found.append([i for i, other in enumerate(kinds) if other == kind])
+    for one in dict.fromkeys(kinds):  # in their order
+        if one is not None:
+            found.append([i for i, kind in enumerate(kinds) if kind == one])
     return [pack for pack in found if len(pack) >= FEWEST]
 
 
@@ -284,18 +278,19 @@ def laid(
         columns = list(zip(*[rows[i] for i in pack], strict=True))
         narrow = all(dtype != torch.float64 for _, dtype in kinds[pack[0]])
         join = Listed if formula and narrow else end_to_end
-        made: Any = fn(*map(join, columns))
-        if isinstance(made, tuple):
-            parts = [_apart(x, columns[0]) for x in made]
-            of_rows: Any = zip(*parts, strict=True)
-        else:
-            of_rows = _apart(made, columns[0])
-        results |= zip(pack, of_rows, strict=True)
+        made = _cut(fn(*map(join, columns)), columns[0])
+        results |= zip(pack, made, strict=True)
     return [results[i] for i in range(len(rows))]
 
 
-def _apart(made: Tensor | Listed, like: Sequence[Tensor]) -> list[Tensor]:
-    return made.tensors if isinstance(made, Listed) else apart(made, like)
+def _cut(made: Any, like: Sequence[Tensor]) -> list[Any]:
+    # The result of each leaf, of what a function made of all: a tensor, a `Listed`, or
+    # a tuple of these.
+    if isinstance(made, Listed):
+        return made.tensors
+    if isinstance(made, tuple):
+        return list(zip(*[_cut(x, like) for x in made], strict=True))
+    return apart(made, like)
 
 
 # ---- formulas ------------------------------------------------------------------------
@@ -310,6 +305,7 @@ class Listed:
     [tensor([1.5000, 3.0000]), tensor(4.5000)]
 
     Another operand has the same shapes and strides, in the same order, or is a number.
+    `&` and `|` are for flags.
     """
 
     requires_grad = False
@@ -371,13 +367,18 @@ class Listed:
 
     __rmul__ = __mul__
 
+    def __and__(self, other: Listed) -> Listed:
+        return self._bytes_by(foreach_mul, other)
+
+    def __or__(self, other: Listed) -> Listed:
+        return self._bytes_by(foreach_maximum, other)
+
     def _by(self, fn: OfLists, other: Other) -> Listed:
         return Listed(
             fn(self.tensors, other.tensors if isinstance(other, Listed) else other)
         )
 
-    def of_flags(self, fn: OfLists, other: Listed) -> Listed:
-        """A function of the bytes of flags."""
+    def _bytes_by(self, fn: OfLists, other: Listed) -> Listed:
         return self.view(torch.uint8)._by(fn, other.view(torch.uint8)).view(torch.bool)
 
 
@@ -409,27 +410,6 @@ def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
         return (wide * bits).view(dtype)
     others = old.to(dtype).view(word)
     return ((bits - others) * wide + others).view(dtype)
-
-
-def one_of(flags: Value, others: Value) -> Value:
-    """Where one of two flags is set, or both."""
-    return _of_flags(foreach_maximum, torch.logical_or, flags, others)
-
-
-def both(flags: Value, others: Value) -> Value:
-    """Where both of two flags are set."""
-    return _of_flags(foreach_mul, torch.logical_and, flags, others)
-
-
-def _of_flags(
-    of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value
-) -> Value:
-    made: Any
-    if isinstance(flags, Listed):
-        made = flags.of_flags(of_bytes, others)  # type: ignore[arg-type]
-    else:
-        made = of_one(flags, others)
-    return made  # type: ignore[no-any-return]
 
 
 def alike(row: Sequence[Tensor]) -> bool:

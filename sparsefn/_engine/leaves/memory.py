@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn._engine.surroundings import as_numpy, constants, foreach_add_
 
-Count = TypeVar("Count", int, Tensor, int | Tensor)
+SomeCount = TypeVar("SomeCount", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
 
@@ -44,7 +44,7 @@ def check_device(what: str, device: torch.device, *others: Tensor | None) -> Non
             )
 
 
-def placed(count: Count, device: torch.device) -> Count:
+def placed(count: SomeCount, device: torch.device) -> SomeCount:
     """A count for scores on a device: a tensor is moved there from the CPU, and refused
     from elsewhere.
 

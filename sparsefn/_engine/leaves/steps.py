@@ -73,8 +73,8 @@ def sgd_step(
                     g = buffer
             _descend(wide, p, np.multiply(g, size, out=extra), new)
 
-    over = (0, 3) if momentum else (0,)
-    return _results(rows, len(over), over, kernel), count + 1
+    overwrites = (0, 3) if momentum else (0,)
+    return _results(rows, len(overwrites), overwrites, kernel), count + 1
 
 
 def adam_step(
@@ -196,13 +196,13 @@ def write_adam(step: _AdamNumbers, sign: int, blocks: Blocks) -> None:
 def _results(
     rows: Sequence[Row],
     n: int,
-    over: Sequence[int],
+    overwrites: Sequence[int],
     kernel: Callable[[Blocks], None],
 ) -> Results:
     # The n results of each row; memory that is given away is taken from these tensors.
     blocks: list[blockwise.Row] = []
     results: Results = [None] * len(rows)
-    taken = over if saves() else ()
+    taken = overwrites if saves() else ()
     small: list[tuple[lists.Joined, list[Tensor]]] = []
     left = set(range(len(rows)))
     if not taken and len(rows) >= lists.FEWEST:
@@ -224,8 +224,11 @@ def _results(
     return results
 
 
+# The second tensor of a row is its mask, or in `adam_updates` the second moment. The
+# mask of a dense leaf is one flag.
+
+
 def _with_whole_mask(row: Row) -> Row:
-    # The mask of a dense leaf is one flag.
     if row[1].ndim or row[1].dtype != torch.bool:
         return row
     return (row[0], row[1].expand(row[0].shape), *row[2:])
@@ -236,7 +239,6 @@ def _memory(row: Row) -> blockwise.Row | None:
         return None
     if row[1].ndim or row[1].dtype != torch.bool:
         return blockwise.flat_memory(*row, least=1)
-    # the mask of a dense leaf is one byte
     flat = blockwise.flat_memory(row[0], *row[2:], least=1)
     if flat is None:
         return None

@@ -2,13 +2,12 @@
 
 from sparsefn._engine.selection.columns import best_of_columns
 from sparsefn._engine.selection.dispatch import (
-    Count,
-    Entry,
     dealt_winners,
     totals,
     totals_of,
     winners,
 )
-from sparsefn._engine.selection.entries import counts_of_rows
-from sparsefn._engine.selection.shares import Counts, apportion, spread, vector
+from sparsefn._engine.selection.entries import Count, Counts, Entry, counts_of_rows
+from sparsefn._engine.selection.fixed import grouped
+from sparsefn._engine.selection.shares import CountsByName, apportion, spread, vector
 from sparsefn._engine.selection.tiling import tiles

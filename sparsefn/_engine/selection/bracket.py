@@ -24,7 +24,7 @@ from sparsefn._engine.surroundings import Array
 
 _CLOSER = 1 << 15  # scores of the next sample, where too many are inside a bracket
 _SORTED = 1 << 11  # up to this many scores a sort is faster than a partition
-SMALL = 1 << 15  # up to this many scores are partitioned without a sample
+MOST_AT_ONCE = 1 << 15  # up to this many scores are partitioned without a sample
 # standard deviations of a rank in the sample on either side; a miss costs another pass
 _SURE = 2.5
 _FEW = 7  # up to this many equal scores around the wanted rank are chance
@@ -49,7 +49,7 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
     if k <= 0:
         for at in competitors:
             at.out[:] = False
-    elif sum([at.out.size for at in competitors]) <= SMALL:
+    elif sum([at.out.size for at in competitors]) <= MOST_AT_ONCE:
         _at_once(competitors, k)
     else:
         total = open_count(competitors)
@@ -306,7 +306,7 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     if len(values) == 1:
         return _keep(competitors[0], flags[0], best(values[0], k))
     with np.errstate(all="ignore"):  # a signalling NaN is widened as any other NaN
-        together = np.concatenate([*values, np.empty(0, np.float32)])
+        together = np.concatenate(values)
     keep = best(together, k)
     first = 0
     for at, open_, scores in zip(competitors, flags, values, strict=True):

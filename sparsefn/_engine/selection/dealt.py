@@ -8,12 +8,12 @@ from torch import Tensor
 
 from sparsefn._engine.processes import check_alike, gathered, own
 from sparsefn._engine.selection import fixed
-from sparsefn._engine.selection.entries import Entry
+from sparsefn._engine.selection.entries import Count, Entry
 
 
 def winners(
     entries: Sequence[Entry],
-    counts: Sequence[fixed.Count],
+    counts: Sequence[Count],
     own_winners: Callable[..., list[Tensor]],
 ) -> list[Tensor]:
     """The winners of all entries, of which each process finds those of its
@@ -66,7 +66,7 @@ def _rows_of(entry: Entry, rows: range) -> Entry:
     )
 
 
-def _counts_of(count: fixed.Count, height: int, rows: range) -> fixed.Count:
+def _counts_of(count: Count, height: int, rows: range) -> Count:
     # The counts of the competitions of some rows; one count is for all.
     if not isinstance(count, Tensor) or count.numel() == 1:
         return count

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from sparsefn._engine.processes import Extent, dealing
 from sparsefn._engine.selection import bracket, dealt, fixed, groups, joined, shared
 from sparsefn._engine.selection.entries import (
     TINY,
+    Count,
+    Counts,
     Entry,
     arrays,
     check,
@@ -41,9 +43,6 @@ from sparsefn._engine.surroundings import (
     is_in_torch_dispatch_mode,
     transformed,
 )
-
-Count: TypeAlias = int | Tensor
-Counts: TypeAlias = Sequence[Count] | Tensor
 
 
 def winners(
@@ -89,7 +88,7 @@ def winners(
             rows.append(x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x))
         pairs = zip(winners(rows, counts), entries, strict=True)
         return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in pairs]
-    seen = _in_memory(entries, counts, None, joint, as_numpy)
+    seen = _in_memory(entries, counts, joint, as_numpy)
     if seen is not None:
         return seen
     return _elsewhere(
@@ -117,9 +116,8 @@ def totals(
     extents: Sequence[Extent | None] | None = None,
     segments: Sequence[Sequence[int] | None] | None = None,
 ) -> Tensor:
-    """How many flags are set in each row of some bool tensors, end to end: int64.
-
-    Of a tensor of one dimension they are counted in each of its segments.
+    """How many flags are set in each competition of some bool tensors, end to end:
+    int64. These are rows, columns of rows, or segments of a tensor of one dimension.
 
     Flags with an extent are those of this process, and all processes of its groups
     count together.
@@ -130,11 +128,13 @@ def totals(
     ... )
     tensor([1, 2, 1])
     """
+    if segments is not None and any(sizes is not None for sizes in segments):
+        return torch.cat(list(map(_totals_of_segments, flags, segments)))
+    if any(x.ndim == 3 for x in flags):
+        flags = list(map(fixed.grouped, flags))
     if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
         return torch.cat(shared.totals(own, extents))
-    if segments is not None and any(sizes is not None for sizes in segments):
-        return torch.cat(list(map(_totals_of_segments, flags, segments)))
     seen = as_numpy(flags)
     if seen is None:
         if pays(flags):
@@ -166,12 +166,11 @@ def totals_of(entries: Sequence[Entry], flags: Sequence[Tensor]) -> Tensor:
 def _in_memory(
     entries: Sequence[Entry],
     counts: Counts,
-    spans: Sequence[int] | None,
     joint: bool,
     see: See,
 ) -> list[Tensor] | None:
     seen = arrays(entries, see)
-    numbers = None if seen is None else _numbers(entries, counts, spans, joint, see)
+    numbers = None if seen is None else _numbers(entries, counts, joint, see)
     # this thread counts subnormal numbers as zero
     if seen is None or numbers is None or not TINY[0] > TINY[1]:
         return None
@@ -198,7 +197,6 @@ def _in_memory(
 def _numbers(
     entries: Sequence[Entry],
     counts: Counts,
-    spans: Sequence[int] | None,
     joint: bool,
     see: See,
 ) -> Sequence[int | Array] | None:
@@ -215,7 +213,7 @@ def _numbers(
     whole = see([counts])
     if whole is None:
         return None
-    ends = np.cumsum([0, *(spans or _spans(entries, joint))]).tolist()
+    ends = list(accumulate(_spans(entries, joint), initial=0))
     return [whole[0][a:b] for a, b in pairwise(ends)]
 
 
@@ -227,6 +225,7 @@ def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
     for entry in entries:
         sizes = entry.segments
         if sizes is None:
+            # `fixed.competitions`, spelt out, as it runs for each leaf
             spans.append(math.prod(entry.scores.shape[::2]))
         else:
             spans.append(len(sizes))
@@ -261,8 +260,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     by_operator = all(
         kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds
     )
-    ordinary = not hidden and any(entry.segments is not None for entry in entries)
-    if ordinary or (not by_operator and joined.takes(entries)):
+    has_segments = any(entry.segments is not None for entry in entries)
+    if (has_segments and not hidden) or (not by_operator and joined.takes(entries)):
         own = _placed(entries, counts, joint)
         if joint:
             return joined.joint_masks(entries, own[0])
@@ -272,27 +271,35 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         if joint:
             return fixed.jointly(entries, own[0])
         return [fixed.of_rows(*pair) for pair in zip(entries, own, strict=True)]
+    return _by_operator_or_pairs(entries, counts, joint)
+
+
+def _by_operator_or_pairs(
+    entries: Sequence[Entry], counts: Counts, joint: bool
+) -> list[Tensor]:
+    device = entries[0].scores.device
     # Of few units a row, compiled code compares pairs, which it fuses with the rest.
-    # An operator takes two empty tensors for one memory.
     pairs_pay = torch.compiler.is_compiling() and not joint
-    fused = [pairs_pay and fixed.is_few(entry.scores.shape) for entry in entries]
-    left = []
+    by_pairs = [pairs_pay and fixed.is_few(entry.scores.shape) for entry in entries]
+    # An operator takes two empty tensors for one memory.
+    for_operator = []
     for i, entry in enumerate(entries):
-        if not fused[i] and entry.scores.numel():
-            left.append(i)
-    if isinstance(counts, Tensor) and len(left) == len(entries):
+        if not by_pairs[i] and entry.scores.numel():
+            for_operator.append(i)
+    if isinstance(counts, Tensor) and len(for_operator) == len(entries):
         spans = _spans(entries, joint)
         return _by_operator(entries, placed(counts, device), spans, joint)
     own = _placed(entries, counts, joint)
     won: dict[int, Tensor] = {}
-    if left:
-        some = own if joint else [own[i] for i in left]
-        spans = [n.numel() if isinstance(n, Tensor) else 1 for n in some]
-        every = counts_of_rows(some, spans, device)
-        masks = _by_operator([entries[i] for i in left], every, spans, joint)
-        won |= zip(left, masks, strict=True)
+    if for_operator:
+        given = own if joint else [own[i] for i in for_operator]
+        spans = [n.numel() if isinstance(n, Tensor) else 1 for n in given]
+        end_to_end = counts_of_rows(given, spans, device)
+        some = [entries[i] for i in for_operator]
+        masks = _by_operator(some, end_to_end, spans, joint)
+        won |= zip(for_operator, masks, strict=True)
     for i, entry in enumerate(entries):
-        if fused[i]:
+        if by_pairs[i]:
             won[i] = fixed.of_rows(entry, own[i])
         elif i not in won:
             won[i] = torch.zeros_like(entry.scores, dtype=torch.bool)
@@ -332,10 +339,10 @@ def _operator(
     won: list[Tensor] | None = backends.asked(
         "winners", device, entries, counts, spans, joint
     )
-    won = won or _in_memory(entries, counts, spans, joint, as_numpy_inside)
+    own = torch.split(counts, list(spans))
+    won = won or _in_memory(entries, own, joint, as_numpy_inside)
     if won is not None:
         return won
-    own = torch.split(counts, list(spans))
     if joint:
         won = fixed.jointly(entries, own[0])
     else:

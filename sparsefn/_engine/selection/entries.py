@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,11 @@ from sparsefn._engine.processes import Extent
 from sparsefn._engine.surroundings import Array, See, as_numpy
 
 Flags = TypeVar("Flags", Tensor, Array)
+
+# how many units of a competition win
+Count: TypeAlias = int | Tensor
+# a count of each entry, or one tensor of all counts end to end
+Counts: TypeAlias = Sequence[Count] | Tensor
 
 # equal where the thread counts subnormal numbers as zero
 TINY: Array = np.array([1e-45, 0.0], np.float32)
@@ -143,9 +148,8 @@ def open_count(competitors: Sequence[Arrays]) -> int:
     count = 0
     for at in competitors:
         if at.allow is None:
-            count += at.out.size - (
-                0 if at.deny is None else int(np.count_nonzero(at.deny))
-            )
+            denied = 0 if at.deny is None else int(np.count_nonzero(at.deny))
+            count += at.out.size - denied
         elif at.deny is None:
             count += int(np.count_nonzero(at.allow))
         else:
@@ -154,7 +158,7 @@ def open_count(competitors: Sequence[Arrays]) -> int:
 
 
 def counts_of_rows(
-    counts: Sequence[int | Tensor], rows: Sequence[int], device: torch.device
+    counts: Sequence[Count], rows: Sequence[int], device: torch.device
 ) -> Tensor:
     """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or
     (rows,).

@@ -4,19 +4,16 @@ and for other devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import end_to_end
 from sparsefn._engine.selection import groups, reference
-from sparsefn._engine.selection.entries import Entry, eligible
-
-Count: TypeAlias = int | Tensor
-
+from sparsefn._engine.selection.entries import Count, Entry, eligible
 
 # ---- shapes --------------------------------------------------------------------------
 
@@ -28,9 +25,7 @@ def competitions(shape: Sequence[int]) -> int:
     >>> fixed.competitions((3, 10)), fixed.competitions((3, 10, 2))
     (3, 6)
     """
-    if len(shape) == 3:
-        return shape[0] * shape[2]
-    return shape[0]
+    return math.prod(shape[::2])
 
 
 def is_narrow(shape: Sequence[int]) -> bool:
@@ -40,9 +35,7 @@ def is_narrow(shape: Sequence[int]) -> bool:
     >>> fixed.is_narrow((9, 4)), fixed.is_narrow((1, 4)), fixed.is_narrow((9, 100))
     (True, False, False)
     """
-    return 0 < shape[1] <= groups.WIDEST and (
-        shape[0] > 1 or (len(shape) == 3 and shape[2] > 1)
-    )
+    return 0 < shape[1] <= groups.WIDEST and competitions(shape) > 1
 
 
 def is_few(shape: Sequence[int]) -> bool:
@@ -55,8 +48,21 @@ def is_few(shape: Sequence[int]) -> bool:
     return is_narrow(shape) and shape[1] <= groups.PAIRED
 
 
+def grouped(x: Tensor) -> Tensor:
+    """Scores or flags as (competitions, units): the units of a column then follow one
+    another.
+
+    >>> from sparsefn._engine.selection import fixed
+    >>> fixed.grouped(torch.ones(2, 4, 3)).shape
+    torch.Size([6, 4])
+    """
+    if x.ndim < 3:
+        return x
+    return x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1])
+
+
 def as_rows(entry: Entry) -> Entry:
-    """The entry as (rows, units): the units of a column then follow one another.
+    """The entry, `grouped`.
 
     >>> from sparsefn._engine.selection import fixed
     >>> fixed.as_rows(Entry(torch.ones(3, 10, 2))).scores.shape
@@ -66,9 +72,7 @@ def as_rows(entry: Entry) -> Entry:
         return entry
     rows: list[Tensor | None] = []
     for x in entry[:3]:
-        if x is not None:
-            x = x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1])
-        rows.append(x)
+        rows.append(None if x is None else grouped(x))
     scores, allow, deny = rows
     assert scores is not None
     return Entry(scores, allow, deny, entry.absolute)

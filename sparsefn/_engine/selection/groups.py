@@ -1,8 +1,11 @@
 """Top-k of rows of few units, as N:M patterns have them: a unit's rank is the number of
 better units in its row.
 
-Each unit is compared with the next one of its row, then with the next but one, and so
-on: passes over whole blocks, with nothing sorted and no layout changed.
+That is, of unit i, the units j < i with key_j >= key_i and the units j > i with
+key_j > key_i. Ranks start at i, as if each unit lost to all before it. Then each later
+unit that is better moves one rank from itself to i. Each unit is compared with the next
+one of its row, then with the next but one, and so on: passes over whole blocks, with
+nothing sorted and no layout changed.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from sparsefn._engine.surroundings import Array
 
 # units of a row: there are as many passes, so that wider rows are better partitioned
 WIDEST = 32
-PAIRED = (
-    4  # units of a row: of more, compiled code is slower than the passes over memory
-)
+# units of a row: of more, compiled code is slower than the passes over memory
+PAIRED = 4
 _BLOCK = 2 * BLOCK  # scores at a time: they are read in place, and all else is bytes
 
 _Block: TypeAlias = tuple[slice, slice, slice]
@@ -39,15 +41,14 @@ def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
     (rows, columns).
     """
     units = keys.unbind(1)
-    ranks = [
-        torch.full_like(unit, place, dtype=torch.int32)
-        for place, unit in enumerate(units)
-    ]
-    for i, first in enumerate(units):
+    ranks = []
+    for i, unit in enumerate(units):
+        ranks.append(torch.full_like(unit, i, dtype=torch.int32))
+    for i, unit in enumerate(units):
         for j in range(i + 1, len(units)):
-            beaten = (units[j] > first).to(torch.int32)
-            ranks[i] = ranks[i] + beaten
-            ranks[j] = ranks[j] - beaten
+            later_is_better = (units[j] > unit).to(torch.int32)
+            ranks[i] = ranks[i] + later_is_better
+            ranks[j] = ranks[j] - later_is_better
     # compared first: compiled code then stores bytes alone
     return torch.stack([rank < count for rank in ranks], 1)
 
@@ -73,14 +74,14 @@ def top_of_groups(at: Arrays, count: Array) -> None:
     shape () or (1,) for all, or (rows * columns,). The order is that of
     `reference.top_of_rows`.
     """
-    height, units, width = at.out.shape
+    height, units, columns = at.out.shape
     if not at.out.size:
         return
     # one number is compared much faster
     if count.size == 1 or count.min() == count.max():
         limit: int | Array = min(max(int(count.flat[0]), 0), units)
     else:
-        own = count.clip(0, units).astype(np.uint8).reshape(height, 1, width)
+        own = count.clip(0, units).astype(np.uint8).reshape(height, 1, columns)
         limit = np.broadcast_to(own, at.out.shape)
     words, infinity = _words(at)
     allow = eligible(at.allow, at.deny)
@@ -91,37 +92,35 @@ def top_of_groups(at: Arrays, count: Array) -> None:
             (2, max(at.out[block].size for block in share)), words.dtype
         )
         flags: Array = np.empty(buffers.shape, np.uint8)
-        place, fits = _places(shape)
+        place, has_later = _places(shape)
         for block in share:
             out = at.out[block]
             open_ = None if allow is None else allow[block]
             if out.shape != shape:
                 shape = out.shape
-                place, fits = _places(shape)
+                place, has_later = _places(shape)
             keys = _keys(words[block], infinity, at.absolute, open_, buffers)
-            rank, beaten = flags[:, : keys.size]
-            rank[:] = place.reshape(-1)  # as if each unit lost to all before it
-            for lag, inside in enumerate(fits, 1):
-                end = keys.size - lag * out.shape[2]
-                worse = beaten[:end]
-                np.greater(keys[-end:], keys[:end], out=worse.view(np.bool_))
+            rank, is_better = flags[:, : keys.size]
+            rank[:] = place
+            for lag, fits in enumerate(has_later, 1):
+                distance = lag * shape[2]
+                end = keys.size - distance
+                later = keys[distance:]
+                later_is_better = is_better[:end]
+                np.greater(later, keys[:end], out=later_is_better.view(np.bool_))
                 # the last units of a row meet those of the next
-                np.bitwise_and(worse, inside[:end], out=worse)
-                np.add(rank[:end], worse, out=rank[:end])
-                np.subtract(rank[-end:], worse, out=rank[-end:])
-            np.less(
-                rank.reshape(out.shape),
-                limit if isinstance(limit, int) else limit[block],
-                out=out,
-            )
+                np.bitwise_and(later_is_better, fits[:end], out=later_is_better)
+                np.add(rank[:end], later_is_better, out=rank[:end])
+                np.subtract(rank[distance:], later_is_better, out=rank[distance:])
+            own_limit = limit if isinstance(limit, int) else limit[block]
+            np.less(rank.reshape(shape), own_limit, out=out)
             if open_ is not None:
                 np.bitwise_and(out, open_, out=out)
 
-    blocks = _blocks(height, units, width)
+    blocks = _blocks(height, units, columns)
     step = -(-len(blocks) // torch.get_num_threads())
-    run_jobs(
-        select, [blocks[i : i + step] for i in range(0, len(blocks), step)], at.out.size
-    )
+    shares = [blocks[i : i + step] for i in range(0, len(blocks), step)]
+    run_jobs(select, shares, at.out.size)
 
 
 def _words(at: Arrays) -> tuple[Array, int]:
@@ -130,29 +129,31 @@ def _words(at: Arrays) -> tuple[Array, int]:
         word = np.dtype(np.int32 if at.wide.itemsize == 4 else np.int64)
         return at.wide.view(word), int(np.array(np.inf, at.wide.dtype).view(word))
     assert at.narrow is not None
-    return at.narrow.view(
-        torch.int16
-    ).numpy(), 0x7C00 if at.narrow.dtype == torch.float16 else 0x7F80
+    words = at.narrow.view(torch.int16).numpy()
+    return words, 0x7C00 if at.narrow.dtype == torch.float16 else 0x7F80
 
 
-def _blocks(height: int, units: int, width: int) -> list[_Block]:
+def _blocks(height: int, units: int, columns: int) -> list[_Block]:
     # Some rows; where one row has very many columns, some of its columns.
-    wide = min(width, max(1, _BLOCK // units))
-    high = max(1, _BLOCK // (units * wide)) if wide == width else 1
-    starts = [(i, j) for i in range(0, height, high) for j in range(0, width, wide)]
-    return [
-        (slice(i, min(i + high, height)), slice(None), slice(j, min(j + wide, width)))
-        for i, j in starts
-    ]
+    wide = min(columns, max(1, _BLOCK // units))
+    high = max(1, _BLOCK // (units * wide)) if wide == columns else 1
+    blocks = []
+    for i in range(0, height, high):
+        rows = slice(i, min(i + high, height))
+        for j in range(0, columns, wide):
+            blocks.append((rows, slice(None), slice(j, min(j + wide, columns))))
+    return blocks
 
 
 def _places(shape: tuple[int, ...]) -> tuple[Array, list[Array]]:
     # The place of each unit in its row, and for each lag, which units have one so far
     # behind them.
+    units = shape[1]
     place: Array = np.empty(shape, np.uint8)
-    place[:] = np.arange(shape[1], dtype=np.uint8)[:, None]
+    place[:] = np.arange(units, dtype=np.uint8)[:, None]
     flat = place.reshape(-1)
-    return place, [(flat < shape[1] - lag).view(np.uint8) for lag in range(1, shape[1])]
+    has_later = [(flat < units - lag).view(np.uint8) for lag in range(1, units)]
+    return flat, has_later
 
 
 def _keys(
@@ -181,9 +182,8 @@ def _keys(
     if nan is not None:
         keys = np.where(nan, least + 1, keys)
     if allow is not None:
-        bound = (
-            spare  # the largest integer where a unit is eligible, the least where not
-        )
+        # the largest integer where a unit is eligible, the least where not
+        bound = spare
         bound.reshape(words.shape)[:] = allow
         np.subtract(bound, 1, out=bound)
         np.bitwise_xor(bound, ~least, out=bound)

@@ -10,15 +10,16 @@ that `reference.top_of_rows` chooses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import MOST, apart, end_to_end, packs, pays, repeated
 from sparsefn._engine.selection import fixed, reference
-from sparsefn._engine.selection.entries import Entry, counts_of_rows
-from sparsefn._engine.selection.fixed import Count, competitions
+from sparsefn._engine.selection.entries import Count, Entry, counts_of_rows
+from sparsefn._engine.selection.fixed import competitions
+from sparsefn._engine.selection.segments import SPAN
 
 
 def takes(entries: Sequence[Entry]) -> bool:
@@ -35,8 +36,8 @@ def takes(entries: Sequence[Entry]) -> bool:
 
 
 def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    """Masks of the best units of each row of some entries; the counts of an entry are
-    one, or one a competition.
+    """Masks of the best units of each row or segment of some entries; an entry has one
+    count, or one a competition.
 
     >>> from sparsefn._engine.selection import joined
     >>> joined.winners(
@@ -59,10 +60,8 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
         length = lengths[pack[0]]
         if length == 0:
             won = [torch.zeros_like(entry.scores, dtype=torch.bool) for entry in alike]
-        elif length == _SEGMENTS:
-            won = list(map(_of_segments, alike, own))
-        elif length == _ANY_LENGTH and len(pack) > 1:
-            won = _of_one_row_each(alike, own)
+        elif length == _ONE_ROW and (len(pack) > 1 or alike[0].segments):
+            won = _of_segments(alike, own)
         else:
             won = _of_one_matrix(alike, own)
         masks |= zip(pack, won, strict=True)
@@ -91,11 +90,11 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     ... )
     tensor([2, 1, 0])
     """
-    lengths = [_ANY_LENGTH if len(rows) == 1 else rows.shape[1] for rows in flags]
+    lengths = [_ONE_ROW if len(rows) == 1 else rows.shape[1] for rows in flags]
     sums: dict[int, Tensor] = {}
     for pack in packs(lengths, [rows.numel() for rows in flags]):
         alike = [flags[i] for i in pack]
-        if lengths[pack[0]] == _ANY_LENGTH and len(pack) > 1:
+        if lengths[pack[0]] == _ONE_ROW and len(pack) > 1:
             sizes = [row.numel() for row in alike]
             of_rows = torch.split(totals_of_segments(end_to_end(alike), sizes), 1)
         else:
@@ -121,62 +120,58 @@ def totals_of_segments(flags: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.stack([running[end] for end in ends]).to(torch.int64).diff()
 
 
-# ---- rows of one length, and entries of one row each ---------------------------------
+# ---- one row after another -----------------------------------------------------------
 
-_ANY_LENGTH = -1  # of entries of one row each
-_SEGMENTS = -2  # of an entry of segments
+_ONE_ROW = -1  # the length of a row that is joined with rows of any length
 
 
 def _length_of_rows(entry: Entry) -> int:
-    # The length of the rows of the entries that it is joined with.
+    # Entries with the same one are joined.
     if not entry.scores.numel():
         return 0
     if entry.segments is not None:
-        return _SEGMENTS
+        return _ONE_ROW
     width = entry.scores.shape[1]
+    # a row of over half a pack is cheaper by topk alone
     if competitions(entry.scores.shape) == 1 and width <= MOST // 2:
-        return _ANY_LENGTH
+        return _ONE_ROW
     return width
 
 
-def _of_one_row_each(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    sizes = [entry.scores.numel() for entry in entries]
+def _of_segments(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    # The rows of all entries are segments of one row.
+    rows = [entry.segments or [entry.scores.numel()] for entry in entries]
     keys = fixed.keys_of(entries)
-    won = _best_of_segments(
-        keys, sizes, counts_of_rows(counts, [1] * len(sizes), keys.device)
-    )
+    wanted = counts_of_rows(counts, list(map(len, rows)), keys.device)
+    won = _best_of_segments(keys, list(chain(*rows)), wanted)
     return apart(_eligible(won, keys, entries), [entry.scores for entry in entries])
-
-
-def _of_segments(entry: Entry, count: Count) -> Tensor:
-    sizes = entry.segments
-    assert sizes is not None
-    keys = fixed.keys_of([entry])
-    won = _best_of_segments(
-        keys, sizes, counts_of_rows([count], [len(sizes)], keys.device)
-    )
-    return _eligible(won, keys, [entry])
 
 
 def _best_of_segments(keys: Tensor, sizes: Sequence[int], counts: Tensor) -> Tensor:
     # Units are sorted by segment, then by score: the first of a segment win.
-    counter = torch.arange(max(sizes), dtype=torch.int32, device=keys.device)
+    longest = max(sizes)
+    counter = torch.arange(longest, dtype=torch.int32, device=keys.device)
     rank = torch.cat([counter[:size] for size in sizes])
-    wanted = counts.clamp(0, max(sizes)).to(torch.int32)
+    wanted = counts.clamp(0, longest).to(torch.int32)
     wins = rank < repeated(wanted, sizes)
-    return torch.empty_like(wins).scatter_(0, _order_by_row(keys, sizes), wins)
+    places = _places_in_order(keys, sizes)
+    return torch.empty_like(wins).scatter_(0, places, wins)
 
 
-def _order_by_row(keys: Tensor, sizes: Sequence[int]) -> Tensor:
-    # The places of keys in the order of their rows, in each row the largest key first,
-    # then the lower place.
-    span = 1 << 32  # of a key of 32 bits: `row - key` of a later row is always larger
-    first = torch.arange(0, len(sizes) * span, span, device=keys.device)
-    row = repeated(first, sizes)
+def _places_in_order(keys: Tensor, sizes: Sequence[int]) -> Tensor:
+    # The places of keys, one segment after another, in each the largest key first, then
+    # the lower place.
+    # `segments.py` says why offsets less keys have this order.
+    offsets = torch.arange(0, len(sizes) * SPAN, SPAN, device=keys.device)
+    offset_of_unit = repeated(offsets, sizes)
     if keys.dtype == torch.int32:
-        return torch.sort(row - keys, stable=True).indices
-    order = torch.sort(keys, descending=True, stable=True).indices
-    return order[torch.sort(row[order], stable=True).indices]
+        return torch.sort(offset_of_unit - keys, stable=True).indices
+    places = torch.sort(keys, descending=True, stable=True).indices
+    by_segment = torch.sort(offset_of_unit[places], stable=True).indices
+    return places[by_segment]
+
+
+# ---- rows of one length --------------------------------------------------------------
 
 
 def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
@@ -184,7 +179,8 @@ def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Te
     rows = [fixed.as_rows(entry) for entry in entries]
     keys = fixed.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
     count = counts[0]
-    if any(isinstance(other, Tensor) or other != count for other in counts):
+    is_one = all(not isinstance(other, Tensor) and other == count for other in counts)
+    if not is_one:
         heights = [len(entry.scores) for entry in rows]
         count = counts_of_rows(counts, heights, keys.device)
     if fixed.is_narrow(keys.shape) and keys.dtype == torch.int32:
@@ -203,12 +199,15 @@ def _by_pairs(keys: Tensor, count: Count) -> Tensor:
     numbers = keys.to(torch.int64) * width - torch.arange(width, device=keys.device)
     is_better = numbers[:, None, :] > numbers[:, :, None]
     rank = is_better.sum(-1, dtype=torch.int8)
-    return rank < (count.reshape(-1, 1) if isinstance(count, Tensor) else count)
+    if isinstance(count, Tensor):
+        count = count.reshape(-1, 1)
+    return rank < count
 
 
 def _eligible(won: Tensor, keys: Tensor, entries: Sequence[Entry]) -> Tensor:
     # Units that do not compete are sorted last. They would win where the count is above
     # the number of units that do.
-    if all(entry.allow is None and entry.deny is None for entry in entries):
-        return won
-    return won & (keys > reference.BARRED[keys.dtype])
+    for entry in entries:
+        if entry.allow is not None or entry.deny is not None:
+            return won & (keys > reference.BARRED[keys.dtype])
+    return won

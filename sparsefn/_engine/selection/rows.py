@@ -57,12 +57,8 @@ def _in_blocks(rows: Arrays, counts: Array) -> None:
     for start in range(0, height, step):
         at = slice(start, start + step)
         buffer = scratch.scores[: rows.out[at].size].reshape(-1, width)
-        keys = sort_keys(scratch.read(rows, at, buffer))
-        barred = np.iinfo(keys.dtype).min
-        if rows.allow is not None:
-            keys[~rows.allow[at]] = barred
-        if rows.deny is not None:
-            keys[rows.deny[at]] = barred
+        scores = scratch.read(rows, at, buffer)
+        keys = barred_keys(rows, at, scores)
         _winners(keys, counts[at], rows.out[at])
 
 
@@ -80,6 +76,28 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     """
     work = sum(at.out.size for at, _ in tables)
     run_jobs(lambda table: select_rows(*table), tables, work)
+
+
+def barred_keys(at: Arrays, where: slice, scores: Array) -> Array:
+    """The `sort_keys` of some of the scores, the least integer where a unit does not
+    compete.
+
+    >>> import numpy as np
+    >>> from sparsefn._engine.selection import entries
+    >>> from sparsefn._engine.selection import rows
+    >>> (at,) = entries.arrays(
+    ...     [entries.Entry(torch.zeros(3), deny=torch.tensor([False, True, False]))]
+    ... )
+    >>> rows.barred_keys(at, slice(1, 3), at.wide[1:3]).tolist()
+    [-2147483648, 0]
+    """
+    keys = sort_keys(scores)
+    barred = np.iinfo(keys.dtype).min
+    if at.allow is not None:
+        keys[~at.allow[where]] = barred
+    if at.deny is not None:
+        keys[at.deny[where]] = barred
+    return keys
 
 
 def sort_keys(scores: Array) -> Array:
@@ -104,15 +122,19 @@ def sort_keys(scores: Array) -> Array:
 
 def _winners(keys: Array, counts: Array, out: Array) -> None:
     width = keys.shape[1]
-    places = np.minimum(width - counts, width - 1)  # of thresholds in rising order
-    first = int(places[0])
-    if (places == first).all():
-        # A partition at one place is faster, but takes 15 times as long where many
-        # scores are equal.
-        kth = (max(first - 1, 0), first) if mostly_tied(keys.reshape(-1)) else first
-        threshold = np.partition(keys, kth, axis=1)[:, first, None]
+    # of the thresholds, in rows of rising keys
+    threshold_index = np.minimum(width - counts, width - 1)
+    index = int(threshold_index[0])
+    if (threshold_index == index).all():
+        # A partition at one index takes 15 times as long where many scores are equal: a
+        # second pivot beside it avoids numpy's slow case on ties.
+        kth: int | tuple[int, int] = index
+        if mostly_tied(keys.reshape(-1)):
+            kth = (max(index - 1, 0), index)
+        threshold = np.partition(keys, kth, axis=1)[:, index, None]
     else:
-        threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
+        ordered = np.sort(keys, axis=1)
+        threshold = np.take_along_axis(ordered, threshold_index[:, None], axis=1)
     np.greater_equal(keys, threshold, out=out)
     # no row has fewer than its count, so some have more, by ties
     if np.count_nonzero(out) > counts.sum():
@@ -120,7 +142,7 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
         above = keys[tied] > threshold[tied]
         equal = keys[tied] == threshold[tied]
         missing = counts[tied] - np.count_nonzero(above, axis=1)
-        place_among_equal = np.cumsum(equal, axis=1, dtype=np.int32)
-        equal &= place_among_equal <= missing[:, None]
+        rank_among_equal = np.cumsum(equal, axis=1, dtype=np.int32)
+        equal &= rank_among_equal <= missing[:, None]
         out[tied] = above | equal
     out &= keys > np.iinfo(keys.dtype).min

@@ -1,4 +1,8 @@
-"""Top-k of short competitions that lie end to end: all of them in one sort."""
+"""Top-k of short competitions that lie end to end: all of them in one sort.
+
+One number of each unit is sorted, its order: segment * 2^32 - key. As |key| <= 2^31,
+segments never mix, and in each the largest key is first.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ import numpy as np
 from sparsefn._engine.selection.blocks import Scratch, cut
 from sparsefn._engine.selection.bracket import write_best
 from sparsefn._engine.selection.entries import Arrays
-from sparsefn._engine.selection.rows import sort_keys
+from sparsefn._engine.selection.rows import barred_keys
 from sparsefn._engine.surroundings import Array
 
-_SPAN = 1 << 32  # of a key of 32 bits
+SPAN = 1 << 32  # of the orders of a segment
 
 
 @np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
@@ -41,30 +45,28 @@ def select_segments(at: Arrays, counts: Array, sizes: Sequence[int]) -> None:
         return
     lengths = np.array(sizes)
     starts = np.array(ends[:-1])
-    scores = np.empty(at.out.size, np.float32)
-    keys = sort_keys(Scratch(0, double=False).read(at, slice(None), scores))
-    barred = np.iinfo(np.int32).min
-    if at.allow is not None:
-        keys[~at.allow] = barred
-    if at.deny is not None:
-        keys[at.deny] = barred
-    # The place of a unit in the order of all: by segment, then the largest key first.
-    base = np.arange(len(sizes)) * _SPAN
-    places = np.repeat(base, lengths) - keys
+    buffer = np.empty(at.out.size, np.float32)
+    scores = Scratch(0, double=False).read(at, slice(None), buffer)
+    keys = barred_keys(at, slice(None), scores)
+    offsets = np.arange(len(sizes)) * SPAN
+    order = np.repeat(offsets, lengths) - keys
     wanted = np.clip(counts, 0, lengths)
-    last = np.sort(places)[np.maximum(starts + wanted - 1, 0)]
-    last = np.where(wanted > 0, last, base - _SPAN // 2)  # before all of its segment
-    bound = np.repeat(last, lengths)
-    np.less_equal(places, bound, out=at.out)
+    last = np.maximum(starts + wanted - 1, 0)
+    threshold = np.sort(order)[last]
+    # a count of 0: below every order of its segment
+    threshold = np.where(wanted > 0, threshold, offsets - SPAN // 2)
+    threshold_of_unit = np.repeat(threshold, lengths)
+    np.less_equal(order, threshold_of_unit, out=at.out)
     # no segment has fewer than its count, so some have more, by ties
     if np.count_nonzero(at.out) > wanted.sum():
-        tied = places == bound
+        tied = order == threshold_of_unit
         missing = wanted - count_segments(at.out & ~tied, sizes)
-        rank = np.cumsum(tied, dtype=np.int64)
-        before = np.concatenate([[0], rank])[starts]
-        tied &= rank - np.repeat(before, lengths) > np.repeat(missing, lengths)
+        ties_so_far = np.cumsum(tied, dtype=np.int64)
+        ties_before = np.concatenate([[0], ties_so_far])[starts]
+        rank = ties_so_far - np.repeat(ties_before, lengths)
+        tied &= rank > np.repeat(missing, lengths)
         at.out[tied] = False
-    at.out[keys == barred] = False
+    at.out[keys == np.iinfo(keys.dtype).min] = False
 
 
 def count_segments(flags: Array, sizes: Sequence[int]) -> Array:

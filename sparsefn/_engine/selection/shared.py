@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from sparsefn._engine.selection.bracket import (
 from sparsefn._engine.selection.entries import (
     TINY,
     Arrays,
+    Count,
     Entry,
     arrays,
     check,
@@ -49,8 +50,6 @@ from sparsefn._engine.selection.entries import (
     reshaped,
 )
 from sparsefn._engine.surroundings import Array, as_numpy_inside, eagerly, unwrapped
-
-Count: TypeAlias = int | Tensor
 
 FEW = 1 << 12  # up to this many scores of all processes are sent
 # of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent

@@ -15,14 +15,14 @@ from sparsefn._engine.surroundings import at_compile_time, known, outside_modes
 
 _COUNT_BITS = 40  # of a number of units
 
-Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
+CountsByName = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
 
 def apportion(
     shares: Mapping[str, float | Tensor],
     total: int | Tensor,
     caps: Mapping[str, int | Tensor] | None = None,
-) -> Counts:
+) -> CountsByName:
     """Split a total into integers in proportion to shares, by largest remainder.
 
     >>> sf.budgets.apportion({"a": 2.0, "b": 1.0, "c": 1.0}, 10)

@@ -2,4 +2,11 @@
 
 from sparsefn._engine.sums.exact_sums import means, sums
 from sparsefn._engine.sums.folds import slabs
-from sparsefn._engine.sums.pooling import Box, Pooling, Reduction, in_boxes, pool
+from sparsefn._engine.sums.pooling import (
+    Box,
+    Pooling,
+    Reduction,
+    in_boxes,
+    pool,
+    whole_boxes,
+)

@@ -10,7 +10,7 @@ any number of threads, batched and compiled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -60,6 +60,17 @@ class Pooling(NamedTuple):
 Reduction: TypeAlias = Callable[[Tensor], Tensor] | Pooling
 
 
+def whole_boxes(sizes: Sequence[int], box: Box) -> Box:
+    """How many whole boxes lie along each dimension: one where the box is empty.
+
+    >>> from sparsefn._engine.sums.pooling import whole_boxes
+    >>> whole_boxes((5, 0), (2, 0))
+    (2, 1)
+    """
+    # of a list: compilers take no generator
+    return tuple([n // b if b else 1 for n, b in zip(sizes, box, strict=True)])
+
+
 def in_boxes(x: Tensor, box: Box) -> Tensor:
     """View x, whose sizes are divisible by box, as its grid of boxes followed by the
     dimensions of a box.
@@ -69,8 +80,7 @@ def in_boxes(x: Tensor, box: Box) -> Tensor:
     torch.Size([2, 3, 2, 3])
     """
     sizes: list[int] = []
-    for size, b in zip(x.shape, box, strict=True):
-        count = size // b if b else 1
+    for count, b in zip(whole_boxes(x.shape, box), box, strict=True):
         sizes += [count, b]
     grid = range(0, 2 * x.ndim, 2)
     inside = range(1, 2 * x.ndim, 2)
@@ -94,7 +104,7 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
     name = how.name
     order = float(how.order)
     if not x.numel():
-        return x.new_zeros(_grid(x, box), dtype=_dtype(x, name))
+        return x.new_zeros(whole_boxes(x.shape, box), dtype=_dtype(x, name))
     seen = _in_memory(x, box, name, order, as_numpy)
     if seen is not None:
         return seen
@@ -103,10 +113,6 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
         return reference(x, box, name, order)
     pooled: Tensor = _operator(x, list(box), name, order)
     return pooled
-
-
-def _grid(x: Tensor, box: Box) -> list[int]:
-    return [size // b if b else 1 for size, b in zip(x.shape, box, strict=True)]
 
 
 def _dtype(x: Tensor, name: str) -> torch.dtype:
@@ -136,7 +142,7 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     grid = range(x.ndim)
     inside = range(x.ndim, 2 * x.ndim)
     parts = parts.permute(*inside, *grid)
-    parts = parts.reshape(math.prod(box), *_grid(x, box))
+    parts = parts.reshape(math.prod(box), *whole_boxes(x.shape, box))
     if name == "norm":
         if math.isinf(order):
             parts = parts.abs()
@@ -170,7 +176,7 @@ def _operator(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
 
 @_operator.register_fake
 def _(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
-    grid = _grid(x, tuple(box))
+    grid = whole_boxes(x.shape, tuple(box))
     return torch.empty(grid, dtype=_dtype(x, name), device=x.device)
 
 

@@ -5,6 +5,7 @@ are kept once masks are new.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -402,7 +403,7 @@ def _live(
         # pruned and regrown.
         same = (weight == stepped) | (weight.isnan() & stepped.isnan())
         parts.append(same if masked else same | ~support)
-    return functools.reduce(lists.both, parts)
+    return functools.reduce(operator.and_, parts)
 
 
 # ---- compiled code -------------------------------------------------------------------

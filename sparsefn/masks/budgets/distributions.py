@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.selection import Counts
+from sparsefn._engine.selection import CountsByName
 from sparsefn._engine.selection import apportion as apportion
 from sparsefn._engine.selection import spread as spread
 from sparsefn._engine.surroundings import at_compile_time, concrete, known
@@ -32,7 +32,7 @@ from sparsefn.core.checks import rounded_up as rounded_up
 from sparsefn.core.tree import check_globs, first_match, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
-Distribution = Callable[[Shapes, Real], Counts]
+Distribution = Callable[[Shapes, Real], CountsByName]
 Density = Callable[[tuple[int, ...]], float]  # of a shape
 
 
@@ -92,7 +92,7 @@ def uniform(dense_first: bool | str = False) -> Distribution:
     if dense_first is False:
         return per_leaf
 
-    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+    def counts(shapes: Shapes, sparsity: Real) -> CountsByName:
         if isinstance(dense_first, str):
             check_globs("uniform", [dense_first], list(shapes))
             first = [path for path in shapes if glob_match(path, dense_first)]
@@ -105,7 +105,7 @@ def uniform(dense_first: bool | str = False) -> Distribution:
     return counts
 
 
-def per_leaf(shapes: Shapes, sparsity: Real) -> Counts:
+def per_leaf(shapes: Shapes, sparsity: Real) -> CountsByName:
     """The counts of `uniform`."""
     return {path: n_kept(math.prod(shape), sparsity) for path, shape in shapes.items()}
 
@@ -117,7 +117,7 @@ def is_uniform(distribution: Distribution) -> bool:
     )
 
 
-def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
+def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> CountsByName:
     given = tuple([(path, tuple(shape)) for path, shape in shapes.items()])
     if type(sparsity) is not float or torch.compiler.is_compiling():
         return _shared.__wrapped__(given, sparsity, density)
@@ -127,7 +127,7 @@ def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
 @functools.lru_cache(maxsize=64)  # an update asks again and again
 def _shared(
     given: tuple[tuple[str, tuple[int, ...]], ...], sparsity: Real, density: Density
-) -> Counts:
+) -> CountsByName:
     shapes = dict(given)
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     flat = [
@@ -208,7 +208,7 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     for glob, sparsity in table.items():
         check_sparsity(sparsity, f"the sparsity of {glob!r}")
 
-    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+    def counts(shapes: Shapes, sparsity: Real) -> CountsByName:
         check_globs("by_path", list(table), list(shapes))
         kept = {}
         for path, shape in shapes.items():
@@ -255,7 +255,7 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
     }
     mean = math.fsum(more.values()) / len(more)
 
-    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+    def counts(shapes: Shapes, sparsity: Real) -> CountsByName:
         kept = {}
         for path, shape in shapes.items():
             glob = first_match(path, more)
@@ -299,7 +299,7 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
             f"got {distribution!r}"
         )
 
-    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+    def counts(shapes: Shapes, sparsity: Real) -> CountsByName:
         asked = distribution(shapes, sparsity)
         floors = {path: min(least, math.prod(shape)) for path, shape in shapes.items()}
         rest = sum(asked.values()) - sum(floors.values())
@@ -371,7 +371,7 @@ class Global(Made, _Bounds):
             )
         return limits
 
-    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
+    def __call__(self, shapes: Shapes, sparsity: Real) -> CountsByName:
         """Raise TypeError: the counts of a global budget depend on scores, not only on
         shapes.
 

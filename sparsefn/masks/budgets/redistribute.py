@@ -13,7 +13,7 @@ from sparsefn._engine.leaves import as_tensor_on, lists, written
 from sparsefn._engine.numbers import Real, like
 from sparsefn._engine.processes import any_sharded, full_tensors
 from sparsefn._engine.selection import (
-    Counts,
+    CountsByName,
     apportion,
     counts_of_rows,
     totals,
@@ -222,7 +222,7 @@ def allocate(
     total: int | Tensor,
     room: Mapping[str, int | Tensor],
     most: float = 1.0,
-) -> Counts:
+) -> CountsByName:
     """Split a total between leaves by share, with a soft cap for each leaf.
 
     >>> shares, room = {"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 15, "b": 110, "c": 110}

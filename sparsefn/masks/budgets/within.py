@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal, Protocol
 
 from sparsefn._engine.numbers import Real
-from sparsefn._engine.selection import Counts
+from sparsefn._engine.selection import CountsByName
 from sparsefn._engine.surroundings import at_compile_time, concrete
 from sparsefn.core.checks import is_number, shown
 from sparsefn.masks.budgets.distributions import Shapes
@@ -76,7 +76,7 @@ class Within:
         ]
         return "\n".join([*rows, f"{self.cost} of {self.limit} {self.unit}"])
 
-    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
+    def __call__(self, shapes: Shapes, sparsity: Real) -> CountsByName:
         """The counts of these leaves, as far on the way to the limit as the sparsity
         says; others stay whole.
         """

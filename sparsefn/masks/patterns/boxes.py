@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn._engine.sums import Box, Pooling, in_boxes, pool, slabs
+from sparsefn._engine.sums import Box, Pooling, in_boxes, pool, slabs, whole_boxes
 from sparsefn._engine.surroundings import as_numpy
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -60,12 +60,10 @@ def unboxed(rows: Tensor, box: Box, shape: Box) -> Tensor:
     """
     if box == shape or in_line(box, shape):
         return rows.reshape(shape)
-    grid = []
     order = []
-    for d, (size, b) in enumerate(zip(shape, box, strict=True)):
-        grid.append(size // b if b else 1)
+    for d in range(len(box)):
         order += [d, d + len(box)]
-    parts = rows.reshape([*grid, *box])
+    parts = rows.reshape([*whole_boxes(shape, box), *box])
     return parts.permute(order).reshape(shape)
 
 

@@ -11,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparsefn._engine.selection import Entry, tiles
+from sparsefn._engine.selection import Counts, Entry, tiles
 from sparsefn._engine.sums import Box as Box
 from sparsefn._engine.sums import Pooling, Reduction
 from sparsefn._engine.surroundings import concrete
 from sparsefn.core.checks import check_int, described
 from sparsefn.core.tree import Leaves
-from sparsefn.masks.patterns.units import Counts, Grids, units_of_leaves
+from sparsefn.masks.patterns.units import Grids, units_of_leaves
 from sparsefn.masks.patterns.units import Pattern as Pattern
 
 Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
@@ -354,7 +354,7 @@ class PickedPattern(Pattern):
     def grids(self, leaves: Leaves) -> Grids:
         """The units of some leaves; errors name the leaf."""
         units = units_of_leaves(self, leaves)
-        return Grids(units, units, [None] * len(units), self.winners)
+        return Grids(units, self.winners)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
         """What `pick` chooses: the pattern says the counts."""

@@ -13,11 +13,10 @@ from sparsefn._engine.surroundings import backends
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Read, Select, Units
 
-# Elements of a pack on the CPU.
-_MOST_ON_CPU = 1 << 16
+PACK_ON_CPU = 1 << 16  # elements of a pack on the CPU
 
 
-@dataclass(frozen=True)
+@dataclass
 class PackedGrids(Grids):
     """The units of leaves of which neighbours lie end to end, in packs: every entry is
     a unit, and the entries of a leaf compete.
@@ -26,6 +25,10 @@ class PackedGrids(Grids):
     """
 
     packs: Sequence[Sequence[str]] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.whole = self.here
+        self.extents = [None] * len(self.packs)
 
     @property
     def sizes(self) -> list[int]:
@@ -46,9 +49,9 @@ class PackedGrids(Grids):
         return made
 
     @property
-    def apart(self) -> Grids:
+    def unpacked(self) -> Grids:
         """The same, each with a tensor of its own."""
-        return Grids(self.here, self.whole, [None] * len(self.here), self.select)
+        return Grids(self.here, self.select)
 
     def at(self, places: Sequence[int]) -> PackedGrids:
         """The grids of some of the tensors."""
@@ -108,7 +111,7 @@ def packed(grids: Grids, leaves: Leaves) -> Grids:
         n = units.rows[1]
         if kind is None or kind != last or n > room:
             packs.append([])
-            room = _MOST_ON_CPU if leaf.is_cpu else MOST
+            room = PACK_ON_CPU if leaf.is_cpu else MOST
         packs[-1].append(path)
         room -= n
         last = kind
@@ -128,8 +131,7 @@ def _grids_of(
     for paths in packs:
         sizes = [units[path].rows[1] for path in paths]
         segments.append(sizes if len(paths) > 1 else None)
-    extents = [None] * len(packs)
-    return PackedGrids(units, units, extents, select, segments=segments, packs=packs)
+    return PackedGrids(units, select, segments=segments, packs=packs)
 
 
 def _kind(units: Units, leaf: Tensor) -> object:

@@ -157,6 +157,10 @@ class ShardedGrids(Grids):
     are read, chosen and written, by all processes together.
     """
 
+    def __post_init__(self) -> None:
+        self.whole = {path: units.of_all for path, units in self.here.items()}
+        self.extents = [units.extent for units in self.here.values()]
+
     def to_local(self, leaves: Leaves) -> Leaves:
         """The leaves, with DTensors as the boxes that this process gets of them."""
         alignments = self._alignments(leaves)
@@ -251,14 +255,12 @@ def on_shards(grids: Grids, leaves: Leaves) -> Grids:
     for path, leaf in leaves.items():
         if type(leaf) is not Tensor and is_sharded(leaf):
             try:
-                shards[path] = shard_of(grids.whole[path], leaf)
+                shards[path] = shard_of(grids.here[path], leaf)
             except ValueError as error:
                 raise ValueError(f"{error} at {path!r}") from None
     if not shards:
         return grids
-    units = grids.whole | shards
-    extents = [one.extent for one in units.values()]
-    return ShardedGrids(units, grids.whole, extents, winners)
+    return ShardedGrids(grids.here | shards, winners)
 
 
 def shard_of(units: Units, leaf: Tensor) -> ShardedUnits:
@@ -279,7 +281,7 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
 
     def run() -> Tensor:
         own = shard_of(units, tensors[0])
-        grids = ShardedGrids({"": own}, {"": units}, [own.extent])
+        grids = ShardedGrids({"": own})
         parts = [
             grids.to_local({"": redistributed(x, tensors[0])})[""] for x in tensors
         ]

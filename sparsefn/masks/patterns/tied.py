@@ -523,7 +523,7 @@ def _grids(sets: dict[str, TiedUnits]) -> TiedGrids:
     paths = [place.path for one in sets.values() for place in one.places]
     # where sets meet in a leaf, each keeps a unit
     least = int(len(paths) > len(set(paths)))
-    return TiedGrids(units, units, [None] * len(units), least=least)
+    return TiedGrids(units, least=least)
 
 
 def _lost(sets: Mapping[str, TiedUnits], given: Leaves, path: str, lost: Tensor) -> str:

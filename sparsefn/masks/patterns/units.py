@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsefn._engine.processes import Extent
 from sparsefn._engine.selection import (
     Count,
+    Counts,
     Entry,
     dealt_winners,
     winners,
@@ -35,7 +36,6 @@ from sparsefn.masks.patterns.boxes import (
 )
 
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
-Counts: TypeAlias = Sequence[Count] | Tensor
 Read: TypeAlias = Callable[["Units", Tensor], Tensor]
 Select: TypeAlias = Callable[[Sequence[Entry], Counts], list[Tensor]]
 
@@ -92,7 +92,7 @@ class Pattern(Made):
     def grids(self, leaves: Leaves) -> Grids:
         """The units of some leaves; errors name the leaf."""
         units = units_of_leaves(self, leaves)
-        return Grids(units, units, [None] * len(units))
+        return Grids(units)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
         """The best units of each group, as many as its count says."""
@@ -145,7 +145,7 @@ class Units:
         if not single:
             pairs = zip(grid, unit, shape, strict=True)
             budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
-        # a list: compilers take no generator
+        # `whole_boxes`, spelt out, as it runs for each leaf
         groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]
         rows = (math.prod(groups), math.prod(group))
         return cls(pattern, shape, unit, grid, group, rows, single, budgeted, **more)
@@ -187,7 +187,8 @@ class Units:
 units_of = Units.of
 
 
-@dataclass(frozen=True)
+# As `Units`, not frozen.
+@dataclass
 class Grids:
     """The units of some leaves by path, or by the name of a tied set.
 
@@ -200,11 +201,13 @@ class Grids:
     """
 
     here: dict[str, Units]
-    whole: dict[str, Units]
-    extents: Sequence[Extent | None]
     select: Select = dealt_winners
     least: int = 0
     segments: Sequence[Sequence[int] | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.whole = self.here
+        self.extents: Sequence[Extent | None] = [None] * len(self.here)
 
     @property
     def paths(self) -> list[str]:
@@ -221,20 +224,15 @@ class Grids:
         return tensors
 
     @property
-    def apart(self) -> Grids:
+    def unpacked(self) -> Grids:
         """The same, each with a tensor of its own."""
         return self
 
     def at(self, places: Sequence[int]) -> Self:
         """The grids of some of the tensors."""
         names = [[*self.here][i] for i in places]
-        return type(self)(
-            {name: self.here[name] for name in names},
-            {name: self.whole[name] for name in names},
-            [self.extents[i] for i in places],
-            self.select,
-            self.least,
-        )
+        here = {name: self.here[name] for name in names}
+        return type(self)(here, self.select, self.least)
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
         """What a function makes of the units and the leaf of each grid."""
@@ -432,15 +430,6 @@ def competing(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tenso
     """
     columns = to_columns(units, x)
     return to_rows(units, x, reduce) if columns is None else columns
-
-
-def grouped(x: Tensor) -> Tensor:
-    """What `competing` gives, as (groups, units of a group).
-
-    >>> grouped(torch.ones(2, 4, 3)).shape
-    torch.Size([6, 4])
-    """
-    return x if x.ndim < 3 else x.transpose(1, 2).reshape(-1, x.shape[1])
 
 
 def check_single(name: str, pattern: Pattern) -> None:

@@ -161,11 +161,8 @@ def attach(
             "attach: expected clear to be a function of (state, entries), got "
             f"{type(clear).__name__}"
         )
-    for name, trigger in (
-        ("skip", never() if skip is None else skip),
-        ("reset", reset),
-    ):
-        check_trigger(name, trigger)
+    check_trigger("skip", never() if skip is None else skip)
+    check_trigger("reset", reset)
     check_paired("attach", algorithm, skip)
     weights = owned_parameters(model, optimizers)
     for name, record in weights.items():

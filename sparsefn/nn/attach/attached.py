@@ -113,9 +113,9 @@ class Attached:
         if stained := placed.begin_step():
             self._tell("gradient", writes.gradient_of_others(stained))
         skipped = self._skips(now)
-        seen = [] if skipped else placed.seen(dense, now)
+        grads = [] if skipped else placed.masked_gradients(dense, now)
         placed.show_trained()
-        gradients.give(records, placed.trained, seen, dense)
+        gradients.give(records, placed.trained, grads, dense)
         self._begun = _Begun(now, dense, skipped)
 
     def after_step(self, step: int) -> None:
@@ -335,11 +335,12 @@ class Attached:
         if average is not None:
             self._check_average(average)
             return
-        for name, count in writes.stains(
-            self._placed.state, self._placed.weights.values()
-        ).items():
+        placed = self._placed
+        stains = writes.stains(placed.state, placed.weights.values())
+        if stains:
+            name = next(iter(stains))
             raise RuntimeError(
-                f"check: {count} pruned entries of {name!r} are not zero in the "
+                f"check: {stains[name]} pruned entries of {name!r} are not zero in the "
                 "module: somebody wrote them since after_step: call apply_masks()"
             )
 
@@ -492,5 +493,5 @@ class Attached:
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         for record in self._placed.weights.values():
-            record.seen = (-1, -1)  # of another tensor
+            record.noted = (-1, -1)  # of another tensor
         self._watch()

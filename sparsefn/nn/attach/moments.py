@@ -19,21 +19,17 @@ from sparsefn.nn.attach.records import Record, same_objects
 # These leave an entry at zero whose weight, gradient and moments are zero, where their
 # numbers are sane.
 _ENTRY_BY_ENTRY = {
-    *(
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.Adamax,
-    ),
-    *(
-        torch.optim.Adagrad,
-        torch.optim.Adadelta,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.ASGD,
-    ),
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
 }
 # a weight times 1 - lr * this: -0.0 for a zero where it is negative
 _SHRINKS = ("weight_decay", "lambd")

@@ -158,15 +158,14 @@ class Placed:
         masks = [self.state.masks[record.name] for record in self.shown]
         zero_(masks, [record.parameter for record in self.shown])
 
-    def seen(self, dense: Leaves, step: Step) -> list[Tensor]:
-        """The gradient of each leaf that the algorithm trains, in their order, of the
-        dense ones of the weights.
+    def masked_gradients(self, dense: Leaves, step: Step) -> list[Tensor]:
+        """The gradient of each leaf that the algorithm trains, in their order, made of
+        the dense gradients of the weights.
 
         >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
         >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
-        >>> Placed(sf.static(0.5, init="magnitude"), weights).seen(
-        ...     {"w": torch.ones(1, 2)}, 0
-        ... )
+        >>> placed = Placed(sf.static(0.5, init="magnitude"), weights)
+        >>> placed.masked_gradients({"w": torch.ones(1, 2)}, 0)
         [tensor([[0., 1.]])]
         """
         view = self.algorithm.view
@@ -177,11 +176,11 @@ class Placed:
         return leaves_of(view.grads(self.state, dict(dense), step))
 
     def moved(self) -> State:
-        """The state with what optimizers, and whoever else, made of the parameters
-        since `settle`.
+        """The state with the values of the parameters, which optimizers and others have
+        written since `settle`.
 
-        The state itself where the parameters are its leaves, and their moments are
-        known to be masked.
+        It is the state itself where the parameters are its leaves, and their moments
+        are known to be masked.
         """
         mixes = self._mixes
         self._mixes = False

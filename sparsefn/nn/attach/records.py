@@ -59,7 +59,7 @@ class Record:
     hidden: bool = False
     found: Tensor | None = None  # the values that `attach` found, until the first step
     # its version and address when it was last read or written here
-    seen: tuple[int, int] = (-1, -1)
+    noted: tuple[int, int] = (-1, -1)
     written: bool = (
         False  # somebody wrote to it between before_step and the optimizer's step
     )
@@ -113,18 +113,19 @@ def with_other_gradients(records: Iterable[Record]) -> list[Record]:
 
 def written_among(records: Collection[Record]) -> list[Record]:
     """The records of parameters to which somebody has written since `note`."""
-    pairs = zip(records, _seen_now(records), strict=True)
-    return [record for record, now in pairs if record.seen != now]
+    pairs = zip(records, _versions_and_addresses(records), strict=True)
+    return [record for record, now in pairs if record.noted != now]
 
 
 def note_all(records: Collection[Record]) -> None:
     """Take some parameters as they are for known."""
-    for record, now in zip(records, _seen_now(records), strict=True):
-        record.seen = now
+    for record, now in zip(records, _versions_and_addresses(records), strict=True):
+        record.noted = now
 
 
-def _seen_now(records: Collection[Record]) -> Iterable[tuple[int, int]]:
-    # the version and the address of each parameter
+def _versions_and_addresses(
+    records: Collection[Record],
+) -> Iterable[tuple[int, int]]:
     parameters = [record.parameter for record in records]
     versions = [parameter._version for parameter in parameters]
     return zip(versions, addresses(parameters), strict=True)
@@ -333,7 +334,7 @@ def put_in(extra: Sequence[Record], options: Mapping[str, object] | None) -> Non
 
 def optimizers_of(records: Iterable[Record]) -> list[Optimizer]:
     """The optimizers of some parameters, each once."""
-    return list({id(record.optimizer): record.optimizer for record in records}.values())
+    return list(dict.fromkeys(record.optimizer for record in records))
 
 
 def take_out(extra: Iterable[Record]) -> None:

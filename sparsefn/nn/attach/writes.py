@@ -217,11 +217,10 @@ def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
     """
     if not bool(all_finite(dense)):
         return ""
-    for record in (
-        record for record in records if record.written or record.is_written()
-    ):
+    moved = [record for record in records if record.written or record.is_written()]
+    if moved:
         raise RuntimeError(
-            f"after_step: {record.name!r} moved without its optimizer: for another "
+            f"after_step: {moved[0].name!r} moved without its optimizer: for another "
             f"optimizer, {_AGAIN}"
         )
     return (

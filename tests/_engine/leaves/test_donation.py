@@ -79,7 +79,7 @@ def test_memory_is_taken_once_and_only_inside():
         at, rows = x.data_ptr(), []
         with donation.donating([x] if inside else []):
             flat = blockwise.flat_memory(x)
-            first, second = blockwise.append_row(rows, flat, [x], 2, over=(0, 0))
+            first, second = blockwise.append_row(rows, flat, [x], 2, overwrites=(0, 0))
         assert (first.data_ptr() == at) is (type(x) is donation.Emptied) is inside
         assert second.data_ptr() != at and second.shape == (8192,)
     assert donation.claim(torch.ones(1)) is None

@@ -119,14 +119,14 @@ def test_flags():
     assert all(
         map(
             torch.equal,
-            lists.one_of(Listed(a), Listed(b)).tensors,
+            (Listed(a) | Listed(b)).tensors,
             map(torch.logical_or, a, b),
         )
     )
     assert all(
         map(
             torch.equal,
-            lists.both(Listed(a), Listed(b)).tensors,
+            (Listed(a) & Listed(b)).tensors,
             map(torch.logical_and, a, b),
         )
     )
@@ -275,7 +275,7 @@ def test_a_gradient_flows_where_one_is_wanted():
 
 
 def test_parts_are_small_only_where_memory_is_saved(monkeypatch):
-    monkeypatch.setattr(lists, "_MOST_ON_CPU", 10)
+    monkeypatch.setattr(lists, "PART_ON_CPU", 10)
     monkeypatch.setattr(lists, "MOST", 20)
     tensors, meta = [torch.ones(1)] * 4, [torch.ones(1, device="meta")] * 4
     assert lists.places_in_parts(tensors, [6, 4, 7, 12]) == [[0, 1, 2, 3]]

@@ -11,7 +11,7 @@ from sparsefn._engine.leaves import memory
 from sparsefn._engine.processes.collectives import alone
 from sparsefn._engine.selection import blocks, bracket, entries
 
-SIZES = [1, 2, 1000, bracket.SMALL + 1, 2 * memory.BLOCK + 5]
+SIZES = [1, 2, 1000, bracket.MOST_AT_ONCE + 1, 2 * memory.BLOCK + 5]
 KINDS = {
     "continuous": lambda x: x,
     "ties": lambda x: x.round(),
@@ -116,7 +116,7 @@ def test_every_dtype(kind, dtype):
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_float64_keeps_its_digits(absolute):
-    x = 1 + 1e-12 * made("continuous", bracket.SMALL + 100, torch.float64)
+    x = 1 + 1e-12 * made("continuous", bracket.MOST_AT_ONCE + 100, torch.float64)
     np.testing.assert_array_equal(
         selected([x], 10_000, absolute), wanted(ranked(x), 10_000)
     )
@@ -204,7 +204,7 @@ def test_correctness_does_not_depend_on_the_sample(most, extent, kind, monkeypat
     monkeypatch.setattr(
         blocks, "sample", lambda work: np.array(LIES[extent], np.float32)
     )
-    x = made(kind, bracket.SMALL + 100)
+    x = made(kind, bracket.MOST_AT_ONCE + 100)
     order = ranked(x)
     for k in (1, len(x) // 10, len(x) // 2, len(x) - 1):
         np.testing.assert_array_equal(
@@ -218,7 +218,7 @@ def test_correctness_does_not_depend_on_how_many_are_collected(
     order, kind, monkeypatch
 ):
     monkeypatch.setattr(blocks, "_CROWDED", 1 << 20)
-    x = made(kind, bracket.SMALL + 100)
+    x = made(kind, bracket.MOST_AT_ONCE + 100)
     x = {
         "as drawn": x,
         "sorted": x.sort().values,
@@ -281,7 +281,7 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
 
 @pytest.mark.parametrize("alike", [1, 3])
 def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
-    n, k = bracket.SMALL + 2, bracket.SMALL // 2
+    n, k = bracket.MOST_AT_ONCE + 2, bracket.MOST_AT_ONCE // 2
     x = torch.arange(n).flip(0).div(alike, rounding_mode="floor")
     want = wanted(ranked(x), k)
     for shift in range(-600, 200):  # the window of 500 values goes by the wanted rank
@@ -311,7 +311,7 @@ def test_a_bracket_may_end_where_the_winners_do():
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.97])
 def test_a_sample_may_have_any_size(share, monkeypatch):
-    x = made("continuous", bracket.SMALL + 100)
+    x = made("continuous", bracket.MOST_AT_ONCE + 100)
     k, drawn = round(share * len(x)), x[:200].numpy()
     want = wanted(ranked(x), k)
     for size in range(len(drawn)):  # the window goes over either end, or up to it
@@ -392,7 +392,7 @@ def test_best_of_some_values(n):
 
 
 def test_the_scores_are_not_written_to():
-    x = made("NaN", bracket.SMALL + 1)
+    x = made("NaN", bracket.MOST_AT_ONCE + 1)
     before = x.clone()
     selected([x], 100, absolute=True)
     torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)

@@ -311,6 +311,14 @@ def test_such_numbers_have_an_order_among_many_others(absolute, way):
         torch.set_flush_denormal(False)
 
 
+def test_totals_of_columns_are_those_of_each_column_of_each_row():
+    flags = torch.arange(24).reshape(2, 4, 3) % 5 == 0
+    want = [*flags.sum(1).reshape(-1).tolist(), 2]
+    found = dispatch.totals([flags, torch.tensor([[True, False, True]])])
+    assert found.tolist() == want
+    assert dispatch.totals([flags[:, :0]]).tolist() == [0] * 6
+
+
 def test_totals():
     flags = [FLAGS[0], FLAGS[1][:1], FLAGS[0][:0]]
     want = torch.cat([row.sum(-1) for row in flags])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsefn._engine.selection import Entry, joined, segments, totals, winners
+from sparsefn.testing.launches import counted
 
 VALUES = [0.0, -0.0, 1.0, -1.0, 2.0, torch.inf, -torch.inf, torch.nan, 1e-45]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -50,6 +51,28 @@ def test_each_segment_has_its_own_winners(case):
     assert torch.equal(got, want)
     (elsewhere,) = joined.winners([entry], [count])
     assert torch.equal(elsewhere, want)
+
+
+@given(st.lists(competitions(), min_size=2, max_size=4))
+def test_segments_of_several_entries_and_rows_are_told_apart(cases):
+    row = Entry(torch.tensor([[1.0, 3.0, 2.0]]))
+    entries = [row, *(entry for entry, _ in cases), row]
+    counts = [1, *(count for _, count in cases), 2]
+    first, *won, last = joined.winners(entries, counts)
+    assert first.tolist() == [[False, True, False]]
+    assert last.tolist() == [[False, True, True]]
+    for mask, case in zip(won, cases, strict=True):
+        assert torch.equal(mask, one_by_one(*case))
+
+
+@pytest.mark.parametrize("n", [2, 20])
+def test_segments_of_several_entries_take_one_sort(n):
+    scores = torch.empty(6, device="meta")
+    entries = [Entry(scores, segments=[2, 4])] * n
+    counts = torch.ones(2, dtype=torch.int64, device="meta")
+    one = counted(lambda: joined.winners(entries[:2], [counts] * 2))
+    many = counted(lambda: joined.winners(entries, [counts] * n))
+    assert many.launches == one.launches and not many.waits
 
 
 def test_counts_of_all_entries_may_be_one_tensor():

@@ -126,7 +126,7 @@ def peak_of(update, *args):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["rigl", "set", "gmp", "global", "2:4"])
 def test_a_change_takes_new_masks_and_little_more(name, monkeypatch):
-    monkeypatch.setattr(lists, "_MOST_ON_CPU", 1 << 18)
+    monkeypatch.setattr(lists, "PART_ON_CPU", 1 << 18)
     params = {f"{i}.w": torch.randn(512, 512) for i in range(16)}
     grads = {path: torch.randn(512, 512) for path in params}
     entries = 16 * 512 * 512

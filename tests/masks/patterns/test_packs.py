@@ -32,7 +32,9 @@ def test_neighbours_lie_in_one_pack_and_a_large_leaf_alone():
     assert grids.packs == [["a", "b"], ["c"], ["d", "e"]]
     assert grids.segments == [[6, 4], None, [3, 4]]
     assert grids.sizes == [10, 40_000, 7] and len(grids.extents) == 3
-    assert list(grids.apart.here) == list(leaves) and len(grids.apart.extents) == 5
+    assert (
+        list(grids.unpacked.here) == list(leaves) and len(grids.unpacked.extents) == 5
+    )
     assert grids.at([0, 2]).packs == [["a", "b"], ["d", "e"]]
 
 

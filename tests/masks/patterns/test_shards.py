@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 import sparsefn as sf
 from sparsefn._engine.processes.alignment import Alignment, _boxes
 from sparsefn._engine.processes.shards import Layout
+from sparsefn._engine.selection import grouped
 from sparsefn.masks.patterns.shards import cell_of, on_shards, units_at
 from sparsefn.masks.patterns.units import (
     active_rows,
     allowed_rows,
     from_rows,
-    grouped,
     to_rows,
     units_of,
 )

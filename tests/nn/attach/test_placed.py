@@ -117,5 +117,5 @@ def test_what_is_seen_is_what_the_view_says(algorithm):
     _, _, one = placed(algorithm)
     dense = {"w": torch.ones(1, 4)}
     assert torch.equal(
-        one.seen(dense, 0)[0], masked_view.grads(one.state, dense, 0)["w"]
+        one.masked_gradients(dense, 0)[0], masked_view.grads(one.state, dense, 0)["w"]
     )
