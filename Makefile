@@ -2,8 +2,8 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 OLDEST ?= .venv-oldest
-COMPAT := $(addprefix tests/,algorithms attached budgets checkpoint compose curvature distributed engine masks modules optimizers)
-COMPAT += $(addprefix tests/,patterns reparam scores solve timing tree test_ensemble.py)
+COMPAT := $(addprefix tests/,_engine core masks optim algorithms posttraining/curvature posttraining/solve)
+COMPAT += $(addprefix tests/nn/,attach checkpoint distributed modules test_ensemble.py)
 COMPAT += property_tests
 
 py := $(VENV)/bin/python
@@ -46,7 +46,7 @@ triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter an
 	OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 
 recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes, and what needs the libraries that they need
-	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes tests/integrations tests/test_public.py::test_examples_are_right
+	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes tests/nn/integrations tests/test_public.py::test_examples_are_right
 
 demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."
 	$(py) examples/digits.py $(ARGS)
