@@ -205,7 +205,7 @@ def set() -> None:
     """
 
 
-@preset(drop_grow, grow=gradient)
+@preset(drop_grow, drop=magnitude, grow=gradient)
 def rigl() -> None:
     """RigL: drop the smallest weights, grow where the dense gradient is largest.
 
@@ -270,19 +270,21 @@ class _Cycle(NamedTuple):
         grow = scores("grow")
         plan = self.plan
         active = units.active
-        had = units.totals(active)
-        target = had if self.current else units.target(grow, units.free)
+        n_active = units.totals(active)
+        target = n_active if self.current else units.target(grow, units.free)
         share = grow if plan is None or plan.score is None else scores("share")
-        lost = self._dropped(units, active, had, drop, share)
-        lost = self._within(units, had, target, lost)
-        stay = units.best(drop, had - lost, among=active)
-        left = units.totals(stay) if units.joint or units.grids.least else had - lost
+        n_drop = self._dropped(units, active, n_active, drop, share)
+        n_drop = self._within(units, n_active, target, n_drop)
+        stay = units.best(drop, n_active - n_drop, among=active)
+        n_stay = n_active - n_drop
+        if units.joint or units.grids.least:
+            n_stay = units.totals(stay)
         if plan is not None:
-            barred = had if self.exclude_dropped else left
-            target = _moved(plan, units, share, stay, left, barred, target)
+            barred = n_active if self.exclude_dropped else n_stay
+            target = _moved(plan, units, share, stay, n_stay, barred, target)
         taken = active if self.exclude_dropped else stay
-        more = self._grown(units, grow, taken, (target - left).clamp(min=0))
-        grew = units.best(grow, more, among=units.free, but=taken, held=stay)
+        n_grow = self._grown(units, grow, taken, (target - n_stay).clamp(min=0))
+        grew = units.best(grow, n_grow, among=units.free, but=taken, held=stay)
         new = units.masks_of(either_of(stay, grew), drop, units.masks)
         if not self.restart_dropped:
             return Decision(new)
@@ -292,7 +294,7 @@ class _Cycle(NamedTuple):
         self,
         units: Field,
         active: Flags,
-        had: Tensor,
+        n_active: Tensor,
         drop: Scores,
         share: Scores,
     ) -> Tensor:
@@ -301,40 +303,42 @@ class _Cycle(NamedTuple):
         plan = self.plan
         fraction = self.fraction
         if isinstance(fraction, Counted):
-            return had - units.counts(units.counted(fraction, drop, active))
+            return n_active - units.counts(units.counted(fraction, drop, active))
         rate = fraction_at(fraction, units.step)
         groups = units.groups
         rates: Sequence[Real] = [rate] * len(groups)
         if plan is not None and plan.rate is not None:
             own = plan.rate(rate, share.values, units.masks)
             rates = [own.get(path, rate) for path in units.grids.here]
-        return of_groups(self.rounding, rates, had, groups)
+        return of_groups(self.rounding, rates, n_active, groups)
 
     def _within(
-        self, units: Field, had: Tensor, target: Tensor, lost: Tensor
+        self, units: Field, n_active: Tensor, target: Tensor, n_drop: Tensor
     ) -> Tensor:
         # As many, no more than can grow again or are there, and what is too much.
         # Where regrowth moves between leaves, their own counts bind only if there are
         # too many in all.
         wanted = target
         if self.plan is not None:
-            wanted = torch.where(had.sum() > target.sum(), target, had)
-        lost = lost.clamp(min=0)
+            wanted = torch.where(n_active.sum() > target.sum(), target, n_active)
+        n_drop = n_drop.clamp(min=0)
         if self.exclude_dropped:
-            lost = torch.minimum(lost, (units.capacity - wanted).clamp(min=0))
-        return torch.minimum(torch.maximum(lost, had - wanted), had)
+            n_drop = torch.minimum(n_drop, (units.capacity - wanted).clamp(min=0))
+        return torch.minimum(torch.maximum(n_drop, n_active - wanted), n_active)
 
-    def _grown(self, units: Field, grow: Scores, taken: Flags, more: Tensor) -> Tensor:
+    def _grown(
+        self, units: Field, grow: Scores, taken: Flags, n_grow: Tensor
+    ) -> Tensor:
         # How many units of each group grow: all that are wanted, or as many of them as
         # a function says.
         if self.grow_count is None:
-            return more
+            return n_grow
         check_whole_rows("grow_count", units.grids)
         others = units.within([~rows for rows in taken])
         rows = zip(
             units.rows(grow),
             units.rows_of(others),
-            torch.split(more, units.groups),
+            torch.split(n_grow, units.groups),
             strict=True,
         )
         return torch.cat([self.grow_count(*row) for row in rows])
@@ -345,7 +349,7 @@ def _moved(
     units: Field,
     share: Scores,
     stay: Flags,
-    left: Tensor,
+    n_stay: Tensor,
     barred: Tensor,
     target: Tensor,
 ) -> Tensor:
@@ -353,5 +357,7 @@ def _moved(
     # to its capacity.
     parts = plan.shares(share.values, units.masks, units.masks_of(stay))
     caps = dict(zip(units.leaves, (units.capacity - barred).unbind(), strict=True))
-    regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
-    return left + units.counts([regrown[path] for path in units.leaves])
+    regrown = allocate(
+        parts, (target.sum() - n_stay.sum()).clamp(min=0), caps, plan.most
+    )
+    return n_stay + units.counts([regrown[path] for path in units.leaves])

@@ -125,12 +125,12 @@ def absolute(signed: Signed) -> Signed:
     return with_call(made, absolute, signed) if has_name(signed) else made
 
 
-def _unkeyed(signed: Plain) -> Plain:
+def _absolute_of(signed: Plain) -> Plain:
     # The absolute value of a score that draws nothing.
     return cast(Plain, Absolute(signed, keyed=False))
 
 
-@_unkeyed
+@_absolute_of
 def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the weights.
 
@@ -143,7 +143,7 @@ def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     return state.params
 
 
-@_unkeyed
+@_absolute_of
 def gradient(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the gradient.
 
