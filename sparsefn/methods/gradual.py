@@ -110,8 +110,7 @@ def imp(
 
     Verified by recordings (the masks of 2 runs of 3 to 6 levels of open_lth, with its
     counts), a worked example, identities (masks are nested; after a round params are
-    the early weights under the mask, and moments are those of a fresh optimizer), and
-    laws.
+    the early weights under the mask, and moments are a fresh optimizer's), and laws.
 
     Frankle and Carbin 2019, arXiv 1803.03635; rewinding to a later step: Frankle et al.
     2020, arXiv 1912.05671.

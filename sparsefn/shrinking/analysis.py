@@ -60,8 +60,8 @@ def analyse(
     """Follow a program from `torch.export` through all of its operations.
 
     An atom that is not frozen in the end may go, with all indices that are made of it.
-    Without `masks` that holds once it is masked wherever it lies in parameters; with
-    masks it holds as they are, and what the layers that read a constant have to add to
+    Without `masks` it may go once it is masked in all parameters that hold it; with
+    masks it may go as they are, and what the layers that read a constant have to add to
     their biases is in `book.folds`.
     """
     book = Book(Atoms(), counted, equal_parts, masks)

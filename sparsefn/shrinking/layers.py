@@ -88,8 +88,8 @@ def counted_group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The group norm of groups which had `count` entries each: those that are left out
-    were 0.
+    """The group norm of groups which had `count` entries each: entries that are left
+    out were 0.
 
     >>> x, whole = (
     ...     torch.ones(1, 2, 1),

@@ -54,9 +54,9 @@ def same_class(
     the same inputs each time, and an exception is a no. It may copy the model. No model
     is returned of which it did not say yes.
 
-    Tensors have their old names; those in `tensors` come from there, and are rounded to
-    the dtypes of the model. What torch's layers keep about sizes follows from their
-    tensors. Other numbers that modules keep are guessed: those that are a size that
+    Tensors have their old names; entries of `tensors` take their place, rounded to the
+    dtypes of the model. What torch's layers keep about sizes follows from their
+    tensors. Other numbers that modules keep are guessed: numbers that equal a size that
     changes in the module's forward. Where a number may mean several sizes these are
     tried, at most `attributes.TRIES` in all: it is better if more modules in turn give
     the outputs that they have in the masked model. What need not change for the outputs

@@ -100,9 +100,9 @@ def shrink(
 
     The smaller module is of the same class where running it proves that its outputs are
     equal, in eval mode: in float64 on the example, to 1e-10, and on another input of
-    its shapes. Else, or with form="program", it is the traced program with sizes made
-    anew (`torch.fx.GraphModule`), whose parameters have their old names, and which
-    takes other batch sizes and lengths where it need not keep more for that; with
+    its shapes. Else, or with form="program", it is the traced program with new sizes
+    (`torch.fx.GraphModule`), whose parameters have their old names, and which takes
+    other batch sizes and lengths where it need not keep more for that; with
     form="class" it is an error. It never returns a module that differs.
 
     `groups` are the module's, as `sf.shrinking.groups` made them on this example,
@@ -358,13 +358,13 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     >>> sf.shrinking.carry(state, made).masks["2.weight"]
     tensor([[True]])
 
-    Whatever lies at a path that ends in a parameter's or buffer's name, and has its old
+    Each tensor at a path that ends in a parameter's or buffer's name, and has its old
     shape, loses the entries that the smaller model lost: masks, scores, the moments of
     `sf.optimizers`, averages, what `attach` saves (`sparse.state_dict()`, to be loaded
     after `attach` to the smaller model). All else stays as it is. The params of a State
-    become those of the smaller model, which may hold biases that took in constants. An
-    average of the weights that a model of its own holds is made smaller by `sf.shrink`
-    with the same masks.
+    become the params of the smaller model, which may hold biases that took in
+    constants. An average of the weights that a model of its own holds is made smaller
+    by `sf.shrink` with the same masks.
 
     Raises ValueError for a tensor at such a path that has another shape, with its path.
     """

@@ -311,7 +311,7 @@ def masks_only_shrink(row: Row, case: Case) -> None:
 
 def exchanges_conserve(row: Row, case: Case) -> None:
     """As many weights grow as are dropped, at most the fraction; grown weights are
-    zero, others keep their values.
+    zero, other weights keep their values.
     """
     meta = row.meta
     exchange = row.meta.exchange

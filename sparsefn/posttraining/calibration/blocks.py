@@ -429,8 +429,8 @@ def outlier_ratios(
     >>> sf.calibration.outlier_ratios(state, stats, ["0", "1"], multiple=2.0)
     {'0': 0.25, '1': 0.0}
 
-    `blocks` are globs; a block's leaves are those that its glob matches and `stats`
-    has. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    `blocks` are globs; a block's leaves are the leaves of `stats` that its glob
+    matches. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
     leaves = flatten(effective(state))[0]
     ratios = {}

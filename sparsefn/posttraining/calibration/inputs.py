@@ -77,7 +77,7 @@ def inputs(
     `as_matrix` gives a weight this form.
 
     The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`.
-    `of` names those that are wanted: `scores.wanda` needs only `of="square"`, which
+    `of` names the wanted statistics: `scores.wanda` needs only `of="square"`, which
     also brings the count, and "gram" takes about as much memory as the weights. "count"
     is exact. "square" adds, in float64, squares that are rounded to float32 (to float64
     for float64 inputs), so another split of the same inputs changes it by the rounding
@@ -100,7 +100,7 @@ def inputs(
     from the weight, as under a parametrization or `spectral_norm`, transposed
     convolutions and fused recurrent layers: they have no entry. A layer of a kind that
     is seen, but that this call did not reach, has statistics of count 0, which are
-    added like others.
+    added like other statistics.
 
     `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where
     some are padding; each layer must get one input a token, in this order. ValueError
@@ -326,11 +326,11 @@ def collector(
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)},
     torch.Size([5, 1]))
 
-    Leaves come in the order in which they were first seen; after them those of layers
-    that were not reached. Without leaves nothing is watched, which is faster, and so it
-    is where the watch is `narrow`: it looks at the functions of torch that get a leaf,
-    and not at all operations. The second argument are the tokens whose inputs are
-    counted.
+    Leaves come in the order in which they were first seen; after them come the leaves
+    of layers that were not reached. Without leaves nothing is watched, which is faster,
+    and so it is where the watch is `narrow`: it looks at the functions of torch that
+    get a leaf, and not at all operations. The second argument are the tokens whose
+    inputs are counted.
     """
     module = named.module
     at = {name: path for name, (path, _) in named.own.items()}

@@ -254,8 +254,8 @@ def unloaded(
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     # A parameter that is registered twice is tied, and becomes one empty parameter.
-    # Weak keys let it leave memory. The hook is there for all threads, and others make
-    # their models as ever.
+    # Weak keys let it leave memory. The hook is there for all threads; other threads
+    # make their models as ever.
     empty: Any = WeakTensorKeyDictionary()
     thread = threading.get_ident()
 
