@@ -51,8 +51,8 @@ def edge_popup(
     Raises TypeError or ValueError for what is no sparsity, as `sf.supermask`.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
-    says, where theirs truncates the number of pruned ones, and leaves without a mask
-    (biases, norms) train, where theirs have none or do not.
+    says, where their code truncates the number of pruned weights, and leaves without a
+    mask (biases, norms) train, where their models have none or do not train them.
 
     Verified by recordings of the authors' masks and gradients (2 cases, counts given),
     a worked example, and the laws.
@@ -113,8 +113,8 @@ def movement(
     a cooldown that leave no step.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
-    says, where theirs truncates the number of kept ones. Where scores tie, as all do at
-    first, the first weights are kept.
+    says, where their code truncates the number of kept weights. Where scores tie, as
+    all do at first, the first weights are kept.
 
     Verified by recordings of the authors' masks (1 case, count given), a worked
     example, and the laws.

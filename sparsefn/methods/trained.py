@@ -59,7 +59,7 @@ def wanda(
     other axes, as `sf.scores.wanda`.
 
     Differs from the authors' code: exactly as many weights of an output are kept as the
-    sparsity says, where theirs truncates the number of pruned ones.
+    sparsity says, where their code truncates the number of pruned weights.
 
     Verified by recordings of the authors' masks of a model of blocks (4 cases, counts
     given), a worked example, the invariances of the score, and the laws.
@@ -127,7 +127,7 @@ def sparsegpt(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """SparseGPT: prunes columns from left to right, and later ones make up for them.
+    """SparseGPT: prunes columns from left to right, and later columns make up for them.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> stats = sf.calibration.inputs(torch.nn.Linear(2, 1, bias=False), None, x)

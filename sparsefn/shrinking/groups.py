@@ -92,7 +92,7 @@ class Group(NamedTuple):
     entries: int  # of the parameters, for one unit on average
     # groups that multiply with it, such as heads and the entries of a head
     beside: frozenset[int]
-    preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
+    preferred: bool  # of the groups that multiply, `Groups.pattern` takes this
 
     def scores(self, known: Mapping[str, Tensor]) -> Any:
         """The mean magnitude of the weights of each unit."""

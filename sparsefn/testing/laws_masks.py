@@ -234,7 +234,7 @@ def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
     """The worst kept units are dropped, as many as the fraction says, and the best of
-    the free ones grow.
+    the free units grow.
     """
     meta = row.meta
     exchange = row.meta.exchange

@@ -63,7 +63,7 @@ def in_order(
     offload: str | None = None,
     progress: bool = False,
 ) -> State:
-    """Prune the blocks of a module in turn, each on inputs from the pruned ones before.
+    """Prune the blocks of a module in turn, each on inputs from pruned blocks.
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)

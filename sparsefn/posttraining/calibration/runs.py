@@ -90,8 +90,8 @@ class Runs:
         )
 
     def cache(self, number: int) -> Callable[[Tree], CachedTree]:
-        """How to keep the outputs of a part, those of one batch after another, and
-        again.
+        """How to keep the outputs of a part: each call is for the next batch, in a
+        cycle.
         """
         turns = itertools.cycle(range(len(self.paused)))
 

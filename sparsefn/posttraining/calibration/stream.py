@@ -108,8 +108,8 @@ def stream(
     the first one writes. ValueError where what `prune` gives is not the same on all of
     them.
 
-    One example is run beforehand, to see in which order the model calls its layers. No
-    module but the one that `make` gives is written to, and no hook is left.
+    One example is run beforehand, to see in which order the model calls its layers.
+    Only the module that `make` gives is written to, and no hook is left.
 
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a
     layer that are tied to leaves outside of it; layers that the model does not call one

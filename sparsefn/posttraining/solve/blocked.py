@@ -1,4 +1,4 @@
-"""SparseGPT: columns from left to right, where later ones make up for earlier ones."""
+"""SparseGPT: columns from left to right; later columns make up for earlier ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def obs(
     group is chosen when its first column is reached. Where the pattern leaves the count
     open, `keep` is the share or count of each group. A `mask` is kept as it is. Scores
     are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse for column
-    j and all later ones; ties go to the lowest index. `block` also says how far the
+    j and all later columns; ties go to the lowest index. `block` also says how far the
     choice of a mask looks ahead; time hardly depends on it.
 
     `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs
