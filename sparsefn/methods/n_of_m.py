@@ -31,11 +31,11 @@ def sr_ste(
     {'w': tensor([[ 2.9000, -1.0900,  0.3950,  1.9000]])}
 
     The forward pass sees the n largest of every m weights along `axis`, chosen again
-    after every step. All weights get the dense gradient, and pruned ones decay * weight
-    besides (eq. 8). This is a part of the gradient, so it goes through the optimizer's
-    momentum; weight decay of the optimizer comes on top. The inputs are axis 1 in a
-    linear layer and in a convolution, whose groups of m then lie along its channels.
-    They are axis 0 in the Conv1D of transformers.
+    after every step. All weights get the dense gradient, and pruned weights decay *
+    weight besides (eq. 8). This is a part of the gradient, so it goes through the
+    optimizer's momentum; weight decay of the optimizer comes on top. The inputs are
+    axis 1 in a linear layer and in a convolution, whose groups of m then lie along its
+    channels. They are axis 0 in the Conv1D of transformers.
 
     ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m,
     such as a first convolution of 3 channels: leave it out by `where`.

@@ -160,7 +160,7 @@ def chts(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """CHTs: connections go and come by draws, new ones where they close short paths.
+    """CHTs: connections go and come by draws, new connections close short paths.
 
     >>> algorithm = sf.methods.chts(
     ...     0.5, steps=100, when=sf.always(), key=sf.random.key(0)

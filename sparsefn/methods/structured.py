@@ -262,7 +262,7 @@ def fpgm(
     With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, a unit is
     the vector of all of its entries: the filters of all layers that write it, its
     biases, scales and shifts, and the columns of all layers that read it. Distances are
-    Euclidean ones between units of a set, which all have as many entries.
+    Euclidean, between units of a set, which all have as many entries.
 
     TypeError or ValueError for what is no number of steps, ValueError for an epoch
     longer than all steps.

@@ -153,7 +153,7 @@ def _with(
 
 
 def _masked(model: nn.Module, cut: Cut) -> nn.Module:
-    # The whole model, of which what goes is 0: to find where a smaller one differs.
+    # The whole model, with 0 for what goes: to find where a smaller model differs.
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def masked(name: str, x: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def shrink(
     whatever has been trained since: with them the module is not traced again. Where it
     takes more than 10 seconds a line on stderr says what it does.
 
-    With `only`, globs of submodules, each of these is made smaller by itself, as it is
+    With `only`, globs of submodules, each submodule is made smaller by itself, as it is
     called on the example. `buffers` are the copy's, by name (the batch norm's of
     `sf.modules.call_with_buffers`), the module's own by default. `sf.shrinking.smaller`
     returns more: what was kept, for `sf.shrinking.carry`.
