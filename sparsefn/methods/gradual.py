@@ -36,7 +36,7 @@ def ac_dc(
 
     Training starts dense. Where `sparse` fires, the largest weights of all leaves
     together are kept, and the mask stays as it is until `dense` fires; then every
-    weight trains, the pruned ones from zero. Where both fire it is dense. The optimizer
+    weight trains, pruned weights from zero. Where both fire it is dense. The optimizer
     must forget its moments at the start of each dense phase: `reset=dense`. For a run
     of 100 epochs of E steps the paper prunes at epochs 10, 20, ..., 70 and 85 and is
     dense again from 15, 25, ..., 65 and from 75 on:

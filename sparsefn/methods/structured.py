@@ -95,7 +95,7 @@ def taylor(
 
     Differs from the authors' code: it adds up a filter before it squares, as the paper
     says, where theirs adds up squares, which is the same for gates of one number;
-    inside `with_optimizer` the weights of a score are those after the optimizer's step.
+    inside `with_optimizer` a score reads the weights after the optimizer's step.
 
     Verified by a worked example in which the sum of squares prunes the other filter,
     brute force over batches, also of tied sets, the shrunk model that has the outputs

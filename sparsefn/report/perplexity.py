@@ -51,7 +51,7 @@ def perplexity(
     ... )  # each token once
     2.632...
 
-    Each token is predicted from those before it.
+    Each token is predicted from the tokens before it.
 
     `model` is a causal language model: it gets the tokens of a window but for the last,
     of up to `chunk_size` windows at a time, without padding, and gives logits of shape

@@ -427,7 +427,7 @@ def one_stays(cut: Cut) -> Cut:
 
 def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The biases that take in what constants give whose inputs go, in float64: a proof
-    sees no rounding of theirs.
+    sees no rounding of the biases.
     """
     made: dict[str, Tensor] = {}
     for fold in cut.analysis.book.folds:

@@ -1,4 +1,4 @@
-"""Whether a smaller model gives the outputs of the masked one: both run in float64."""
+"""Whether a smaller model gives the masked model's outputs: both run in float64."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WIDER = {
 
 
 class Proof:
-    """The outputs that the smaller models of a masked one have to give.
+    """The outputs that the smaller models of a masked model have to give.
 
     >>> proof = Proof(torch.nn.ReLU(), torch.ones(1))
     >>> proof.differs(torch.nn.ReLU())

@@ -76,7 +76,7 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
 
 
 def matmul(step: Step) -> Value:
-    """Products of matrices and vectors, and those to which something is added."""
+    """Products of matrices and vectors, and products to which something is added."""
     added = None
     if "add" in step.name:
         added = step.arguments["self"]

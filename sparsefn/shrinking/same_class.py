@@ -66,7 +66,7 @@ def same_class(
     Norms of torch that lose entries become norms of `sparsefn.shrinking.layers`. Of an
     RMS norm in a module's own code the weight and eps are scaled, which is the same:
     `scaled` names these parameters. Configs are set where a new model from them equals
-    the smaller one; `notes` says where not.
+    the smaller model; `notes` says where not.
     """
     given = tensors or {}
     exact = dict[str, Tensor]()

@@ -1,4 +1,4 @@
-"""Smaller models with the outputs of masked ones, as modules of the same class or as
+"""Smaller models with the outputs of masked models, as modules of the same class or as
 programs; training goes on with them.
 """
 
@@ -73,7 +73,7 @@ def shrink(
     form: Form | None = None,
     groups: Groups | None = None,
 ) -> nn.Module:
-    """A smaller copy of the module with the outputs of the masked one.
+    """A smaller copy of the module with the outputs of the masked module.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
@@ -343,7 +343,7 @@ SomeTree = TypeVar("SomeTree", bound=Tree)
 
 
 def carry(tree: SomeTree, made: Smaller) -> SomeTree:
-    """A tree of the old model's tensors, cut to the shapes of the smaller one.
+    """A tree of the old model's tensors, cut to the shapes of the smaller model.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)

@@ -204,8 +204,8 @@ def _read(
 
 
 def the_best_are_kept(row: Row, case: Case) -> None:
-    """No kept unit loses to a pruned one that could have been kept: by score, NaN last,
-    then the lower index.
+    """No kept unit loses to a pruned unit that could have been kept: by score, NaN
+    last, then the lower index.
     """
     meta = row.meta
     states = states_of(row, case)

@@ -87,8 +87,8 @@ def passive(
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    Put it into a loop of your own, around `with_optimizer` or inside: all bits are
-    those without it. After `init` and after every `update` it asserts
+    Put it into a loop of your own, around `with_optimizer` or inside: all bits are the
+    same as without it. After `init` and after every `update` it asserts
 
     - purity: no tensor of params, state or gradients is written to, by the counters
       that torch keeps of writes (a write through `Tensor.numpy()` is not counted), and

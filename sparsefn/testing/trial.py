@@ -26,8 +26,8 @@ class Outcome(NamedTuple):
     False
 
     `said` has a sentence for each distinct failure; `declare` is what to declare in
-    `Meta` if that is meant, and `case` the smallest example. `examples` are those tried
-    until it failed.
+    `Meta` if that is meant, and `case` the smallest example. `examples` counts the
+    examples tried until it failed.
     """
 
     law: str

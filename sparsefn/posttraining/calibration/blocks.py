@@ -79,7 +79,7 @@ def in_order(
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    The state is the last one that `by_block` gives, which has the same arguments and
+    The state is the last state that `by_block` gives, which has the same arguments and
     errors, and also says how long each block took, and how far its outputs moved. With
     `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
     not computed, so the outputs of the last block are not either.

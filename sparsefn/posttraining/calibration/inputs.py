@@ -83,15 +83,15 @@ def inputs(
     for float64 inputs), so another split of the same inputs changes it by the rounding
     of float64 sums alone. "gram" adds in float32, and another split changes it as it
     changes any product of matrices. Inputs of deep layers may themselves differ in
-    their last bits between batches of different sizes, as those are different products.
+    their last bits between batches of different sizes, which are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own
     weights; `args` and `kwargs` are for one call of the module, in its own mode
-    (train or eval); a UserWarning names a layer with dropout, told by its class or an
+    (train or eval); a UserWarning names a layer with dropout, known by its class or an
     attribute. The module, its buffers and the arguments stay as they are; there are no
     hooks, and nothing requires gradients. What is in memory at a time is one call's
     activations, and the statistics. Leaves that read one tensor, as queries, keys and
-    values do, share theirs.
+    values do, share their statistics.
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to
     `3d`, `Conv1D` of transformers, the projections in `nn.MultiheadAttention`, and

@@ -105,8 +105,8 @@ def stream(
     processes, so that masks have the same bits in every run on so many processes, and
     differ from the masks of one process as sums in another order do. Then all call
     `prune`, and solve the rows of each weight together, as in `sf.distributed.by_rows`;
-    the first one writes. ValueError where what `prune` gives is not the same on all of
-    them.
+    the first process writes. ValueError where what `prune` gives is not the same on all
+    of them.
 
     One example is run beforehand, to see in which order the model calls its layers.
     Only the module that `make` gives is written to, and no hook is left.

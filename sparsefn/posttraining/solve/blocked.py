@@ -244,8 +244,8 @@ def _sweep(
             after = a // span
             _sweep(some, inverses[after:], widths[1:], span, first + after, choose)
         return
-    # The factor is 0 for the column itself and for those after it, whose changes are
-    # not known yet. Fused operations would be a little faster, but vmap has none of
+    # The factor is 0 for the column itself and for the columns after it, whose changes
+    # are not known yet. Fused operations would be a little faster, but vmap has none of
     # them.
     for at in parts:
         before = at.changes.T
