@@ -215,10 +215,10 @@ def from_config(
     then training starts dense. In `{"groups": ...}`, "params" of an entry is merged
     into it. Counts are as in `sf.budgets.n_kept`. `key` is given to every algorithm.
     `algorithms` are factories of your own by lower-case name: each is called as
-    `f(sparsity, where=, init=, key=, when=, ...)`, with those of the keywords that its
-    entry speaks of, and its other parameters are keys of an entry. Configs count steps
-    from 1: step 0 belongs to `init`. Raises ValueError for anything else, listing the
-    known names; TypeError for a "param_filter" that is not a glob.
+    `f(sparsity, where=, init=, key=, when=, ...)`, with the keywords that its entry
+    sets, and its other parameters are keys of an entry. Configs count steps from 1:
+    step 0 belongs to `init`. Raises ValueError for anything else, listing the known
+    names; TypeError for a "param_filter" that is not a glob.
     """
     known = _ALGORITHMS | {
         name: (make, (*_DYNAMIC, *_options(make)))

@@ -39,8 +39,8 @@ def snip(
     leaves compete together. With several batches, a step each, the products w * g are
     added before the absolute value is taken, and masks change at step `batches - 1`.
     The optimizer must leave out these steps, `skip=sf.every(1, stop=batches)`: else
-    weights move between the batches, and the score reads stepped weights with the
-    gradients of those before.
+    weights move between the batches, and the score pairs stepped weights with the
+    gradients of earlier weights.
 
     Raises TypeError or ValueError for `batches` that is not an int >= 1, and for a
     sparsity outside [0, 1].
@@ -98,7 +98,7 @@ def force(
     sparsity outside [0, 1].
 
     Differs from the authors' code: counts are rounded, not truncated, and exact where
-    scores tie; the gradient of a round is that of the one batch of its step.
+    scores tie; a round takes its gradient from the one batch of its step.
 
     Verified by recordings (the masks of 5 cases: FORCE, iterative SNIP and GraSP-It), a
     worked example, an identity (FORCE leaves all params as they were), and laws.
@@ -149,8 +149,8 @@ def grasp(
     another kind, and ValueError for a temperature that is not positive and a loss that
     is not 0-d.
 
-    Differs from the authors' code: exactly the asked number is kept, theirs keeps one
-    more; linear layers are not drawn anew for the scores.
+    Differs from the authors' code: exactly the requested number is kept, their code
+    keeps one more; linear layers are not initialized again for the scores.
 
     Verified by recordings (the masks of 2 cases of the authors' code, scores and masks
     of 3 cases of Synaptic-Flow's), a worked example, identities (the scores sum to

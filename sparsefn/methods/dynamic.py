@@ -179,11 +179,11 @@ def top_kast(
 
     A are the largest weights of each leaf at `sparsity`, D = 1 - sparsity of them: with
     them the model runs. B holds A, at the sparsity `backward`: its weights train, with
-    the gradient at the effective weights. Where `when` fires, both are chosen anew by
-    the magnitudes of all weights. Weights outside B keep their values and their moments
-    are zero. The loss has an L2 term, with the coefficient `decay` on A and `decay / D`
-    on the rest of B, so that weights must earn their place; leaves that are not
-    sparsified have `decay`, too. A `backward` that rises to `sparsity` ends
+    the gradient at the effective weights. Where `when` fires, A and B are chosen again
+    by the magnitudes of all weights. Weights outside B keep their values and their
+    moments are zero. The loss has an L2 term, with the coefficient `decay` on A and
+    `decay / D` on the rest of B, so that weights must earn their place; leaves that are
+    not sparsified have `decay`, too. A `backward` that rises to `sparsity` ends
     exploration. In memory all weights are stored, with masks for A and B.
 
     Raises ValueError for a sparsity of 1.0, and TypeError or ValueError for sparsities

@@ -69,12 +69,12 @@ def srigl(
     Where `when` fires, a leaf of n weights that are not zero drops d = drop_fraction *
     n of them. Salient are its n - d largest weights and the d entries of the largest
     gradients. A neuron, which is a row of the leaf, with fewer than max(1, ablation *
-    fan-in) salient entries is ablated, as long as the others have places for all
+    fan-in) salient entries is ablated, as long as the other neurons have places for all
     weights; it may come back at a later update. Of the rows that are left the n - d
     largest weights stay, and each row is cut or grown, where the gradient is largest,
     to the same number: the weights that the sparsity asks for, divided by the number of
-    these rows and rounded down. Regrown weights start at zero, those only just dropped
-    have their values. `ablation=0.0` ablates none; leave the last layer out of
+    these rows and rounded down. Regrown weights start at zero, weights only just
+    dropped have their values. `ablation=0.0` ablates none; leave the last layer out of
     `ablate`. By default masks change every 100 steps (in a run below 10,000, every
     hundredth part of it) in the first three quarters of `steps`, and the fraction falls
     from 0.3 to 0 as half a cosine wave. Biases of ablated neurons stay: such a neuron

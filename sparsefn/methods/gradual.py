@@ -36,7 +36,7 @@ def ac_dc(
 
     Training starts dense. Where `sparse` fires, the largest weights of all leaves
     together are kept, and the mask stays as it is until `dense` fires; then every
-    weight trains, the pruned ones from zero. Where both fire it is dense. The optimizer
+    weight trains, pruned weights from zero. Where both fire it is dense. The optimizer
     must forget its moments at the start of each dense phase: `reset=dense`. For a run
     of 100 epochs of E steps the paper prunes at epochs 10, 20, ..., 70 and 85 and is
     dense again from 15, 25, ..., 65 and from 75 on:
@@ -110,8 +110,7 @@ def imp(
 
     Verified by recordings (the masks of 2 runs of 3 to 6 levels of open_lth, with its
     counts), a worked example, identities (masks are nested; after a round params are
-    the early weights under the mask, and moments are those of a fresh optimizer), and
-    laws.
+    the early weights under the mask, and moments are a fresh optimizer's), and laws.
 
     Frankle and Carbin 2019, arXiv 1803.03635; rewinding to a later step: Frankle et al.
     2020, arXiv 1912.05671.

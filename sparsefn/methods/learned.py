@@ -51,8 +51,8 @@ def edge_popup(
     Raises TypeError or ValueError for what is no sparsity, as `sf.supermask`.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
-    says, where theirs truncates the number of pruned ones, and leaves without a mask
-    (biases, norms) train, where theirs have none or do not.
+    says, where their code truncates the number of pruned weights, and leaves without a
+    mask (biases, norms) train, where their models have none or do not train them.
 
     Verified by recordings of the authors' masks and gradients (2 cases, counts given),
     a worked example, and the laws.
@@ -106,15 +106,15 @@ def movement(
     gradient * weight, so that it is minus the sum of these products times its learning
     rate (eq. 3); weights have the gradient on the mask. Each leaf keeps its largest
     scores. The sparsity rises from 0, as a cubic, between `warmup` and 1 - `cooldown`
-    of all steps. Shares of 0.1 and 0.2 are those of the authors' runs on SQuAD; there
-    the scores have a learning rate of 1e-2, and the weights one of 3e-5.
+    of all steps. The authors' runs on SQuAD have shares of 0.1 and 0.2, a learning rate
+    of 1e-2 for the scores and of 3e-5 for the weights.
 
     Raises TypeError or ValueError for what is no number of steps, and for a warmup and
     a cooldown that leave no step.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
-    says, where theirs truncates the number of kept ones. Where scores tie, as all do at
-    first, the first weights are kept.
+    says, where their code truncates the number of kept weights. Where scores tie, as
+    all do at first, the first weights are kept.
 
     Verified by recordings of the authors' masks (1 case, count given), a worked
     example, and the laws.
@@ -225,7 +225,7 @@ def str_(init: float = -3200.0, *, where: Where = default_where) -> Algorithm:
     `init` decide the sparsity. At -3200, which is for a ResNet-50 of 90 % zeros, the
     sigmoid and its slope are 0 in float32; without weight decay nothing is ever pruned.
 
-    Errors are those of `sf.reparametrised`.
+    Raises the errors of `sf.reparametrised`.
 
     The authors' code does the same.
 
@@ -254,10 +254,10 @@ def powerprop(
     ({'w': tensor([[ 0.4000, -2.4000]])}, {'w': tensor([[ 0.1600, -5.7600]])})
 
     Large weights learn faster, and small ones stay. w = v * |v|^(alpha - 1) (eq. 1),
-    with v that leave the first weights as they were; the gradient of v is that of w
-    times alpha * |v|^(alpha - 1). `inner` masks the weights: `gmp` or `one_shot` prune
-    the trained network, and `rigl` may be put there as it is, because a weight that
-    grows back resumes from its v. alpha = 1 is `inner` itself.
+    with v that leave the first weights as they were; the gradient of v is the gradient
+    of w times alpha * |v|^(alpha - 1). `inner` masks the weights: `gmp` or `one_shot`
+    prune the trained network, and `rigl` may be put there as it is, because a weight
+    that grows back resumes from its v. alpha = 1 is `inner` itself.
 
     ValueError for alpha < 1, and errors of `sf.reparametrised`.
 
@@ -297,7 +297,7 @@ def hard_concrete(
     {'w': tensor([[False,  True]])}
 
     w = v * z with a hard concrete gate z for each weight, or for each unit of
-    `pattern`, drawn anew at every step. The loss gets (strength + weight_decay / 2 *
+    `pattern`, drawn again at every step. The loss gets (strength + weight_decay / 2 *
     v^2) * P(z > 0), summed over all weights (P is eq. 12): the number of weights that
     are expected to be kept, and their expected squares. `sf.reparam.hard_concrete` has
     the gates and their limits. Evaluate, report and shrink
@@ -356,7 +356,7 @@ def continuous_sparsification(
     w = v * sigmoid(b * s) / sigmoid(init), and the loss gets strength times the sum of
     all gates (eq. 5 to 9). In each round of `steps` steps b rises from 1 to `final` by
     the same factor at every step. At the end of the round s becomes min(b * s, init):
-    gates that are open start anew, and closed ones stay closed. The ticket is
+    open gates start again, and closed gates stay closed. The ticket is
     `sf.settled(algorithm, state)`: weights with s > 0. To train it from earlier
     weights, give its masks to `sf.from_masks`. Gates need no weight decay in the
     optimizer: `optimizers.by_path([("latent.gate.*", sgd(0.1)), ("*", sgd(0.1,

@@ -30,12 +30,12 @@ def sr_ste(
     >>> algorithm.update(state, {"w": torch.ones(1, 4)}, 0).params
     {'w': tensor([[ 2.9000, -1.0900,  0.3950,  1.9000]])}
 
-    The forward pass sees the n largest of every m weights along `axis`, chosen anew
-    after every step. All weights get the dense gradient, and pruned ones decay * weight
-    besides (eq. 8). This is a part of the gradient, so it goes through the optimizer's
-    momentum; weight decay of the optimizer comes on top. Axis 1 is that of the inputs
-    in a linear layer and in a convolution, whose groups of m then lie along its
-    channels. It is 0 in the Conv1D of transformers.
+    The forward pass sees the n largest of every m weights along `axis`, chosen again
+    after every step. All weights get the dense gradient, and pruned weights decay *
+    weight besides (eq. 8). This is a part of the gradient, so it goes through the
+    optimizer's momentum; weight decay of the optimizer comes on top. The inputs are
+    axis 1 in a linear layer and in a convolution, whose groups of m then lie along its
+    channels. They are axis 0 in the Conv1D of transformers.
 
     ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m,
     such as a first convolution of 3 channels: leave it out by `where`.
@@ -71,9 +71,9 @@ def asp(
 
     Where `when` fires, the n largest of every m weights along `axis` stay, which keep
     the largest sum of magnitudes of all N:M masks; pruned weights stay 0. The paper
-    then repeats the training, with the same learning rates and an optimizer that starts
-    anew: `with_optimizer(asp(), optimizer)`. Axis 1 is that of the inputs in a linear
-    layer and in a convolution; it is 0 in the Conv1D of transformers.
+    then repeats the training, with the same learning rates and a fresh optimizer:
+    `with_optimizer(asp(), optimizer)`. The inputs are axis 1 in a linear layer and in a
+    convolution; they are axis 0 in the Conv1D of transformers.
     `sf.permutation.channels` finds an order of the inputs in which more magnitude is
     kept.
 

@@ -1,4 +1,4 @@
-"""Rewiring: connections go by a rule of their own, and others are drawn instead."""
+"""Rewiring: a rule drops connections, and new connections are drawn instead."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def deep_rewiring(
     >>> int(state.masks["w"].sum()), bool((state.params["w"].abs() < 1e-5).all())
     (2, True)
 
-    The signs are those of all weights at the start, of pruned ones too. At every step
-    the gradient has an l1 term of strength `alpha` and Gaussian noise of standard
+    The signs are taken from all weights at the start, pruned weights included. At every
+    step the gradient has an l1 term of strength `alpha` and Gaussian noise of standard
     deviation `std` more, on the leaves that are sparsified. Then the kept weights whose
-    sign has changed are dropped, and as many of the others are drawn at random,
-    just-dropped ones among them. Drawn weights start at 1e-12 with their sign, or at
-    the smallest normal number of their dtype. In the paper the noise is sqrt(2 * lr *
-    T) for a temperature T: with SGD, `std = sqrt(2 * T / lr)`. Use SGD without
-    momentum. The total is exact at every step.
+    sign has changed are dropped, and as many weights that are not kept are drawn at
+    random, just-dropped weights among them. Drawn weights start at 1e-12 with their
+    sign, or at the smallest normal number of their dtype. In the paper the noise is
+    sqrt(2 * lr * T) for a temperature T: with SGD, `std = sqrt(2 * T / lr)`. Use SGD
+    without momentum. The total is exact at every step.
 
     Every leaf keeps the same share by default; with `distribution=sf.budgets.erk()`
     small leaves keep more, and survive at few weights.
@@ -160,7 +160,7 @@ def chts(
     where: Where = default_where,
     key: Tensor | None = None,
 ) -> Algorithm:
-    """CHTs: connections go and come by draws, new ones where they close short paths.
+    """CHTs: connections go and come by draws, new connections close short paths.
 
     >>> algorithm = sf.methods.chts(
     ...     0.5, steps=100, when=sf.always(), key=sf.random.key(0)
@@ -182,7 +182,7 @@ def chts(
     Differs from the authors' code: units that lost all inputs or all outputs keep the
     connections of their other side (no chain removal), a leaf never stops to change,
     masks start at random, and an entry that scores 0 has 1e-5 in every draw, not only
-    where too few others are left.
+    where too few other entries are left.
 
     Verified by recordings (the scores of 6 cases), a worked example, identities (kept
     entries score 0, permuted units have permuted scores), and laws.

@@ -66,8 +66,8 @@ def taylor(
 
     The change is taken to first order. The score of a filter is (sum of weight *
     gradient)^2, averaged over the steps since filters were pruned last. Where `when`
-    fires, the `count` lowest filters of all leaves together are pruned; the others
-    train on. 100 filters every 30 batches are those of the authors.
+    fires, the `count` lowest filters of all leaves together are pruned; the other
+    filters train on. The authors prune 100 filters every 30 batches.
     `every(30, start=29, stop=1000)` ends it, and a `count` that is a 0-d tensor is
     clamped to what is left. Choose the leaves by `where`: the outputs of the last layer
     are classes. In the Conv1D of transformers outputs lie along axis 1:
@@ -95,7 +95,7 @@ def taylor(
 
     Differs from the authors' code: it adds up a filter before it squares, as the paper
     says, where theirs adds up squares, which is the same for gates of one number;
-    inside `with_optimizer` the weights of a score are those after the optimizer's step.
+    inside `with_optimizer` a score reads the weights after the optimizer's step.
 
     Verified by a worked example in which the sum of squares prunes the other filter,
     brute force over batches, also of tied sets, the shrunk model that has the outputs
@@ -152,10 +152,10 @@ def slimming(
     without the l1 term. `sf.shrink(model, state, example)` removes the channels.
 
     With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, channels
-    are pruned in all members of their set. The sets are those that have a scale among
-    their leaves; other sets stay. A channel's score is the mean of |scale| over its
-    scales: of a residual stream, which has none of its own, those of all norms that
-    write to it or read it.
+    are pruned in all members of their set. Only sets with a scale among their leaves
+    are pruned; other sets stay. A channel's score is the mean of |scale| over its
+    scales. A residual stream has no scale of its own: its channels take the scales of
+    all norms that write to it or read it.
 
     ValueError for a glob that matches no path; TypeError or ValueError for what is no
     number of steps. With tied sets TypeError for a `where` that is no globs, and
@@ -251,18 +251,18 @@ def fpgm(
     >>> algorithm.update(state, state.params, 19).masks["w"].T
     tensor([[ True, False,  True,  True,  True]])
 
-    In each leaf these are the filters with the smallest sum of distances to the others
-    (eq. 4 and 5). After the last step of each epoch they are chosen anew, set to 0 and
-    trained further, so that they may recover: masks stay open. The last choice, at the
-    end of the last whole epoch of `steps`, is for good, and `sf.shrink` removes its
-    filters. `epoch=1, steps=1` prunes a trained network once. Choose the leaves by
-    `where`: the outputs of the last layer are classes. In the Conv1D of transformers
-    outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
+    In each leaf these are the filters with the smallest sum of distances to the other
+    filters (eq. 4 and 5). After the last step of each epoch they are chosen again, set
+    to 0 and trained further, so that they may recover: masks stay open. The last
+    choice, at the end of the last whole epoch of `steps`, is for good, and `sf.shrink`
+    removes its filters. `epoch=1, steps=1` prunes a trained network once. Choose the
+    leaves by `where`: the outputs of the last layer are classes. In the Conv1D of
+    transformers outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
 
     With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, a unit is
     the vector of all of its entries: the filters of all layers that write it, its
     biases, scales and shifts, and the columns of all layers that read it. Distances are
-    Euclidean ones between units of a set, which all have as many entries.
+    Euclidean, between units of a set, which all have as many entries.
 
     TypeError or ValueError for what is no number of steps, ValueError for an epoch
     longer than all steps.

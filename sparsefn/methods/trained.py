@@ -48,19 +48,18 @@ def wanda(
             [1., 5., 0.]])}
 
     The norm is over the calibration tokens (eq. 1), and the weights that are kept stay
-    as they are. `stats` are those of `sf.calibration.inputs`. In the paper the blocks
-    of a model are pruned in turn, each with the inputs that come out of the pruned ones
-    before: `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5,
-    stats), x)`. For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2,
-    4))`. In the Conv1D of transformers outputs lie along axis 1,
-    `row_balanced(axis=1)`; in experts of one leaf along two,
-    `row_balanced(axis=(0, 1))`.
+    as they are. `stats` come from `sf.calibration.inputs`. In the paper the blocks of a
+    model are pruned in turn, each with inputs from the pruned blocks before it:
+    `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5, stats), x)`.
+    For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2, 4))`. In the
+    Conv1D of transformers outputs lie along axis 1, `row_balanced(axis=1)`; in experts
+    of one leaf along two, `row_balanced(axis=(0, 1))`.
 
     ValueError for a leaf without statistics, for bad ones, and where outputs lie along
     other axes, as `sf.scores.wanda`.
 
     Differs from the authors' code: exactly as many weights of an output are kept as the
-    sparsity says, where theirs truncates the number of pruned ones.
+    sparsity says, where their code truncates the number of pruned weights.
 
     Verified by recordings of the authors' masks of a model of blocks (4 cases, counts
     given), a worked example, the invariances of the score, and the laws.
@@ -94,17 +93,17 @@ def ria(
             [0., 5., 0.]])}
 
     The sum of the shares is multiplied by a power of the norm. All weights of a leaf
-    compete: as shares they are comparable, where those of Wanda are so inside of an
-    output alone. With power 0 the data does not matter, with 1 it counts as in Wanda.
-    Use it block after block as `wanda`; for 2:4 give no sparsity and
+    compete: shares are comparable in a whole leaf, Wanda's scores only inside of an
+    output. With power 0 the data does not matter, with 1 it counts as in Wanda. Use it
+    block after block as `wanda`; for 2:4 give no sparsity and
     `pattern=sf.patterns.nm(2, 4)`, perhaps after `sf.permutation.channels` has put the
     inputs into another order.
 
     ValueError for a leaf without statistics and for bad ones, as `sf.scores.ria`.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
-    says, where theirs truncates the number of pruned ones and prunes the one at the
-    threshold, too; its reallocation of channels is not a part of this.
+    says, while their code truncates the number of pruned weights and prunes the weight
+    at the threshold, too; its reallocation of channels is not a part of this.
 
     Verified by recordings of the authors' masks of a model of blocks (3 cases, counts
     given), a worked example, power 0 ignoring the data, and the laws.
@@ -128,7 +127,7 @@ def sparsegpt(
     when: Trigger = at([0]),
     where: Where = default_where,
 ) -> Algorithm:
-    """SparseGPT: prunes columns from left to right, and later ones make up for them.
+    """SparseGPT: prunes columns from left to right, and later columns make up for them.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> stats = sf.calibration.inputs(torch.nn.Linear(2, 1, bias=False), None, x)
@@ -218,10 +217,10 @@ def obs(
     Each row loses the weight of least w_q^2 / [H^-1]_qq over the columns that it has
     left, where H is the gram of the inputs, and its other weights change to make up for
     it. Without a pattern all rows of a leaf compete by what their next weight costs;
-    with `row_balanced()` or `nm(n, m)` each group loses as many. The result is that of
-    `sf.solve.refit` on its mask. A row takes time of inputs^2 for each weight that it
-    loses: this is for small layers, and `sparsegpt` for large ones. Statistics, blocks
-    and convolutions are as in `sparsegpt`.
+    with `row_balanced()` or `nm(n, m)` each group loses as many. The weights are what
+    `sf.solve.refit` gives for the mask. A row takes time of inputs^2 for each weight
+    that it loses: this is for small layers, and `sparsegpt` for large ones. Statistics,
+    blocks and convolutions are as in `sparsegpt`.
 
     ValueError for a leaf without statistics, for a gram that is singular at this `damp`
     or not finite, and for other patterns, each with the path.
@@ -264,12 +263,12 @@ def woodfisher(
 
     F = damp * I + the mean over examples of g g', taken to be 0 outside of blocks of
     `block` consecutive weights. Each leaf loses the weights of least w_q^2 / (2
-    [F^-1]_qq), and the others change by -w_q [F^-1]_q / [F^-1]_qq for each of them
-    (section 4). `gradients` are of single examples, a tree like params with one more
-    axis in front: `sf.curvature.example_gradients(loss, params, batch)`. A damping of
-    1e-5 and blocks of 2000 weights are those of the authors' runs of ResNet-50. Memory
+    [F^-1]_qq), and its other weights change by -w_q [F^-1]_q / [F^-1]_qq for each lost
+    weight (section 4). `gradients` are of single examples, a tree like params with one
+    more axis in front: `sf.curvature.example_gradients(loss, params, batch)`. The
+    authors' runs of ResNet-50 have a damping of 1e-5 and blocks of 2000 weights. Memory
     is `block` times the size of the largest leaf. To prune in stages, take new
-    gradients for each: those of pruned weights do not count.
+    gradients for each stage: gradients of pruned weights do not count.
 
     ValueError for gradients that lack a leaf, are of other shapes or not finite, and
     unless damp > 0.
@@ -337,7 +336,7 @@ def obd(
     TypeError or ValueError for a loss or a batch of another kind, as
     `sf.curvature.fisher`.
 
-    The paper published no code; its diagonal is that of the Hessian without second
+    The paper published no code; its diagonal is the Hessian's, without second
     derivatives of the activations.
 
     Verified by a worked example, the rise of a loss at its minimum, WoodFisher at a

@@ -96,10 +96,11 @@ def flops(
     seconds.
 
     `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is
-    used, and its own buffers unless others are given, as in `sf.modules.call`; none of
-    them is changed. The call runs on the meta device and costs nothing; a forward that
-    needs values is run as it is, the global random state put back. Raises TypeError for
-    anything but a State, ValueError for a stack of states and as `call` does.
+    used, and its own buffers unless `buffers` is given, as in `sf.modules.call`; none
+    of them is changed. The call runs on the meta device and costs nothing; a forward
+    that needs values is run as it is, the global random state put back. Raises
+    TypeError for anything but a State, ValueError for a stack of states and as `call`
+    does.
     """
     if not isinstance(state, State):
         raise TypeError(

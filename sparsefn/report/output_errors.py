@@ -44,7 +44,7 @@ def output_errors(
     stats: Stats,
     blocks: Sequence[str] = (),
 ) -> OutputErrors:
-    """How far the outputs of each layer move from some weights to others.
+    """How far the outputs of each layer move between two sets of weights.
 
     >>> layer, x = (
     ...     torch.nn.Linear(2, 1, bias=False),
@@ -66,9 +66,9 @@ def output_errors(
     `before` and `after` are states, whose effective weights count, or trees of weights.
     `stats` are from `sf.calibration.inputs`, with "gram": its leaves have a row,
     all with the same inputs before and after. So errors of earlier layers do not add up
-    here, as they do in those that `sf.calibration.by_block` and `stream` give. Biases
-    do not count. A gram in float32 has errors of about 1e-7, so that an error below
-    1e-3 is not exact.
+    here, as they do in the errors that `sf.calibration.by_block` and `stream` give.
+    Biases do not count. A gram in float32 has errors of about 1e-7, so that an error
+    below 1e-3 is not exact.
 
     `blocks` are globs, each for the leaves of a block: its error is the root of the sum
     of the squared changes of outputs over the sum of their squares. Where outputs were

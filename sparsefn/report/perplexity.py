@@ -51,7 +51,7 @@ def perplexity(
     ... )  # each token once
     2.632...
 
-    Each token is predicted from those before it.
+    Each token is predicted from the tokens before it.
 
     `model` is a causal language model: it gets the tokens of a window but for the last,
     of up to `chunk_size` windows at a time, without padding, and gives logits of shape
@@ -69,8 +69,8 @@ def perplexity(
 
     `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off
     before the model sees it; without it a UserWarning tells of texts that begin or end
-    with padding by the config of the model. `labels` are the tokens to predict, the
-    tokens unless given; those that are -100 do not count.
+    with padding by the config of the model. `labels` are the tokens to predict,
+    `tokens` unless given; labels of -100 do not count.
 
     ValueError for a text too short to predict a token, for padding inside of a text,
     for labels of another shape or outside of the vocabulary, for logits of another

@@ -32,7 +32,7 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
     A name is a quantity, with a slash and the path of a leaf behind it, or alone for
     all leaves that have a mask. `dead_units` counts rows, along the first dimension, of
     which nothing is kept. With `old`, an earlier state, `overlap`, `grown` and
-    `dropped` are those of `changed`. Reading the values waits for the device: call it
+    `dropped` come from `changed`. Reading the values waits for the device: call it
     where you log. Raises as `summary` and `changed` do.
     """
     found = summary(state)

@@ -50,9 +50,9 @@ class Summary(NamedTuple):
     0.75
 
     `rows` has a row for every leaf, `total` is over all of them, `sparsified` over
-    those that have a mask, and `dense` holds the paths of the others. `notes` are
-    sentences on what the run ends too early for: of a plan the run of `steps` steps, of
-    what `sf.attach` returned the steps so far.
+    leaves with a mask, and `dense` holds the paths of the other leaves. `notes` are
+    sentences on what the run ends too early for: a plan's run is its `steps` steps, the
+    run of what `sf.attach` returned is the steps so far.
     """
 
     rows: tuple[Row, ...]
@@ -170,7 +170,7 @@ def summary(
     Counts come from the masks, not from the values of the weights. Of what `sf.attach`
     returned, weights count that are kept, or not zero in the module, and `notes`, below
     the table, name the schedules and triggers that have not ended by the last step, and
-    algorithms that were not told how long the run is and have changed masks once. Under
+    algorithms that do not know how long the run is and have changed masks once. Under
     `dead` stand rows and columns of masks of two dimensions or more that keep nothing:
     most often outputs without an input, and inputs that nothing reads. Rows of the
     table are in the order of paths, with numbers by their value: `layers.2` before

@@ -60,8 +60,8 @@ def analyse(
     """Follow a program from `torch.export` through all of its operations.
 
     An atom that is not frozen in the end may go, with all indices that are made of it.
-    Without `masks` that holds once it is masked wherever it lies in parameters; with
-    masks it holds as they are, and what the layers that read a constant have to add to
+    Without `masks` it may go once it is masked in all parameters that hold it; with
+    masks it may go as they are, and what the layers that read a constant have to add to
     their biases is in `book.folds`.
     """
     book = Book(Atoms(), counted, equal_parts, masks)
@@ -427,7 +427,7 @@ def one_stays(cut: Cut) -> Cut:
 
 def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The biases that take in what constants give whose inputs go, in float64: a proof
-    sees no rounding of theirs.
+    sees no rounding of the biases.
     """
     made: dict[str, Tensor] = {}
     for fold in cut.analysis.book.folds:

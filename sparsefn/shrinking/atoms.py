@@ -29,7 +29,7 @@ _FIRST_SIZE = 1 << 12  # of the arrays, which double when they are full
 
 
 class Atoms:
-    """A union-find of atoms, some of which are products of others.
+    """A union-find of atoms, some of which are products of other atoms.
 
     >>> atoms = Atoms()
     >>> rows, heads, widths = atoms.new(6), atoms.new(2), atoms.new(3)
@@ -218,7 +218,7 @@ class Atoms:
             low = np.minimum(a, b)[apart]
             high = np.maximum(a, b)[apart]
             self.parent[high] = low
-            # of several the last one counts, and the others go on
+            # of several new parents the last one counts; the other pairs go on
             last = self.parent[high]
             ranked = (self.rank[last] == 0) & (self.rank[high] > 0)
             self.rank[last[ranked]] = self.rank[high[ranked]]

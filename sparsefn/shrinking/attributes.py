@@ -278,8 +278,8 @@ def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
 
 
 def _near(path: str, failed: str) -> float:
-    # How near a module is to the one that failed: that one itself, then those around it
-    # from inside out.
+    # How near a module is to the failed module: itself first, then the modules around
+    # it from inside out.
     if path == failed:
         return math.inf
     is_around = not path or failed.startswith(f"{path}.")
@@ -489,7 +489,7 @@ def _new(part: Any, device: str) -> nn.Module:
 
 
 def _tried(part: nn.Module) -> Tried:
-    # How many shapes and attributes are others in a new model from its config.
+    # How many shapes and attributes differ in a new model from its config.
     try:
         made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
@@ -529,7 +529,7 @@ def _other_tables(part: nn.Module) -> str:
 
 
 def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
-    # The attributes of a new model, as those were guessed.
+    # Take the attributes of a new model, as the old ones were guessed.
     old = _attributes(part)
     new = _attributes(_new(part, "meta"))
     others = [fact for fact, value in new.items() if old.get(fact, value) != value]

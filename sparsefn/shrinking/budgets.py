@@ -54,7 +54,7 @@ class Priceable(NamedTuple):
 def pieces_of(
     label: Ids, group: Ids, sizes: Sequence[int]
 ) -> tuple[int, list[Priceable]]:
-    # How many indices of a dimension always stay, and the others.
+    # How many indices of a dimension always stay, and the other indices.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
     owners = np.where(rows > 0, group[rows], -1)

@@ -161,20 +161,20 @@ def without_experts(
     (Linear(in_features=3, out_features=3, bias=True), torch.Size([3, 2, 3]))
 
     Each set of `pattern`, an `sf.patterns.tied` one, ties the experts of a layer:
-    leaves of at least three dimensions, such as [experts, out, in], and those of the
+    leaves of at least three dimensions, such as [experts, out, in], and leaves of the
     router, one of which has two, [experts, in]. An expert goes, with its rows of
     routers, if all of its entries are masked. A masked row of a router gives the logit
-    0, which a softmax counts, so the outputs are not those of the masked module: they
-    are those of the masked module in which the logits of removed experts are -inf, so
-    that the softmax is over those that stay. That is proven as in `sf.shrink`: both run
-    in float64 and eval mode on `example` and on other inputs of its shapes, and differ
-    by at most 1e-10. Masks of other leaves are 0 in the copy.
+    0, which a softmax counts, so the outputs differ from the masked module's: they
+    equal its outputs when the logits of removed experts are -inf, so that the softmax
+    is over the experts that stay. That is proven as in `sf.shrink`: both modules run in
+    float64 and eval mode on `example` and on other inputs of its shapes, and differ by
+    at most 1e-10. Masks of other leaves are 0 in the copy.
 
     The copy is of the same class. Whole numbers that modules keep and that are the
-    number of experts become the new one where the proof needs it, and those of a config
-    where a new model from it equals the copy, as when all layers lose as many experts;
-    `notes` says where not, and `stays` where an expert is masked in some leaves alone.
-    Returns what `sf.shrinking.smaller` does.
+    number of experts become the new one where the proof needs it, and so do such
+    numbers of a config where a new model from it equals the copy, as when all layers
+    lose as many experts; `notes` says where not, and `stays` where an expert is masked
+    in some leaves alone. Returns what `sf.shrinking.smaller` does.
 
     Raises TypeError for anything but a State. ValueError for a pattern without such
     sets, a set that loses all experts, a router that no product is seen with, and where

@@ -92,7 +92,7 @@ class Group(NamedTuple):
     entries: int  # of the parameters, for one unit on average
     # groups that multiply with it, such as heads and the entries of a head
     beside: frozenset[int]
-    preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
+    preferred: bool  # of the groups that multiply, `Groups.pattern` takes this
 
     def scores(self, known: Mapping[str, Tensor]) -> Any:
         """The mean magnitude of the weights of each unit."""
@@ -170,7 +170,7 @@ class Groups:
         return "\n".join(lines)
 
     def _flops(self, i: int) -> int:
-        # What the first unit of a group costs, with all others in place.
+        # What the first unit of a group costs, with all other units in place.
         alive = np.ones(self.analysis.book.atoms.count, bool)
         alive[self.atoms[i][:1]] = False
         return self.cost(unit="flops") - cost(Cut(self.analysis, alive), "flops")
@@ -317,8 +317,8 @@ class Groups:
         return names
 
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
-        """For each group which of its units stay under these masks: all but those that
-        can go with equal outputs.
+        """For each group which of its units stay under these masks: all but the units
+        that can go with equal outputs.
         """
         shapes = {name: tuple(x.shape) for name, x in self.analysis.parameters.items()}
         missing = sorted(_parameters(self.analysis) - masks.keys())
@@ -373,8 +373,8 @@ def groups(
     `example` is what the model is called with: a tensor, a tuple of arguments or a dict
     of keyword arguments. A group is a set of units that compete; each lies along
     dimensions of several tensors and goes from all of them at once, and then the
-    outputs are those of the model with these entries at 0. `Groups.pattern()` is the
-    pattern for algorithms, and `sf.shrink` removes what they prune: sooner with
+    outputs equal the outputs of the model with these entries at 0. `Groups.pattern()`
+    is the pattern for algorithms, and `sf.shrink` removes what they prune: sooner with
     `groups=`, as the model is then traced once.
 
     With `counted`, norms and means may lose entries that are 0, and go on dividing by
@@ -431,8 +431,8 @@ def _originals(model: nn.Module) -> dict[str, Computed]:
 
 
 def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
-    """The groups of an analysis, without what lies in parameters that weights are
-    computed from: they get no masks.
+    """The groups of an analysis, without the parameters that weights are computed from:
+    these get no masks.
     """
     atoms = analysis.book.atoms
     for name in analysis.leaves.keys() & originals.keys():
@@ -491,7 +491,7 @@ def _parameters(analysis: Analysis) -> set[str]:
 
 def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
     # A number from 1 for atoms that lie in the same dimensions of parameters, as the
-    # same factors; 0 for others.
+    # same factors; 0 for other atoms.
     kinds = np.zeros(atoms.count, np.int64)
     most = 0
     columns = {column.tobytes(): column for label in labels for column in label.T}

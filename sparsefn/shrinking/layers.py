@@ -35,8 +35,8 @@ def counted_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The layer norm over the last `ndim` dimensions, which had `count` entries: those
-    that are left out were 0.
+    """The layer norm over the last `ndim` dimensions, which had `count` entries:
+    entries that are left out were 0.
 
     >>> x, whole = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0, 2.0])
     >>> torch.allclose(
@@ -61,7 +61,7 @@ def counted_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """The RMS norm over the last `ndim` dimensions, which had `count` entries: those
+    """The RMS norm over the last `ndim` dimensions, which had `count` entries: entries
     that are left out were 0.
 
     >>> x, whole = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0, 2.0])
@@ -88,8 +88,8 @@ def counted_group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The group norm of groups which had `count` entries each: those that are left out
-    were 0.
+    """The group norm of groups which had `count` entries each: entries that are left
+    out were 0.
 
     >>> x, whole = (
     ...     torch.ones(1, 2, 1),

@@ -216,7 +216,7 @@ def read_off(
 
 def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
     # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
-    # along others.
+    # along other axes.
     if atoms.ndim == 1:
         along = [0]
     else:

@@ -49,7 +49,7 @@ def _scaled(weight: object, bias: object, i: int) -> Constants:
 
 def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
     """The entries of a dimension over which a mean is taken stay; if means are counted,
-    those that are not 0.
+    the entries that are not 0 do.
     """
     if step.book.counted:
         step.freeze(label, _NOT_ZERO, ~x.zero(dim))

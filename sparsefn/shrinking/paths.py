@@ -90,8 +90,8 @@ def calls_of(
     >>> calls_of(net, ["1"], torch.ones(3, 1))["1"][0].shape
     torch.Size([3, 2])
 
-    Raises ValueError for a submodule that is not called, and for arguments that have no
-    name beside others that have.
+    Raises ValueError for a submodule that is not called, and for arguments without a
+    name beside arguments with one.
     """
     own = deep_copy(module)
     made: dict[str, Any] = {}

@@ -217,8 +217,8 @@ def with_constants(step: Step, ins: list[Value], outs: list[Value]) -> list[Valu
     """The outputs with the constants of their dimensions that have a label, found by
     running the operation twice at each of two lengths.
 
-    The lengths are of dimensions that have no label, such as tokens, of which there may
-    be others when the program runs: the mean of a constant over them is the same at all
+    The lengths are of dimensions that have no label, such as tokens, whose number may
+    differ when the program runs: the mean of a constant over them is the same at all
     lengths, and its softmax is not.
     """
     if not labelled(outs):

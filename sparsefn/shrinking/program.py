@@ -91,9 +91,7 @@ def _times(times: Any, table: Flags) -> Any:
 
 
 def squeeze(change: Resizing) -> None:
-    """Dimensions of size 1, to which others that are left with one index do not
-    belong.
-    """
+    """Dimensions of size 1 in the trace, none that is left with one index."""
     x = change.values["self"]
     dims = change.values.get("dim")
     if dims is None:
@@ -288,11 +286,11 @@ def _has_mode(node: fx.Node) -> bool:
 def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     """The traced program without the entries that go.
 
-    Parameters and buffers are cut copies under their old names; those in `tensors` come
-    from there. Arguments that say sizes or places are computed, so that inputs may
-    have other sizes wherever the traced program allows that. Inputs other than tensors
-    have to be as in the trace. What the program makes itself lies on the device of its
-    first input.
+    Parameters and buffers are cut copies under their old names; entries of `tensors`
+    take their place. Arguments that say sizes or places are computed, so that inputs
+    may have other sizes wherever the traced program allows that. Inputs other than
+    tensors have to be as in the trace. Tensors that the program makes are on the device
+    of its first input.
 
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
@@ -380,7 +378,7 @@ def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
             change.write()
         elif name.startswith("sym_"):
             _unchanged(change)
-    # strides may be others
+    # strides may differ
     if node.target in (aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
 
@@ -426,8 +424,8 @@ def same_input(given: object, traced: object, name: str) -> None:
 
 
 def _open(graph: fx.Graph) -> None:
-    # Arguments that are no tensors have to be as in the trace; new tensors lie where
-    # the first input does.
+    # Arguments that are no tensors have to be as in the trace; new tensors are on the
+    # device of the first input.
     inputs = graph.find_nodes(op="placeholder")
     tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:

@@ -1,4 +1,4 @@
-"""Whether a smaller model gives the outputs of the masked one: both run in float64."""
+"""Whether a smaller model gives the masked model's outputs: both run in float64."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WIDER = {
 
 
 class Proof:
-    """The outputs that the smaller models of a masked one have to give.
+    """The outputs that the smaller models of a masked model have to give.
 
     >>> proof = Proof(torch.nn.ReLU(), torch.ones(1))
     >>> proof.differs(torch.nn.ReLU())
@@ -81,8 +81,9 @@ class Proof:
     of smaller models.
 
     Floating-point outputs may differ by 1e-10 of the largest in float64, and by 1e-4 in
-    float32, but not in where they are infinite or NaN, and others not at all. Outputs
-    lie in tuples, lists, mappings, dataclasses and all that torch's pytrees know.
+    float32, but are infinite or NaN in the same places, and other outputs are equal.
+    Outputs are in tuples, lists, mappings, dataclasses and all that torch's pytrees
+    know.
 
     Raises TypeError for an example of another type, and ValueError for models on the
     meta device, and for a masked model that does not run on the example or gives no

@@ -230,7 +230,7 @@ def _range(change: Resizing, size: int) -> Places:
 
 
 def cut_select(change: Resizing) -> None:
-    """One index of a dimension that loses others."""
+    """One index of a dimension that loses other indices."""
     x, dim = change.along
     if dim in change.lost(x):
         keep = change.kept(x, dim)
@@ -269,7 +269,7 @@ def cut_roll(change: Resizing) -> None:
 
 
 def cut_index(change: Resizing) -> None:
-    """Tensors of indices, of which those that stay get new numbers."""
+    """Tensors of indices: the indices that stay get new numbers."""
     x = change.values["self"]
     out = change.outs[0]
     indices = list(change.values["indices"])

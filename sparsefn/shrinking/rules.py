@@ -76,7 +76,7 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
 
 
 def matmul(step: Step) -> Value:
-    """Products of matrices and vectors, and those to which something is added."""
+    """Products of matrices and vectors, and products to which something is added."""
     added = None
     if "add" in step.name:
         added = step.arguments["self"]
@@ -459,7 +459,7 @@ def _flags(layer: Layer) -> tuple[Flags, Flags]:
     first = layer.weight.zero(0)
     second = layer.weight.zero(1)
     if layer.groups > 1:
-        # dimension 1 is the one of a single group
+        # dimension 1 has the size of a single group
         size = layer.outputs if layer.turned else layer.inputs
         own = second
         whole_groups = first.reshape(layer.groups, -1).all(1)

@@ -54,9 +54,9 @@ def same_class(
     the same inputs each time, and an exception is a no. It may copy the model. No model
     is returned of which it did not say yes.
 
-    Tensors have their old names; those in `tensors` come from there, and are rounded to
-    the dtypes of the model. What torch's layers keep about sizes follows from their
-    tensors. Other numbers that modules keep are guessed: those that are a size that
+    Tensors have their old names; entries of `tensors` take their place, rounded to the
+    dtypes of the model. What torch's layers keep about sizes follows from their
+    tensors. Other numbers that modules keep are guessed: numbers that equal a size that
     changes in the module's forward. Where a number may mean several sizes these are
     tried, at most `attributes.TRIES` in all: it is better if more modules in turn give
     the outputs that they have in the masked model. What need not change for the outputs
@@ -66,7 +66,7 @@ def same_class(
     Norms of torch that lose entries become norms of `sparsefn.shrinking.layers`. Of an
     RMS norm in a module's own code the weight and eps are scaled, which is the same:
     `scaled` names these parameters. Configs are set where a new model from them equals
-    the smaller one; `notes` says where not.
+    the smaller model; `notes` says where not.
     """
     given = tensors or {}
     exact = dict[str, Tensor]()
@@ -153,7 +153,7 @@ def _with(
 
 
 def _masked(model: nn.Module, cut: Cut) -> nn.Module:
-    # The whole model, of which what goes is 0: to find where a smaller one differs.
+    # The whole model, with 0 for what goes: to find where a smaller model differs.
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def masked(name: str, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Smaller models with the outputs of masked ones, as modules of the same class or as
+"""Smaller models with the outputs of masked models, as modules of the same class or as
 programs; training goes on with them.
 """
 
@@ -73,7 +73,7 @@ def shrink(
     form: Form | None = None,
     groups: Groups | None = None,
 ) -> nn.Module:
-    """A smaller copy of the module with the outputs of the masked one.
+    """A smaller copy of the module with the outputs of the masked module.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
@@ -100,16 +100,16 @@ def shrink(
 
     The smaller module is of the same class where running it proves that its outputs are
     equal, in eval mode: in float64 on the example, to 1e-10, and on another input of
-    its shapes. Else, or with form="program", it is the traced program with sizes made
-    anew (`torch.fx.GraphModule`), whose parameters have their old names, and which
-    takes other batch sizes and lengths where it need not keep more for that; with
+    its shapes. Else, or with form="program", it is the traced program with new sizes
+    (`torch.fx.GraphModule`), whose parameters have their old names, and which takes
+    other batch sizes and lengths where it need not keep more for that; with
     form="class" it is an error. It never returns a module that differs.
 
     `groups` are the module's, as `sf.shrinking.groups` made them on this example,
     whatever has been trained since: with them the module is not traced again. Where it
     takes more than 10 seconds a line on stderr says what it does.
 
-    With `only`, globs of submodules, each of these is made smaller by itself, as it is
+    With `only`, globs of submodules, each submodule is made smaller by itself, as it is
     called on the example. `buffers` are the copy's, by name (the batch norm's of
     `sf.modules.call_with_buffers`), the module's own by default. `sf.shrinking.smaller`
     returns more: what was kept, for `sf.shrinking.carry`.
@@ -343,7 +343,7 @@ SomeTree = TypeVar("SomeTree", bound=Tree)
 
 
 def carry(tree: SomeTree, made: Smaller) -> SomeTree:
-    """A tree of the old model's tensors, cut to the shapes of the smaller one.
+    """A tree of the old model's tensors, cut to the shapes of the smaller model.
 
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
@@ -358,13 +358,13 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     >>> sf.shrinking.carry(state, made).masks["2.weight"]
     tensor([[True]])
 
-    Whatever lies at a path that ends in a parameter's or buffer's name, and has its old
+    Each tensor at a path that ends in a parameter's or buffer's name, and has its old
     shape, loses the entries that the smaller model lost: masks, scores, the moments of
     `sf.optimizers`, averages, what `attach` saves (`sparse.state_dict()`, to be loaded
     after `attach` to the smaller model). All else stays as it is. The params of a State
-    become those of the smaller model, which may hold biases that took in constants. An
-    average of the weights that a model of its own holds is made smaller by `sf.shrink`
-    with the same masks.
+    become the params of the smaller model, which may hold biases that took in
+    constants. An average of the weights that a model of its own holds is made smaller
+    by `sf.shrink` with the same masks.
 
     Raises ValueError for a tensor at such a path that has another shape, with its path.
     """

@@ -256,7 +256,7 @@ class Book:
         bool  # norms and means may lose entries that are 0, and go on counting them
     )
     equal_parts: bool  # the parts of a chunk lose the same entries
-    # of parameters by name; None: whatever goes is masked wherever it lies
+    # of parameters by name; None: what goes is masked in every parameter that holds it
     masks: Mapping[str, Tensor] | None
     products: list[Product] = dataclasses.field(default_factory=list)
     # of grouped convolutions and norms

@@ -61,8 +61,8 @@ def check_laws(
     `meta` says what the algorithm promises, beside what the call that made it says.
     Trees are drawn (nested, of several dtypes, with ties, NaN, empty leaves); with
     `params` they have its structure, shapes and dtypes. The checks that need most
-    examples try `max_examples`, others fewer: the same ones each time for a `seed`, new
-    ones each time for None.
+    examples try `max_examples`, other checks fewer: the same ones each time for a
+    `seed`, new ones each time for None.
 
     The first check that fails, or where the algorithm itself raises, raises `Broken`,
     an AssertionError, with a smallest example. With `on_fail="report"` all checks are

@@ -1,5 +1,5 @@
-"""What drawn cases hold: the shares of those with ties, NaN, empty leaves and other
-hard things, and the least of each.
+"""What drawn cases hold: the shares of cases with ties, NaN, empty leaves and other
+hard things, and the least share of each.
 
 A law that held on easy cases alone says little: a run over trees of drawn structure
 fails where a share is below `LEAST`. With trees like given ones (`params=`), shapes and
@@ -34,7 +34,7 @@ LEAST: Mapping[str, float] = {
 
 
 def traits(case: Case) -> set[str]:
-    """The hard things in a case, of those named in `LEAST`.
+    """The hard things of `LEAST` that a case holds.
 
     >>> params = {"w": torch.tensor([[1.0, -1.0]]), "scale": torch.tensor(float("nan"))}
     >>> sorted(

@@ -127,7 +127,7 @@ def _counts_otherwise(one: Distribution, other: Distribution) -> bool:
     return bool(one(shapes, 0.5) != other(shapes, 0.5))
 
 
-# Patterns and choices of leaves may be told in other words.
+# Patterns and choices of leaves may be written in other ways.
 _DIFFER: dict[str, Callable[[Any, Any], bool]] = {
     "when": _fires_otherwise,
     "distribution": _counts_otherwise,

@@ -83,10 +83,10 @@ class Launches(Onlooker):
 
     `launches` counts the operations that run: one for each, whatever number of kernels
     a device makes of it, and none for a view. `operations` counts them by name. `bytes`
-    are those of the tensors that each reads and writes once; an operation that passes
-    over memory several times, as a sort does, moves more. `waits` names what makes
-    Python wait until the device has done all before: a value that is read, a shape that
-    depends on values, a copy between a device and the CPU.
+    adds up the tensors that each operation reads and writes, each once; an operation
+    that passes over memory several times, as a sort does, moves more. `waits` names
+    what makes Python wait until the device has done all before: a value that is read, a
+    shape that depends on values, a copy between a device and the CPU.
     `torch.tensor(numbers, device=...)` copies past every mode, and is not seen. An
     operation that is opaque, such as one of `torch.library`, counts as one.
     """

@@ -126,7 +126,7 @@ def declared_dependence_is_real(row: Row, case: Case) -> None:
 
 
 def leaves_are_independent(row: Row, case: Case) -> None:
-    """Another leaf in front changes nothing for the others."""
+    """Another leaf in front changes nothing for the leaves after it."""
     alone = mapped(case, lambda tree: {"t": tree})
     beside = mapped(
         case, lambda tree: {"t": tree, "a": torch.ones((4, 4), device="cpu")}

@@ -127,7 +127,7 @@ def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
 
 
 def sparsity_zero_is_dense(row: Row, case: Case) -> None:
-    """At sparsity 0 a trained network has the bits of the dense one."""
+    """At sparsity 0 a trained network has the bits of the dense network."""
     assert row.meta.baseline is not None
     baseline = row.meta.baseline()
     case = case._replace(sparsity=0.0)

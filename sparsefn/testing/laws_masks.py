@@ -204,8 +204,8 @@ def _read(
 
 
 def the_best_are_kept(row: Row, case: Case) -> None:
-    """No kept unit loses to a pruned one that could have been kept: by score, NaN last,
-    then the lower index.
+    """No kept unit loses to a pruned unit that could have been kept: by score, NaN
+    last, then the lower index.
     """
     meta = row.meta
     states = states_of(row, case)
@@ -234,7 +234,7 @@ def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
     """The worst kept units are dropped, as many as the fraction says, and the best of
-    the free ones grow.
+    the free units grow.
     """
     meta = row.meta
     exchange = row.meta.exchange
@@ -311,7 +311,7 @@ def masks_only_shrink(row: Row, case: Case) -> None:
 
 def exchanges_conserve(row: Row, case: Case) -> None:
     """As many weights grow as are dropped, at most the fraction; grown weights are
-    zero, others keep their values.
+    zero, other weights keep their values.
     """
     meta = row.meta
     exchange = row.meta.exchange

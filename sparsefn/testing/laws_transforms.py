@@ -116,8 +116,8 @@ def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
     try:
         list(updates(made, larger))
     except Exception:
-        # an algorithm that is made of the params of one model may not run on those of
-        # another
+        # an algorithm that is made of the params of one model may not run on the params
+        # of another
         return
     with _compiled(made, "eager") as update:
         for model in (case, larger, case):

@@ -91,7 +91,7 @@ class Meta(NamedTuple):
     `where`           which leaves
     `pruned`          weights off the mask are set to "zero", "keep" their values or
                       "train" on; where some of these train, the sparsity asked for ->
-                      the schedule of the sparsity of those and of the mask together
+                      the schedule of the sparsity of mask and trained weights together
 
     How many are kept:
     `level`           the sparsity asked for -> the schedule that the counts follow

@@ -216,5 +216,5 @@ def half_to_even(fraction: float, n: int) -> int:
 
 
 def even_shares(count: int, parts: int) -> list[int]:
-    """A count over competing groups: the first ones take the remainder."""
+    """A count over competing groups: the first groups take the remainder."""
     return [count // parts + (i < count % parts) for i in range(parts)]

@@ -87,8 +87,8 @@ def passive(
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    Put it into a loop of your own, around `with_optimizer` or inside: all bits are
-    those without it. After `init` and after every `update` it asserts
+    Put it into a loop of your own, around `with_optimizer` or inside: all bits are the
+    same as without it. After `init` and after every `update` it asserts
 
     - purity: no tensor of params, state or gradients is written to, by the counters
       that torch keeps of writes (a write through `Tensor.numpy()` is not counted), and
@@ -241,7 +241,7 @@ def _of_structure(
     old: State | None = None,
     params: Tree = None,
 ) -> State:
-    """The new state, if its tree, shapes and dtypes are those of the old one, or of the
+    """The new state, if it has the tree, shapes and dtypes of the old state, or of the
     params that were given.
     """
     if not isinstance(new, State):
@@ -320,7 +320,7 @@ def _check_memory(
     state: list[Tensor],
     foreign: dict[str, list[Tensor]],
 ) -> None:
-    # Tensors of a state are its own, or those of the state before as a whole.
+    # A tensor of a state is its own, or as a whole a tensor of the state before.
     owners = {_at(x): name for name, leaves in foreign.items() for x in leaves}
     handed_on = {id(x) for x in state}
     before: dict[int, list[Tensor]] = {}

@@ -224,7 +224,7 @@ def cases(
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:
-    """One fixed run over a leaf of at least `elements` elements, and others.
+    """One fixed run over a leaf of at least `elements` elements, and other leaves.
 
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])

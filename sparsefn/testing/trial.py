@@ -26,8 +26,8 @@ class Outcome(NamedTuple):
     False
 
     `said` has a sentence for each distinct failure; `declare` is what to declare in
-    `Meta` if that is meant, and `case` the smallest example. `examples` are those tried
-    until it failed.
+    `Meta` if that is meant, and `case` the smallest example. `examples` counts the
+    examples tried until it failed.
     """
 
     law: str
@@ -156,8 +156,8 @@ def outcome_of(
             seconds=time.perf_counter() - begin,
             examples=tried,
         )
-    # Others failed on the way to a smaller example; one that draws from a global
-    # generator may not fail on it again.
+    # Other cases failed on the way to a smaller example; an algorithm that draws from a
+    # global generator may not fail on it again.
     raised_ids = {id(error) for error in raised}
     last = [(case, one) for case, one in found.values() if id(one) in raised_ids]
     last = last or [*found.values()]

@@ -63,7 +63,7 @@ def in_order(
     offload: str | None = None,
     progress: bool = False,
 ) -> State:
-    """Prune the blocks of a module in turn, each on inputs from the pruned ones before.
+    """Prune the blocks of a module in turn, each on inputs from pruned blocks.
 
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
@@ -79,7 +79,7 @@ def in_order(
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    The state is the last one that `by_block` gives, which has the same arguments and
+    The state is the last state that `by_block` gives, which has the same arguments and
     errors, and also says how long each block took, and how far its outputs moved. With
     `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
     not computed, so the outputs of the last block are not either.
@@ -429,8 +429,8 @@ def outlier_ratios(
     >>> sf.calibration.outlier_ratios(state, stats, ["0", "1"], multiple=2.0)
     {'0': 0.25, '1': 0.0}
 
-    `blocks` are globs; a block's leaves are those that its glob matches and `stats`
-    has. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    `blocks` are globs; a block's leaves are the leaves of `stats` that its glob
+    matches. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
     leaves = flatten(effective(state))[0]
     ratios = {}

@@ -231,17 +231,17 @@ def on_disk(folder: str | Path) -> Cache:
     ...     len(os.listdir(folder)), kept.read()[1, :3], kept.read().stride()
     (1, tensor([  1.,  65., 129.]), (1, 64))
 
-    A tensor that is read has the values, dtype, device and order in memory of the one
-    that was kept. On a CPU its memory is that of the file, of which the system holds in
-    memory what it has room for, and writing to it does not change the file. Tensors of
-    less than a page stay where they are. OSError where the disk is full.
+    A tensor that is read has the values, dtype, device and order in memory of the kept
+    tensor. On a CPU it maps the file: the system holds as much of the file in memory as
+    fits, and writing to the tensor does not change the file. Tensors of less than a
+    page stay where they are. OSError where the disk is full.
     """
 
     def cache(x: Tensor) -> CachedTensor:
         if type(x) is not Tensor or x.layout != torch.strided or x.nbytes < _SMALLEST:
             return CachedTensor(lambda: x)
-        # Dimensions that are expanded have one entry, and the others go as they are in
-        # memory.
+        # Expanded dimensions are written with one entry, other dimensions in their
+        # order in memory.
         own = [slice(None) if step else slice(0, 1) for step in x.stride()]
         dense = x[tuple(own)]
         axes = sorted(range(x.ndim), key=lambda d: (-dense.stride()[d], d))

@@ -60,9 +60,9 @@ def intercepted(parts: Mapping[str, Named], run: Run) -> Iterator[None]:
     ...     relu(torch.ones(1))
     '0'
 
-    A part is called so before its hooks, and whoever holds it; the attribute is the one
-    that `Module.compile` sets. Raises BrokenChainError where an attribute of a part was
-    set since, before its first call.
+    `run` is called before the hooks of a part, wherever the model holds the part; the
+    attribute that does so is the attribute that `Module.compile` sets. Raises
+    BrokenChainError where an attribute of a part was set since, before its first call.
     """
     name = "_compiled_call_impl"
     modules = {path: part.module for path, part in parts.items()}
@@ -201,8 +201,8 @@ class PausedRun:
         self.last: dict[int, int] = {}
 
     def advance(self, number: int, weights: Mapping[str, Tensor]) -> None:
-        """Find out the arguments of the part of a number, where they are not known, and
-        of those after it.
+        """Find the arguments, where they are not known, of the part of call `number`
+        and of the parts after it.
 
         Raises NeededError where they depend on outputs that were not kept,
         BrokenChainError where the model calls the parts in another order.

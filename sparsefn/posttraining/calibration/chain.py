@@ -126,7 +126,7 @@ def _chain(
 
 
 def _outermost(path: str, parts: Sequence[str]) -> str:
-    # Of the parts that a path is in, the one that the others are in.
+    # The outermost of the parts that a path is in.
     return min((part for part in parts if is_inside(path, part)), key=len)
 
 
@@ -149,8 +149,8 @@ def _lists_above(model: Named, names: Sequence[str]) -> list[str]:
 
 
 def _with_siblings(module: nn.Module, at: Sequence[str]) -> dict[str, None]:
-    # These paths of parts and, of parts in a list, the others in it, which data passes
-    # as well.
+    # These paths of parts and, for a part in a list, the list's other parts, which data
+    # passes as well.
     paths = dict.fromkeys(at)
     for above in dict.fromkeys(path.rpartition(".")[0] for path in at):
         if isinstance(holder := module.get_submodule(above), _LISTS):

@@ -63,7 +63,7 @@ def experts(
     nothing is changed either.
 
     Raises ValueError where no such module was called, for experts whose output is not
-    the sum of weights times what single ones give, for numbers past the last expert,
+    the sum of weights times what single experts give, for numbers past the last expert,
     and for outputs that are not finite; each with the path. TypeError for a `state`
     that is no State.
     """

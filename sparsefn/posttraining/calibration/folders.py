@@ -166,7 +166,7 @@ def stored_as(config: Mapping[str, Any]) -> str:
 
 def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a folder with plain weights, without what it says of their zeros:
-    others are zero now.
+    other weights are zero now.
 
     >>> without_sparsity(
     ...     {

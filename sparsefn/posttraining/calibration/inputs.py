@@ -77,21 +77,21 @@ def inputs(
     `as_matrix` gives a weight this form.
 
     The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`.
-    `of` names those that are wanted: `scores.wanda` needs only `of="square"`, which
+    `of` names the wanted statistics: `scores.wanda` needs only `of="square"`, which
     also brings the count, and "gram" takes about as much memory as the weights. "count"
     is exact. "square" adds, in float64, squares that are rounded to float32 (to float64
     for float64 inputs), so another split of the same inputs changes it by the rounding
     of float64 sums alone. "gram" adds in float32, and another split changes it as it
     changes any product of matrices. Inputs of deep layers may themselves differ in
-    their last bits between batches of different sizes, as those are different products.
+    their last bits between batches of different sizes, which are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own
     weights; `args` and `kwargs` are for one call of the module, in its own mode
-    (train or eval); a UserWarning names a layer with dropout, told by its class or an
+    (train or eval); a UserWarning names a layer with dropout, known by its class or an
     attribute. The module, its buffers and the arguments stay as they are; there are no
     hooks, and nothing requires gradients. What is in memory at a time is one call's
     activations, and the statistics. Leaves that read one tensor, as queries, keys and
-    values do, share theirs.
+    values do, share their statistics.
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to
     `3d`, `Conv1D` of transformers, the projections in `nn.MultiheadAttention`, and
@@ -100,7 +100,7 @@ def inputs(
     from the weight, as under a parametrization or `spectral_norm`, transposed
     convolutions and fused recurrent layers: they have no entry. A layer of a kind that
     is seen, but that this call did not reach, has statistics of count 0, which are
-    added like others.
+    added like other statistics.
 
     `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where
     some are padding; each layer must get one input a token, in this order. ValueError
@@ -326,11 +326,11 @@ def collector(
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)},
     torch.Size([5, 1]))
 
-    Leaves come in the order in which they were first seen; after them those of layers
-    that were not reached. Without leaves nothing is watched, which is faster, and so it
-    is where the watch is `narrow`: it looks at the functions of torch that get a leaf,
-    and not at all operations. The second argument are the tokens whose inputs are
-    counted.
+    Leaves come in the order in which they were first seen; after them come the leaves
+    of layers that were not reached. Without leaves nothing is watched, which is faster,
+    and so it is where the watch is `narrow`: it looks at the functions of torch that
+    get a leaf, and not at all operations. The second argument are the tokens whose
+    inputs are counted.
     """
     module = named.module
     at = {name: path for name, (path, _) in named.own.items()}

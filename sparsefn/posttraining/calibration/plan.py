@@ -71,7 +71,7 @@ class Leaf(NamedTuple):
 class Plan(NamedTuple):
     """A folder and its model without weights; the paths of the parts in the order in
     which data passes them, the blocks in each, with the names of their leaves, and all
-    leaves of each, those outside of all parts under "".
+    leaves of each, leaves outside of all parts under "".
     """
 
     folder: Path
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         return {name: x.to(device) for name, x in found.items()}, digest
 
     def outside(self, device: torch.device) -> dict[str, Tensor]:
-        """The weights of the model, of which those outside of all parts have values."""
+        """The weights of the model; weights outside of all parts have values."""
         own = {name: param.detach() for name, (_, param) in self.model.own.items()}
         return own | self.load(OUTSIDE, device)[0]
 
@@ -254,8 +254,8 @@ def unloaded(
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     # A parameter that is registered twice is tied, and becomes one empty parameter.
-    # Weak keys let it leave memory. The hook is there for all threads, and others make
-    # their models as ever.
+    # Weak keys let it leave memory. The hook is there for all threads; other threads
+    # make their models as ever.
     empty: Any = WeakTensorKeyDictionary()
     thread = threading.get_ident()
 

@@ -448,7 +448,7 @@ def unwatched(tree: Tree) -> Any:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     # Most products by far: of a whole leaf with rows of plain numbers that no autocast
-    # turns into others.
+    # converts.
     if (
         type(x) is not Tensor
         or type(weight) is not Watched

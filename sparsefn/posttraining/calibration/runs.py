@@ -90,8 +90,8 @@ class Runs:
         )
 
     def cache(self, number: int) -> Callable[[Tree], CachedTree]:
-        """How to keep the outputs of a part, those of one batch after another, and
-        again.
+        """How to keep the outputs of a part: each call is for the next batch, in a
+        cycle.
         """
         turns = itertools.cycle(range(len(self.paused)))
 
@@ -152,10 +152,10 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[CachedTree]:
     ... )
     []
 
-    The model runs to its end on one example of the call. Of each list the first part
-    runs, and the others return the same, as it matters only in which order the model
-    calls them. Raises BrokenChainError where that is not the order of the parts, each
-    of them once.
+    The model runs to its end on one example of the call. The first part of each list
+    runs, and the list's other parts return the same outputs: only the order in which
+    the model calls them matters. Raises BrokenChainError where that is not the order of
+    the parts, each of them once.
     """
     if not plan.order:
         return []

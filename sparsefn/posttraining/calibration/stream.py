@@ -90,8 +90,8 @@ def stream(
     batches are in `out`, about three times the hidden states of all batches. Weights
     are run and written in the dtype that `from_pretrained` gives them; folders of
     quantized and of compressed models are refused. What config.json says of the zeros
-    of plain weights, as compressed-tensors does, is left out of that of `out`, whose
-    zeros are others.
+    of plain weights, as compressed-tensors does, is left out of the config.json of
+    `out`, which has other zeros.
 
     **Killed at any moment**, the same call goes on at the block where it was, with the
     same bits: a file is on the disk before it has its name. What is there already is
@@ -103,13 +103,13 @@ def stream(
     **Several processes** of `torch.distributed` share the batches, if all make the same
     call and see the same folders. Each adds the sums of all in the order of the
     processes, so that masks have the same bits in every run on so many processes, and
-    differ from those of one process as sums in another order do. Then all call `prune`,
-    and solve the rows of each weight together, as in `sf.distributed.by_rows`; the
-    first one writes. ValueError where what `prune` gives is not the same on all of
-    them.
+    differ from the masks of one process as sums in another order do. Then all call
+    `prune`, and solve the rows of each weight together, as in `sf.distributed.by_rows`;
+    the first process writes. ValueError where what `prune` gives is not the same on all
+    of them.
 
-    One example is run beforehand, to see in which order the model calls its layers. No
-    module but the one that `make` gives is written to, and no hook is left.
+    One example is run beforehand, to see in which order the model calls its layers.
+    Only the module that `make` gives is written to, and no hook is left.
 
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a
     layer that are tied to leaves outside of it; layers that the model does not call one

@@ -157,8 +157,8 @@ def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
         their tensors.
 
     Raises:
-        ValueError: Statistics without "count" and "square", such as those of
-            `sf.calibration.experts`; attention that no batch reached.
+        ValueError: Statistics without "count" and "square", such as
+            `sf.calibration.experts` returns; attention that no batch reached.
     """
     return {path: _filled(path, of) for path, of in stats.items()}
 

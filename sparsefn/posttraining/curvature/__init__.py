@@ -1,8 +1,8 @@
 """Scores from derivatives of a loss: sensitivity, Fisher, Hessian, GraSP, SynFlow.
 
-Each function takes a loss and data, and returns a score like those of `sf.scores`. The
-loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its
-arguments after params, or a function of the step that returns one. Derivatives are
+Each function takes a loss and data, and returns a score like the scores in `sf.scores`.
+The loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the tuple of
+its arguments after params, or a function of the step that returns one. Derivatives are
 taken at the effective weights with respect to the sparsified leaves only, as in the
 papers. A leaf with a 0-d mask (a bias, a norm) is a constant and scores 0. The `grads`
 of the update are not used.

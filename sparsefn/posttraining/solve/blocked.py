@@ -1,4 +1,4 @@
-"""SparseGPT: columns from left to right, where later ones make up for earlier ones."""
+"""SparseGPT: columns from left to right; later columns make up for earlier ones."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from sparsefn.posttraining.solve.inputs import (
     in_one_dtype,
 )
 
-# How many columns are swept together: changes of others reach them by products of
-# matrices.
+# How many columns are swept together: changes of other columns reach them by products
+# of matrices.
 WIDTHS = (256, 64, 16)
 # Entries of the rows that are swept together. Fewer take longer, above all on a GPU,
 # where launches take the time.
@@ -70,7 +70,7 @@ def obs(
     group is chosen when its first column is reached. Where the pattern leaves the count
     open, `keep` is the share or count of each group. A `mask` is kept as it is. Scores
     are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse for column
-    j and all later ones; ties go to the lowest index. `block` also says how far the
+    j and all later columns; ties go to the lowest index. `block` also says how far the
     choice of a mask looks ahead; time hardly depends on it.
 
     `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs
@@ -184,8 +184,8 @@ class _Columns(NamedTuple):
 
 
 def _inverses(factor: Tensor, span: int) -> list[Tensor]:
-    # Of each `span` columns of a factor the matrix that turns changes which earlier
-    # columns cause into those of the columns themselves, if all are kept.
+    # For each `span` columns of a factor, the matrix that turns the changes from
+    # earlier columns into the changes of these columns, if all are kept.
     columns = len(factor)
     many = columns // span
     rest = columns - many * span
@@ -221,15 +221,16 @@ def _sweep(
     scale = parts[0].scale[:, None]
     columns = len(factor)
     if widths[0] == span:
-        # What the weights of these columns are by now: those that all of them, if kept,
-        # make of the changes before. Their signs are turned, before they are squared.
+        # What the weights of these columns are by now: what the earlier changes make of
+        # them, if all are kept. Their signs are flipped, and then they are squared.
         now = [(inverses[0] @ at.due).sub_(at.changes).mul_(scale) for at in parts]
         squares = [x.mul_(x) for x in now]
         mask = choose(squares[0] if len(squares) == 1 else torch.cat(squares, 1), first)
         own_masks = torch.split(mask, [len(at.mask) for at in parts], 1)
         for at, own_mask in zip(parts, own_masks, strict=True):
             at.mask.copy_(own_mask.T)
-            # Torch turns whole tensors block by block, but not parts of others.
+            # Torch transposes a whole tensor block by block, but not a part of a
+            # tensor.
             kept = own_mask.contiguous()
             at.keeps.copy_(kept)
             # a pruned weight changes by all that it is
@@ -243,8 +244,8 @@ def _sweep(
             after = a // span
             _sweep(some, inverses[after:], widths[1:], span, first + after, choose)
         return
-    # The factor is 0 for the column itself and for those after it, whose changes are
-    # not known yet. Fused operations would be a little faster, but vmap has none of
+    # The factor is 0 for the column itself and for the columns after it, whose changes
+    # are not known yet. Fused operations would be a little faster, but vmap has none of
     # them.
     for at in parts:
         before = at.changes.T

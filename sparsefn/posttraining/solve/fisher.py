@@ -94,8 +94,8 @@ def obs_fisher(
     is pruned, and its mask, both of the weight's shape. With F the matrix of
     `fisher_inverse(grads, damp, block)`, in blocks of consecutive entries, the `keep`
     weights of the largest w_q^2 / (2 [F^-1]_qq) stay, the lowest index among equal
-    ones. For each pruned weight the others of its block change by -w_q [F^-1]_q /
-    [F^-1]_qq; the changes for several weights are added up, as the paper does, which
+    ones. For each pruned weight the other weights of its block change by -w_q [F^-1]_q
+    / [F^-1]_qq; the changes for several weights are added up, as the paper does, which
     leaves out how pruned weights make up for each other. Off a `mask`, gradients do not
     count, and pruned weights of 0 go first.
 

@@ -1,4 +1,4 @@
-"""Exact OBS: one weight after the other, the one that others make up for best."""
+"""Exact OBS: one weight after the other, the weight that the rest make up for best."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def obs_exact(
     `weight` is (out, in), `hessian` (in, in), symmetric. Returns the new weight, +0.0
     where it is pruned, and its mask. Each row prunes the weight of least w^2 /
     [H^-1]_qq over the columns that it has left, the lowest index among equal ones, and
-    the others make up for it. Without a pattern `n_prune` weights go, over all rows:
-    the row is next whose next weight costs least. Or it is a sequence, with a count for
-    each row. With a pattern whose groups lie inside rows, `row_balanced()` or `nm(n,
-    m)`, each group loses `n_prune`; `nm` says it, so leave it out. The new weights are
-    as `refit` gives them, which the changes add up to. `damp` times the mean of the
-    hessian's diagonal is added to the diagonal.
+    the row's other weights make up for it. Without a pattern `n_prune` weights go, over
+    all rows: the row whose next weight costs least is next. `n_prune` may be a
+    sequence, with a count for each row. With a pattern whose groups lie inside rows,
+    `row_balanced()` or `nm(n, m)`, each group loses `n_prune`; `nm` says it, so leave
+    it out. The new weights are as `refit` gives them, which the changes add up to.
+    `damp` times the mean of the hessian's diagonal is added to the diagonal.
 
     A row takes time of in^2 for each weight that it loses and as much memory, so this
     is for small layers; `obs` is the fast approximation. Computed in the wider dtype of

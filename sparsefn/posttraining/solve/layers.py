@@ -39,9 +39,9 @@ def layerwise(
     the Conv1D of transformers, get their form back. Where parts of the outputs read
     other inputs, as in a convolution with groups, `fn` is called for each.
 
-    Raises ValueError for a leaf without statistics, for those of no input or without
-    "gram", and for what `fn` raises a ValueError of, all with the path; TypeError for
-    other statistics, and for what is no function of three arguments.
+    Raises ValueError for a leaf without statistics, for statistics of no input or
+    without "gram", and for what `fn` raises a ValueError of, all with the path;
+    TypeError for other statistics, and for what is no function of three arguments.
     """
     check_call("fn", fn, "weight", "gram", "mask")
     check_stats("layerwise", stats)
