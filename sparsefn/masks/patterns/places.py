@@ -132,7 +132,8 @@ def place_of(
 
 
 def classed(name: str, places: Sequence[Place]) -> TiedSet:
-    """A tied set of these places, with the classes of its units if they lie anyhow.
+    """A tied set of these places, with the classes of its units if their indices are
+    arbitrary.
 
     >>> import numpy as np
     >>> made = classed(
