@@ -25,8 +25,8 @@ from sparsefn.masks.budgets.distributions import (
 )
 from sparsefn.masks.patterns.units import Grids, Pattern, Units
 
-# What an algorithm was told about its counts: a sparsity at each step, a count by
-# scores, or nothing.
+# What decides the counts of an algorithm: a sparsity at each step, a count by scores,
+# or nothing.
 Goal = Schedule | Counted | None
 
 
@@ -171,7 +171,7 @@ def bounded_winners(
         fewest.append(max(low, lowest))
         most.append(max(high, lowest))
     if any(high < n for high, n in zip(most, sizes.values(), strict=True)):
-        # Only the best of a leaf compete, as many as it keeps at most.
+        # Only the best units of a leaf compete, as many as it keeps at most.
         best = winners(entries, _beyond(held, entries, most))
         entries = [
             x._replace(allow=allow, deny=None)
@@ -179,7 +179,8 @@ def bounded_winners(
         ]
     if not any(fewest):
         return winners(entries, [count], joint=True)
-    # The best of a leaf, as many as it keeps at least, win before all others.
+    # The best units of a leaf, as many as it keeps at least, win before all other
+    # units.
     first = winners(entries, _beyond(held, entries, fewest))
     alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
     pairs = zip(entries, alike, first, strict=True)

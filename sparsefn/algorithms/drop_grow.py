@@ -252,7 +252,7 @@ def snfs() -> None:
 
 
 class _Cycle(NamedTuple):
-    """What `drop_grow` was told: see there."""
+    """The arguments of `drop_grow` that one cycle reads."""
 
     current: bool
     fraction: Schedule | Counted
@@ -263,8 +263,8 @@ class _Cycle(NamedTuple):
     plan: Redistribute | None
 
     def run(self, units: Field, scores: Read) -> Decision:
-        """Drop the worst of the active units of each group, then grow the best of the
-        others, up to the target.
+        """Drop the worst of the active units of each group, then grow the best of its
+        other units, up to the target.
         """
         drop = scores("drop")
         grow = scores("grow")

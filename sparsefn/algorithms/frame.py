@@ -214,8 +214,8 @@ def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
 
 
 class Decision(NamedTuple):
-    """What a method decides about some leaves: their new masks, and of those that were
-    kept, which stay (None: all).
+    """What a method decides about some leaves: their new masks, and the masks of kept
+    weights that stay (None: all stay).
     """
 
     masks: Leaves
@@ -242,8 +242,8 @@ class MaskRecipe(NamedTuple):
     """Arguments of a mask-based algorithm; `testing` and `attach` read them.
 
     `build` makes the algorithm, which makes masks in `init`, remembers at every step
-    and changes masks where `when` fires. Grown weights start at `grown`; None leaves
-    them as they are.
+    and changes masks where `when` fires. Grown weights start at `grown`; None keeps
+    their values.
 
     apart: Leaves may be processed one by one.
     exact: Kept counts equal the target; only `testing.passive` reads it.

@@ -16,7 +16,7 @@ from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.scores.plain import Absolute, Drawn, OfInputs, OfUnits
 from sparsefn.masks.scores.units import read_score
 
-# What happens to weights off the mask: set to zero, kept as they are, or trained on.
+# What happens to weights off the mask: set to zero, kept unchanged, or trained.
 Pruned = Literal["zero", "keep", "train"]
 
 
@@ -90,7 +90,7 @@ class Reader:
     """Reads scores by role for one change of masks.
 
     Each role draws its own random numbers. The scores of all `leaves` are read once.
-    Those that are drawn are made anew for the leaves that are asked for.
+    Drawn scores are drawn at each read, for the requested leaves alone.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ def update_together(update: Stepping, state: State, grads: Tree, step: Step) -> 
     process is raised on all.
 
     A process whose gradients do not fit makes the step with zeros for them, up to the
-    first agreement, which tells the others. So it takes part wherever the others wait
-    for it, and sends nothing where they do not.
+    first agreement, where all processes raise. So it takes part wherever other
+    processes wait for it, and sends nothing where they do not.
     """
     params = state.params
     fault = None
@@ -173,7 +173,7 @@ def _fault(grads: Tree, params: Tree) -> Exception | None:
 
 
 def _pairs(grads: Tree, params: Tree) -> dict[str, tuple[Tree, Tensor]]:
-    # The gradients that have a param, whatever else they are.
+    # The gradients that have a param; nothing else about them is checked.
     with suppress(Exception):
         given = flatten(grads)[0]
         return {

@@ -158,7 +158,7 @@ def one_shot() -> None:
 
     With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside
     `with_optimizer` masks follow the optimizer's step, and such a score would multiply
-    stepped weights by the gradient of those before: leave that one step out,
+    stepped weights by the gradient of the weights before it: leave that one step out,
     `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
 

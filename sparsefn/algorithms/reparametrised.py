@@ -51,9 +51,9 @@ def reparametrised(
     `inner` masks the result. `state.scores` holds "latent" and "step", the step that
     random or scheduled maps are drawn at; `state.parts` holds the state of `inner`
     (default `dense()`). `state.params` are the weights made from the latents, so
-    `sf.effective` is as everywhere. Every update makes them anew, on skipped optimizer
-    steps too: `update(step)` draws for step + 1. Leaves that are not chosen train
-    directly. A weight that `inner` grows back resumes from its latent.
+    `sf.effective` works as on any state. Every update makes the weights again, on
+    skipped optimizer steps too: `update(step)` draws for step + 1. Leaves that are not
+    chosen train directly. A weight that `inner` grows back resumes from its latent.
     """
     if not isinstance(reparam, Reparametrisation):
         got = uncalled(reparam) or repr(reparam)
@@ -157,7 +157,7 @@ def reparametrised(
         )
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        del step  # the stored step is the one that the weights were drawn at
+        del step  # the weights were drawn at the stored step
         leaves = flatten(masked_view.grads(inner_state(state), grads, 0))[0]
         every = state.scores["latent"]
         latents = trained(state)
@@ -216,9 +216,9 @@ def settled(algorithm: Algorithm, state: State) -> State:
     >>> sf.effective(state), sf.effective(sf.settled(algorithm, state))
     ({'w': tensor([[2., 4.]])}, {'w': tensor([[0., 0.]])})
 
-    `params` and `masks` are those of evaluation: without noise, and with hard gates. It
-    is for `effective`, reports, `bake` and `shrink`; train on with the state itself,
-    which is returned where nothing differs. Raises TypeError for anything but an
+    `params` and `masks` are for evaluation: without noise, and with hard gates. Pass
+    this state to `effective`, reports, `bake` and `shrink`; train on with the given
+    state, which is returned where nothing differs. Raises TypeError for anything but an
     Algorithm and a State.
     """
     if not isinstance(algorithm, Algorithm) or not isinstance(state, State):

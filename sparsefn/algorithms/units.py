@@ -59,10 +59,10 @@ Open: TypeAlias = Flags | None  # None: all units
 class Field(NamedTuple):
     """The units of some leaves under a rule.
 
-    `masks` are those of the leaves, within `allowed`; `free` are the units that may be
-    kept. `known` are the counts at the step where a sparsity or the pattern says them,
-    else scores decide by `goal`. Counts are 1-D, one entry a group, the grids one after
-    another; where all leaves meet in one competition there is one.
+    `masks` are the masks of the leaves, within `allowed`; `free` are the units that may
+    be kept. `known` are the counts at the step where a sparsity or the pattern says
+    them, else scores decide by `goal`. Counts are 1-D, one entry a group, the grids one
+    after another; where all leaves meet in one competition there is one entry.
     """
 
     rule: Competition
@@ -124,7 +124,7 @@ class Field(NamedTuple):
 
     def targets(self, sparsity: Real | None) -> list[Count]:
         """Kept counts at a sparsity, or the pattern's; what a group has no room for
-        goes to the others of its leaf.
+        goes to other groups of its leaf.
         """
         given = self._of_whole(sparsity, self._room())
         if self.joint:
@@ -239,8 +239,8 @@ class Field(NamedTuple):
         but: Open = None,
         held: Open = None,
     ) -> Flags:
-        """The best units of each group, as many as its count says, `among` some and not
-        those of `but`.
+        """The best units of each group, as many as its count says, from the units of
+        `among` without `but`.
 
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
@@ -300,8 +300,8 @@ class Field(NamedTuple):
     def masks_of(
         self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None
     ) -> Leaves:
-        """Masks of the leaves from kept units, and the best elements `among` some of
-        others by the pattern.
+        """Masks of the leaves from kept units; by the pattern, other units keep their
+        best elements `among` some.
         """
         values: Leaves = {}
         if scores is not None and not self.elementwise and self.rule.pattern.partial:
@@ -318,7 +318,7 @@ class Field(NamedTuple):
 
     def parts(self, apart: bool) -> Iterator[Field]:
         """The field in parts of a few leaves where an update saves memory and leaves
-        stand `apart`, else as it is.
+        stand `apart`, else the whole field.
         """
         grids = self.grids
         if len(grids.extents) < 2 or self.joint or not apart or grids.least:
@@ -358,8 +358,8 @@ def field(
     step: Step = 0,
     structures: Structures | None = None,
 ) -> Field:
-    """The units of some leaves, of which those compete that are allowed; a path that is
-    missing is allowed whole.
+    """The units of some leaves, of which the allowed units compete; a leaf that is
+    missing in `allowed` is allowed whole.
     """
     known = None if structures is None else structures.of(leaves)
     if known is None:

@@ -104,7 +104,7 @@ class _Memory(NamedTuple):
 
 
 class Accumulated(Made, _Memory):
-    """A score with memory, whose leaves live in `state.scores` under the score's role.
+    """A score with memory, whose leaves are in `state.scores` under the score's role.
 
     >>> import sparsefn as sf
     >>> ema = sf.scores.ema(sf.scores.gradient, decay=0.5)
@@ -132,7 +132,7 @@ def has_own_support(state: State) -> bool:
 
 
 def has_optimizer(state: State) -> bool:
-    """Whether a state, or one of its parts, holds that of an optimizer.
+    """Whether a state, or one of its parts, holds an optimizer's state.
 
     >>> import sparsefn as sf
     >>> trained = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1))
@@ -296,11 +296,11 @@ masked_view = TrainView(
 
 
 class UncheckedUpdate(NamedTuple):
-    """The update of an algorithm for those around it, which have checked the arguments.
+    """The update for the algorithms around this one, which have checked the arguments.
 
-    They call `inner`. With `overwrites`, `inner` sets the weights last, and those on
-    the new support stay: it may write over weights that nobody else needs. What users
-    call goes to `around` where there is one, but for DTensors. `recipe` holds the
+    They call `inner`. With `overwrites`, `inner` sets the weights last, and weights on
+    the new support stay: it may write over weights that nothing else needs. The public
+    update calls `around` where there is one, but not for DTensors. `recipe` holds the
     arguments of a mask-based algorithm: a `MaskRecipe` of the frame.
     """
 

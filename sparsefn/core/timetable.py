@@ -62,11 +62,12 @@ def unfinished(
     ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50,
     the length of the run']
 
-    `made` is an algorithm, or whatever else a function of this library made: it looks
-    at the calls that made it and its parts. Of functions of your own, and of tensors
-    that a transform hides, it knows nothing. A polynomial or piecewise schedule beside
-    a trigger `when` must have ended where that fires last. `words` say which steps
-    these are. TypeError or ValueError unless `steps` is an int and at least 1.
+    `made` is an algorithm, or any other object that a function of this library made:
+    the check reads the calls that made it and its parts. Of functions of your own, and
+    of tensors that a transform hides, it knows nothing. A polynomial or piecewise
+    schedule beside a trigger `when` must have ended where `when` fires last. `words`
+    say which steps these are. TypeError or ValueError unless `steps` is an int and at
+    least 1.
     """
     check_int("unfinished", "steps", steps, 1)
     return list(dict.fromkeys(_found(made, _Run(0, steps, words.format(steps)), None)))

@@ -144,7 +144,7 @@ class At:
     >>> sf.triggers.At((1, 3)).count(3)
     2
 
-    Called and counted like `Every`; without steps it is False, whatever the step. Its
+    Called and counted like `Every`; without steps it is False at every step. Its
     arguments are not checked: use `at`.
     """
 

@@ -187,7 +187,7 @@ def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
         state_or_masks.masks if isinstance(state_or_masks, State) else state_or_masks
     )
     check_masks(masks, masks)
-    # A 0-d mask of either tree comes back from `union` as it is.
+    # `union` returns a 0-d mask of either tree unchanged.
     both = masks if seen is None else union(seen, masks)
 
     def own(mask: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ def _meetings(size: int, number: int) -> np.ndarray:
 
 
 def _ways(m: int) -> np.ndarray:
-    # Orders of the channels of two groups, first the one that they have.
+    # Orders of the channels of two groups, first their present order.
     if m <= _WIDEST:
         orders = []
         for rest in itertools.combinations(range(1, 2 * m), m - 1):

@@ -15,7 +15,7 @@ __dir__ = __all__.copy
 def linear_pair(
     x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """x @ w_forward.T + bias, whose gradient in x is that of `w_backward`.
+    """x @ w_forward.T + bias, whose gradient in x is taken with `w_backward`.
 
     >>> x, dense = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
     >>> fewer, other = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
@@ -26,11 +26,11 @@ def linear_pair(
     ... )
     (tensor([[0., 4.]]), tensor([[1., 2.]]))
 
-    With dy the gradient of the result, that of x is dy @ w_backward, that of
-    `w_forward` is dy.T @ x on all entries, and `w_backward` has none. So a weight that
-    is masked N:M along its inputs for the forward product, and along its outputs for
-    the product of the backward pass, trains with both products sparse: `w_forward` is
-    then `sf.masks.straight_through(masked, weight)`. Shapes are those of
+    With dy the gradient of the result, x has the gradient dy @ w_backward, `w_forward`
+    has dy.T @ x on all entries, and `w_backward` has none. So a weight that is masked
+    N:M along its inputs for the forward product, and along its outputs for the product
+    of the backward pass, trains with both products sparse: `w_forward` is then
+    `sf.masks.straight_through(masked, weight)`. Shapes are as in
     `torch.nn.functional.linear`, and both weights are (outputs, inputs).
 
     Right under grad, vmap and compile. In compiled code it costs one more product:

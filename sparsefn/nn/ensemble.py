@@ -19,7 +19,7 @@ __dir__ = __all__.copy
 
 
 def stack(states: Sequence[Tree]) -> Tree:
-    """One tree whose leaves hold those of all members along a new first dimension.
+    """One tree whose leaves hold the members' leaves along a new first dimension.
 
     >>> states = [sf.dense().init({"w": torch.full((2,), float(i))}) for i in range(3)]
     >>> stacked = sf.ensemble.stack(states)
@@ -181,7 +181,7 @@ class Row(NamedTuple):
     >>> row.kept, row.sparsity, row.mean
     ((1, 2), (0.5, 0.0), 0.25)
 
-    `shape` and `total` are those of one member. `shared[i, j]` counts the weights that
+    `shape` and `total` are of one member. `shared[i, j]` counts the weights that
     members i and j both keep, int64 and exact.
     """
 
@@ -224,8 +224,8 @@ class Summary(NamedTuple):
     (4, 2)
 
     `rows` has a `Row` for every leaf, `total` is over all of them, `sparsified` over
-    those that have masks, and `dense` holds the paths of the others. `overlap` is that
-    of `sparsified`.
+    the leaves that have masks, and `dense` holds the paths of the other leaves.
+    `overlap` is the overlap of `sparsified`.
     """
 
     rows: tuple[Row, ...]

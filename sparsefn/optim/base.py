@@ -183,8 +183,8 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
 def by_backend(
     name: str, rows: Sequence[Row], numbers: Row, formula: Formula, *options: object
 ) -> tuple[list[Row], Any] | None:
-    """What the backend of a device makes of rows and numbers, the count before others;
-    a formula makes the rows that it leaves. None where it declines.
+    """What the backend of a device makes of rows and numbers (first the count);
+    `formula` makes the rows that the backend leaves. None where the backend declines.
 
     >>> by_backend("none", [], (torch.tensor(0),), lambda *given: given)
     """
@@ -211,8 +211,8 @@ def under_masks(
     ([[tensor([0., 1.])]], tensor(1))
 
     Gradients count as zero off the masks, and params move only on them. `old` are the
-    numbers of the state, the count before others; the rate is added to them. The
-    formula makes updates and moments of rows of (*moments, gradient, param).
+    numbers of the state, first the count; the rate is appended to them. The formula
+    makes updates and moments of rows of (*moments, gradient, param).
     """
     device = old[0].device.type
     # for the CPU it is registered above

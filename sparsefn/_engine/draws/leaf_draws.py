@@ -1,5 +1,5 @@
-"""The draws of all leaves of a tree: on a device in one pass over the words, whatever
-the number of leaves.
+"""The draws of all leaves of a tree: on a device in one pass over the words for any
+number of leaves.
 
 A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves
 are folded together, in Python where the key can be read, and the words of leaves laid

@@ -201,8 +201,8 @@ def _rounds(
     c: Array,
     second: bool,
 ) -> None:
-    # The key is in `high` and in `b` already; `a` is yet to be filled, `c` is to write
-    # on.
+    # The key is in `high` and in `b` already; `a` has no values yet, and `c` is scratch
+    # memory.
     np.add(b, high, a)
     for i, (to_a, to_b) in enumerate(added):
         for j, r in enumerate(ROTATIONS[i % 2]):

@@ -31,9 +31,9 @@ def flat_memory(*tensors: Tensor, least: int | None = None) -> Row | None:
     >>> blockwise.flat_memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
     (4096,)
 
-    None for tensors of fewer than `least` elements (`SMALL` by default), those whose
-    gradient is wanted, and where a transform, a trace or a device hides them. bfloat16
-    comes as int16 words.
+    None for tensors of fewer than `least` elements (`SMALL` by default), for tensors
+    whose gradient is wanted, and where a transform, a trace or a device hides the
+    memory. bfloat16 comes as int16 words.
     """
     shape = tensors[0].shape
     if shape.numel() < (SMALL if least is None else least):
@@ -51,8 +51,8 @@ def append_row(
     results: int,
     overwrites: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Append memory that `flat_memory` found, or a view of it, and that of new tensors,
-    which are returned.
+    """Append memory that `flat_memory` found, or a view of it, and the memory of new
+    tensors; return these tensors.
 
     >>> from sparsefn._engine.leaves import blockwise
     >>> rows, x = [], torch.ones(2)

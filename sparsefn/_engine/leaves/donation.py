@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What is left of the tensors that are given away, and the ids of those among them that
-# `donate` gave.
+# The donated tensors that no result has claimed, and the ids of the tensors that
+# `donate` added.
 _given: ContextVar[tuple[dict[int, Tensor], set[int]] | None] = ContextVar(
     "given", default=None
 )
@@ -61,8 +61,8 @@ def claim(x: Tensor) -> Tensor | None:
 
 
 def donate(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
-    """Give tensors away that this update has made itself, those that have memory of
-    their own; outside, do nothing.
+    """Donate the tensors, made by this update, that share memory with no other tensor;
+    outside of `donating`, do nothing.
 
     >>> from sparsefn._engine.leaves import donation
     >>> x, y = torch.ones(2), torch.ones(2)
@@ -106,7 +106,7 @@ def is_donated(x: Tensor) -> bool:
 def unshared_memory(
     tensors: Sequence[Tensor], others: Iterable[Tensor]
 ) -> list[Tensor]:
-    """The contiguous tensors that have a storage of their own, which none of the others
+    """The contiguous tensors whose storage no other tensor, here or in `others`,
     shares.
 
     >>> from sparsefn._engine.leaves import donation

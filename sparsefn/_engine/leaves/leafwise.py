@@ -70,7 +70,7 @@ def zeroed(
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
 
-    A leaf whose mask is 0-d is returned as it is. With `overwrite`, a leaf that was
+    A leaf whose mask is 0-d is returned unchanged. With `overwrite`, a leaf that was
     donated is zeroed in its own memory.
     """
     least = blockwise.SMALL if overwrite else _FEW_TO_MASK
@@ -79,7 +79,7 @@ def zeroed(
 
 
 def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Write +0.0 off its mask into each leaf; a leaf whose mask is 0-d stays as it is.
+    """Write +0.0 off its mask into each leaf; a leaf whose mask is 0-d does not change.
 
     >>> from sparsefn._engine.leaves import leafwise
     >>> leaf = torch.tensor([1.0, torch.nan])
@@ -106,7 +106,7 @@ def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
 def are_zeroed(
     masks: Sequence[Tensor], leaves: Sequence[Tensor], others: Sequence[Tensor]
 ) -> bool:
-    """Whether others are the leaves with +0.0 off their masks, bit for bit; for plain
+    """Whether `others` are the leaves with +0.0 off their masks, bit for bit; for plain
     tensors in CPU memory.
 
     >>> from sparsefn._engine.leaves import leafwise
@@ -173,9 +173,9 @@ def _chosen(
     least: int = _FEW,
     overwrites: Sequence[int] = (),
 ) -> list[Tensor]:
-    # The results of a kernel for masks and leaves in memory, of a formula for others
-    # and for those of fewer than `least` elements. A leaf whose mask is 0-d is returned
-    # as it is.
+    # The results of a kernel for masks and leaves in memory, and of a formula for other
+    # leaves and leaves of fewer than `least` elements. A leaf whose mask is 0-d is
+    # returned unchanged.
     rows: list[Row] = []
     results = list(trees[0])
     left: list[int] = []
@@ -265,7 +265,7 @@ def _summed(leaf: Tensor, update: Tensor) -> Tensor:
 
 @each_local
 def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """As `zeroed`, but leaves are read first, and handed back as they are if there is
+    """As `zeroed`, but leaves are read first, and returned unchanged if there is
     nothing to do.
 
     A leaf that is given away is cleaned in its own memory.

@@ -6,8 +6,9 @@ most; a larger leaf is by itself. A formula of `+ - * /`, flags and `where` is w
 once, for a tensor or for `Listed`, whose operations are one launch and copy nothing; no
 operation has a product and a sum in it, so none can be rounded once where the formula
 rounds twice. For other functions leaves are laid end to end, and results are cut apart
-into tensors with memory of their own. Small CPU tensors are laid so, too. Others, and
-tensors under a transform or whose gradient is wanted, are worked on one by one.
+into tensors with memory of their own. Small CPU tensors are laid end to end, too. Large
+CPU tensors, and tensors under a transform or whose gradient is wanted, are worked on
+one by one.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from sparsefn._engine.surroundings import (
 Made = TypeVar("Made", bound="Tensor | tuple[Tensor, ...]")
 Row = tuple[Tensor, ...]
 
-# elements laid end to end: the copies of a pack take this much memory, not that of a
+# elements laid end to end: the copies of a pack take this much memory, not as much as a
 # model
 MOST = 1 << 25
 PART_ON_CPU = 1 << 22  # elements of a part of an update that saves memory
-# elements of a leaf that takes less time end to end with others than by itself, if they
-# are as many
+# a leaf of at most this many elements takes less time end to end with other leaves than
+# by itself, if at least `FEWEST` leaves are as small
 SMALL = 1 << 12
 FEWEST = 12
 
@@ -127,7 +128,7 @@ def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The elements of a tensor cut into tensors of the shapes of some others, each with
+    """The elements of a tensor cut into tensors of the shapes of `like`, each with
     memory of its own.
 
     >>> from sparsefn._engine.leaves import lists
@@ -203,7 +204,7 @@ class Joined(NamedTuple):
 
 
 def joined_rows(rows: Sequence[Row]) -> list[Joined]:
-    """The rows that are best worked on as one: those of `small_packs`.
+    """The rows that are best worked on as one: the packs of `small_packs`.
 
     >>> from sparsefn._engine.leaves import lists
     >>> (joined,) = lists.joined_rows([(torch.full((1,), n),) for n in range(12)])

@@ -23,7 +23,7 @@ from sparsefn._engine.surroundings import Array, constants
 
 Row = tuple[Tensor, ...]
 Blocks = Iterable[blockwise.Row]
-# of each row, None for one that is left to others
+# of each row, None for a row that the caller steps
 Results = list[Sequence[Tensor] | None]
 _TAKEN = {torch.float32, torch.bool}
 

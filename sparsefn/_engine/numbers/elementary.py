@@ -5,8 +5,8 @@ differently in the last place. Here all of them go through one sequence of exact
 rounded operations: argument reduction, a series, and error-free sums and products where
 it takes more than float64.
 
-Derivatives of every order, forward and backward, are those of torch's own functions; at
-the ends of a range see there.
+Derivatives of every order, forward and backward, equal torch's; at the ends of a range
+see each function.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def cospi(x: Real) -> Real:
 def _cospi(x: Real) -> Real:
     # Into [0, 2), then [0, 1], as cos is even around 1, then [0, 1/2], as it is odd
     # around 1/2. A difference that counts is a remainder, or of numbers of which one is
-    # at most twice the other: none is rounded.
+    # at most twice the other: no difference is rounded.
     x = real_where(x < 0.0, -x, x)
     x = x - 2.0 * floor(x * 0.5)
     x = real_where(x > 1.0, 2.0 - x, x)
@@ -204,8 +204,8 @@ def real_power(base: Real, exponent: Real) -> Real:
 
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few
     beyond. A negative exponent needs a positive base; a negative base gives NaN. Slopes
-    at base 0 are the base's for exponent 1 and 0 for others; where the value is
-    not finite they are 0, too.
+    at base 0 are the base's for exponent 1, and 0 for other exponents; where the value
+    is not finite they are 0, too.
     """
     return _smooth("power", base, exponent)
 

@@ -181,9 +181,9 @@ def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> T
     >>> numbers.folded(torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]))
     tensor([ 6., 60.])
 
-    The first part is the largest power of two below their number, so that of seven the
-    last three go to the first three. An order of sums that does not depend on the
-    layout, the device or the number of threads.
+    The first part has as many rows as the largest power of two below their number: of
+    seven rows the last three are added to the first three. This is an order of sums
+    that does not depend on the layout, the device or the number of threads.
     """
     while len(x) > 1:
         half = 1 << (len(x) - 1).bit_length() - 1
@@ -199,8 +199,8 @@ def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> T
 def batch_first(
     dims: Sequence[int | None], *tensors: Tensor | None
 ) -> list[Tensor | None]:
-    """The arguments of a batching rule, the batch in front of those that have one,
-    ready to broadcast.
+    """The arguments of a batching rule, ready to broadcast: the batch is the first
+    dimension of the arguments that have one.
 
     >>> from sparsefn._engine.numbers import numbers
     >>> [

@@ -1,8 +1,8 @@
 """Agreements of processes: an error of one is raised on all, and none waits.
 
 Processes agree where they change masks, and there alone: other steps send nothing. So
-an error before is told only if the others are about to agree. They leave a note before
-they do, which asks for no answer.
+an error before an agreement is sent only if the other processes are about to agree.
+Before they agree they leave a note, which asks for no answer.
 
 With an agreement processes compare what they see: the call, the step, and the leaves
 with their shapes, dtypes and placements. Where these differ, the messages after it
@@ -28,8 +28,8 @@ from sparsefn._engine.surroundings import Array
 
 Seen: TypeAlias = Mapping[tuple[str, str], str]  # what and at which path -> in words
 
-WAIT = 3.0  # seconds in which the others, which make the same step, leave their note
-_WORDS = 512  # bytes of an error that are told
+WAIT = 3.0  # seconds in which other processes, at the same step, leave a note
+_WORDS = 512  # bytes of an error that are sent
 _DIGEST = 8  # bytes of what a process sees; an error has zeros there
 _begun: Counter[str] = Counter()  # agreements of this process by group
 
@@ -55,12 +55,12 @@ def agree(
         ...
     ValueError: no
 
-    An error is raised as it is where it is from. Takes one exchange of 8 bytes. Every
-    exchange begins with it, so that a process with an error may call it in place of the
-    exchange. Inside `agreement` and `scope` it is over their groups, whatever the
-    exchange is over: a process with an error does not know which exchange the others
-    are at. Raises ValueError where they do not see the same, and `Lost` where the
-    others do not come.
+    The process that has an error raises it unchanged. Takes one exchange of 8 bytes.
+    Every exchange begins with it, so that a process with an error may call it in place
+    of the exchange. Inside `agreement` and `scope` it is over their groups, not the
+    groups of the exchange: a process with an error does not know which exchange the
+    other processes are at. Raises ValueError where they do not see the same, and `Lost`
+    where the other processes do not come.
     """
     scope = _scope.get()
     groups = _joined(scope.groups, groups)
@@ -93,8 +93,8 @@ def agreement(groups: Groups) -> Iterator[None]:
     ...     int("1")
     1
 
-    Inside, exchanges and agreements may stand. An error that they have raised
-    everywhere is not told again.
+    Inside, exchanges and agreements may stand. An error that they have raised on all
+    processes is not sent again.
     """
     outer = _scope.get()
     groups = _joined(outer.groups, groups)

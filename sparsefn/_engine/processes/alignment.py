@@ -142,9 +142,9 @@ def realigned(
     if not routes:
         return list(tensors)
     # On a mesh of two dimensions an element goes along one of them first and then along
-    # the other. So it needs no group but those that the mesh has, and no process
-    # outside the mesh, nor another replica, takes part. Names differ between processes:
-    # what is the same on all is the order in which groups appear.
+    # the other. So it needs no groups but the mesh's, and no process outside the mesh,
+    # nor another replica, takes part. Names differ between processes: what is the same
+    # on all is the order in which groups appear.
     groups: dict[str, None] = {}
     for route in routes.values():
         groups |= dict.fromkeys(route.names)

@@ -1,4 +1,4 @@
-"""What processes tell each other: the one place that sends anything.
+"""Messages between processes: the one place that sends anything.
 
 An algorithm that several processes run together is a generator, an exchange. It yields
 what it has, and gets back what all processes have: the sum of their counts, or their
@@ -7,8 +7,9 @@ nobody else (one process), or by a test. Many exchanges run in step, and what th
 for at the same time travels together, so that a thousand leaves take as many messages
 as one.
 
-Every process must hold the same exchanges in the same order, and what each of them asks
-for next may depend only on what it was told, never on the values of one process alone.
+Every process must hold the same exchanges in the same order, and what each exchange
+asks for next may depend only on the answers it got, never on the values of one process
+alone.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Extent(NamedTuple):
     24
 
     `shape` is the shape of the whole, `start` and `size` say which box is here. The
-    processes of each group in `groups`, by name, hold parts of their own; all others
-    that hold the tensor have copies.
+    processes of each group in `groups`, by name, hold parts of their own; all other
+    processes that hold the tensor have copies.
     """
 
     shape: tuple[int, ...]

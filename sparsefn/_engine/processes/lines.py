@@ -104,7 +104,7 @@ class Line:
         return block.reshape(-1, size)
 
     def end_to_end(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The bytes of all processes of the one group, of these sizes: for large
+        """The bytes, of these sizes, of all processes of the only group: for large
         tensors, as no message is copied.
         """
         (group,) = self.groups

@@ -1,9 +1,9 @@
 """Rows that processes deal out among them where a caller asks for it: each works on its
 own, and all get the results of all.
 
-Nothing is dealt out otherwise, whatever process groups there are. Every process must
-come to the same calls in the same order; each call begins with what it is about, so
-that another one is an error on all processes, and none waits.
+Without this request nothing is dealt out, also where there are process groups. Every
+process must make the same calls in the same order; each call first compares what it is
+about, so that a different call is an error on all processes, and none waits.
 """
 
 from __future__ import annotations

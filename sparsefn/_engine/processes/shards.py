@@ -1,8 +1,8 @@
 """What torch's DTensors hold: the one place that knows of other processes' parts.
 
 A DTensor has the shape of the whole, and what is computed from it may still be the part
-of one process: a sum is "partial" until the processes add theirs. Read as a number it
-would be another one on each of them.
+of one process: a sum is "partial" until the processes add their parts. Read as a number
+it would differ between them.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _checked_extent(x: Tensor, layout: Layout) -> Extent:
 def local_tensor(x: Tensor) -> Tensor:
     """The part of a DTensor that this process holds, as a plain tensor.
 
-    A plain tensor stays as it is.
+    A plain tensor is returned unchanged.
     """
     return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
 
@@ -283,10 +283,10 @@ def agreed(
     >>> agreed({"call": "sum"}, {"scores": {"w": torch.ones(2)}}, lambda: 3)
     3
 
-    The processes are those of the meshes of some DTensors. They begin by comparing what
-    the call is, by names, and its leaves, by what they are and by path. Raises
-    ValueError on all where these differ, or the part of one has another size than the
-    whole and its placements say.
+    The processes are in the meshes of the DTensors among the leaves. First they compare
+    the named values of the call, and the leaves by path. All raise ValueError where
+    these differ, or where the part of a leaf has another size than the whole and its
+    placements say.
     """
     groups = groups_of(x for tree in leaves.values() for x in tree.values())
     if not groups:

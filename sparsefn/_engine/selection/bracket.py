@@ -2,11 +2,11 @@
 
 A strided sample brackets the threshold. One pass writes the units above the bracket
 straight into the mask and collects the few scores inside it; a partition finds the best
-of those. Counts then say whether the sample was right: where it was not, the bracket
-moves and the pass is made again, and where too many scores are inside, some of them are
-the next sample. So the sample decides about speed alone. A value that very many scores
-share, as the zeros of a pruned tensor, is tried as the threshold by itself: its units
-are never collected.
+of these scores. Counts then say whether the sample was right: where it was not, the
+bracket moves and the pass is made again, and where too many scores are inside, some of
+them are the next sample. So the sample decides about speed alone. A value that very
+many scores share, as the zeros of a pruned tensor, is tried as the threshold by itself:
+its units are never collected.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def narrowed(
     >>> left.need, left.size
     (13, 23)
 
-    The work has the scores of one process. The sample is of the scores of all, and the
-    share is the one of all that wins. Where too many scores are inside a bracket, about
-    `closer` of them are the next sample.
+    The work has the scores of one process. The sample is of the scores of all
+    processes, and `share` is the share of all scores that win. Where too many scores
+    are inside a bracket, about `closer` of them are the next sample.
     """
     known = Bracket()
     reach = _SURE

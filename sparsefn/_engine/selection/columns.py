@@ -30,7 +30,7 @@ def best_of_columns(
     >>> best_of_columns(4, 2, scores.device)(scores).T
     tensor([[False,  True,  True, False]])
 
-    Scores are 0 or more, or NaN. The masks are those of `winners`.
+    Scores are 0 or more, or NaN. The masks are the same as from `winners`.
     """
     places = torch.arange(units, device=device)
     earlier = places[:, None, None] < places[:, None]

@@ -16,17 +16,17 @@ def winners(
     counts: Sequence[Count],
     own_winners: Callable[..., list[Tensor]],
 ) -> list[Tensor]:
-    """The winners of all entries, of which each process finds those of its
-    competitions, inside of `processes.dealt`.
+    """The winners of all entries, inside of `processes.dealt`: each process finds the
+    winners of its competitions.
 
     >>> from sparsefn._engine.selection import Entry, dealt, winners
     >>> dealt.winners([Entry(torch.tensor([[1.0, 3.0], [4.0, 2.0]]))], [1], winners)
     [tensor([[False,  True],
             [ True, False]])]
 
-    All have all entries. The rows of an entry go to the processes in runs that follow
-    each other; where there is one competition, each finds its winners for itself.
-    `own_winners` finds the winners of entries on this process.
+    All processes have all entries. The rows of an entry go to the processes in runs
+    that follow each other; where there is one competition, each process finds its
+    winners for itself. `own_winners` finds the winners of entries on this process.
     """
     laid = []
     for entry in entries:

@@ -1,8 +1,8 @@
 """Exact top-k of each row: numpy for CPU tensors, one operator under vmap and compile,
 fixed-shape torch elsewhere.
 
-This is the one door to selection: nothing outside this folder imports another module of
-it. README.md one folder up tells which way serves when.
+All selection is called here: nothing outside this folder imports another module of it.
+README.md one folder up tells which way serves when.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def winners(
     then the lower index; NaN ranks below -inf. Where fewer units compete than the count
     says, all of them win. Raises TypeError for scores that are not floats.
     """
-    # wide: whether columns are to be laid out as rows
+    # wide: whether columns must be laid out as rows
     wide = False
     floats = True
     extents = False
@@ -117,9 +117,10 @@ def totals(
     segments: Sequence[Sequence[int] | None] | None = None,
 ) -> Tensor:
     """How many flags are set in each competition of some bool tensors, end to end:
-    int64. These are rows, columns of rows, or segments of a tensor of one dimension.
+    int64. Competitions are rows, columns of rows, or segments of a tensor of one
+    dimension.
 
-    Flags with an extent are those of this process, and all processes of its groups
+    Flags with an extent are the part of this process, and all processes of its groups
     count together.
 
     >>> from sparsefn._engine.selection import dispatch

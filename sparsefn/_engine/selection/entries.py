@@ -109,8 +109,7 @@ def arrays(entries: Sequence[Entry], see: See = as_numpy) -> list[Arrays] | None
 
 
 def reshaped(at: Arrays, shape: tuple[int, ...] = (-1,)) -> Arrays:
-    """The arrays in another shape, or as one row: their mask is written where that of
-    the given ones is.
+    """The arrays in another shape, or as one row; masks are written to the same memory.
 
     >>> from sparsefn._engine.selection import entries
     >>> entries.reshaped(

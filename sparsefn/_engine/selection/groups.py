@@ -71,7 +71,7 @@ def top_of_groups(at: Arrays, count: Array) -> None:
     array([False,  True,  True, False])
 
     Arrays are (rows, units, columns) of at most 255 units; the count has any values, of
-    shape () or (1,) for all, or (rows * columns,). The order is that of
+    shape () or (1,) for all, or (rows * columns,). Units rank as in
     `reference.top_of_rows`.
     """
     height, units, columns = at.out.shape
@@ -108,7 +108,7 @@ def top_of_groups(at: Arrays, count: Array) -> None:
                 later = keys[distance:]
                 later_is_better = is_better[:end]
                 np.greater(later, keys[:end], out=later_is_better.view(np.bool_))
-                # the last units of a row meet those of the next
+                # the last units of a row meet the first units of the next
                 np.bitwise_and(later_is_better, fits[:end], out=later_is_better)
                 np.add(rank[:end], later_is_better, out=rank[:end])
                 np.subtract(rank[distance:], later_is_better, out=rank[distance:])

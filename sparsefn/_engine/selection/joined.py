@@ -46,7 +46,7 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     ... )
     [tensor([[False,  True,  True]]), tensor([[ True, False]])]
 
-    A joined competition has `lists.MOST` units at most, or those of one entry. Its
+    A joined competition has `lists.MOST` units at most, or the units of one entry. Its
     temporaries take 60 bytes a unit or so.
     """
     lengths = [_length_of_rows(entry) for entry in entries]
@@ -175,7 +175,7 @@ def _places_in_order(keys: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _of_one_matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    # The rows of all entries are those of one matrix.
+    # The rows of all entries are the rows of one matrix.
     rows = [fixed.as_rows(entry) for entry in entries]
     keys = fixed.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
     count = counts[0]

@@ -18,8 +18,8 @@ _KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def select_rows(rows: Arrays, counts: Array) -> None:
-    """Write into `out` the mask of the best of each row, as many as its count says; the
-    order is that of `write_best`.
+    """Write into `out` the mask of the best of each row, as many as its count says, in
+    the order of `write_best`.
 
     >>> import numpy as np
     >>> from sparsefn._engine.selection import entries
@@ -101,7 +101,7 @@ def barred_keys(at: Arrays, where: slice, scores: Array) -> Array:
 
 
 def sort_keys(scores: Array) -> Array:
-    """Integers in the order of floats; other ones than those of `reference.rank_keys`.
+    """Integers in the order of floats; not the integers of `reference.rank_keys`.
 
     >>> import numpy as np
     >>> from sparsefn._engine.selection import rows
@@ -110,8 +110,8 @@ def sort_keys(scores: Array) -> Array:
     ... )
     array([0, 1, 2, 3])
     """
-    # The bits of floats above zero have their order; of those below it the reverse, so
-    # that all bits but the sign are inverted.
+    # The bits of positive floats have their order, and the bits of negative floats the
+    # reverse, so that all bits but the sign are inverted there.
     keys = (scores + 0.0).view(_KINDS[scores.dtype])  # -0.0 becomes 0.0
     info = np.iinfo(keys.dtype)
     sign = keys >> (info.bits - 1)  # 0, or all bits set

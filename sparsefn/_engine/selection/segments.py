@@ -22,8 +22,8 @@ SPAN = 1 << 32  # of the orders of a segment
 
 @np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
 def select_segments(at: Arrays, counts: Array, sizes: Sequence[int]) -> None:
-    """Write into `out` the mask of the best of each segment, as many as its count says;
-    the order is that of `write_best`.
+    """Write into `out` the mask of the best of each segment, as many as its count says,
+    in the order of `write_best`.
 
     >>> import numpy as np
     >>> from sparsefn._engine.selection import entries

@@ -115,7 +115,7 @@ def winners(
 
 @eagerly
 def totals(counts: Sequence[Tensor], extents: Sequence[Extent | None]) -> list[Tensor]:
-    """Sums over processes of the counts of some tensors, of those that are parts.
+    """The counts of some tensors, summed over processes for tensors that are parts.
 
     >>> from sparsefn._engine.processes.extent import Extent
     >>> from sparsefn._engine.selection import shared
@@ -180,7 +180,7 @@ class Piece(NamedTuple):
 
 def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     """Write into each `out` the mask of the k best units of all pieces of all
-    processes, `size` with those barred.
+    processes; `size` counts the barred units, too.
 
     >>> from sparsefn._engine.processes import collectives
     >>> from sparsefn._engine.selection import entries
@@ -288,8 +288,8 @@ def _end_of_ties(
 
 
 def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) -> Array:
-    # How many units that are here and equal to a value lie from a place on and before
-    # each of some others.
+    # How many units of this process that equal the value lie from the place `low` on
+    # and before each of `probes`.
     first, *ends = piece.before(np.array([low, *probes])).tolist()
     at = blocks.cut(piece.at, slice(first, ends[-1]))
     marks = np.array(ends) - first

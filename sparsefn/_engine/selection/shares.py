@@ -136,8 +136,8 @@ def vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
 
 
 def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
-    # Leaves fill up in the order of caps/shares; the level is what the others get for a
-    # share of 1. A leaf of share 0 has a cap of 0 here.
+    # Leaves fill up in the order of caps/shares; the level is what the other leaves get
+    # for a share of 1. A leaf of share 0 has a cap of 0 here.
     if not shares.shape[0]:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)
@@ -183,8 +183,8 @@ def spread(
     >>> spread(7, 3, room=torch.tensor([1, 8, 8]))
     tensor([1, 3, 3])
 
-    With `room`, int64 (groups,), no group gets more than its room. An int gives a
-    tensor where `like` is.
+    With `room`, int64 (groups,), no group gets more than its room. For an int the
+    result is on the device of `like`.
     """
     if groups <= 1:
         return count

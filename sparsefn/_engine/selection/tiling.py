@@ -15,8 +15,9 @@ from sparsefn._engine.selection.entries import Entry, eligible
 from sparsefn._engine.surroundings import at_compile_time, concrete
 
 _AT_A_TIME = 1 << 18  # numbers, few enough for a core's cache
-# Of -inf, inf and NaN. Each is above what 16 entries of the one before it add up to, so
-# that a sum of them tells which tile has fewer NaN, then more inf, then fewer -inf.
+# Codes of -inf, inf and NaN. Each is above the sum of 16 entries with the code before
+# it, so that a sum of codes tells which tile has fewer NaN, then more inf, then fewer
+# -inf.
 _LOW = 1.0
 _HIGH = 17.0
 _NONE = 289.0
@@ -86,7 +87,8 @@ def tiles(entry: Entry, n: int, m: int) -> Tensor:
 
 
 def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
-    # Finite scores, and a number for the others that goes before any sum of them.
+    # Finite scores, and codes for the other scores; a code decides before any sum of
+    # scores.
     code = torch.where(scores == torch.inf, _HIGH, 0.0)
     code = torch.where(scores == -torch.inf, -_LOW, code)
     code = torch.where(scores.isnan(), -_NONE, code)

@@ -179,8 +179,8 @@ def _place_among_odd(number: float) -> int:
 
 
 def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
-    # The entries that are summed and zeros for others, or in blocks those alone. Empty
-    # blocks are left out.
+    # The entries under the mask and zeros elsewhere, or blocks of these entries alone.
+    # Empty blocks are left out.
     mask = mask.expand(x.shape)
     x = x.detach()
     seen = as_numpy([x, mask])

@@ -73,7 +73,7 @@ def fold(x: Array, rank: int, work: BlockFold) -> Array:
 
 
 def _without_ones(x: Array, rank: int) -> tuple[Array, int]:
-    # The first dimensions without the ones of length 1, and one at least.
+    # The array with the first `rank` dimensions squeezed; at least one of them stays.
     ones = [d for d in range(rank) if x.shape[d] == 1]
     if len(ones) == rank:
         ones = ones[1:]

@@ -1,10 +1,10 @@
 """The score of a unit from the scores of its elements, in one order of additions.
 
 The elements of a unit stand in row-major order. With h the largest power of two below
-their number, those from h on are added to the first ones; then h are left, and the
-second half is added to the first until one is left. Every step adds element by element,
-which IEEE 754 rounds alike everywhere: on all devices, in every layout of memory, on
-any number of threads, batched and compiled.
+their number, the elements from h on are added to the first elements; then h are left,
+and the second half is added to the first half until one is left. Every step adds
+element by element, which IEEE 754 rounds alike everywhere: on all devices, in every
+layout of memory, on any number of threads, batched and compiled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Backends: whoever computes for a kind of device what this library computes, in a way
-of its own with the same bits.
+"""Backends: functions of other packages that compute, for a kind of device, what this
+library computes, with the same bits.
 
 A backend is registered by `BACKENDS[name, device type] = function`. The function gets
 what stands here; it returns None for what it leaves to this library. The CPU's steps of
@@ -13,12 +13,12 @@ packages out.
 
 - `winners(entries, counts, spans, joint)`: the masks of `selection/dispatch.py`'s
   operator.
-- `draws(key, index, n, kind, dtype, domain, digits)`: those of `threefry.py`'s
-  operator. `kind` is "words", "pairs", "uniform" or "normal", `domain` what the key is
-  xored with, `digits` are those of the significand of the dtype.
+- `draws(key, index, n, kind, dtype, domain, digits)`: the draws of `threefry.py`'s
+  operator. `kind` is "words", "pairs", "uniform" or "normal", `domain` is xored with
+  the key, and `digits` counts the bits of the dtype's significand.
 - `draws_of_leaves(keys, sizes, kind, dtype, domain, digits)`: draws of keys (leaves,
   2), a tensor of each size.
-- `coins(key, chances, places, n)`: those of `draws.flips`.
+- `coins(key, chances, places, n)`: the coins of `draws.flips`.
 - `adam(rows, numbers, betas, eps, decay, decoupled)`: a step under masks. A row is a
   param, its mask, gradient and moments; `numbers` are the count, the powers of the
   betas and the rate. Gives the new param and moments of each row, and the new count and

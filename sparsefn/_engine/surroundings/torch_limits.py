@@ -95,8 +95,8 @@ def _replace(self: Any, **fields: Any) -> Any:
 
 
 def differentiating(fn: Function) -> Function:
-    """Mark a function that asks torch.func for derivatives: in inference mode those of
-    2.11 are zeros, so it is left.
+    """Mark a function that asks torch.func for derivatives: in inference mode the
+    derivatives of torch 2.11 are zeros, so the mode is left.
 
     >>> from sparsefn._engine.surroundings.torch_limits import differentiating
     >>> with torch.inference_mode():
@@ -210,8 +210,8 @@ def computed_once(x: Tensor) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """The tensor in float32, or as it is if its dtype is that or wider; rounded to its
-    dtype in compiled code, too.
+    """The tensor in float32, or unchanged if its dtype is as wide; rounded to its dtype
+    in compiled code, too.
 
     >>> from sparsefn._engine.surroundings.torch_limits import widened
     >>> widened(torch.ones((), dtype=torch.bfloat16)).dtype
@@ -322,7 +322,7 @@ def _(
 
 @functools.cache
 def _view_in_inductor() -> None:
-    # A view that inductor calls, as it calls those whose dtype has another size: it
+    # A view that inductor calls, as it calls views whose dtype has another size: it
     # knows whose memory they share.
     with contextlib.suppress(ImportError):
         from torch._inductor.lowering import fallback_handler, register_lowering

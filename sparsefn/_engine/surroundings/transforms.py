@@ -144,7 +144,7 @@ def at_compile_time(fn: Function) -> Function:
 
 
 def eagerly(fn: Function) -> Function:
-    """A function that compiled code leaves and calls as it is, with what it calls.
+    """A function that compiled code calls without compiling it or what it calls.
 
     >>> eagerly(len)([1, 2])
     2
@@ -172,8 +172,8 @@ def transformed() -> bool:
 
 
 class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that looks on, and leaves tensors and results as they are: the library
-    does what it does without it.
+    """A mode that looks on and changes no tensor and no result: the library does what
+    it does without it.
 
     >>> from sparsefn._engine.surroundings.transforms import Onlooker, in_mode
     >>> issubclass(Onlooker, TorchDispatchMode)
@@ -206,7 +206,7 @@ def is_eager() -> bool:
 
 
 def outside_modes() -> contextlib.AbstractContextManager[object]:
-    """A context of real tensors, whatever dispatch modes surround it.
+    """A context of real tensors, also inside of dispatch modes.
 
     >>> from sparsefn._engine.surroundings.transforms import outside_modes
     >>> with outside_modes():
@@ -266,8 +266,7 @@ def as_numpy(tensors: Sequence[Tensor]) -> list[Array] | None:
 
 
 def as_numpy_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
-    """`as_numpy` inside an operator of this library, whose tensors are real whatever
-    calls it.
+    """`as_numpy` inside an operator of this library, whose tensors are always real.
 
     >>> from sparsefn._engine.surroundings.transforms import as_numpy_inside
     >>> as_numpy_inside([torch.tensor([1.0, 2.0])])
@@ -302,7 +301,7 @@ def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
 def _memory(x: Tensor) -> Array | None:
     # A wrapped tensor has a `numpy()`, too, which may hand out memory that nobody wrote
     # to. So the tensor is asked first what handles its operations: only torch's dense
-    # CPU kernels read the memory as it lies.
+    # CPU kernels read the memory in its own layout.
     if type(x) not in _TYPES or _dispatch_keys(x).raw_repr() not in _PLAIN:
         return None
     try:

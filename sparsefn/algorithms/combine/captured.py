@@ -46,7 +46,7 @@ def captured(algorithm: Algorithm) -> Algorithm:
 
     Memory holds a copy of the state and of the gradients for each structure, the
     results of each graph, and the temporaries of the largest: of 8 structures, and of
-    16 graphs for each. The one that was used longest ago makes room.
+    16 graphs for each. A new one replaces the one that was used longest ago.
 
     Put `captured` around `with_optimizer`, and `donated` around `captured`. It is the
     algorithm itself on other devices; with leaves on several; under `vmap`,

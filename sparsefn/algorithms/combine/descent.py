@@ -52,7 +52,7 @@ from sparsefn.core.tree import (
 from sparsefn.optim.base import Optimizer
 
 Stepping = Callable[[State, Tree, Step], State]
-# the support, the one before, the weight, and the stepped one
+# the support, the support before, the weight, and the stepped weight
 Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -384,7 +384,7 @@ def live_leaves(
 
 
 def _is_moved(weight: Tensor, stepped: Tensor) -> bool:
-    # A stepped leaf that gave its memory to the new one had the same values on the
+    # A stepped leaf that gave its memory to the new leaf had the same values on the
     # support.
     return weight is not stepped and not isinstance(stepped, Emptied)
 
@@ -392,8 +392,8 @@ def _is_moved(weight: Tensor, stepped: Tensor) -> bool:
 def _live(
     masked: bool, changed: bool, is_set: bool, support: Tensor, *others: Tensor
 ) -> Tensor:
-    # The others: the support before if it has changed, and the weight and the stepped
-    # one if it has been set.
+    # `others`: the support before if it has changed, and the weight and the stepped
+    # weight if the weight has been set.
     parts = [support] if masked else []
     if changed:
         parts.append(others[0] if masked else others[0] | ~support)
@@ -410,8 +410,8 @@ def _live(
 
 
 def compiled_well(update: Stepping) -> Stepping:
-    """The update; compiled, it reads the bytes of masks and support, and returns masks
-    that it leaves as given.
+    """The update; compiled, it reads the bytes of masks and support, and returns the
+    given masks where the update does not change them.
     """
 
     def reading(state: State, grads: Tree, step: Step) -> State:

@@ -64,7 +64,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
             try:
                 new = pure(state, grads, step)
             except BaseException:
-                # some weights have moved, and others have not
+                # some weights have moved, and other weights have not
                 if any(id(x) not in left for x in spare):
                     empty(old)
                 raise

@@ -88,7 +88,7 @@ def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
 
 
 def _merges(sizes: Sequence[int], own: Sequence[int]) -> bool:
-    """Whether sizes are a weight's, some neighbours of which are multiplied."""
+    """Whether sizes are a weight's sizes, some adjacent ones multiplied."""
     left = list(own)
     for size in sizes:
         product = 1

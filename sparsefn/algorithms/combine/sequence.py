@@ -30,12 +30,12 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 1).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    Each may regrow what those before pruned. Prune then regrow at the same triggers is
-    GraNet (Liu et al. 2021, arXiv 2106.10404). The first algorithm that sparsifies a
-    leaf makes its initial mask. Not `chain`, where masks intersect. Inside a chain
-    every algorithm of the sequence chooses among what the parts before it kept: SRigL
-    with ablation (Lasby et al. 2024, arXiv 2305.02299) is a chain of a choice of rows
-    and a sequence that prunes and regrows.
+    Each algorithm may regrow what earlier algorithms pruned. Prune then regrow at the
+    same triggers is GraNet (Liu et al. 2021, arXiv 2106.10404). The first algorithm
+    that sparsifies a leaf makes its initial mask. Not `chain`, where masks intersect.
+    Inside a chain every algorithm of the sequence chooses among what the parts before
+    it kept: SRigL with ablation (Lasby et al. 2024, arXiv 2305.02299) is a chain of a
+    choice of rows and a sequence that prunes and regrows.
     """
     check_trained("sequence", algorithms)
     return _sequence(algorithms)
@@ -43,7 +43,7 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
 
 def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
     def within(masks: Tree) -> Algorithm:
-        # An algorithm without `within` is left as it is: the chain intersects its
+        # An algorithm without `within` is left unchanged: the chain intersects its
         # masks.
         return _sequence(
             [part if part.within is None else part.within(masks) for part in algorithms]

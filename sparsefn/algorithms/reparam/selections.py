@@ -1,4 +1,4 @@
-"""The best weights of a leaf, chosen softly or with the others faded."""
+"""The best weights of a leaf, chosen softly or with the other weights faded."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def _takes(fn: Callable[..., object], n: int) -> bool:
 
 
 def _inner(fn: Callable[..., object]) -> Callable[..., object]:
-    # What the function calls in the end, as long as it hands on whatever it gets:
-    # another one has arguments of its own.
+    # The function that wrappers call in the end. A wrapper without `*args` has
+    # arguments of its own and is not followed.
     while hasattr(fn, "__wrapped__") and not (
         isinstance(fn, FunctionType) and not fn.__code__.co_flags & inspect.CO_VARARGS
     ):

@@ -97,8 +97,8 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def as_int(call: str, name: str, value: object) -> int:
-    """The argument of that name as an int, of whatever kind of integer it is, such as
-    NumPy's; a bool is none.
+    """The argument of that name as an int: any kind of integer, such as NumPy's, but no
+    bool.
 
     >>> from sparsefn.core.checks import checks
     >>> checks.as_int("after_step", "step", 1.0)

@@ -60,7 +60,7 @@ class Call(NamedTuple):
         return f"{self.make.__name__}({', '.join(parts)})"
 
     def arguments(self) -> dict[str, Any]:
-        """Every argument by name, those that were left out with their defaults."""
+        """Every argument by name, with the defaults of arguments that were left out."""
         bound = inspect.signature(self.make).bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments
@@ -213,13 +213,13 @@ def call_of(made: object) -> Call | None:
     >>> call_of(sf.rigl(0.9)), call_of(3)
     (rigl(0.9), None)
     """
-    # functools.wraps copies what a function knows to another one.
+    # functools.wraps copies the attributes of a function to its wrapper.
     return made.made_by if isinstance(made, Made) else None
 
 
 def own_calls(made: object) -> Iterator[Call]:
-    """The calls that made an object, without its parts: also those of what it was
-    changed from, and of what its function handed on.
+    """The calls that made an object, without its parts: also the calls that made the
+    object it was changed from, and the object that its function passed on.
 
     >>> [call.make.__name__ for call in own_calls(sf.rigl(0.9)._replace(settled=None))]
     ['rigl', 'drop_grow']
@@ -255,7 +255,7 @@ def parts_of(made: object) -> Iterator[object]:
 
 
 def has_name(fn: object) -> bool:
-    """Whether a function is known to others: by the call that made it, or by its own
+    """Whether other code can name a function: by the call that made it, or by its own
     name in its module.
 
     >>> (
@@ -265,7 +265,7 @@ def has_name(fn: object) -> bool:
     ... )
     (True, True, False)
 
-    One that is being decorated is not, as its name will be that of the decorated
+    False for a function that is being decorated: its name will mean the decorated
     function.
     """
     if call_of(fn) is not None or torch.compiler.is_compiling():
@@ -283,7 +283,7 @@ def _knowing(made: Thing, call: Call) -> Thing:
 
 
 def _same(made: Any) -> Any:
-    # Another object with the same fields: what knows nothing of the call may be shared.
+    # A copy with the same fields: the object without the call may be shared.
     kind = type(made)
     if isinstance(made, tuple):
         new = kind._make(made)

@@ -80,8 +80,8 @@ def of_groups(
     >>> of_groups(rounded, [0.5, 0.25], torch.tensor([2, 4, 8]), [2, 1])
     tensor([1, 2, 2])
 
-    The library's own rules take the groups of all leaves at once, others those of a
-    leaf.
+    The library's own rules take the groups of all leaves at once, other rules the
+    groups of one leaf.
     """
     if count in (rounded, rounded_up, rounded_down):
         alike = [rate is rates[0] for rate in rates]

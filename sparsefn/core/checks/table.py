@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
-    """Rows of cells as a table whose first `left` columns hold text, others numbers.
+    """Rows of cells as a table whose first `left` columns hold text, and the other
+    columns numbers.
 
     >>> print(aligned([("path", "kept"), ("0.bias", "8"), ("w", "16")], left=1))
     path    kept

@@ -64,7 +64,7 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
     there is no leaf at 'bias' in grads; perhaps it is the one at 'bais', which params
     lack
 
-    It names a leaf and the side that lacks it, and says how many others there are.
+    It names a leaf and the side that lacks it, and counts the other such leaves.
     """
     if told := no_tree(what, tree) or no_tree(model, like):
         return told

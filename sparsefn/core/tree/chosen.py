@@ -166,7 +166,7 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
 
 
 def _computed_weights(leaves: dict[str, Tensor]) -> list[Computed]:
-    # Those that default_where would choose if they were parameters.
+    # The computed weights that default_where would choose if they were parameters.
     found = {}
     for path, leaf in leaves.items():
         computed = computed_by_name(path, leaves)

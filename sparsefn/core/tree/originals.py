@@ -67,7 +67,7 @@ def computed_by_name(path: str, leaves: Mapping[str, Tensor]) -> Computed | None
     mend="torch.nn.utils.remove_weight_norm(model.get_submodule('0'), 'weight')")
     >>> computed_by_name("0.bias", leaves)
 
-    The names are those of parametrizations, and of the older
+    It knows the names of parametrizations, and of the older
     `torch.nn.utils.weight_norm` (`weight_g` and `weight_v`), `spectral_norm` and
     `prune` (`weight_orig`), which leave no leaf of the weight's own name.
     """

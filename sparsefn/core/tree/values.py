@@ -86,7 +86,7 @@ def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
 
 
 def wide(leaf: Tensor) -> Tensor:
-    """The leaf in float32, or as it is if its dtype is that or wider.
+    """The leaf in float32, or unchanged if its dtype is as wide.
 
     >>> wide(torch.ones((), dtype=torch.bfloat16)).dtype
     torch.float32
@@ -113,8 +113,8 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
 
 
 def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
-    """Leafwise `torch.where`; leaves that are the same object are passed on, others go
-    where the condition is.
+    """Leafwise `torch.where`; a leaf that is the same object in both trees is passed
+    on, and other CPU leaves go to the device of `pred`.
 
     >>> where_leaves(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
     {'a': tensor(1)}
@@ -138,7 +138,7 @@ def all_finite(tree: Tree) -> Tensor:
     tensor(False)
     """
     leaves = leaves_of(tree)
-    if any_sharded(leaves):  # in one message, whatever the number of leaves
+    if any_sharded(leaves):  # in one message for any number of leaves
         odd = [(~leaf.detach().isfinite()).sum() for leaf in leaves]
         counts = agreed(
             {"call": "all_finite"},

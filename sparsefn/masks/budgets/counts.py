@@ -1,9 +1,9 @@
 """Counts that scores decide: how many units are kept by a threshold, or by a share of
 the sum of the scores.
 
-They stand where algorithms take a sparsity, and where `drop_grow` takes a drop
-fraction. Which units are kept is still decided by selection, so that the count is
-exact: the best so many are those above the threshold.
+Give them to algorithms in place of a sparsity, and to `drop_grow` in place of a drop
+fraction. Selection still decides which units are kept, so that the count is exact: the
+best units by that count are the units above the threshold.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def compensated(sparsity: float, total: int, dense: int) -> float:
     >>> round(sf.budgets.compensated(0.6, total=100, dense=20), 3)
     0.75
 
-    `total` weights, `dense` of them dense, at `sparsity` over all: the others are at
-    `sparsity * total / (total - dense)`. ValueError if they would keep less than
+    `total` weights, `dense` of them dense, at `sparsity` over all: the other weights
+    are at `sparsity * total / (total - dense)`. ValueError if they would keep less than
     nothing.
     """
     if isinstance(check_sparsity(sparsity), Tensor):

@@ -78,7 +78,7 @@ class Within:
 
     def __call__(self, shapes: Shapes, sparsity: Real) -> CountsByName:
         """The counts of these leaves, as far on the way to the limit as the sparsity
-        says; others stay whole.
+        says; other leaves of the model stay whole.
         """
         for path, shape in shapes.items():
             size = self.priced.sizes.get(path)

@@ -15,7 +15,7 @@ from sparsefn._engine.surroundings import as_numpy
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 
-# elements that are laid out anew at a time: few enough for a core's cache
+# elements that are rearranged at a time: few enough for a core's cache
 _SLAB = 1 << 18
 
 
@@ -94,7 +94,7 @@ def over_boxes(
     The function returns one number a box, which are laid out as the grid of boxes, or
     one an element. It gets contiguous rows of x, and the rows of `others`, tensors of
     the shape of x, at the same boxes. Of a large CPU tensor it gets some boxes at a
-    time, so what it returns for one must not depend on the others.
+    time, so what it returns for one box must not depend on other boxes.
     """
     if isinstance(fn, Pooling):
         return over_parts((x,), box, lambda parts, box: pool(parts[0], box, fn))

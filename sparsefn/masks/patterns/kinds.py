@@ -33,7 +33,7 @@ def _ones(shape: Box) -> Box:
 
 
 def reduction(reduce: Reduce) -> Reduction:
-    """The function of a unit's scores that a name means, or the one that is given.
+    """The function of a unit's scores that a name means, or the given function.
 
     >>> reduction("sum")(torch.tensor([[1.0, 2.0]]))
     tensor([3.])
@@ -273,7 +273,7 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
     tensor([[ True, False],
             [False,  True]])
 
-    An int count is a count of each row. `axis` is that of the outputs: 1 for the Conv1D
+    An int count is a count of each row. `axis` is the outputs' axis: 1 for the Conv1D
     of transformers, (0, 1) for experts in one leaf, [experts, out, in], and (0, 2)
     where they are stored as [experts, in, out]. Lasby et al. 2024, arXiv 2305.02299.
     """
@@ -290,7 +290,7 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
 
 @described
 def nearly_diagonal(nearliness: int) -> Pattern:
-    """The entries near the diagonal of a matrix are kept, whatever their scores.
+    """The entries near the diagonal of a matrix are kept, for any scores.
 
     >>> sf.masks.topk_mask(
     ...     torch.rand(3, 4), None, pattern=sf.patterns.nearly_diagonal(3)

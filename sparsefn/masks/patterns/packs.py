@@ -18,8 +18,8 @@ PACK_ON_CPU = 1 << 16  # elements of a pack on the CPU
 
 @dataclass
 class PackedGrids(Grids):
-    """The units of leaves of which neighbours lie end to end, in packs: every entry is
-    a unit, and the entries of a leaf compete.
+    """The units of leaves that lie end to end in packs: every entry is a unit, and the
+    entries of a leaf compete.
 
     `packs` are the paths of the leaves in each tensor of scores or flags.
     """
@@ -50,7 +50,7 @@ class PackedGrids(Grids):
 
     @property
     def unpacked(self) -> Grids:
-        """The same, each with a tensor of its own."""
+        """The same units, with one tensor for each leaf."""
         return Grids(self.here, self.select)
 
     def at(self, places: Sequence[int]) -> PackedGrids:
@@ -61,8 +61,8 @@ class PackedGrids(Grids):
         return _grids_of(packs, units, self.select)
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
-        """What a function makes of the units of each leaf; leaves that lie end to end
-        are units as they are.
+        """What a function makes of the units of each leaf; for leaves that lie end to
+        end, their entries.
         """
         made = []
         for paths in self.packs:
@@ -72,7 +72,7 @@ class PackedGrids(Grids):
             some = [leaves[path] for path in paths]
             for path, leaf in zip(paths, some, strict=True):
                 want = self.here[path].shape
-                if leaf.shape != want:  # it would shift those after it
+                if leaf.shape != want:  # it would shift the leaves after it
                     raise ValueError(
                         f"expected masks and scores of the shape of the params, {want} "
                         f"at {path!r}, got {tuple(leaf.shape)}"

@@ -74,8 +74,9 @@ class TiedSet(NamedTuple):
     """The places of a tied set, and its name: the path of its first leaf, which is
     numbered if it has one already.
 
-    `classes` are the units of a set whose units lie anyhow, those together that have as
-    many indices in each leaf; `order` is where each unit is among them.
+    `classes` are the units of a set with arbitrary indices: a class holds the units
+    with equally many indices in each leaf. `order` is the place of each unit in the
+    classes.
     """
 
     name: str
@@ -131,7 +132,8 @@ def place_of(
 
 
 def classed(name: str, places: Sequence[Place]) -> TiedSet:
-    """A tied set of these places, with the classes of its units if they lie anyhow.
+    """A tied set of these places, with the classes of its units if their indices are
+    arbitrary.
 
     >>> import numpy as np
     >>> made = classed(

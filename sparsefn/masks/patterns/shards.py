@@ -1,4 +1,4 @@
-"""Units of DTensors: those of the box that this process gets once no unit crosses a
+"""Units of DTensors: the units of the box that this process gets once no unit crosses a
 border.
 """
 
@@ -37,10 +37,10 @@ from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units, units_of
 @dataclass
 class ShardedUnits(Units):
     """The units of a DTensor that this process gets: `alignment` says where their box
-    lies, and `whole` are those of the leaf.
+    lies, and `whole` are the units of the leaf.
 
-    A leaf with several groups has each on one process; the only group of a leaf may be
-    shared.
+    A leaf with several groups has each group on one process; the only group of a leaf
+    may be shared.
     """
 
     whole: Units
@@ -81,12 +81,12 @@ class ShardedUnits(Units):
 
     @property
     def extent(self) -> Extent | None:
-        """Where the units lie in the grid of their one group; None of several."""
+        """Where the units lie in their only group's grid; None for several groups."""
         return None if self.whole.rows[0] > 1 else self.cells
 
     @property
     def row_extent(self) -> Extent:
-        """Where the units lie among those of the whole, in the order of the rows."""
+        """Where the units lie among all units of the leaf, in the order of the rows."""
         cells = self.cells
         if self.whole.rows[0] <= 1:
             return cells
@@ -153,8 +153,8 @@ def _in_boxes(sizes: Box, box: Box) -> Box:
 
 
 class ShardedGrids(Grids):
-    """The units of leaves of which some are DTensors: of those, the units that lie here
-    are read, chosen and written, by all processes together.
+    """The units of leaves of which some are DTensors: each process reads, chooses and
+    writes its own units of a DTensor, all processes together.
     """
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ def shards_of(grids: Grids) -> dict[str, ShardedUnits]:
 
 
 def counts_of_all(grids: Grids, counts: Leaves) -> Leaves:
-    """The counts of all groups of some leaves, of those of the groups here."""
+    """The counts of all groups of leaves, from the counts of this process's groups."""
     shards = {p: units for p, units in shards_of(grids).items() if p in counts}
     return counts | _counts_of_all(shards, counts) if shards else counts
 
@@ -242,8 +242,8 @@ def check_whole_rows(what: str, grids: Grids, shared: bool = False) -> None:
 
 
 def on_shards(grids: Grids, leaves: Leaves) -> Grids:
-    """The grids of leaves, with those of the parts that this process gets of DTensors;
-    errors name the leaf.
+    """The grids of leaves, with the units of this process's parts of DTensors; errors
+    name the leaf.
 
     >>> from sparsefn.masks.patterns.shards import on_shards
     >>> leaves = {"w": torch.ones(3, 8)}
@@ -271,8 +271,8 @@ def shard_of(units: Units, leaf: Tensor) -> ShardedUnits:
 
 
 def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
-    """A function of the units, scores and tensors of their shape; of the units that are
-    here and parts of DTensors.
+    """The result of a function of units, scores and tensors of their shape; for
+    DTensors it gets the units and parts of this process.
     """
     check_float("scores", tensors[0])
     units = units_of(pattern, tuple(tensors[0].shape))

@@ -38,8 +38,8 @@ class Structures:
         self.known: dict[object, Structure] = {}
 
     def of(self, leaves: Leaves) -> Structure | None:
-        """The structure of some plain leaves; None of others, and where a transform, a
-        mode or the compiler hides them.
+        """The structure of some plain leaves; None for other leaves, and where a
+        transform, a mode or the compiler hides them.
         """
         kinds = [(x.shape, x.dtype, x.device) for x in leaves.values()]
         plain = set(map(type, leaves.values())) <= {Tensor}

@@ -453,8 +453,8 @@ class TiedUnits(Units):
         >>> units.read(leaves, lambda units, rows: rows.mean(1)[None])
         tensor([[1.0000, 2.5000]])
 
-        It gets the units at once, or those together that have as many entries in each
-        leaf.
+        `fn` gets all units at once, or one class at a time: the units with equally many
+        entries in each leaf.
         """
         if self.order is None:
             return fn(self, self.joined(leaves))
@@ -474,7 +474,7 @@ class TiedGrids(Grids):
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the leaves, as often as they are a member of a set."""
+        """The paths of the leaves, one for each place in a set."""
         return [place.path for units in self.sets for place in units.places]
 
     def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:

@@ -157,7 +157,7 @@ class Units:
 
     @property
     def extent(self) -> Extent | None:
-        """Where the units lie among those of their one group, if several processes
+        """Where the units lie among all units of their one group, if several processes
         share it.
         """
         return None
@@ -176,11 +176,11 @@ class Units:
 
     @property
     def row_extent(self) -> Extent | None:
-        """Where the units lie among those of a DTensor, in the order of the rows."""
+        """Where the units lie among all units of a DTensor, in the rows' order."""
         return None
 
     def own_counts(self, counts: Count) -> Count:
-        """The counts of the groups that are here, of counts for all groups."""
+        """The counts of this process's groups, of the counts for all groups."""
         return counts
 
 
@@ -192,12 +192,13 @@ units_of = Units.of
 class Grids:
     """The units of some leaves by path, or by the name of a tied set.
 
-    `here` are the units that this process looks at, `whole` those of the whole leaves,
-    and `extents` where those that are here lie among them. `select` finds the best
+    `here` are the units that this process looks at, `whole` the units of the whole
+    leaves, and `extents` say where `here` lies in `whole`. `select` finds the best
     units. Each grid keeps `least` units.
 
-    Scores and flags of all units are a list of tensors: here one a grid. `segments` are
-    the lengths of groups that lie end to end in them; None where groups are rows.
+    Scores and flags of all units are a list of tensors: in this class one a grid.
+    `segments` are the lengths of groups that lie end to end in them; None where groups
+    are rows.
     """
 
     here: dict[str, Units]
@@ -211,7 +212,7 @@ class Grids:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the leaves; of tied sets as often as they are a member."""
+        """The paths of the leaves; of tied sets one for each membership."""
         return [*self.here]
 
     @property

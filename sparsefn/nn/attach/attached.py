@@ -46,11 +46,10 @@ class Attached:
     >>> int(layer.weight.count_nonzero())
     1
 
-    The module holds the effective weights, and where those say all that the state's
-    params do, the state has no copy of them. Until the first step the weights that
-    `attach` masked are kept as they were, for `load_state_dict`. Only parameters that
-    require a gradient are read or written. `changes` counts the updates that wrote
-    masks.
+    The module holds the effective weights. Where the state's params have no other
+    values, the state has no copy of them. Until the first step the weights from before
+    `attach` masked them are kept, for `load_state_dict`. Only parameters that require a
+    gradient are read or written. `changes` counts the updates that wrote masks.
 
     Copy or pickle it with its module and optimizers, as in
     `copy.deepcopy((model, optimizer, sparse))`.
@@ -86,12 +85,12 @@ class Attached:
     # ---- in the loop -----------------------------------------------------------------
 
     def before_step(self, step: int | None = None) -> None:
-        """Make each `p.grad` what the optimizer is to see.
+        """Make each `p.grad` the gradient that the optimizer sees.
 
         Call after backward, before gradients are clipped. The dense gradients are kept
         for `after_step`. A parameter without a gradient stays without one; the
-        algorithm sees zeros. `step` is the one that `after_step` will get, if it is not
-        the next; only `skip` and terms that change with the step read it. Raises
+        algorithm sees zeros. `step` is the step that `after_step` will get, if it is
+        not the next; only `skip` and terms that change with the step read it. Raises
         RuntimeError where no parameter has a new gradient, for a second call without
         `after_step` between, for parameters that were replaced, and for weights that
         somebody wrote though they follow from latents or scores. Other weights that
@@ -122,11 +121,11 @@ class Attached:
         """Update the masks, and put the effective weights into the module.
 
         Call after the optimizer's step. Steps only rise. Pruned weights are zeroed,
-        whoever wrote them; others, and moments, are written where masks changed. A step
-        whose gradients are not finite, such as one that a GradScaler skips, changes no
-        mask. Raises RuntimeError without `before_step`, where weights moved though the
-        optimizer did not step, and where somebody wrote to weights that follow from
-        latents or scores.
+        also if other code wrote them; other weights, and moments, are written where
+        masks changed. A step whose gradients are not finite, such as one that a
+        GradScaler skips, changes no mask. Raises RuntimeError without `before_step`,
+        where weights moved though the optimizer did not step, and where somebody wrote
+        to weights that follow from latents or scores.
         """
         self._check_attached()
         begun = self._begun
@@ -216,11 +215,12 @@ class Attached:
         """Call a closure that makes gradients: with effective weights, and
         `before_step` after it.
 
-        One that returns None and leaves no gradients has skipped its batch, as those of
-        Lightning do: nothing moves. One that returns None after `before_step` and
-        leaves all gradients alone, as Lightning's wrapper has it, does nothing.
+        A closure that returns None and leaves no gradients has skipped its batch, as
+        Lightning's closures do: nothing moves. A closure that returns None after
+        `before_step` and leaves all gradients alone, as Lightning's wrapper has it,
+        does nothing.
         """
-        # it has moved the weights since the last time
+        # this optimizer has moved the weights since the last call
         if self._placed.moving is optimizer:
             self._placed.leave(optimizer)
         begun = self._begun
@@ -240,7 +240,7 @@ class Attached:
 
     def _look_at_members(self) -> None:
         # The parameters of the optimizers, and whether they train, are looked at where
-        # they are others than at the last step.
+        # they differ from the last step.
         members = writes.members_of(self._placed.optimizers)
         train = [parameter.requires_grad for parameter in members]
         if same_objects(members, self._members) and train == self._train:
@@ -257,8 +257,8 @@ class Attached:
         return self._skip is not None and bool(self._skip(step))
 
     def _reopen(self) -> None:
-        # Back to before `before_step`, with the weights as they are now, and effective
-        # ones in the module.
+        # Back to before `before_step`, with the present weights, and effective weights
+        # in the module.
         if self._begun is not None:
             moved = self._placed.moved()
             self._begun = None
@@ -280,7 +280,7 @@ class Attached:
 
     @property
     def state(self) -> State:
-        """The algorithm's pure state: a snapshot, which later steps leave as it is.
+        """The algorithm's pure state: a snapshot, which later steps do not change.
 
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(
@@ -379,7 +379,7 @@ class Attached:
         """A snapshot of what the module holds: its weights, and masks of the entries
         that are kept or not zero.
 
-        `sf.report.summary` of what `attach` returned is that of this state.
+        `sf.report.summary` of what `attach` returned is the summary of this state.
         """
         return writes.in_module(self.state, self._placed.weights.values())
 
@@ -425,7 +425,7 @@ class Attached:
         """Leave an ordinary module with its effective weights.
 
         The optimizer is as it was, and `state` stays. Warns where masks changed once,
-        as the algorithm was not told how long the run is.
+        as the algorithm does not know the length of the run.
 
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(

@@ -1,4 +1,4 @@
-"""The gradients of a module: dense ones, and those that its optimizer sees."""
+"""The gradients of a module: dense ones, and the gradients that its optimizer sees."""
 
 from __future__ import annotations
 

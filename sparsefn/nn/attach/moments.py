@@ -70,7 +70,7 @@ def _is_sane(group: Mapping[str, Any], least: float) -> bool:
 
 
 class HeldStates:
-    """The states that an optimizer and those inside it hold for parameters.
+    """The states that an optimizer and the optimizers inside it hold for parameters.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -83,14 +83,14 @@ class HeldStates:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.optimizers = optimizers  # the one, and those inside it
+        self.optimizers = optimizers  # one, and the optimizers inside it
         self.states: list[object] | None = None
         # how many values each holds, where the optimizer's moments are looked for
         self.sizes: list[int] = []
 
     def have_changed(self) -> bool:
-        """Whether they are others than at the last call, or hold more or fewer values;
-        True at the first.
+        """Whether the states differ from the last call, or hold more or fewer values;
+        True at the first call.
         """
         old = self.states
         old_sizes = self.sizes
@@ -130,7 +130,7 @@ def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
 
 
 def restart(records: Iterable[Record]) -> None:
-    """Start the optimizers anew: forget their state of some parameters.
+    """Restart the optimizers: forget their state of some parameters.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)

@@ -47,8 +47,8 @@ _FIRST: dict[tuple[str, str], str | float] = {
     ("VSGD", "bg"): "pbg2",
     ("VSGD", "bhg"): "pbhg2",
 }
-# Beside a basis, the moments that are not in it. The others are statistics of
-# directions, and stay.
+# For optimizers with a basis, the moments that are not in it. The other moments are
+# statistics of directions, and stay.
 _BESIDE_A_BASIS = {"SOAP": ("exp_avg",), "Kron": ("momentum_buffer",)}
 _CUTS = "DistributedShampoo"  # has states of blocks of a weight
 # of bitsandbytes: codes, and the numbers that they stand for
@@ -61,7 +61,7 @@ _CLEAR = (
 
 
 class StateTensor(NamedTuple):
-    """A tensor of an optimizer's state with an entry for each one of a weight.
+    """A tensor of an optimizer's state with an entry for each entry of a weight.
 
     `fault` says why it cannot be cleared; "" where it can.
     """
@@ -69,7 +69,7 @@ class StateTensor(NamedTuple):
     path: str
     tensor: Tensor
     is_copy: bool = False  # a copy or an average of the weight
-    zero: Tensor | None = None  # where the tensor holds codes, the one for zero
+    zero: Tensor | None = None  # where the tensor holds codes, the code for zero
     fault: str = ""
 
 
@@ -77,15 +77,15 @@ class StateTensor(NamedTuple):
 
 
 def without_wrapper(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps: the one inside of a wrapper that has no step hooks, as
-    of accelerate and Lightning.
+    """The optimizer that steps: the inner one if a wrapper has no step hooks, as the
+    wrappers of accelerate and Lightning.
 
     >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     >>> without_wrapper(sgd) is sgd
     True
 
-    Others, such as ZeroRedundancyOptimizer, may move the weights after the optimizer
-    inside them.
+    Wrappers with step hooks, such as ZeroRedundancyOptimizer, may move the weights
+    after the optimizer inside them.
     """
     held = (
         []
@@ -96,8 +96,8 @@ def without_wrapper(optimizer: Optimizer) -> Optimizer:
 
 
 def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The states of a parameter in its optimizer and those inside it, each with its
-    optimizer.
+    """The states of a parameter in its optimizer and in the optimizers inside it, each
+    with its optimizer.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -85,7 +85,7 @@ class Placed:
         # the weights that follow from what trains in their place
         self.following = [r for r in self.weights.values() if r.follows]
         # the weights of which the state has values that the module does not show, and
-        # the others
+        # all other weights
         self.hidden: list[Record] = []
         self.shown: list[Record] = []
         # the weights that `show` is about to change
@@ -94,7 +94,7 @@ class Placed:
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
         self._mixes = (
-            False  # an optimizer steps that may let pruned entries reach others
+            False  # an optimizer steps that may let pruned entries reach kept ones
         )
         self.moving: Optimizer | None = None  # the optimizer that steps now
 
@@ -116,9 +116,9 @@ class Placed:
         """Take over what somebody has written, as far as it reaches a step; names of
         weights that were not masked.
 
-        torch tells of most writes, and hides those through `.data`. What these leave at
-        pruned entries waits for `moved`, unless the state has values of its own there,
-        or a view reads weights: until then it reaches nothing.
+        torch counts most writes, but not writes through `.data`. What these writes
+        leave at pruned entries waits for `moved`, unless the state has values of its
+        own there, or a view reads weights: until then it reaches nothing.
         """
         written = written_among(self.weights.values())
         if written:
@@ -176,8 +176,8 @@ class Placed:
         return leaves_of(view.grads(self.state, dict(dense), step))
 
     def moved(self) -> State:
-        """The state with the values of the parameters, which optimizers and others have
-        written since `settle`.
+        """The state with the values of the parameters, which optimizers or other code
+        have written since `settle`.
 
         It is the state itself where the parameters are its leaves, and their moments
         are known to be masked.
@@ -219,10 +219,10 @@ class Placed:
         trained: Sequence[TrainedRow] | None = None,
     ) -> None:
         """Put the effective weights of a state into the module, and keep the params
-        that those do not show.
+        that these do not show.
 
-        Leaves that are those of `old`, under its masks, are known to be zero where they
-        are pruned. `trained` are the rows of the new state, where they are known.
+        Leaves that are also in `old`, under the same masks, are known to be zero where
+        they are pruned. `trained` are the rows of the new state, where they are known.
         """
         params = dict(new.params)
         records = list(self.weights.values())
@@ -270,8 +270,8 @@ class Placed:
                 record.note()
 
     def unmasked(self) -> dict[str, Tensor]:
-        """The module's weights, or, where nobody has written to it since `attach`
-        masked them, those before.
+        """The module's weights; for a weight that nobody has written to since `attach`
+        masked it, its value before that.
         """
         weights = {
             name: record.parameter.detach() for name, record in self.weights.items()
@@ -296,8 +296,8 @@ class Placed:
         """Just before an optimizer steps: mask the gradients and moments that somebody
         has written, and note weights.
 
-        A step that is left out has no gradients. An optimizer that lets entries reach
-        others gets everything masked.
+        A step that is left out has no gradients. For an optimizer that lets entries
+        reach other entries, everything is masked.
         """
         self._note_writes()
         for record in self.weights.values():

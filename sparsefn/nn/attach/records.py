@@ -48,7 +48,7 @@ class Record:
     parameter: nn.Parameter
     optimizer: Optimizer
     beside: Record | None = (
-        None  # the weight that it was added for; the module has all others
+        None  # the weight that it was added for; None if the module has it
     )
     trains: bool = False  # it is a leaf of the tree that the algorithm trains
     support: Tensor = _ALL  # where it trains
@@ -70,7 +70,7 @@ class Record:
     )
     # where the optimizer's states have factors, and no moments
     factors: frozenset[str] = frozenset()
-    optimizers: Sequence[Optimizer] = ()  # the optimizer, and those inside it
+    optimizers: Sequence[Optimizer] = ()  # the optimizer, and the optimizers inside it
 
     def __post_init__(self) -> None:
         self.optimizers = (self.optimizer, *inner_optimizers(self.optimizer))
@@ -87,7 +87,7 @@ class Record:
         return bool(written_among([self]))
 
     def note(self) -> None:
-        """Take the parameter as it is for known."""
+        """Note the present version and address of the parameter."""
         note_all([self])
 
 
@@ -99,8 +99,8 @@ def set_gradients(records: Iterable[Record], grads: Iterable[Tensor | None]) -> 
 
 
 def with_other_gradients(records: Iterable[Record]) -> list[Record]:
-    """The records whose gradient is not the one that was set here, or that somebody
-    has written to.
+    """The records whose gradient is not the gradient that `set_gradients` set, or has
+    been written to since.
     """
     found = []
     for record in records:
@@ -118,7 +118,7 @@ def written_among(records: Collection[Record]) -> list[Record]:
 
 
 def note_all(records: Collection[Record]) -> None:
-    """Take some parameters as they are for known."""
+    """Note the present versions and addresses of some parameters."""
     for record, now in zip(records, _versions_and_addresses(records), strict=True):
         record.noted = now
 
@@ -170,8 +170,8 @@ def owned_parameters(
     >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
     ['weight', 'bias']
 
-    Raises ValueError for those that several optimizers have, and for optimizers that
-    have none.
+    Raises ValueError for parameters that several optimizers have, and for optimizers
+    that have no parameter of the model.
     """
     kind = type(model).__name__
     owners = defaultdict(list)
@@ -262,8 +262,8 @@ def _belongs(path: str, name: str) -> bool:
 def trained_records(
     view: TrainView, state: State, weights: Mapping[str, Record]
 ) -> list[Record]:
-    """A record for each leaf that an algorithm trains: that of a weight, or a new one
-    beside it.
+    """A record for each leaf that an algorithm trains: the record of a weight, or a new
+    record beside it.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 2))
     >>> algorithm, optimizer = sf.supermask(0.5), torch.optim.SGD([weight], lr=0.1)
@@ -274,8 +274,8 @@ def trained_records(
     >>> record.name, record.beside.name
     ('scores.w', 'w')
 
-    A leaf belongs to the weight whose name ends its path; that of no weight to the
-    first. Raises ValueError for SparseAdam, which takes no masked gradients.
+    A leaf belongs to the weight whose name ends its path, a leaf of no weight to the
+    first weight. Raises ValueError for SparseAdam, which takes no masked gradients.
     """
     names = {id(leaf): name for name, leaf in flatten(state.params)[0].items()}
     records = []

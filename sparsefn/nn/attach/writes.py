@@ -1,4 +1,4 @@
-"""What others did to a module: written weights, replaced parameters and layers."""
+"""What other code did to a module: written weights, replaced parameters and layers."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def members_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 def check_members(
     records: Sequence[Record], members: Sequence[Tensor], known: Container[int] = ()
 ) -> list[Tensor]:
-    """The other trained parameters of the optimizers; RuntimeError for a record whose
-    optimizer has it no more.
+    """The trained parameters of the optimizers that are not known; RuntimeError for a
+    record whose optimizer has it no more.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> record = Record(
@@ -163,8 +163,8 @@ def check_members(
     >>> len(check_members([record], list(layer.parameters()), {id(layer.weight)}))
     1
 
-    `members` are the parameters of the optimizers. Those whose `id` is in `known` are
-    left out, and those that require no gradient.
+    `members` are the parameters of the optimizers. Parameters whose `id` is in `known`
+    are left out, and parameters that require no gradient.
     """
     found = {id(p): p for p in members}
     for record in records:
@@ -306,7 +306,7 @@ def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
 
 
 def gradient_of_others(stained: Collection[str]) -> str:
-    """A warning of a gradient that may be the one of weights without masks.
+    """A warning of a gradient that may belong to weights without masks.
 
     >>> gradient_of_others(["w"])[:61]
     "before_step: somebody wrote to pruned entries of 'w' between "

@@ -38,11 +38,12 @@ def compress(
 
     `pattern` is `sf.patterns.nm(n, m, axis)`, or a list of (where, pattern) pairs of
     which the first match counts, as in `sf.partition`: transposed convolutions have
-    another axis (`sf.modules.pattern_axis`). A leaf with a 0-d mask is stored as it is.
-    Any other leaf becomes four tensors:
+    another axis (`sf.modules.pattern_axis`). A leaf with a 0-d mask is stored
+    unchanged. Any other leaf becomes four tensors:
 
     - `<path>.values`: the leaf's shape with n entries for every m along the axis. They
-      are the kept ones in their order; a group that keeps fewer than n ends in zeros.
+      are the kept entries in their order; a group that keeps fewer than n ends in
+      zeros.
     - `<path>.bitmask`: the mask as `sf.masks.pack` packs it, uint8.
     - `<path>.shape`: the sizes of the leaf, int64.
     - `<path>.nm`: n, m and the axis, counted from 0, int64.

@@ -63,8 +63,8 @@ def _states(template: Tree) -> dict[str, State]:
 
 
 def _old_paths(state: State, now: str, fields: Mapping[str, str]) -> dict[str, str]:
-    """The path of each leaf of a state, and the one that it had; `fields` are the old
-    paths of its fields.
+    """The path of each leaf of a state, and its old path; `fields` are the old paths of
+    the state's fields.
     """
     found = {}
     for field, old in fields.items():

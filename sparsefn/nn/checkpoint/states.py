@@ -235,9 +235,9 @@ def _depths(tree: Tree) -> Tree:
 
 
 def _stacked(state: State) -> int:
-    # How many dims the members of a stack have: those of a mask that is not its leaf's
-    # shape, or of the key beside its own. Where nothing tells, every mask is one of
-    # full shape, or 0-d.
+    # How many dimensions a stack has before its members': the dimensions of a mask that
+    # is not of its leaf's shape, or all but the last of the key. Where neither tells,
+    # 0: every mask has its leaf's shape.
     if same_structure(state.masks, state.params):
         pairs = zip(leaves_of(state.masks), leaves_of(state.params), strict=True)
         dense: list[int] = [

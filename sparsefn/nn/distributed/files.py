@@ -83,9 +83,9 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     `algorithm.init(params)` for example, gives structure, shapes, dtypes, devices and
     how DTensors are laid out; its values are not read, and it is not changed. Each
     process reads what it holds. Every process of the default process group must call
-    it. Nothing in the folder is run, whoever wrote it: of its pickled file `.metadata`
-    only names, shapes, dtypes and places of tensors are taken, and torch reads tensors
-    with `weights_only=True`.
+    it. Nothing in the folder is run, even if a stranger wrote it: of its pickled file
+    `.metadata` only names, shapes, dtypes and places of tensors are taken, and torch
+    reads tensors with `weights_only=True`.
 
     Raises ValueError for paths that are missing or unexpected, for another shape, for a
     0-d False among the masks of a state, for a template of the meta device and for

@@ -28,12 +28,13 @@ def check_replicas(state: Tree) -> None:
     ...     {"w": torch.ones(2)}
     ... )  # one process: nothing to compare
 
-    The error names the path and the ranks. For any tree of tensors: a state, its masks
-    alone. Compared are processes that hold the same part of a leaf: all of them for
-    plain tensors, as under `DistributedDataParallel`, and for DTensors those along mesh
-    dimensions that replicate it. Every process of the default process group must call
-    it; each sends 16 bytes a leaf, of hashes, and reads all its tensors once: a check
-    for now and then. Bits count: NaN equals NaN, and 0.0 is not -0.0.
+    The error names the path and the ranks. It takes any tree of tensors: a state, or
+    its masks alone. Processes that hold the same part of a leaf are compared: all
+    processes for plain tensors, as under `DistributedDataParallel`, and for DTensors
+    the processes along mesh dimensions that replicate the leaf. Every process of the
+    default process group must call it; each sends 16 bytes a leaf, of hashes, and reads
+    all its tensors once: a check for now and then. Bits count: NaN equals NaN, and 0.0
+    is not -0.0.
     """
     groups = everyone()
     if not groups:

@@ -27,15 +27,15 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     Parameter containing:
     tensor([[3., 0.]], requires_grad=True)
 
-    For modules that `sf.modules.call` refuses, as their gradients come from hooks of
-    their own: those of `torch.distributed.fsdp.fully_shard`, tensor parallelism and
-    `DistributedDataParallel`. The next forward runs with these weights; `grads_of`
-    takes the gradients. Names are as in the module without wrappers, and each
-    process writes the shard that it holds: nothing is sent. With `partial` parameters
-    that the state lacks stay as they are. Raises TypeError for anything but a module
-    and a State and for another dtype, ValueError for names that are missing or unknown,
-    another shape, and weights that are not sharded as the parameter is. Then nothing is
-    written.
+    Use it for modules that `sf.modules.call` refuses, as their gradients come from
+    hooks of their own: modules of `torch.distributed.fsdp.fully_shard`, tensor
+    parallelism and `DistributedDataParallel`. The next forward runs with these weights;
+    `grads_of` takes the gradients. Names are as in the module without wrappers, and
+    each process writes the shard that it holds: nothing is sent. With `partial`,
+    parameters that the state lacks do not change. Raises TypeError for anything but a
+    module and a State and for another dtype, ValueError for names that are missing or
+    unknown, another shape, and weights that are not sharded as the parameter is. Then
+    nothing is written.
     """
     check_state("commit", state, " second")
     weights = tensors_for(model, "parameters", state, partial)
@@ -57,14 +57,13 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     >>> sf.distributed.grads_of(model, state), model.weight.grad
     ({'weight': tensor([[1., 1.]])}, None)
 
-    Call it after backward, where the weights are those of `commit`. The gradients are
-    what the module's wrapper has made of them, averaged over the processes by
-    `fully_shard` and `DistributedDataParallel`, and are laid out as the params. Where a
-    parameter has none, because the loss does not use it, they are zero. Raises
-    TypeError for anything but a module and a State and for another dtype, and
-    ValueError where no parameter has a gradient, for names that the module lacks, and
-    for params that are not sharded as the parameters are. Then no gradient is taken
-    off.
+    Call it after backward, on weights that `commit` wrote. The gradients are what the
+    module's wrapper has made of them, averaged over the processes by `fully_shard` and
+    `DistributedDataParallel`, and are laid out as the params. The gradient of a
+    parameter that the loss does not use is zero. Raises TypeError for anything but a
+    module and a State and for another dtype, and ValueError where no parameter has a
+    gradient, for names that the module lacks, and for params that are not sharded as
+    the parameters are. Then no gradient is taken off.
     """
     check_state("grads_of", state, " second")
     own = tensors_by_name(model)

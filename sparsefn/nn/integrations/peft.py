@@ -42,9 +42,9 @@ def keep_zeros(model: _Model) -> _Model:
     `load_adapter` and `add_weighted_adapter` all go through it; after transformers' own
     `add_adapter` call it again. What is merged has exactly the zeros of the base: where
     a weight and its update cancel out, it is the smallest number of its dtype.
-    `save_pretrained` of the merged model has the zeros; that of the peft model saves A
-    and B alone, as ever, so call `keep_zeros` again after they are loaded. Dropout is
-    peft's own. Calling it twice changes nothing.
+    `save_pretrained` of the merged model saves the zeros; `save_pretrained` of the peft
+    model saves A and B alone, so call `keep_zeros` again after they are loaded. Dropout
+    is peft's own. Calling it twice changes nothing.
 
     It changes the layers in place, as peft itself does: each gets a buffer of one byte
     a weight, which is not saved, and the update is a matrix of the weight's size for
@@ -165,7 +165,7 @@ def _mask(path: str, layer: Any) -> Tensor | None:
     from peft.tuners.lora.layer import Linear, _ConvNd
 
     base = layer.get_base_layer()
-    # of target_parameters; the others of the base do not change
+    # of `target_parameters`; other parameters of the base do not change
     target = getattr(layer, "parameter_name", None)
     if target is None:
         adapted = dict(base.named_parameters())
@@ -227,15 +227,15 @@ def _has_zeros(base: nn.Module, parameter: Tensor) -> bool:
 
 
 def _many(zeros: Tensor) -> bool:
-    """Whether zeros are those of pruning: fewer than one in a hundred come of rounding,
-    and all of them are a start.
+    """Whether zeros come from pruning: fewer than one in a hundred come from rounding,
+    and a tensor of zeros alone is an initial value.
     """
     return 0.01 * zeros.numel() <= int(zeros.sum()) < zeros.numel()
 
 
 def _check_whole(model: nn.Module) -> None:
-    """Raise where a pruned weight trains as it is, or where adapters have copies of it
-    that do, trained or loaded.
+    """Raise where a pruned weight itself trains, or where adapters have copies of it in
+    `modules_to_save`, trained or loaded.
     """
     from peft.utils import ModulesToSaveWrapper
 
@@ -258,8 +258,8 @@ def _check_whole(model: nn.Module) -> None:
 
 
 class _Everyone(dict[str, Any]):
-    """The variants of a layer by adapter, as peft asks for them: the same for all,
-    those of later included.
+    """The variants of a layer by adapter, as peft asks for them: the same for all
+    adapters, later ones included.
     """
 
     def __contains__(self, adapter: object) -> bool:
@@ -326,8 +326,8 @@ def _update(module: Any, adapter: str) -> Tensor:
 
 
 def _sum(module: Any, weight: Tensor, update: Tensor) -> Tensor:
-    """A weight and its update; where they cancel out, the smallest number, so that all
-    zeros are those of the mask.
+    """A weight and its update; where they cancel out, the smallest number, so that only
+    pruned weights are zero.
     """
     total = weight.detach() + update.detach().to(weight.dtype)
     return torch.where(

@@ -119,14 +119,14 @@ class SparsityCallback(TrainerCallback):
             saved = self._saved(self._folder or _folder(args, state))
         if saved is not None:
             check_same_run(model, saved, state.global_step - 1)
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it anew
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it again
         if (
             self.sparse is not None
             and self.sparse.is_attached
             and inner is not self._optimizer
         ):
             if saved is not None:
-                # the weights that it left are not those of the module now
+                # the weights that `sparse` left are not in the module now
                 self.sparse.load_state_dict(saved)
             self.sparse.detach()
         if self.sparse is None or not self.sparse.is_attached:

@@ -1,4 +1,4 @@
-"""Averages of weights that others make, under the masks of a run."""
+"""Averages of weights that other tools make, under the masks of a run."""
 
 from __future__ import annotations
 
@@ -91,22 +91,22 @@ def mask_average(
     (1, 3)
 
     Where masks change during a run, an average has weights at all places that were kept
-    while it was made, and is denser than the model. The copy is zero where the masks,
-    those of now, prune. It is what to evaluate and to ship; `sf.optimizers.ema` makes
-    an average that is never denser.
+    while it was made, and is denser than the model. The copy is zero where the present
+    masks prune. Evaluate and ship the copy; `sf.optimizers.ema` makes an average that
+    is never denser.
 
     `average` is a module or a dict of tensors by name, such as a `state_dict`: torch's
     `AveragedModel`, the `ema` of timm's `ModelEmaV2` and `ModelEmaV3`, a copy of the
     model, or the model itself where a framework has written its average into it, as
-    Lightning's `WeightAveraging` does after `fit`. Names are those of the masked model,
-    or those with one prefix, such as `module.`. `masks` are the masks of a state, or
+    Lightning's `WeightAveraging` does after `fit`. Names are as in the masked model, or
+    these names with one prefix, such as `module.`. `masks` are the masks of a state, or
     `sparse.masks` of what `attach` returned. Batch norm's running means and variances
-    are those of the average: `torch.optim.swa_utils.update_bn(loader, final)` measures
+    come from the average: `torch.optim.swa_utils.update_bn(loader, final)` measures
     them under the masks.
 
     Args:
-        average: The module or the dict of tensors. It stays as it is.
-        masks: The masks tree: bool tensors of the shapes of the weights, or 0-d for
+        average: The module or the dict of tensors. It is not changed. masks: The masks
+        tree: bool tensors of the shapes of the weights, or 0-d for
             dense leaves, which need no weight.
 
     Returns:
@@ -176,7 +176,7 @@ def _tensors(average: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _wanted(masks: Tree) -> dict[str, Tensor]:
-    # The masks that are not those of dense leaves.
+    # The masks of leaves that are not dense.
     if hasattr(masks, "masks"):  # a State, or what `attach` returned
         raise TypeError(
             f"mask_average: expected masks, got {type(masks).__name__}: give its .masks"

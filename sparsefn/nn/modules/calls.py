@@ -336,7 +336,7 @@ def _is_written(before: tuple[int, int], after: tuple[int, int]) -> bool:
 def _unchanged(module: nn.Module) -> Iterator[None]:
     # functional_call puts back parameters and buffers; hooks such as weight_norm's set
     # attributes. Compiled code would be compiled again whenever an attribute that is
-    # read here has changed, so it reads only those of hooked parts.
+    # read here has changed, so it reads only attributes of hooked parts.
     compiling = torch.compiler.is_compiling()
     parts = [
         part
@@ -391,7 +391,7 @@ def tensors_for(
     own: OwnTensors | None = None,
 ) -> OwnTensors:
     """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers"
-    that a module is to run with.
+    that a module runs with.
 
     >>> tensors_for(
     ...     torch.nn.Linear(1, 1),
@@ -401,8 +401,7 @@ def tensors_for(
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
     `given` is a State or a tree; with `partial` the module's own tensors fill in for
-    missing ones, and with `own` they have the names that these have. Raises as `call`
-    does.
+    missing ones, and with `own` they have the names in `own`. Raises as `call` does.
     """
     if own is None:
         own = own_tensors(module, kind)

@@ -33,8 +33,8 @@ def from_pruned(
     >>> masks["weight"].sum()
     tensor(1)
 
-    The tools are `torch.nn.utils.prune` and `torch.ao.pruning`. The names are those of
-    the module without pruning, the params the unmasked ones (`*_orig`, or those of the
+    The tools are `torch.nn.utils.prune` and `torch.ao.pruning`. Names are as in the
+    module without pruning, and params are unmasked (`*_orig`, or the originals of the
     parametrizations that a sparsifier of torch.ao attaches in `prepare`); a parameter
     that is not pruned has the 0-d mask True. With a checkpoint all values come from it,
     and the module, pruned or not, tells which names are params. `state_dict` of a

@@ -15,7 +15,7 @@ from sparsefn.nn.modules.wrappers import own_tensors
 
 
 def scaled_init(module: nn.Module, state: State) -> State:
-    """The state with first weights scaled to the inputs that each output keeps.
+    """The state with initial weights scaled to the inputs that each output keeps.
 
     >>> layer = torch.nn.Linear(8, 2, bias=False)
     >>> mask = torch.tensor([[True] * 2 + [False] * 6, [True] * 8])
@@ -30,12 +30,12 @@ def scaled_init(module: nn.Module, state: State) -> State:
     mask keeps. No key is needed, and any initialisation keeps its form. Call it once,
     on what `init` returns.
 
-    Scaled are the weights of linear and bilinear layers, convolutions, transposed ones
+    It scales the weights of linear and bilinear layers, convolutions, transposed ones
     too, recurrent layers, projections of attention and `Conv1D` of transformers. Other
-    leaves, leaves without a mask, pruned weights and outputs without an input stay as
-    they are. Raises TypeError for anything but a State, ValueError for a masked leaf
-    that is no parameter of the module or has another shape, and as `sf.with_params`
-    does, such as for latents.
+    leaves, leaves without a mask, pruned weights and outputs without an input do not
+    change. Raises TypeError for anything but a State, ValueError for a masked leaf that
+    is no parameter of the module or has another shape, and as `sf.with_params` does,
+    such as for latents.
 
     Evci et al. 2022, arXiv 2010.03533, sec. 3: He initialisation by the fan-in of each
     output.

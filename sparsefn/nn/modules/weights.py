@@ -115,13 +115,13 @@ def pattern_axis(module: nn.Module, path: str) -> int:
     >>> [sf.modules.pattern_axis(net, path) for path in ("0.weight", "1.weight")]
     [1, 0]
 
-    `path` is the name of a parameter in `params_of(module)`. Patterns count axes in the
-    tensor as it is, and hardware that skips zeros wants N:M runs along the inputs: axis
-    1 for Linear, recurrent and attention weights and convolutions, 0 for transposed
-    convolutions and transformers' Conv1D, and the last, 2, for Bilinear, which sums
-    over 1 as well. Of experts in one leaf, as transformers has them, it is 2, or 1
-    where they are stored as [experts, in, out], as in gpt-oss. Layers of two kinds take
-    two patterns:
+    `path` is the name of a parameter in `params_of(module)`. Patterns count the axes of
+    the stored tensor, and hardware that skips zeros wants N:M runs along the inputs:
+    axis 1 for Linear, recurrent and attention weights and convolutions, 0 for
+    transposed convolutions and transformers' Conv1D, and the last, 2, for Bilinear,
+    which sums over 1 as well. Of experts in one leaf, as transformers has them, it is
+    2, or 1 where they are stored as [experts, in, out], as in gpt-oss. Layers of two
+    kinds take two patterns:
 
     >>> where, params = sf.modules.weights_of(net), sf.modules.params_of(net)
     >>> axes = {
@@ -175,11 +175,11 @@ def check_pattern_axis(module: nn.Module, path: str, pattern: Pattern) -> bool:
     ... ]
     [True, True, False]
 
-    `path` is the name of a parameter, and the axis the one that `pattern_axis` gives;
-    either of Bilinear's is right. Patterns without runs or blocks of a fixed length
-    pass, and so do weights that no product sums over (embeddings, biases, norms).
-    Raises ValueError for a path that is not a parameter, and for a shape that the
-    pattern does not divide.
+    `path` is the name of a parameter, and the right axis is the result of
+    `pattern_axis`; for Bilinear, both input axes are right. Patterns without runs or
+    blocks of a fixed length pass, and so do weights that no product sums over
+    (embeddings, biases, norms). Raises ValueError for a path that is not a parameter,
+    and for a shape that the pattern does not divide.
     """
     layer, param = _parameter(module, path)
     runs = run_axes(pattern, tuple(param.shape))
@@ -213,7 +213,7 @@ def is_weight(
 
 
 def is_conv1d(layer: nn.Module) -> bool:
-    """Whether a layer is a `Conv1D` of transformers, `x @ weight + bias`, told by the
+    """Whether a layer is a `Conv1D` of transformers, `x @ weight + bias`, known by the
     name of its class.
 
     >>> is_conv1d(torch.nn.Conv1d(1, 1, 1))

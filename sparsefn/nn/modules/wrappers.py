@@ -16,7 +16,7 @@ from sparsefn.core.tree import check_not_lazy
 OwnTensors = dict[str, tuple[str, Tensor]]
 
 # The child that holds the wrapped module, and the classes that hold one so. Classes are
-# told by name, as importing them would load torch's compiler.
+# known by name, as importing them would load torch's compiler.
 _CHILDREN = {
     "module": {"DistributedDataParallel", "DataParallel"},
     "_orig_mod": {"OptimizedModule"},
