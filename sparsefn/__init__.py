@@ -5,7 +5,6 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from warnings import warn as _warn
 
-# The packages are in the order of the layers: each imports from the packages before it.
 # Parts of algorithms
 from sparsefn import masks
 from sparsefn import optim as optimizers

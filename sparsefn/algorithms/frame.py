@@ -214,8 +214,10 @@ def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
 
 
 class Decision(NamedTuple):
-    """What a method decides about some leaves: their new masks, and the masks of kept
-    weights that stay (None: all stay).
+    """What a method decides about some leaves: their new masks, and where weights stay.
+
+    A weight of `masks` that is not in `stay` starts again, as a grown weight does.
+    None: all weights that were kept and are kept now stay.
     """
 
     masks: Leaves

@@ -57,7 +57,8 @@ Open: TypeAlias = Flags | None  # None: all units
 
 
 class Field(NamedTuple):
-    """The units of some leaves under a rule.
+    """The units that compete in one change of masks: a method calls `best`, then
+    `masks_of`.
 
     `masks` are the masks of the leaves, within `allowed`; `free` are the units that may
     be kept. `known` are the counts at the step where a sparsity or the pattern says

@@ -1,8 +1,10 @@
 """Exact top-k of each row: numpy for CPU tensors, one operator under vmap and compile,
 fixed-shape torch elsewhere.
 
-All selection is called here: nothing outside this folder imports another module of it.
-README.md one folder up tells which way serves when.
+All selection enters here: no other package imports another module of this one. On CPU
+memory `_in_memory` takes `bracket` for one row, `groups` for rows of few units, `rows`
+for other rows and `segments` for rows that lie end to end; elsewhere `joined` serves
+many leaves of a device, and an operator serves transforms, compiled code and kernels.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from sparsefn.masks.patterns.units import Grids, Pattern
 
 
 class Structure:
-    """The grids of leaves of one structure, and the counts at the last sparsity that
-    gave numbers.
+    """What is kept for leaves of these shapes: their grids, and the counts at the last
+    sparsity that gave numbers.
     """
 
     def __init__(self, grids: Grids) -> None:
