@@ -15,6 +15,7 @@ versions of Python and torch.
 import argparse
 import contextlib
 import cProfile
+import gc
 import json
 import pstats
 import statistics
@@ -139,11 +140,18 @@ def cases() -> dict[str, Callable[[], object]]:
 
 
 def profiled(call: Callable[[], object]) -> pstats.Stats:
-    """The profile of one call, when caches are warm."""
+    """The profile of one call, when caches are warm; what the garbage collector calls is
+    not counted.
+    """
     call()
     call()
-    profile = cProfile.Profile()
-    profile.runcall(call)
+    gc.collect()
+    gc.disable()
+    try:
+        profile = cProfile.Profile()
+        profile.runcall(call)
+    finally:
+        gc.enable()
     return pstats.Stats(profile)
 
 
