@@ -83,7 +83,7 @@ class HeldStates:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.optimizers = optimizers  # one, and the optimizers inside it
+        self.optimizers = optimizers  # an optimizer, and the optimizers inside it
         self.states: list[object] | None = None
         # how many values each holds, where the optimizer's moments are looked for
         self.sizes: list[int] = []

@@ -94,7 +94,7 @@ class Placed:
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
         self._mixes = (
-            False  # an optimizer steps that may let pruned entries reach kept ones
+            False  # an optimizer steps that may let pruned entries reach kept entries
         )
         self.moving: Optimizer | None = None  # the optimizer that steps now
 

@@ -170,8 +170,8 @@ def owned_parameters(
     >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
     ['weight', 'bias']
 
-    Raises ValueError for parameters that several optimizers have, and for optimizers
-    that have no parameter of the model.
+    Raises ValueError for parameters that several optimizers have, and where no
+    optimizer has a parameter of the model.
     """
     kind = type(model).__name__
     owners = defaultdict(list)

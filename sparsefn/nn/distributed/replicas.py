@@ -28,7 +28,7 @@ def check_replicas(state: Tree) -> None:
     ...     {"w": torch.ones(2)}
     ... )  # one process: nothing to compare
 
-    The error names the path and the ranks. It takes any tree of tensors: a state, or
+    The error names the path and the ranks. `state` may be any tree of tensors, such as
     its masks alone. Processes that hold the same part of a leaf are compared: all
     processes for plain tensors, as under `DistributedDataParallel`, and for DTensors
     the processes along mesh dimensions that replicate the leaf. Every process of the

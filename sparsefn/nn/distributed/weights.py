@@ -28,7 +28,7 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     tensor([[3., 0.]], requires_grad=True)
 
     Use it for modules that `sf.modules.call` refuses, as their gradients come from
-    hooks of their own: modules of `torch.distributed.fsdp.fully_shard`, tensor
+    hooks of their own: modules under `torch.distributed.fsdp.fully_shard`, tensor
     parallelism and `DistributedDataParallel`. The next forward runs with these weights;
     `grads_of` takes the gradients. Names are as in the module without wrappers, and
     each process writes the shard that it holds: nothing is sent. With `partial`,

@@ -105,8 +105,8 @@ def mask_average(
     them under the masks.
 
     Args:
-        average: The module or the dict of tensors. It is not changed. masks: The masks
-        tree: bool tensors of the shapes of the weights, or 0-d for
+        average: The module or the dict of tensors. It is not changed.
+        masks: The masks tree: bool tensors of the shapes of the weights, or 0-d for
             dense leaves, which need no weight.
 
     Returns:

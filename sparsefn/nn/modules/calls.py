@@ -401,7 +401,7 @@ def tensors_for(
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
     `given` is a State or a tree; with `partial` the module's own tensors fill in for
-    missing ones, and with `own` they have the names in `own`. Raises as `call` does.
+    missing ones, and with `own` they have the names of `own`. Raises as `call` does.
     """
     if own is None:
         own = own_tensors(module, kind)
