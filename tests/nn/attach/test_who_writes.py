@@ -208,7 +208,7 @@ def test_weights_that_keep_their_zeros_are_no_reason_to_warn():
     step(model, optimizer, sparse)
 
 
-@row("the same in secret")
+@row("the same, unseen")
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("how", SECRET)
