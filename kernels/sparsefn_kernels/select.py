@@ -49,7 +49,7 @@ def winners(
 
     They serve no more than `MOST` units a call.
     """
-    scores = [x for x, *_ in entries]
+    scores = [entry.scores for entry in entries]
     if sum(x.numel() for x in scores) > MOST:
         return None
     counts = counts.to(torch.int64).contiguous()
@@ -71,11 +71,14 @@ def winners(
             for end, n in zip(accumulate(spans), spans, strict=True)
         ]
     )
-    for (x, allow, deny, absolute, _), out, at in zip(entries, outs, own, strict=True):
+    for entry, out, at in zip(entries, outs, own, strict=True):
+        x = entry.scores
         if not x.numel():
             continue
-        yes, no = (None if f is None else f.contiguous() for f in (allow, deny))
-        leaf = Leaf(x.to(wide or x.dtype).contiguous(), yes, no, absolute, out, *at)
+        allow = None if entry.allow is None else entry.allow.contiguous()
+        deny = None if entry.deny is None else entry.deny.contiguous()
+        values = x.to(wide or x.dtype).contiguous()
+        leaf = Leaf(values, allow, deny, entry.absolute, out, *at)
         if not joint and x.shape[1] <= NARROW and x.numel() > x.shape[1]:
             _narrow(leaf, counts)
         else:

@@ -84,7 +84,7 @@ def counted(kind, n, rng):
 
 
 def expected(entries, counts, joint):
-    scores = [x.abs() if absolute else x for x, _, _, absolute, _ in entries]
+    scores = [e.scores.abs() if e.absolute else e.scores for e in entries]
     open_ = [
         (torch.ones_like(e.scores, dtype=torch.bool) if e.allow is None else e.allow)
         & (torch.ones_like(e.scores, dtype=torch.bool) if e.deny is None else ~e.deny)
