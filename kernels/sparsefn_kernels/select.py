@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from sparsefn._engine.selection import Entry
 from sparsefn_kernels.source import digits, guess, narrow, whole
 from sparsefn_kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
 from sparsefn_kernels.written import on, write
 
 # units of a call: places are 32-bit words, and are counted in whole chunks
 MOST = 1 << 30
-# scores, allow, deny, absolute, an extent
-Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]
 NARROW = 32  # units of a row that are compared one with another
 _INFINITY = {
     torch.float16: 0x7C00,
