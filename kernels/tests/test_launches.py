@@ -11,6 +11,7 @@ from triton.runtime.jit import JITFunction
 
 import sparsefn as sf
 from sparsefn._engine.draws import threefry
+from sparsefn._engine.selection import Entry
 from sparsefn_kernels import draw, select, step
 
 pytestmark = by_compiler
@@ -53,7 +54,7 @@ def launched(monkeypatch):
 
 
 def entries(*tensors):
-    return [(x, None, None, False, None) for x in tensors]
+    return [Entry(x) for x in tensors]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
