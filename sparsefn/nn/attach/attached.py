@@ -56,6 +56,8 @@ class Attached:
     """
 
     changes: int
+    # the optimizers' parameters at the last look, whether each trained, and the ids of
+    # all that were seen to train beside the algorithm's
     _members: list[Tensor]
     _train: list[bool]
     _known: set[int]
@@ -107,7 +109,8 @@ class Attached:
         placed = self._placed
         records = self._placed.weights.values()
         writes.check_links(self._links)
-        self._look_at_members()
+        if new := self._new_members():
+            self._tell("dense", writes.left_dense(placed.algorithm, self._model, new))
         dense = gradients.dense_gradients(records)
         if stained := placed.begin_step():
             self._tell("gradient", writes.gradient_of_others(stained))
@@ -238,20 +241,18 @@ class Attached:
         self._placed.settle(optimizer, left_out)
         return result
 
-    def _look_at_members(self) -> None:
-        # The parameters of the optimizers, and whether they train, are looked at where
-        # they differ from the last step.
+    def _new_members(self) -> list[Tensor]:
+        # The parameters that the optimizers train since the last look. They are looked
+        # at one by one where they, or whether they train, differ.
         members = writes.members_of(self._placed.optimizers)
         train = [parameter.requires_grad for parameter in members]
         if same_objects(members, self._members) and train == self._train:
-            return
+            return []
         new = writes.check_members(self._placed.trained, members, self._known)
         self._members = members
         self._train = train
-        if new:
-            self._known |= {id(parameter) for parameter in new}
-            told = writes.left_dense(self._placed.algorithm, self._model, new)
-            self._tell("dense", told)
+        self._known |= {id(parameter) for parameter in new}
+        return new
 
     def _skips(self, step: int) -> bool:
         return self._skip is not None and bool(self._skip(step))
@@ -476,10 +477,10 @@ class Attached:
 
     def _watch(self) -> None:
         self._links = writes.links_of(self._model, self._placed.weights.values())
-        self._members = writes.members_of(self._placed.optimizers)
-        self._train = [parameter.requires_grad for parameter in self._members]
-        others = writes.check_members(self._placed.trained, self._members)
-        self._known = {id(parameter) for parameter in others}
+        self._members = []
+        self._train = []
+        self._known = set()
+        self._new_members()
         self._unwatch = order.watch(self, self._placed.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
