@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings.backends import BACKENDS, has_backend
+from sparsefn._engine.backends import BACKENDS, has_backend
 
 OFF, ON = "torch alone", "kernels"
 

@@ -21,9 +21,9 @@ from _models import resnet50_shapes
 from _timing import options_of, write
 
 import sparsefn as sf
+from sparsefn._engine.backends import BACKENDS
 from sparsefn._engine.draws.leaf_draws import drawn_leaves
 from sparsefn._engine.leaves.leafwise import added, zeroed
-from sparsefn._engine.surroundings.backends import BACKENDS
 from sparsefn.testing.launches import counted
 
 LAUNCH, BANDWIDTH = 5e-6, 3.35e12  # seconds, bytes a second

@@ -31,11 +31,12 @@ from _timing import write
 from torch import Tensor, nn
 
 import sparsefn as sf
+from sparsefn._engine import transforms
+from sparsefn._engine.backends import has_backend
 from sparsefn._engine.draws import leaf_draws
 from sparsefn._engine.leaves import leafwise, lists
-from sparsefn._engine.selection import dispatch, joined
-from sparsefn._engine.surroundings import transformed, transforms
-from sparsefn._engine.surroundings.backends import has_backend
+from sparsefn._engine.selection import batches, dispatch
+from sparsefn._engine.transforms import transformed
 from sparsefn.masks import select
 
 LEAVES = 54
@@ -62,15 +63,15 @@ def device_path() -> Iterator[None]:
         return bool(tensors) and not transformed()
 
     def selected(entries: Any, counts: Any, joint: bool) -> list[Tensor]:
-        if not joined.takes(entries) or kernels:
+        if not batches.takes(entries) or kernels:
             return usual(entries, counts, joint)
         own = dispatch._placed(entries, counts, joint)
         if joint:
-            return joined.joint_masks(entries, own[0])
-        return joined.winners(entries, own)
+            return batches.joint_masks(entries, own[0])
+        return batches.winners(entries, own)
 
     with contextlib.ExitStack() as stack:
-        for module in (lists, joined, dispatch, leaf_draws, select):
+        for module in (lists, batches, dispatch, leaf_draws, select):
             stack.enter_context(mock.patch.object(module, "pays", as_lists))
         stack.enter_context(mock.patch.object(transforms, "_memory", lambda x: None))
         # what CPU tensors alone have: small leaves end to end, and memory

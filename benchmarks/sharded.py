@@ -24,10 +24,10 @@ from _timing import options_of, write
 
 from sparsefn._engine.processes.collectives import Exchange, Gather, Sum
 from sparsefn._engine.processes.extent import Extent
+from sparsefn._engine.selection.among_processes import Piece, selected
 from sparsefn._engine.selection.blocks import cut
 from sparsefn._engine.selection.bracket import write_best
 from sparsefn._engine.selection.entries import Arrays
-from sparsefn._engine.selection.shared import Piece, selected
 
 KEPT = 0.1
 PIECE = 10**7  # weights that are drawn at a time

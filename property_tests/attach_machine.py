@@ -24,8 +24,8 @@ from property_tests.layouts import NM
 from sparsefn.core.state import Trigger, has_optimizer
 from sparsefn.core.tree import Tree
 from sparsefn.testing import Meta, Row
-from sparsefn.testing.derived import first_state
 from sparsefn.testing.harness import assert_same, leaves
+from sparsefn.testing.introspection import first_state
 from sparsefn.testing.strategies import large
 
 ROWS = {row.name: row for row in registry.ROWS if not has_optimizer(first_state(row))}

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import sparsefn as sf
 from property_tests.attach_machine import HIDDEN, KINDS, ROWS, Loop, Saved, Setup
-from sparsefn.testing.derived import first_state, learned
+from sparsefn.testing.introspection import first_state, learned
 
 # ---- misuse --------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from torch import Tensor
 import sparsefn as sf
 from property_tests.laws_primitives import LAWS, PrimitiveLaw
 from sparsefn.testing import coverage
+from sparsefn.testing.byte_trees import DTYPES, EVERY, Source, filled
 from sparsefn.testing.harness import hold
-from sparsefn.testing.values import DTYPES, EVERY, Source, filled
 from tests.shrinking import by_masks, compare
 from tests.shrinking.networks import networks
 

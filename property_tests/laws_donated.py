@@ -12,8 +12,8 @@ import torch
 import sparsefn as sf
 from sparsefn.core.state import has_optimizer, masked_view
 from sparsefn.testing import Row
-from sparsefn.testing.derived import first_state
 from sparsefn.testing.harness import algorithm_of, assert_same, bits_of, leaves
+from sparsefn.testing.introspection import first_state
 from sparsefn.testing.strategies import large
 
 STEPS = 12

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from property_tests.layouts import ELEMENTS, LAYOUTS
-from sparsefn.testing import oracle, values
+from sparsefn.testing import byte_trees, oracle
+from sparsefn.testing.byte_trees import EVERY, EXACT, Source
 from sparsefn.testing.oracle import Layout
-from sparsefn.testing.values import EVERY, EXACT, Source
 
 
 class Choice(NamedTuple):
@@ -54,9 +54,9 @@ def _mask(source: Source, shape: tuple[int, ...]) -> Tensor:
 
 def choice(source: Source) -> Choice:
     layout = source.pick(LAYOUTS)
-    shape = values.shape(source, layout.form)
-    like = torch.empty(shape, dtype=source.pick(values.DTYPES), device="meta")
-    scores = values.filled(
+    shape = byte_trees.shape(source, layout.form)
+    like = torch.empty(shape, dtype=source.pick(byte_trees.DTYPES), device="meta")
+    scores = byte_trees.filled(
         source, source.pick(EXACT if layout.reduce is not None else EVERY), like
     )
     part = source.number(16) / 65535

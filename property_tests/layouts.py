@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import sparsefn as sf
+from sparsefn.testing.byte_trees import Form
 from sparsefn.testing.oracle import ELEMENTS, Box, Layout
-from sparsefn.testing.values import Form
 
 
 def mean(values: list[float]) -> float:

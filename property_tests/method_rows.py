@@ -27,8 +27,8 @@ from property_tests.registry import (
 from sparsefn.core.state import Schedule
 from sparsefn.core.tree import Tree
 from sparsefn.testing import Exchange, Meta, Row
-from sparsefn.testing.derived import completed
 from sparsefn.testing.harness import leaves
+from sparsefn.testing.introspection import completed
 
 EVEN, FIRST = sf.every(2), sf.at([0])
 STARTED = SHOT._replace(needs_grads=True, permutes=False)

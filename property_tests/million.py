@@ -35,7 +35,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from property_tests import fuzzers, state_machine, test_methods
 from property_tests.registry import ROWS
-from sparsefn.testing import Row, check_row, coverage, values
+from sparsefn.testing import Row, byte_trees, check_row, coverage
 from sparsefn.testing.harness import mapped
 from sparsefn.testing.laws import COMPILE, Check, Law, bound
 
@@ -95,9 +95,11 @@ def _compiled(check: Check, row: Row, seed: int, counted: Counter[str]) -> None:
 
     Gradients of other strides at every step would be compiled anew.
     """
-    source = values.Source(random.Random(seed).randbytes(values.Source.size))
-    palettes = values.EXACT if row.meta.layout.reduce is not None else values.EVERY
-    case = values.case(source, row.meta.layout.form, palettes, distinct=False)
+    source = byte_trees.Source(random.Random(seed).randbytes(byte_trees.Source.size))
+    palettes = (
+        byte_trees.EXACT if row.meta.layout.reduce is not None else byte_trees.EVERY
+    )
+    case = byte_trees.case(source, row.meta.layout.form, palettes, distinct=False)
     case = mapped(case, lambda tree: optree.tree_map(torch.Tensor.contiguous, tree))
     _checked(
         COMPILE,

@@ -26,7 +26,7 @@ from property_tests.planting import (
     rigl,
 )
 from property_tests.registry import EVEN, ramp, sgd, swap
-from sparsefn._engine.surroundings.transforms import concrete
+from sparsefn._engine.transforms import concrete
 from sparsefn.core.tree import Tree
 
 
@@ -269,7 +269,7 @@ STATES = [
     ),
     mutant(
         "a tensor is made on the default device",
-        "surroundings_do_not_matter",
+        "modes_and_settings_do_not_matter",
         "gmp",
         lambda s, key, _: after_update(
             sf.gmp(ramp(s), when=EVEN),
@@ -278,7 +278,7 @@ STATES = [
     ),
     mutant(
         "what a gradient adds is nothing in inference mode",
-        "surroundings_do_not_matter",
+        "modes_and_settings_do_not_matter",
         "gmp",
         lambda s, key, _: after_update(
             sf.gmp(ramp(s), when=EVEN),

@@ -27,8 +27,8 @@ from sparsefn.core.checks.factories import described
 from sparsefn.core.state import Schedule
 from sparsefn.core.tree import Tree
 from sparsefn.testing import Exchange, Meta, Row
-from sparsefn.testing.derived import completed
 from sparsefn.testing.harness import leaves
+from sparsefn.testing.introspection import completed
 
 EVEN, ALWAYS, NEVER = sf.every(2), sf.always(), sf.never()
 FADING = sf.schedules.cosine_decay(0.6, 2)  # exactly 0 from step 2 on

@@ -14,7 +14,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import Onlooker, TorchDispatchMode
+from sparsefn._engine.transforms import Onlooker, TorchDispatchMode
 from sparsefn.algorithms.combine.cuda_graphs import Waits, line_of
 from sparsefn.core.state import State
 

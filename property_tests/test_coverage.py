@@ -8,10 +8,10 @@ from hypothesis.strategies import SearchStrategy
 from property_tests.effort import seed
 from property_tests.registry import ROWS
 from sparsefn.testing import Case, Form, coverage
+from sparsefn.testing.byte_trees import EVERY, EXACT
 from sparsefn.testing.harness import hold
 from sparsefn.testing.laws import drawn
 from sparsefn.testing.strategies import cases
-from sparsefn.testing.values import EVERY, EXACT
 
 CASES = 400
 # What these strategies cannot have, or need not: leaves of a pattern that accepts no

@@ -13,7 +13,7 @@ import torch
 
 import sparsefn as sf
 from property_tests import method_rows, registry
-from sparsefn.algorithms.combine.paired import check_paired
+from sparsefn.algorithms.combine.same_step import check_paired
 from sparsefn.core.timetable import changes_once
 from sparsefn.nn.attach.files import arguments_of, reads_step
 from sparsefn.testing import Row

@@ -16,7 +16,7 @@ from sparsefn.algorithms import frame
 from sparsefn.core.state import has_optimizer, update_of
 from sparsefn.core.tree import leaves_of
 from sparsefn.testing import Row
-from sparsefn.testing.derived import first_state
+from sparsefn.testing.introspection import first_state
 
 # the package hands out the function
 donated = importlib.import_module("sparsefn.algorithms.combine.donated")

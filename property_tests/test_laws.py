@@ -13,8 +13,8 @@ from property_tests.effort import seed, tries
 from property_tests.registry import QUICK_ROWS, ROWS
 from sparsefn import algorithms
 from sparsefn.testing import LAWS, Check, Law, Row, check_row, parametrize_laws
-from sparsefn.testing.derived import run_of, takes_tensor
 from sparsefn.testing.harness import algorithm_of, hash_of, updates
+from sparsefn.testing.introspection import run_of, takes_tensor
 from sparsefn.testing.laws import COMPILE
 from sparsefn.testing.strategies import large
 

@@ -45,7 +45,7 @@ from sparsefn.core.state import (
     with_params,
 )
 from sparsefn.core.state import masked_view as masked_view
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always, at, every, never
 from sparsefn.masks import budgets, patterns, permutation, scores
 from sparsefn.masks.budgets import counts, redistribute

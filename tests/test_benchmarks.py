@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from sparsefn._engine.surroundings.backends import BACKENDS, has_backend
+from sparsefn._engine.backends import BACKENDS, has_backend
 
 pytestmark = pytest.mark.deep
 

@@ -11,7 +11,7 @@ from torch.utils._device import _device_constructors
 import sparsefn as sf
 from sparsefn._engine.selection import dispatch, spread
 from sparsefn._engine.selection.dispatch import Entry
-from sparsefn._engine.surroundings.transforms import concrete, read
+from sparsefn._engine.transforms import concrete, read
 from sparsefn.core.tree import choose
 from sparsefn.testing import Launches
 
@@ -94,14 +94,14 @@ def copied(source: str) -> list[str]:
 # Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in
 # any case.
 COPIES = {
-    "_engine/leaves/memory.py",
+    "_engine/leaves/buffers.py",
     "_engine/selection/tiling.py",
     "masks/patterns/places.py",
-    "masks/patterns/tied.py",
+    "masks/patterns/tied_sets.py",
 }
 COPIES |= {
     "nn/checkpoint/states.py",
-    "nn/checkpoint/compressed.py",
+    "nn/checkpoint/n_of_m.py",
     "posttraining/solve/greedy.py",
 }
 

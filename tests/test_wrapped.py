@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 import sparsefn as sf
-from sparsefn._engine.surroundings.transforms import as_numpy
+from sparsefn._engine.transforms import as_numpy
 
 X = torch.randn(40, 200, generator=torch.Generator().manual_seed(0))
 

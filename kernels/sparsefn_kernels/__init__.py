@@ -7,7 +7,7 @@ package turns them on in any case. With `TRITON_INTERPRET=1` they then take CPU 
 Triton runs them in Python, slowly, for tests.
 """
 
-from sparsefn._engine.surroundings.backends import BACKENDS as _BACKENDS
+from sparsefn._engine.backends import BACKENDS as _BACKENDS
 from sparsefn_kernels.seams import DEVICE as _DEVICE
 from sparsefn_kernels.seams import backends_for as backends_for
 from sparsefn_kernels.seams import installed as _installed

@@ -32,7 +32,7 @@ def installed(device: str) -> dict[tuple[str, str], Callable[..., Any]]:
 
 
 def backends_for(device: str) -> dict[tuple[str, str], Callable[..., Any]]:
-    """The entries of `sparsefn._engine.surroundings.backends.BACKENDS` for a kind of
+    """The entries of `sparsefn._engine.backends.BACKENDS` for a kind of
     device.
 
     For the meta device nothing is launched, and launches can be counted.

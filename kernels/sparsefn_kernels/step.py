@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves.lists import alike
-from sparsefn._engine.surroundings.transforms import differentiated, transformed
+from sparsefn._engine.transforms import differentiated, transformed
 from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps
 from sparsefn_kernels.written import on, write

@@ -18,7 +18,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from sparsefn._engine.surroundings.backends import BACKENDS
+from sparsefn._engine.backends import BACKENDS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 by_interpreter = pytest.mark.skipif(

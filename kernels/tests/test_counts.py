@@ -12,8 +12,8 @@ import torch
 
 import sparsefn as sf
 from benchmarks._models import resnet50_shapes
+from sparsefn._engine.backends import BACKENDS
 from sparsefn._engine.draws.leaf_draws import drawn_leaves
-from sparsefn._engine.surroundings.backends import BACKENDS
 from sparsefn.testing.launches import Launches
 from sparsefn_kernels import backends_for
 

@@ -23,7 +23,7 @@ def entries(device):
 def registered(interpreted, *lines):
     """Which kinds of devices have kernels after some lines of Python."""
     script = [
-        "from sparsefn._engine.surroundings.backends import BACKENDS, has_backend",
+        "from sparsefn._engine.backends import BACKENDS, has_backend",
         "import sparsefn, sys",
         "before = dict(BACKENDS)",
         "assert 'triton' not in sys.modules",

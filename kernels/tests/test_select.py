@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_runs import by_interpreter
 
+from sparsefn._engine.backends import BACKENDS
 from sparsefn._engine.selection import dispatch, reference
 from sparsefn._engine.selection.dispatch import Entry
-from sparsefn._engine.surroundings.backends import BACKENDS
 from sparsefn_kernels import select as kernels
 from sparsefn_kernels.tables import Tuning
 

@@ -16,7 +16,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, Grown, MaskRecipe, zeros
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.units import Field, Flags, either_of
+from sparsefn.algorithms.unit_table import Field, Flags, either_of
 from sparsefn.core.checks import (
     CountRule,
     check_call,
@@ -29,7 +29,7 @@ from sparsefn.core.checks import (
 from sparsefn.core.schedules import cosine_decay
 from sparsefn.core.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.core.timetable import UNTIMED, pace
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import every
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import Distribution, uniform

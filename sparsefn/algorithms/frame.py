@@ -15,7 +15,8 @@ from torch.compiler import is_compiling
 from sparsefn._engine.draws import lifted
 from sparsefn._engine.leaves import brought, sparse_among, zeroed
 from sparsefn._engine.processes import any_sharded, check_bare, check_shards
-from sparsefn._engine.surroundings import transformed, with_own_code
+from sparsefn._engine.torch_limits import with_own_code
+from sparsefn._engine.transforms import transformed
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
 from sparsefn.algorithms.processes import (
@@ -27,7 +28,7 @@ from sparsefn.algorithms.processes import (
     update_together,
 )
 from sparsefn.algorithms.start import Init, start_masks
-from sparsefn.algorithms.units import Field, both_of, field
+from sparsefn.algorithms.unit_table import Field, both_of, field
 from sparsefn.core import random
 from sparsefn.core.checks import check_step, check_trigger
 from sparsefn.core.state import (
@@ -60,9 +61,9 @@ from sparsefn.core.tree import (
     warn_without_names,
     with_leaves,
 )
-from sparsefn.core.tree.chosen import float_leaves
-from sparsefn.masks.patterns.structures import Structures
-from sparsefn.masks.scores.units import scored_units
+from sparsefn.core.tree.where import float_leaves
+from sparsefn.masks.patterns.layouts import Structures
+from sparsefn.masks.scores.unit_values import scored_units
 
 # ---- updates -------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from sparsefn._engine.processes import (
     tell,
     words_of,
 )
-from sparsefn._engine.surroundings import differentiating
+from sparsefn._engine.torch_limits import differentiating
 from sparsefn.core.checks import check_step
 from sparsefn.core.state import State, Step, TrainView
 from sparsefn.core.tree import (

@@ -16,7 +16,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, MaskRecipe
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.units import Field, Open, both_of
+from sparsefn.algorithms.unit_table import Field, Open, both_of
 from sparsefn.core.checks import (
     CountRule,
     as_fraction,
@@ -32,7 +32,7 @@ from sparsefn.core.checks import (
 from sparsefn.core.schedules import polynomial
 from sparsefn.core.state import Algorithm, Level, Score, Step, Trigger, Where
 from sparsefn.core.timetable import pace
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always, at, every
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import Distribution, is_uniform, uniform

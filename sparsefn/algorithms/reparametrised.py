@@ -27,7 +27,7 @@ from sparsefn.core.state import (
     update_of,
 )
 from sparsefn.core.tree import Leaves, Tree, flatten, with_leaves
-from sparsefn.core.tree.chosen import default_where, select_leaves
+from sparsefn.core.tree.where import default_where, select_leaves
 from sparsefn.masks import intersect
 
 

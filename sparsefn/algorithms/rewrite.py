@@ -28,7 +28,7 @@ from sparsefn.core.state import (
     masks_tree,
 )
 from sparsefn.core.tree import Tree, with_leaves
-from sparsefn.core.tree.chosen import default_where, select_leaves
+from sparsefn.core.tree.where import default_where, select_leaves
 from sparsefn.core.triggers import always
 
 Rewriting = Callable[[str, Tensor, Tensor, Step], tuple[Tensor, Tensor]]

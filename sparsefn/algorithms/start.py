@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sparsefn._engine.draws import drawn_leaves
 from sparsefn._engine.processes import laid_like
-from sparsefn._engine.surroundings import concrete
+from sparsefn._engine.transforms import concrete
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
-from sparsefn.algorithms.units import field, full
+from sparsefn.algorithms.unit_table import field, full
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, fraction_at
 from sparsefn.core.state import Algorithm, Schedule, Where, check_masks, masks_tree

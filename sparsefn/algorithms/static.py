@@ -8,7 +8,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, MaskRecipe, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given, own_masks
-from sparsefn.algorithms.units import Field
+from sparsefn.algorithms.unit_table import Field
 from sparsefn.core.checks import described
 from sparsefn.core.state import (
     Algorithm,
@@ -20,7 +20,7 @@ from sparsefn.core.state import (
     everywhere,
 )
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import never
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import Distribution, uniform

@@ -21,7 +21,7 @@ from sparsefn.algorithms.frame import (
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.start import Given
-from sparsefn.algorithms.units import field, full
+from sparsefn.algorithms.unit_table import field, full
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, check_trigger, described
 from sparsefn.core.state import (
@@ -44,7 +44,7 @@ from sparsefn.core.tree import (
     structure_error,
     with_leaves,
 )
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import Distribution, is_uniform, uniform

@@ -38,7 +38,7 @@ from sparsefn.core.checks import (
 )
 from sparsefn.core.state import Algorithm, Schedule, Trigger, Where, masks_tree
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where, select_leaves
+from sparsefn.core.tree.where import default_where, select_leaves
 from sparsefn.masks.patterns import kinds
 
 _DYNAMIC = ("sparsity", "init_method", "update")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import leafwise
-from sparsefn._engine.surroundings import replaceable
+from sparsefn._engine.torch_limits import replaceable
 from sparsefn.core.checks import Level as Level
 from sparsefn.core.checks import Made, check_call
 from sparsefn.core.checks import Schedule as Schedule

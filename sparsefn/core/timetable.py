@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sparsefn._engine.surroundings import read
+from sparsefn._engine.transforms import read
 from sparsefn.core import schedules
 from sparsefn.core.checks import Call, call_of, check_int, is_int, parts_of, shown
 from sparsefn.core.state import Trigger

@@ -1,17 +1,7 @@
 """Masks: selection of the best, gates, and trees of them: counts, sets, packing."""
 
-from sparsefn.masks.counts import (
-    difference,
-    explored,
-    hamming,
-    intersect,
-    n_kept,
-    n_total,
-    sparsity,
-    union,
-)
+from sparsefn.masks.constructors import checkerboard, from_dict, from_zeros, shuffle
 from sparsefn.masks.gates import gate, sparsify
-from sparsefn.masks.making import checkerboard, from_dict, from_zeros, shuffle
 from sparsefn.masks.packing import pack, unpack
 from sparsefn.masks.products import linear_pair
 from sparsefn.masks.select import (
@@ -22,6 +12,16 @@ from sparsefn.masks.select import (
     threshold_mask,
     topk_mask,
     topk_masks,
+)
+from sparsefn.masks.sets import (
+    difference,
+    explored,
+    hamming,
+    intersect,
+    n_kept,
+    n_total,
+    sparsity,
+    union,
 )
 
 __all__ = [

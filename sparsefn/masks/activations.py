@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import replaceable
+from sparsefn._engine.torch_limits import replaceable
 from sparsefn.core.checks import Made, described, is_int
 from sparsefn.core.state import everywhere
 from sparsefn.core.tree import Tree

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsefn._engine.processes import check_plain
-from sparsefn._engine.surroundings import as_numpy, read
+from sparsefn._engine.transforms import as_numpy, read
 from sparsefn.core.state import check_masks
 from sparsefn.core.tree import Tree, map_with_path
 

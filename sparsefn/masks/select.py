@@ -25,7 +25,7 @@ from sparsefn._engine.processes import (
 )
 from sparsefn._engine.selection import Count, Entry, totals, winners
 from sparsefn._engine.sums import Pooling
-from sparsefn._engine.surroundings import concrete
+from sparsefn._engine.transforms import concrete
 from sparsefn.core import random
 from sparsefn.core.checks import Step, is_int
 from sparsefn.core.tree import Leaves, Tree, flatten

@@ -12,7 +12,7 @@ from sparsefn.algorithms import gmp, one_shot
 from sparsefn.core.checks import check_int, check_sparsity, described, numbers
 from sparsefn.core.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import at, every
 from sparsefn.masks import scores
 from sparsefn.masks.budgets.distributions import global_

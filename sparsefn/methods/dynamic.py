@@ -12,7 +12,7 @@ from sparsefn.core.checks import as_fraction, check_sparsity, described, fractio
 from sparsefn.core.schedules import cosine_decay, polynomial
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always, every
 from sparsefn.masks.budgets.distributions import erk, global_
 from sparsefn.masks.scores import magnitude

@@ -19,7 +19,7 @@ from sparsefn.core.schedules import cosine_decay
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.timetable import pace
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import every
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import n_kept, rounded, rounded_down

@@ -7,7 +7,7 @@ from sparsefn.algorithms import gmp, iterative
 from sparsefn.algorithms.combine import rewinding
 from sparsefn.core.checks import as_fraction, check_trigger, described
 from sparsefn.core.state import Algorithm, Level, Step, Trigger, Where
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import never
 from sparsefn.masks.budgets.distributions import global_
 

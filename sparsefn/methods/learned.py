@@ -17,7 +17,7 @@ from sparsefn.core import random, schedules
 from sparsefn.core.checks import check_int, described
 from sparsefn.core.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.core.tree import Tree, leaves_of, map_with_path
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import every
 from sparsefn.masks.budgets import counts
 from sparsefn.masks.budgets.counts import Counted, Total, in_rows

@@ -6,7 +6,7 @@ from sparsefn.algorithms.combine.with_terms import with_terms
 from sparsefn.algorithms.prune import one_shot, ste
 from sparsefn.core.checks import described
 from sparsefn.core.state import Algorithm, Trigger, Where
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import at
 from sparsefn.masks import patterns
 from sparsefn.optim import terms

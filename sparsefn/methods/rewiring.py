@@ -16,7 +16,7 @@ from sparsefn.core.checks import check_int, described
 from sparsefn.core.schedules import linear
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always, every
 from sparsefn.masks.budgets.counts import below
 from sparsefn.masks.budgets.distributions import Distribution, uniform

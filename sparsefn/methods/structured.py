@@ -17,12 +17,12 @@ from sparsefn.core.checks import check_int, described, shown
 from sparsefn.core.schedules import as_schedule
 from sparsefn.core.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.core.tree import Leaves, Tree, flatten, map_with_path, wide
-from sparsefn.core.tree.chosen import default_where, matching
+from sparsefn.core.tree.where import default_where, matching
 from sparsefn.core.triggers import always, at, every
 from sparsefn.masks import patterns, scores
 from sparsefn.masks.budgets.distributions import Distribution, global_, uniform
 from sparsefn.masks.patterns.kinds import Pattern, Reduce, reduction, unstructured
-from sparsefn.masks.patterns.tied import TiedPattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import from_rows, to_rows, units_of
 from sparsefn.optim import terms
 

@@ -12,7 +12,7 @@ from sparsefn.algorithms.rewrite import rewrite
 from sparsefn.core.checks import check_sparsity, described
 from sparsefn.core.state import Algorithm, Level, Step, Trigger, Where
 from sparsefn.core.tree import Tree, flatten
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import at
 from sparsefn.masks import scores
 from sparsefn.masks.budgets.distributions import Distribution, global_, n_kept

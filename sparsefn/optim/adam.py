@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import lists
 from sparsefn._engine.numbers import sqrt
 from sparsefn._engine.processes import localized
-from sparsefn._engine.surroundings import computed_once
+from sparsefn._engine.torch_limits import computed_once
 from sparsefn.core.checks import described
 from sparsefn.core.state import Level
 from sparsefn.core.tree import Tree, wide, zipped

@@ -10,9 +10,9 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn._engine import backends
 from sparsefn._engine.leaves import leafwise, steps
 from sparsefn._engine.processes import localized
-from sparsefn._engine.surroundings import backends
 from sparsefn.core.checks import Made, number, uncalled
 from sparsefn.core.state import Level
 from sparsefn.core.tree import Tree, check_like, check_tree, leaves_of, zipped

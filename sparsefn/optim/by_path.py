@@ -8,7 +8,7 @@ from typing import Any
 from sparsefn.core.checks import check_pairs, described, listed, shown
 from sparsefn.core.state import Where
 from sparsefn.core.tree import Leaves, Tree, check_like, flatten, tops
-from sparsefn.core.tree.chosen import from_shares, shares
+from sparsefn.core.tree.where import from_shares, shares
 from sparsefn.optim.base import Optimizer
 
 # tree, a tree like it whose leaves are chosen from -> the leaves of each optimizer by

@@ -14,12 +14,12 @@ from torch import Tensor
 from sparsefn._engine.leaves import is_sparse
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.processes import redistributed
-from sparsefn._engine.surroundings import differentiating
+from sparsefn._engine.torch_limits import differentiating
 from sparsefn.core import random
 from sparsefn.core.checks import described
 from sparsefn.core.state import State, Step, Term, Where
 from sparsefn.core.tree import Tree, flatten, map_with_path, opened, wide
-from sparsefn.core.tree.chosen import matching
+from sparsefn.core.tree.where import matching
 
 __all__ = ["l1", "l2", "noise", "on", "penalty", "pruned_decay"]
 __dir__ = __all__.copy

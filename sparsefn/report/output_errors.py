@@ -12,7 +12,7 @@ from sparsefn._engine.numbers import as_matrix
 from sparsefn.core.checks import aligned
 from sparsefn.core.state import State, effective
 from sparsefn.core.tree import Tree, flatten
-from sparsefn.core.tree.chosen import matching
+from sparsefn.core.tree.where import matching
 from sparsefn.masks.scores.data import Stats, check_stats
 
 

@@ -9,7 +9,7 @@ from sparsefn.core.checks import check_int, uncalled
 from sparsefn.core.state import Algorithm
 from sparsefn.core.timetable import unfinished
 from sparsefn.core.tree import Tree, flatten
-from sparsefn.core.tree.chosen import why_dense
+from sparsefn.core.tree.where import why_dense
 from sparsefn.report.summary import Summary, summary
 
 

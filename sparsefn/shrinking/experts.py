@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sparsefn._engine.surroundings import CAST, TorchDispatchMode
+from sparsefn._engine.transforms import CAST, TorchDispatchMode
 from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
 from sparsefn.masks.patterns.kinds import Pattern
 from sparsefn.masks.patterns.places import Place
-from sparsefn.masks.patterns.tied import TiedPattern, TiedUnits
+from sparsefn.masks.patterns.tied_sets import TiedPattern, TiedUnits
 from sparsefn.nn.modules.calls import Example
 from sparsefn.nn.modules.params import bake
 from sparsefn.nn.modules.wrappers import inner_module

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sparsefn.core.tree.originals import Computed
 from sparsefn.masks.budgets.filling import Priced
 from sparsefn.masks.patterns.kinds import Pattern, Reduce
-from sparsefn.masks.patterns.tied import tied
+from sparsefn.masks.patterns.tied_sets import tied
 from sparsefn.nn.modules.calls import Example
 from sparsefn.nn.modules.originals import computed_from
 from sparsefn.nn.modules.wrappers import inner_module

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from sparsefn._engine.surroundings import guards_by_name
+from sparsefn._engine.torch_limits import guards_by_name
 from sparsefn.core.tree import check_not_lazy
 from sparsefn.nn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import (

@@ -4,6 +4,7 @@ Needs Hypothesis.
 """
 
 from sparsefn.testing import coverage, laws, strategies
+from sparsefn.testing.byte_trees import Case, Form
 from sparsefn.testing.check import Broken, check_laws, check_row
 from sparsefn.testing.launches import Launches
 from sparsefn.testing.laws import LAWS
@@ -16,7 +17,6 @@ from sparsefn.testing.passive import passive
 from sparsefn.testing.report import Report
 from sparsefn.testing.suggest import Suggestion
 from sparsefn.testing.trial import Outcome
-from sparsefn.testing.values import Case, Form
 
 __all__ = [
     "LAWS",

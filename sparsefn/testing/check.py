@@ -9,7 +9,7 @@ from typing import Literal
 from sparsefn.core.state import Algorithm
 from sparsefn.core.tree import Tree
 from sparsefn.testing.coverage import CASES, ENOUGH, LEAST, missing, trait_shares
-from sparsefn.testing.derived import completed
+from sparsefn.testing.introspection import completed
 from sparsefn.testing.laws import LAWS, Check, Law
 from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.testing.report import Report

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from sparsefn.core.tree import flatten
-from sparsefn.core.tree.chosen import default_where
-from sparsefn.testing.values import Case
+from sparsefn.core.tree.where import default_where
+from sparsefn.testing.byte_trees import Case
 
 __all__ = ["ENOUGH", "LEAST", "missing", "of_cases", "trait_shares", "traits"]
 __dir__ = __all__.copy

@@ -25,8 +25,8 @@ from sparsefn.core.tree import Tree, flatten
 from sparsefn.core.triggers import never
 from sparsefn.nn.checkpoint.states import INTEGERS
 from sparsefn.optim import Optimizer, sgd
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.meta import Row
-from sparsefn.testing.values import Case
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import Onlooker
+from sparsefn._engine.transforms import Onlooker
 
 # Operations that make another tensor of the same memory, or memory that nothing is
 # written to.

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.masks.budgets.distributions import global_
 from sparsefn.testing import laws_dependence as dependence
 from sparsefn.testing import laws_ends as ends
 from sparsefn.testing import laws_masks as masks
 from sparsefn.testing import laws_states as states
 from sparsefn.testing import laws_transforms as transforms
+from sparsefn.testing.byte_trees import EVERY, EXACT, STEPS, Case
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import cases, large
-from sparsefn.testing.values import EVERY, EXACT, STEPS, Case
 
 __all__ = [
     "BOUNDS",
@@ -206,7 +206,7 @@ _CHECKS = {
         Check(states.runs_repeat, share=0.2),
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
-        Check(states.surroundings_do_not_matter, share=0.08),
+        Check(states.modes_and_settings_do_not_matter, share=0.08),
         Check(
             dependence.order_of_sums_is_fixed,
             lambda meta: bool(meta.layout.reduce),

@@ -11,7 +11,7 @@ from sparsefn.core.state import has_optimizer, with_params
 from sparsefn.core.tree import Tree
 from sparsefn.masks import difference, intersect, n_kept
 from sparsefn.nn.checkpoint import tree_equal
-from sparsefn.testing.derived import learned
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import (
     Operations,
     algorithm_of,
@@ -19,10 +19,10 @@ from sparsefn.testing.harness import (
     mapped,
     states_of,
 )
+from sparsefn.testing.introspection import learned
 from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import unit_groups
-from sparsefn.testing.values import Case
 
 
 def levels_stay_in_bounds(row: Row, case: Case) -> None:

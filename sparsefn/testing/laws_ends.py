@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsefn.core.state import effective, has_optimizer, with_params
 from sparsefn.core.tree import Tree, with_leaves
 from sparsefn.optim import adam
-from sparsefn.testing.derived import learned
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import (
     algorithm_of,
     assert_same,
@@ -23,9 +23,9 @@ from sparsefn.testing.harness import (
     trained_of,
     updates,
 )
+from sparsefn.testing.introspection import learned
 from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
-from sparsefn.testing.values import Case
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:

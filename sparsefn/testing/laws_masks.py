@@ -15,6 +15,7 @@ from sparsefn.core.state import Accumulated, Score, State
 from sparsefn.core.tree import Tree
 from sparsefn.masks.budgets.distributions import Global
 from sparsefn.testing import oracle
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import (
     algorithm_of,
     bits_of,
@@ -25,7 +26,6 @@ from sparsefn.testing.harness import (
     updates,
 )
 from sparsefn.testing.meta import Exchange, Meta, Row
-from sparsefn.testing.values import Case
 
 Counts = list[int]
 

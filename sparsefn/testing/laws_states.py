@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sparsefn.core.state import apply_masks
 from sparsefn.core.tree import Tree, same_structure
-from sparsefn.core.tree.chosen import select_leaves
+from sparsefn.core.tree.where import select_leaves
 from sparsefn.nn.checkpoint import load_state_dict, state_dict
 from sparsefn.testing import harness
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import (
     algorithm_of,
     assert_same,
@@ -29,7 +30,6 @@ from sparsefn.testing.harness import (
     updates,
 )
 from sparsefn.testing.meta import Row, imported, row_of
-from sparsefn.testing.values import Case
 
 
 def states_keep_their_structure(row: Row, case: Case) -> None:
@@ -186,7 +186,7 @@ def threads_do_not_matter(row: Row, case: Case) -> None:
             assert_same(f"state with {n} threads", alone, states_of(row, case)[-1])
 
 
-def surroundings_do_not_matter(row: Row, case: Case) -> None:
+def modes_and_settings_do_not_matter(row: Row, case: Case) -> None:
     """Another default device, inference mode or no gradients at all: the same bits."""
     algorithm = algorithm_of(row, case)
     plain = list(updates(algorithm, case))[-1]

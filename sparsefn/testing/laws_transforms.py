@@ -16,10 +16,10 @@ from sparsefn.core.random import split
 from sparsefn.core.state import Algorithm, Level, State
 from sparsefn.core.tree import Tree
 from sparsefn.nn.ensemble import stack, unstack
-from sparsefn.testing.derived import takes_tensor
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import algorithm_of, assert_same, mapped, updates
+from sparsefn.testing.introspection import takes_tensor
 from sparsefn.testing.meta import Row
-from sparsefn.testing.values import Case
 
 
 def _run(

@@ -18,7 +18,7 @@ from sparsefn.core.checks import call_of, check_keywords, shown
 from sparsefn.core.schedules import constant
 from sparsefn.core.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.core.tree import Tree
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always
 from sparsefn.masks.budgets.distributions import Distribution, Global, uniform
 from sparsefn.masks.patterns.kinds import Pattern

@@ -12,7 +12,7 @@ import torch
 
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.patterns.units import units_of
-from sparsefn.testing.values import Form, shapes
+from sparsefn.testing.byte_trees import Form, shapes
 
 Box = tuple[int, ...]
 Unit = tuple[str, list[int]]  # path, row-major indices of the elements

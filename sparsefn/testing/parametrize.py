@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sparsefn.core.state import Algorithm
-from sparsefn.testing.derived import completed
+from sparsefn.testing.introspection import completed
 from sparsefn.testing.laws import LAWS, Law, bound
 from sparsefn.testing.meta import Meta, Row, row_of
 

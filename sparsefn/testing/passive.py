@@ -15,12 +15,12 @@ from torch.compiler import is_compiling
 
 from sparsefn._engine.leaves import saves
 from sparsefn._engine.processes import any_sharded
-from sparsefn._engine.surroundings import concrete, transformed
+from sparsefn._engine.transforms import concrete, transformed
 from sparsefn.algorithms.combine import donated
-from sparsefn.algorithms.combine.states import check_algorithm
+from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.algorithms.units import field
+from sparsefn.algorithms.unit_table import field
 from sparsefn.core.checks import described, own_calls
 from sparsefn.core.state import Algorithm, State, Step, Trigger, check_masks, update_of
 from sparsefn.core.tree import (
@@ -34,8 +34,8 @@ from sparsefn.core.tree import (
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.nn.checkpoint.states import INTEGERS
 from sparsefn.testing.check import Broken
-from sparsefn.testing.derived import completed_meta
 from sparsefn.testing.harness import generators, memory_of
+from sparsefn.testing.introspection import completed_meta
 from sparsefn.testing.meta import Meta
 
 _BLOCK = 2**12  # weights that are looked at where no mask changes

@@ -5,8 +5,8 @@ Trees nest dicts, lists, tuples and named tuples, some of them empty; leaves are
 float32, float64, bfloat16 or float16, some of one element, of no dimension or empty,
 some with strides of other orders; values hold ties, zeros of both signs, subnormals,
 infinities and NaN, and gradients may be zero nearly everywhere. All of it is drawn from
-one string of bytes (see `sparsefn.testing.values`), so examples are cheap and shrink to
-small ones.
+one string of bytes (see `sparsefn.testing.byte_trees`), so examples are cheap and
+shrink to small ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sparsefn.core.state import Schedule, Trigger
 from sparsefn.core.tree import Tree
 from sparsefn.masks.patterns import kinds as _patterns
 from sparsefn.masks.patterns.kinds import Pattern, Reduce
-from sparsefn.testing import values
-from sparsefn.testing.values import EVERY, STEPS, Case, Form, Source, WeightAndBias
+from sparsefn.testing import byte_trees
+from sparsefn.testing.byte_trees import EVERY, STEPS, Case, Form, Source, WeightAndBias
 
 __all__ = [
     "cases",
@@ -116,7 +116,7 @@ def sparsities(size: int = 12) -> st.SearchStrategy[float]:
 
     Rounding shows at halves of a unit.
     """
-    return examples(lambda source: values.drawn_sparsity(source, [size]))
+    return examples(lambda source: byte_trees.drawn_sparsity(source, [size]))
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
@@ -220,7 +220,9 @@ def cases(
     `form`, `palettes` and `distinct` are as in `params_trees`; with `like` the trees
     have its structure.
     """
-    return examples(lambda source: values.case(source, form, palettes, distinct, like))
+    return examples(
+        lambda source: byte_trees.case(source, form, palettes, distinct, like)
+    )
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:

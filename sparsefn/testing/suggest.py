@@ -14,12 +14,12 @@ from sparsefn.core.triggers import at, every, never
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.scores import magnitude, random, saliency
 from sparsefn.nn.checkpoint import tree_equal
-from sparsefn.testing.derived import learned, run_of, said_by
+from sparsefn.testing.byte_trees import Case
 from sparsefn.testing.harness import algorithm_of, sparse
+from sparsefn.testing.introspection import learned, run_of, said_by
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law
 from sparsefn.testing.meta import Exchange, Meta, Row, declared
 from sparsefn.testing.trial import Outcome, shortened
-from sparsefn.testing.values import Case
 
 Made = Callable[[Law, Check, Row], Outcome]
 

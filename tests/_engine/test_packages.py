@@ -1,5 +1,5 @@
-"""The engine has seven packages, and `core.checks` is another one, of which only the
-names of `__init__.py` are imported elsewhere.
+"""The engine has three modules and six packages. Of these, and of `core.checks`, only
+the names of `__init__.py` are imported elsewhere.
 """
 
 import ast
@@ -9,9 +9,9 @@ import sparsefn
 
 PACKAGE = Path(sparsefn.__file__).parent
 ENGINE = PACKAGE / "_engine"
-# A package of the engine may use those before it.
+MODULES = {"transforms", "torch_limits", "backends"}
+# A package of the engine may use the modules, and the packages before it.
 ORDER = (
-    "surroundings",
     "numbers",
     "processes",
     "leaves",
@@ -65,7 +65,14 @@ def imported_names(source: str) -> list[tuple[str, str]]:
 def test_the_packages_are_these() -> None:
     folders = [file.name for file in ENGINE.iterdir() if file.is_dir()]
     assert {name for name in folders if name[0] != "_"} == {*ORDER}
-    assert [file.name for file in ENGINE.glob("*.py")] == ["__init__.py"]
+    modules = {file.stem for file in ENGINE.glob("*.py")}
+    assert modules == {"__init__", *MODULES}
+
+
+def test_the_modules_of_the_engine_use_no_package_of_it() -> None:
+    for name in MODULES:
+        source = (ENGINE / f"{name}.py").read_text("utf-8")
+        assert imported_names(source) == []
 
 
 def test_only_public_names_of_a_package_are_imported_elsewhere() -> None:

@@ -8,7 +8,7 @@ from single_rows import count, kept, row
 import sparsefn as sf
 from sparsefn._engine.draws import leaf_draws
 from sparsefn._engine.leaves import leafwise, lists
-from sparsefn._engine.selection import dispatch, joined
+from sparsefn._engine.selection import batches, dispatch
 
 
 def test_ties_go_to_the_lower_index_in_both_directions():
@@ -631,7 +631,7 @@ def test_leaves_at_once_have_the_states_of_each_by_itself(make, monkeypatch):
     want = run()
     seen = []
     monkeypatch.setattr(dispatch, "_in_memory", lambda *given: seen.append(1))
-    monkeypatch.setattr(joined, "takes", lambda entries: True)
+    monkeypatch.setattr(batches, "takes", lambda entries: True)
     monkeypatch.setattr(lists, "pays", lambda tensors: True)
     monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
     monkeypatch.setattr(leaf_draws, "pays", lambda tensors: True)

@@ -4,7 +4,7 @@ import torch
 import torch._dynamo.testing
 from torch.func import vmap
 
-from sparsefn._engine.surroundings.torch_limits import OLD
+from sparsefn._engine.torch_limits import OLD
 from sparsefn.core import schedules, triggers
 from sparsefn.core.checks import checks
 

@@ -12,7 +12,7 @@ import torch
 import sparsefn as sf
 import sparsefn.optim as O
 from sparsefn import ensemble as E
-from sparsefn._engine.surroundings.torch_limits import OLD
+from sparsefn._engine.torch_limits import OLD
 from sparsefn.core.state import State, effective
 from sparsefn.nn.checkpoint import tree_equal
 

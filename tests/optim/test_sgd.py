@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn._engine import transforms
 from sparsefn._engine.leaves import blockwise, donation, leafwise, lists
-from sparsefn._engine.surroundings import transforms
 from sparsefn.nn.checkpoint import tree_equal
 from sparsefn.testing.harness import bits_of
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import sparsefn as sf
 from sparsefn.masks.patterns.places import Place
-from sparsefn.masks.patterns.tied import TiedPattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.shrinking.experts import never_routed
 from tests.shrinking.mixtures import (
     BY_HAND,

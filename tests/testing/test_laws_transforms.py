@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn._engine.surroundings.transforms import concrete
+from sparsefn._engine.transforms import concrete
 from sparsefn.testing import Case, Meta, Row
 from sparsefn.testing import laws_transforms as laws
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import sparsefn as sf
 from sparsefn.testing import strategies
+from sparsefn.testing.byte_trees import EVERY, Source, case
 from sparsefn.testing.oracle import computed_layout
-from sparsefn.testing.values import EVERY, Source, case
 
 FEW = settings(max_examples=15, deadline=None, database=None, derandomize=True)
 # Shrinking what was found is not the point here.

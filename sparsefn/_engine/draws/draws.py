@@ -14,11 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefn._engine import backends
 from sparsefn._engine.draws.threefry import DIGITS, coins, draw, fold_in_words
 from sparsefn._engine.draws.words import MASK32
 from sparsefn._engine.leaves import as_tensor_on, brought, check_device
 from sparsefn._engine.processes import Extent, extent_of, is_sharded, sharded_like
-from sparsefn._engine.surroundings import at_compile_time, backends, is_below
+from sparsefn._engine.torch_limits import is_below
+from sparsefn._engine.transforms import at_compile_time
 
 
 def check_key(key: Tensor) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sparsefn._engine.backends import asked
 from sparsefn._engine.draws.draws import (
     as_keys,
     check_key,
@@ -36,7 +37,6 @@ from sparsefn._engine.leaves import (
     written,
 )
 from sparsefn._engine.processes import any_sharded
-from sparsefn._engine.surroundings import asked
 
 Step = int | Tensor
 

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn._engine import backends
 from sparsefn._engine.draws import words
 from sparsefn._engine.draws.words import MASK32, Place
 from sparsefn._engine.leaves import check_device
 from sparsefn._engine.numbers import batch_first, elementary
 from sparsefn._engine.processes import Extent
-from sparsefn._engine.surroundings import (
+from sparsefn._engine.transforms import (
     Array,
     See,
     as_numpy,
     as_numpy_inside,
-    backends,
     in_mode,
     transformed,
 )

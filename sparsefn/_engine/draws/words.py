@@ -16,7 +16,8 @@ from torch.compiler import is_compiling
 
 from sparsefn._engine.leaves import BLOCK, run_jobs
 from sparsefn._engine.processes import Extent
-from sparsefn._engine.surroundings import Array, computed_once
+from sparsefn._engine.torch_limits import computed_once
+from sparsefn._engine.transforms import Array
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA

@@ -1,6 +1,15 @@
 """Formulas over the leaves of a tree: in one pass over memory, or in one launch."""
 
 from sparsefn._engine.leaves import leafwise, lists, steps
+from sparsefn._engine.leaves.buffers import (
+    BLOCK,
+    as_tensor_on,
+    brought,
+    check_device,
+    placed,
+    run_jobs,
+    written,
+)
 from sparsefn._engine.leaves.donation import (
     Emptied,
     claim,
@@ -29,12 +38,3 @@ from sparsefn._engine.leaves.lists import (
     small_packs,
 )
 from sparsefn._engine.leaves.members import hidden, one_by_one
-from sparsefn._engine.leaves.memory import (
-    BLOCK,
-    as_tensor_on,
-    brought,
-    check_device,
-    placed,
-    run_jobs,
-    written,
-)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn._engine.leaves.buffers import BLOCK, run_jobs
 from sparsefn._engine.leaves.donation import claim
-from sparsefn._engine.leaves.memory import BLOCK, run_jobs
-from sparsefn._engine.surroundings import Array, constants
+from sparsefn._engine.transforms import Array, constants
 
 SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 

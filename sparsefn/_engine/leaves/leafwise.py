@@ -18,15 +18,11 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import blockwise, lists
 from sparsefn._engine.leaves.blockwise import Row, append_row, flat_memory, run_blocks
+from sparsefn._engine.leaves.buffers import BLOCK
 from sparsefn._engine.leaves.donation import is_donated
-from sparsefn._engine.leaves.memory import BLOCK
 from sparsefn._engine.processes import any_sharded, local_tensor, sharded_like
-from sparsefn._engine.surroundings import (
-    VMAP_REINTERPRETS,
-    Array,
-    differentiated,
-    reinterpreted,
-)
+from sparsefn._engine.torch_limits import VMAP_REINTERPRETS, reinterpreted
+from sparsefn._engine.transforms import Array, differentiated
 
 # fewer elements take torch less time than it takes to look at their memory: to choose
 # between leaves, or to add, and to mask, for which torch makes a copy of the mask

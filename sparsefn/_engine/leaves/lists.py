@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves.donation import saves
-from sparsefn._engine.surroundings import (
+from sparsefn._engine.transforms import (
     differentiated,
     flatten_tensors,
     foreach_add,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import in_mode, read, transformed
+from sparsefn._engine.transforms import in_mode, read, transformed
 
 
 def hidden(*tensors: Tensor) -> bool:

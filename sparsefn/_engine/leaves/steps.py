@@ -1,5 +1,5 @@
 """Steps of SGD and Adam in one pass over memory: the CPU's backend of
-`surroundings/backends.py`.
+`_engine/backends.py`.
 
 It takes float32 leaves whose memory it may read. numpy rounds each operation as torch
 does, square roots of float32 too. A result may be written over its input.
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import blockwise, lists
+from sparsefn._engine.leaves.buffers import BLOCK
 from sparsefn._engine.leaves.donation import saves
-from sparsefn._engine.leaves.memory import BLOCK
-from sparsefn._engine.surroundings import Array, constants
+from sparsefn._engine.transforms import Array, constants
 
 Row = tuple[Tensor, ...]
 Blocks = Iterable[blockwise.Row]

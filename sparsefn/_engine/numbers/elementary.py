@@ -28,7 +28,8 @@ from sparsefn._engine.numbers.numbers import (
     two_sum,
     whole_power,
 )
-from sparsefn._engine.surroundings import differentiated, reinterpreted
+from sparsefn._engine.torch_limits import reinterpreted
+from sparsefn._engine.transforms import differentiated
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for
 # every exponent k.

@@ -11,7 +11,6 @@ from sparsefn._engine.processes.alignment import (
 from sparsefn._engine.processes.collectives import Exchange, Gather, Sum, alone, in_step
 from sparsefn._engine.processes.extent import Extent
 from sparsefn._engine.processes.lines import Groups, is_first
-from sparsefn._engine.processes.rows import check_alike, dealing, dealt, gathered, own
 from sparsefn._engine.processes.shards import (
     agreed,
     any_sharded,
@@ -31,4 +30,11 @@ from sparsefn._engine.processes.shards import (
     redistributed,
     sharded_like,
     words_of,
+)
+from sparsefn._engine.processes.work_split import (
+    check_alike,
+    dealing,
+    dealt,
+    gathered,
+    own,
 )

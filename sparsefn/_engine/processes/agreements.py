@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from sparsefn._engine.processes.lines import Groups, Line, Lost, board, group_of
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 Seen: TypeAlias = Mapping[tuple[str, str], str]  # what and at which path -> in words
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from sparsefn._engine.processes.agreements import agree
 from sparsefn._engine.processes.lines import Groups, Line
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 Result = TypeVar("Result")
 

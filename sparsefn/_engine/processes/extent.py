@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 Index = TypeVar("Index", Array, Tensor)
 

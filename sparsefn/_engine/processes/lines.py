@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 GATHER = "all_gather_single"
 # torch 2.12 has it under the name that later ones warn of

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn._engine.processes.agreements import agree, agreement
 from sparsefn._engine.processes.extent import Extent
-from sparsefn._engine.surroundings import (
+from sparsefn._engine.transforms import (
     eagerly,
     read,
     temporarily_clear_interpreter_stack,

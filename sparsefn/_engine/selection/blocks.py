@@ -11,7 +11,7 @@ import torch
 
 from sparsefn._engine.leaves import BLOCK, run_jobs
 from sparsefn._engine.selection.entries import Arrays, eligible, reshaped
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
 # at most size / 32 scores are collected, or 65,536 if that is more

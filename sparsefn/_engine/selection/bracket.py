@@ -20,7 +20,7 @@ import numpy as np
 from sparsefn._engine.processes import Exchange, Gather, Sum, alone
 from sparsefn._engine.selection import blocks
 from sparsefn._engine.selection.entries import Arrays, eligible, open_count
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 _CLOSER = 1 << 15  # scores of the next sample, where too many are inside a bracket
 _SORTED = 1 << 11  # up to this many scores a sort is faster than a partition

@@ -19,10 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn._engine import backends
 from sparsefn._engine.leaves import check_device, pays, placed
 from sparsefn._engine.numbers import FLOATS
 from sparsefn._engine.processes import Extent, dealing
-from sparsefn._engine.selection import bracket, dealt, fixed, groups, joined, shared
+from sparsefn._engine.selection import (
+    among_processes,
+    batches,
+    bracket,
+    fixed,
+    narrow_rows,
+    per_process,
+)
 from sparsefn._engine.selection.entries import (
     TINY,
     Count,
@@ -35,13 +43,12 @@ from sparsefn._engine.selection.entries import (
 )
 from sparsefn._engine.selection.rows import select_each
 from sparsefn._engine.selection.segments import count_segments, select_segments
-from sparsefn._engine.surroundings import (
+from sparsefn._engine.torch_limits import is_exporting
+from sparsefn._engine.transforms import (
     Array,
     See,
     as_numpy,
     as_numpy_inside,
-    backends,
-    is_exporting,
     is_in_torch_dispatch_mode,
     transformed,
 )
@@ -77,7 +84,7 @@ def winners(
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
         extents = extents or extent is not None
     if extents:
-        return shared.winners(
+        return among_processes.winners(
             entries, _by_entry(entries, counts, joint), joint, winners
         )
     if not floats:
@@ -109,7 +116,7 @@ def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
     """
     if not torch.compiler.is_compiling() and dealing():
         own = _by_entry(entries, counts, joint=False)
-        return dealt.winners(entries, own, winners)
+        return per_process.winners(entries, own, winners)
     return winners(entries, counts)
 
 
@@ -137,11 +144,11 @@ def totals(
         flags = list(map(fixed.grouped, flags))
     if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
-        return torch.cat(shared.totals(own, extents))
+        return torch.cat(among_processes.totals(own, extents))
     seen = as_numpy(flags)
     if seen is None:
         if pays(flags):
-            return joined.totals(flags)
+            return batches.totals(flags)
         if flags:
             return torch.cat([rows.sum(-1) for rows in flags])
         return torch.zeros(0, dtype=torch.int64, device="cpu")
@@ -154,7 +161,7 @@ def _totals_of_segments(flags: Tensor, sizes: Sequence[int] | None) -> Tensor:
         return totals([flags])
     seen = as_numpy([flags])
     if seen is None:
-        return joined.totals_of_segments(flags, sizes)
+        return batches.totals_of_segments(flags, sizes)
     return torch.from_numpy(count_segments(seen[0], sizes))
 
 
@@ -189,9 +196,9 @@ def _in_memory(
         elif not fixed.is_narrow(at.out.shape):
             tables.append((at, np.asarray(n)))
         elif at.out.ndim == 3:
-            groups.top_of_groups(at, np.asarray(n))
+            narrow_rows.top_of_groups(at, np.asarray(n))
         else:
-            groups.top_of_groups(reshaped(at, (*at.out.shape, 1)), np.asarray(n))
+            narrow_rows.top_of_groups(reshaped(at, (*at.out.shape, 1)), np.asarray(n))
     if tables:
         select_each(tables)
     return [torch.from_numpy(at.out) for at in seen]
@@ -264,11 +271,11 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds
     )
     has_segments = any(entry.segments is not None for entry in entries)
-    if (has_segments and not hidden) or (not by_operator and joined.takes(entries)):
+    if (has_segments and not hidden) or (not by_operator and batches.takes(entries)):
         own = _placed(entries, counts, joint)
         if joint:
-            return joined.joint_masks(entries, own[0])
-        return joined.winners(entries, own)
+            return batches.joint_masks(entries, own[0])
+        return batches.winners(entries, own)
     if not by_operator or is_exporting():
         own = _placed(entries, counts, joint)
         if joint:

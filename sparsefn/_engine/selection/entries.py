@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import placed, written
 from sparsefn._engine.numbers import check_float
 from sparsefn._engine.processes import Extent
-from sparsefn._engine.surroundings import Array, See, as_numpy
+from sparsefn._engine.transforms import Array, See, as_numpy
 
 Flags = TypeVar("Flags", Tensor, Array)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import end_to_end
-from sparsefn._engine.selection import groups, reference
+from sparsefn._engine.selection import narrow_rows, reference
 from sparsefn._engine.selection.entries import Count, Entry, eligible
 
 # ---- shapes --------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def is_narrow(shape: Sequence[int]) -> bool:
     >>> fixed.is_narrow((9, 4)), fixed.is_narrow((1, 4)), fixed.is_narrow((9, 100))
     (True, False, False)
     """
-    return 0 < shape[1] <= groups.WIDEST and competitions(shape) > 1
+    return 0 < shape[1] <= narrow_rows.WIDEST and competitions(shape) > 1
 
 
 def is_few(shape: Sequence[int]) -> bool:
@@ -45,7 +45,7 @@ def is_few(shape: Sequence[int]) -> bool:
     >>> fixed.is_few((9, 4)), fixed.is_few((9, 8))
     (True, False)
     """
-    return is_narrow(shape) and shape[1] <= groups.PAIRED
+    return is_narrow(shape) and shape[1] <= narrow_rows.PAIRED
 
 
 def grouped(x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def of_rows(entry: Entry, count: Count) -> Tensor:
     if isinstance(count, Tensor):
         one = count.numel() == 1
         count = count.reshape(() if one else (shape[0], *shape[2:]))
-    won = groups.top_by_pairs(keys, count)
+    won = narrow_rows.top_by_pairs(keys, count)
     if open_ is None:
         return won
     return won & open_

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import reinterpreted
+from sparsefn._engine.torch_limits import reinterpreted
 
 # The key of a unit that does not compete.
 BARRED = {

@@ -10,7 +10,7 @@ from sparsefn._engine.leaves import BLOCK, run_jobs
 from sparsefn._engine.selection.blocks import Scratch, cut
 from sparsefn._engine.selection.bracket import mostly_tied, write_best
 from sparsefn._engine.selection.entries import Arrays
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 _LONG = 1 << 13  # longer rows are selected from one by one
 

@@ -15,7 +15,7 @@ from sparsefn._engine.selection.blocks import Scratch, cut
 from sparsefn._engine.selection.bracket import write_best
 from sparsefn._engine.selection.entries import Arrays
 from sparsefn._engine.selection.rows import barred_keys
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 SPAN = 1 << 32  # of the orders of a segment
 

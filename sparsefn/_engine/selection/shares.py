@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn._engine.leaves import as_tensor_on
 from sparsefn._engine.numbers import real_where
 from sparsefn._engine.selection.dispatch import Entry, winners
-from sparsefn._engine.surroundings import at_compile_time, known, outside_modes
+from sparsefn._engine.transforms import at_compile_time, known, outside_modes
 
 _COUNT_BITS = 40  # of a number of units
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.selection.entries import Entry, eligible
-from sparsefn._engine.surroundings import at_compile_time, concrete
+from sparsefn._engine.transforms import at_compile_time, concrete
 
 _AT_A_TIME = 1 << 18  # numbers, few enough for a core's cache
 # Codes of -inf, inf and NaN. Each is above the sum of 16 entries with the code before

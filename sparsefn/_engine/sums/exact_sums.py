@@ -28,12 +28,8 @@ from sparsefn._engine.processes import (
     is_sharded,
     local_tensor,
 )
-from sparsefn._engine.surroundings import (
-    as_numpy,
-    foreach_max,
-    reinterpreted,
-    transformed,
-)
+from sparsefn._engine.torch_limits import reinterpreted
+from sparsefn._engine.transforms import as_numpy, foreach_max, transformed
 
 _BLOCK = 1 << 17  # entries: what is kept of them stays in the second cache of a core
 _FEW = 1 << 15  # fewer entries are added by torch in less time than it takes to look

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike
 
 from sparsefn._engine.leaves import BLOCK, run_jobs
-from sparsefn._engine.surroundings import Array
+from sparsefn._engine.transforms import Array
 
 # elements at a time: they are added in place, beside a copy of them
 _BLOCK = BLOCK // 2

@@ -20,13 +20,8 @@ from torch import Tensor
 
 from sparsefn._engine.numbers import folded, raised, root, whole_power
 from sparsefn._engine.sums.folds import BlockFold, fold
-from sparsefn._engine.surroundings import (
-    Array,
-    See,
-    as_numpy,
-    as_numpy_inside,
-    is_exporting,
-)
+from sparsefn._engine.torch_limits import is_exporting
+from sparsefn._engine.transforms import Array, See, as_numpy, as_numpy_inside
 
 Box = tuple[int, ...]
 

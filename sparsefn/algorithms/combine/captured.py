@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import differentiated, in_mode, transformed
+from sparsefn._engine.transforms import differentiated, in_mode, transformed
 from sparsefn.algorithms.combine.cuda_graphs import GRAPHS, stream_of
+from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.combine.replays import Replays, Target
-from sparsefn.algorithms.combine.states import check_algorithm
 from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import described
 from sparsefn.core.state import Algorithm, State, Step, update_of

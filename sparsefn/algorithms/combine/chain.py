@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from sparsefn.algorithms.combine.states import (
+from sparsefn.algorithms.combine.parts import (
     check_trained,
     joined_support,
     no_optimizer,

@@ -23,12 +23,8 @@ from sparsefn._engine.leaves import (
     saves,
     sparse_among,
 )
-from sparsefn._engine.surroundings import (
-    from_bytes,
-    fused,
-    transformed,
-    unwrapped,
-)
+from sparsefn._engine.torch_limits import from_bytes
+from sparsefn._engine.transforms import fused, transformed, unwrapped
 from sparsefn.algorithms.combine import foreign
 from sparsefn.core.state import (
     State,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparsefn._engine.leaves import donating, empty, unshared_memory
-from sparsefn._engine.surroundings import differentiated, in_mode, transformed
-from sparsefn.algorithms.combine.states import check_algorithm
+from sparsefn._engine.transforms import differentiated, in_mode, transformed
+from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import described
 from sparsefn.core.state import Algorithm, State, Step, UncheckedUpdate, update_of

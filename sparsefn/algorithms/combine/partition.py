@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparsefn.algorithms.combine.states import check_algorithm
+from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.frame import framed
 from sparsefn.algorithms.reparametrised import settled
 from sparsefn.algorithms.static import dense
@@ -21,8 +21,8 @@ from sparsefn.core.state import (
     update_of,
 )
 from sparsefn.core.tree import Leaves, Tree
-from sparsefn.core.tree.chosen import float_leaves, from_shares
-from sparsefn.core.tree.chosen import shares as of_each
+from sparsefn.core.tree.where import float_leaves, from_shares
+from sparsefn.core.tree.where import shares as of_each
 
 
 @described

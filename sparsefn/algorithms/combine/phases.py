@@ -9,7 +9,7 @@ from functools import partial
 import optree
 import torch
 
-from sparsefn.algorithms.combine.states import (
+from sparsefn.algorithms.combine.parts import (
     check_trained,
     joined_support,
     no_optimizer,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import brought, claim
-from sparsefn._engine.surroundings import concrete, foreach_copy_
+from sparsefn._engine.transforms import concrete, foreach_copy_
 from sparsefn.algorithms.combine.cuda_graphs import GRAPHS, Graph, Waits
 from sparsefn.core.checks import shown
 from sparsefn.core.state import Algorithm, State, Step, Trigger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefn.algorithms.combine.states import check_trained
+from sparsefn.algorithms.combine.parts import check_trained
 from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import check_trigger, described
 from sparsefn.core.state import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import optree
 
-from sparsefn.algorithms.combine.states import (
+from sparsefn.algorithms.combine.parts import (
     check_trained,
     joined_support,
     no_optimizer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sparsefn._engine.leaves import donate, saves
 from sparsefn.algorithms.combine import foreign
 from sparsefn.algorithms.combine.descent import Descent, Moments, compiled_well
-from sparsefn.algorithms.combine.paired import check_paired
-from sparsefn.algorithms.combine.states import check_algorithm
+from sparsefn.algorithms.combine.parts import check_algorithm
+from sparsefn.algorithms.combine.same_step import check_paired
 from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import check_trigger, described, uncalled
 from sparsefn.core.state import (

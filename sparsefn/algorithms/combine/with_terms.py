@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import is_sparse
-from sparsefn.algorithms.combine.states import check_algorithm, no_optimizer
+from sparsefn.algorithms.combine.parts import check_algorithm, no_optimizer
 from sparsefn.algorithms.frame import framed
 from sparsefn.core.checks import check_call, described
 from sparsefn.core.state import Algorithm, State, Step, Term, update_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import counts_of_rows
-from sparsefn._engine.surroundings import known
+from sparsefn._engine.transforms import known
 from sparsefn.core.checks.calls import check_call
 from sparsefn.core.checks.checks import Level, Schedule, Step, check_sparsity, number
 

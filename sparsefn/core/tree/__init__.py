@@ -20,14 +20,14 @@ from sparsefn.core.tree.mends import check_not_lazy as check_not_lazy
 from sparsefn.core.tree.mends import check_tree as check_tree
 from sparsefn.core.tree.mends import mend_of as mend_of
 from sparsefn.core.tree.mends import warn_without_names as warn_without_names
-from sparsefn.core.tree.values import all_finite as all_finite
-from sparsefn.core.tree.values import check_globs as check_globs
-from sparsefn.core.tree.values import choose, copied
-from sparsefn.core.tree.values import first_match as first_match
-from sparsefn.core.tree.values import fix_sizes as fix_sizes
-from sparsefn.core.tree.values import glob_match as glob_match
-from sparsefn.core.tree.values import where_leaves as where_leaves
-from sparsefn.core.tree.values import wide as wide
+from sparsefn.core.tree.operations import all_finite as all_finite
+from sparsefn.core.tree.operations import check_globs as check_globs
+from sparsefn.core.tree.operations import choose, copied
+from sparsefn.core.tree.operations import first_match as first_match
+from sparsefn.core.tree.operations import fix_sizes as fix_sizes
+from sparsefn.core.tree.operations import glob_match as glob_match
+from sparsefn.core.tree.operations import where_leaves as where_leaves
+from sparsefn.core.tree.operations import wide as wide
 
 __all__ = ["choose", "copied", "flatten", "leaves_of", "map_with_path", "opened"]
 __dir__ = __all__.copy

@@ -10,7 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import at_compile_time
+from sparsefn._engine.transforms import at_compile_time
 
 Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path

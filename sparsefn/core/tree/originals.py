@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparsefn._engine.surroundings import at_compile_time
+from sparsefn._engine.transforms import at_compile_time
 
 
 class Computed(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import placed
 from sparsefn._engine.numbers import Real, falling, running_sums
-from sparsefn._engine.surroundings import widened
+from sparsefn._engine.torch_limits import widened
 from sparsefn.core.checks import (
     Made,
     check_int,

@@ -15,7 +15,7 @@ from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName
 from sparsefn._engine.selection import apportion as apportion
 from sparsefn._engine.selection import spread as spread
-from sparsefn._engine.surroundings import at_compile_time, concrete, known
+from sparsefn._engine.transforms import at_compile_time, concrete, known
 from sparsefn.core.checks import (
     Described,
     Made,

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from sparsefn._engine.numbers import Real
 from sparsefn._engine.selection import CountsByName
-from sparsefn._engine.surroundings import at_compile_time, concrete
+from sparsefn._engine.transforms import at_compile_time, concrete
 from sparsefn.core.checks import is_number, shown
 from sparsefn.masks.budgets.distributions import Shapes
 from sparsefn.masks.budgets.filling import (

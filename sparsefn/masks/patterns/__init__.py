@@ -12,7 +12,7 @@ from sparsefn.masks.patterns.kinds import (
     transposable,
     unstructured,
 )
-from sparsefn.masks.patterns.tied import tied
+from sparsefn.masks.patterns.tied_sets import tied
 from sparsefn.masks.patterns.units import Pattern
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.sums import Box, Pooling, in_boxes, pool, slabs, whole_boxes
-from sparsefn._engine.surroundings import as_numpy
+from sparsefn._engine.transforms import as_numpy
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 

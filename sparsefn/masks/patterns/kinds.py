@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsefn._engine.selection import Counts, Entry, tiles
 from sparsefn._engine.sums import Box as Box
 from sparsefn._engine.sums import Pooling, Reduction
-from sparsefn._engine.surroundings import concrete
+from sparsefn._engine.transforms import concrete
 from sparsefn.core.checks import check_int, described
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, units_of_leaves

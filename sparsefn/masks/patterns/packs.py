@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsefn._engine import backends
 from sparsefn._engine.leaves import MOST, apart, end_to_end, lists
-from sparsefn._engine.surroundings import backends
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Read, Select, Units
 

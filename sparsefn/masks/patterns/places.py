@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.sums import Box
-from sparsefn._engine.surroundings import Array, at_compile_time
+from sparsefn._engine.transforms import Array, at_compile_time
 
 
 class Place(NamedTuple):

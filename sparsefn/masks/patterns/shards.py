@@ -29,7 +29,7 @@ from sparsefn._engine.processes import (
 )
 from sparsefn._engine.selection import Count, winners
 from sparsefn._engine.sums import Box
-from sparsefn._engine.surroundings import Array, eagerly
+from sparsefn._engine.transforms import Array, eagerly
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units, units_of
 

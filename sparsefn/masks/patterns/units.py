@@ -24,7 +24,7 @@ from sparsefn._engine.sums import Box, Pooling, Reduction, pool
 from sparsefn.core.checks import Made, call_of
 from sparsefn.core.state import Where
 from sparsefn.core.tree import Leaves, Tree
-from sparsefn.core.tree.chosen import select_leaves
+from sparsefn.core.tree.where import select_leaves
 from sparsefn.masks.patterns.boxes import (
     Tensors,
     boxes_of,

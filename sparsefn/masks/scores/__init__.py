@@ -3,10 +3,17 @@
 Some have memory.
 """
 
-from sparsefn.masks.scores.changed import by_unit, ranked, sampled
+from sparsefn.masks.scores.accumulators import (
+    ema,
+    first_sign,
+    mean,
+    momentum,
+    steered,
+    sum,
+)
+from sparsefn.masks.scores.combinators import by_unit, ranked, sampled
 from sparsefn.masks.scores.data import reap, ria, wanda
 from sparsefn.masks.scores.leaves import distance, lamp, leafwise, topology
-from sparsefn.masks.scores.memory import ema, first_sign, mean, momentum, steered, sum
 from sparsefn.masks.scores.plain import (
     absolute,
     gradient,

@@ -14,7 +14,7 @@ from sparsefn._engine.leaves import is_sparse
 from sparsefn._engine.numbers import back, falling, running_sums
 from sparsefn._engine.processes import check_plain
 from sparsefn._engine.sums import Pooling
-from sparsefn._engine.surroundings import widened
+from sparsefn._engine.torch_limits import widened
 from sparsefn.core.checks import (
     Described,
     check_call,
@@ -26,10 +26,10 @@ from sparsefn.core.state import PlainScore, State, Step
 from sparsefn.core.tree import Tree, map_with_path, wide
 from sparsefn.masks.patterns.boxes import boxes_of, over_elements
 from sparsefn.masks.patterns.kinds import Pattern, channel
-from sparsefn.masks.patterns.tied import TiedPattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.masks.patterns.units import Units, units_of
 from sparsefn.masks.scores.plain import OfUnits
-from sparsefn.masks.scores.units import check_units, of_tied_units
+from sparsefn.masks.scores.unit_values import check_units, of_tied_units
 
 _PIECE = 2**22  # entries of differences at a time
 _SUM = Pooling("sum")

@@ -19,7 +19,7 @@ from sparsefn.core.checks import Made, check_kind, has_name, with_call
 from sparsefn.core.state import Accumulated, State, Step
 from sparsefn.core.tree import Leaves, Tree, flatten, wide
 from sparsefn.masks.patterns.kinds import Pattern
-from sparsefn.masks.patterns.tied import TiedPattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
 Plain = TypeVar("Plain", bound=Callable[..., Tree])

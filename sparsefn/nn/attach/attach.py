@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from sparsefn import optim
 from sparsefn._engine.leaves import is_sparse
 from sparsefn._engine.processes import full_tensors
-from sparsefn.algorithms.combine.paired import check_paired
+from sparsefn.algorithms.combine.same_step import check_paired
 from sparsefn.core.checks import check_trigger, uncalled
 from sparsefn.core.state import Algorithm, Trigger
 from sparsefn.core.timetable import unfinished
-from sparsefn.core.tree.chosen import default_where
+from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import never
-from sparsefn.masks.counts import kept_in
+from sparsefn.masks.sets import kept_in
 from sparsefn.nn.attach import order
 from sparsefn.nn.attach.attached import Attached
 from sparsefn.nn.attach.moments import check_moments

@@ -12,7 +12,7 @@ from sparsefn._engine.leaves import either, is_sparse, zeroed
 from sparsefn._engine.processes import full_tensors, is_sharded
 from sparsefn.core.state import Algorithm, State
 from sparsefn.core.tree import all_finite
-from sparsefn.core.tree.chosen import matching
+from sparsefn.core.tree.where import matching
 from sparsefn.nn.attach.files import arguments_of
 from sparsefn.nn.attach.records import Record, differ
 from sparsefn.nn.modules.wrappers import own_tensors

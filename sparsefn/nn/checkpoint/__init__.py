@@ -1,6 +1,6 @@
 """States as flat dicts of tensors, for `torch.save` and safetensors."""
 
-from sparsefn.nn.checkpoint.compressed import compress, decompress
+from sparsefn.nn.checkpoint.n_of_m import compress, decompress
 from sparsefn.nn.checkpoint.states import load_state_dict, state_dict, tree_equal
 
 __all__ = ["compress", "decompress", "load_state_dict", "state_dict", "tree_equal"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn._engine.surroundings import read
+from sparsefn._engine.transforms import read
 from sparsefn.core.state import State
 from sparsefn.core.tree import Tree, flatten, leaves_of, same_structure
 from sparsefn.masks.packing import check_unused

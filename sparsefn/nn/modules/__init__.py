@@ -2,10 +2,10 @@
 
 from sparsefn.nn.modules.averages import mask_average
 from sparsefn.nn.modules.calls import call, call_with_buffers
+from sparsefn.nn.modules.first_weights import scaled_init
 from sparsefn.nn.modules.gradients import value_and_grad
 from sparsefn.nn.modules.params import bake, buffers_of, params_of, to_sparse
-from sparsefn.nn.modules.pruned import from_pruned
-from sparsefn.nn.modules.scaled import scaled_init
+from sparsefn.nn.modules.torch_prune import from_pruned
 from sparsefn.nn.modules.weights import (
     channel_axis,
     check_pattern_axis,

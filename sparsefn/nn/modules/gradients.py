@@ -8,9 +8,10 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import differentiating, transformed
+from sparsefn._engine.torch_limits import differentiating
+from sparsefn._engine.transforms import transformed
 from sparsefn.core.tree import Tree, flatten
-from sparsefn.core.tree.chosen import float_leaves
+from sparsefn.core.tree.where import float_leaves
 
 Differentiated = tuple[Sequence[Tensor], tuple[Tensor, Tree]]
 

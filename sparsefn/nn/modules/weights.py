@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sparsefn.core.state import Where
 from sparsefn.core.tree import check_globs, glob_match
-from sparsefn.core.tree.chosen import as_globs
 from sparsefn.core.tree.originals import Computed, is_magnitude
+from sparsefn.core.tree.where import as_globs
 from sparsefn.masks.patterns.kinds import Box, Pattern
 from sparsefn.nn.modules.originals import computed_from, layer_of
 from sparsefn.nn.modules.wrappers import own_tensors, tensors_by_name

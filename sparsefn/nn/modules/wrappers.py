@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefn._engine.surroundings import at_compile_time
+from sparsefn._engine.transforms import at_compile_time
 from sparsefn.core.tree import check_not_lazy
 
 # by name: the dotted path in the module, and the tensor

@@ -17,7 +17,7 @@ from sparsefn.algorithms import dense
 from sparsefn.core.checks import check_call, check_int
 from sparsefn.core.state import State, Where, effective
 from sparsefn.core.tree import flatten, opened
-from sparsefn.core.tree.chosen import matching
+from sparsefn.core.tree.where import matching
 from sparsefn.masks.scores.data import wanda_of
 from sparsefn.nn.modules.calls import Call, Example, as_call
 from sparsefn.nn.modules.wrappers import Named

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsefn._engine.numbers import flags_of
 from sparsefn.core.state import State, Where
 from sparsefn.core.tree import Tree, leaves_of
-from sparsefn.core.tree.chosen import as_globs, matching
+from sparsefn.core.tree.where import as_globs, matching
 from sparsefn.nn.ensemble import check_one_state
 from sparsefn.nn.modules.calls import Call, limited_tables, quiet_call, tensors_for
 from sparsefn.nn.modules.originals import computed_from, layer_of

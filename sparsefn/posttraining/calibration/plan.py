@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefn.core.state import Where
-from sparsefn.core.tree.chosen import matching
+from sparsefn.core.tree.where import matching
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.chain import is_inside
 from sparsefn.posttraining.calibration.folders import (

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
-from sparsefn._engine.surroundings import CAST, GROUPED, TorchDispatchMode
+from sparsefn._engine.transforms import CAST, GROUPED, TorchDispatchMode
 from sparsefn.core.tree import Tree, leaves_of
 from sparsefn.posttraining.calibration.sums import (
     Stats,

@@ -18,8 +18,8 @@ from sparsefn._engine.processes import agree, agreement, check_alike
 from sparsefn.core.checks import check_call
 from sparsefn.core.state import Algorithm, State, Where, effective, everywhere
 from sparsefn.core.tree import Tree, flatten, leaves_of
+from sparsefn.nn.distributed.by_rows import by_rows
 from sparsefn.nn.distributed.ends import everyone
-from sparsefn.nn.distributed.rows import by_rows
 from sparsefn.nn.modules.calls import Call, Example, as_call
 from sparsefn.posttraining.calibration.cache import BrokenChainError
 from sparsefn.posttraining.calibration.folders import (

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sparsefn._engine.leaves import is_sparse
-from sparsefn._engine.surroundings import differentiating
+from sparsefn._engine.torch_limits import differentiating
 from sparsefn.core.state import State, Step, effective
 from sparsefn.core.tree import Tree, check_like, flatten, leaves_like
-from sparsefn.core.tree.chosen import float_leaves
+from sparsefn.core.tree.where import float_leaves
 from sparsefn.nn.modules.gradients import checked_value
 
 Loss = Callable[..., Tensor]

@@ -8,7 +8,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn._engine.surroundings import differentiating
+from sparsefn._engine.torch_limits import differentiating
 from sparsefn.core import random
 from sparsefn.core.checks import check_int, described
 from sparsefn.core.state import Accumulated, PlainScore, State, Step

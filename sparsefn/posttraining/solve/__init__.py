@@ -8,11 +8,11 @@ weight of a convolution, `weight.flatten(1)`. Everything here is a function of p
 tensors; `sf.rewrite` makes an algorithm of it, at all leaves through `layerwise`.
 """
 
-from sparsefn.posttraining.solve.blocked import obs
 from sparsefn.posttraining.solve.fisher import fisher_inverse, obs_fisher
 from sparsefn.posttraining.solve.greedy import obs_exact
 from sparsefn.posttraining.solve.layers import layerwise
 from sparsefn.posttraining.solve.least_squares import refit
+from sparsefn.posttraining.solve.sparsegpt import obs
 
 __all__ = ["fisher_inverse", "layerwise", "obs", "obs_exact", "obs_fisher", "refit"]
 __dir__ = __all__.copy

@@ -7,7 +7,11 @@ from torch import Tensor
 
 from sparsefn.core.checks import check_int, number
 from sparsefn.masks.select import topk_mask
-from sparsefn.posttraining.solve.inputs import check_finite, check_floating, check_kept
+from sparsefn.posttraining.solve.arguments import (
+    check_finite,
+    check_floating,
+    check_kept,
+)
 
 
 def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tensor:

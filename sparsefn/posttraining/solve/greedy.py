@@ -14,7 +14,7 @@ from sparsefn.core.checks import check_int
 from sparsefn.masks.patterns.kinds import Pattern, unstructured
 from sparsefn.masks.patterns.units import units_of
 from sparsefn.masks.select import topk_mask
-from sparsefn.posttraining.solve.inputs import (
+from sparsefn.posttraining.solve.arguments import (
     check_damp,
     check_finite,
     damp_in_place,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsefn._engine.leaves import hidden, one_by_one
 from sparsefn._engine.processes import check_alike, gathered, own
-from sparsefn.posttraining.solve.inputs import (
+from sparsefn.posttraining.solve.arguments import (
     check_damp,
     check_finite,
     check_kept,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sparsefn._engine.draws import words
-from sparsefn._engine.leaves import memory
+from sparsefn._engine.leaves import buffers
 
 # Random123's known answers: key, counter -> words.
 KNOWN = {
@@ -67,7 +67,7 @@ def test_words_are_those_of_each_block(n, rows, cut, monkeypatch):
 
 def test_threads_change_nothing(monkeypatch):
     monkeypatch.setattr(words, "BLOCK", 64)
-    monkeypatch.setattr(memory, "_MANY", 1)
+    monkeypatch.setattr(buffers, "_MANY", 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsefn._engine.leaves import blockwise
-from sparsefn._engine.leaves.memory import BLOCK
+from sparsefn._engine.leaves.buffers import BLOCK
 
 
 def test_every_block_reaches_a_kernel_once():

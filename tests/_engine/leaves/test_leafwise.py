@@ -7,7 +7,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn._engine.leaves import blockwise, donation, leafwise, lists
-from sparsefn._engine.leaves.memory import BLOCK
+from sparsefn._engine.leaves.buffers import BLOCK
 from sparsefn.core import state as state_module
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

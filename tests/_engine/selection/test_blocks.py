@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn._engine.leaves import memory
+from sparsefn._engine.leaves import buffers
 from sparsefn._engine.selection import blocks, entries
 
 
@@ -18,15 +18,15 @@ def arrays(*fields, absolute=False):
 )
 @pytest.mark.parametrize("absolute", [False, True])
 def test_blocks_are_the_scores_in_their_order(dtype, absolute):
-    x = torch.randn(memory.BLOCK + 3).to(dtype)
-    scratch = blocks.Scratch(memory.BLOCK, dtype == torch.float64)
+    x = torch.randn(buffers.BLOCK + 3).to(dtype)
+    scratch = blocks.Scratch(buffers.BLOCK, dtype == torch.float64)
     read = [
         (start, stop, scores.copy())
         for start, stop, scores, _, _ in scratch.blocks(arrays(x, absolute=absolute))
     ]
     assert [row[:2] for row in read] == [
-        (0, memory.BLOCK),
-        (memory.BLOCK, memory.BLOCK + 3),
+        (0, buffers.BLOCK),
+        (buffers.BLOCK, buffers.BLOCK + 3),
     ]
     want = x.double().abs() if absolute else x.double()
     assert np.array_equal(np.concatenate([row[2] for row in read]), want.numpy())

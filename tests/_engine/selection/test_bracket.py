@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn._engine.leaves import memory
+from sparsefn._engine.leaves import buffers
 from sparsefn._engine.processes.collectives import alone
 from sparsefn._engine.selection import blocks, bracket, entries
 
-SIZES = [1, 2, 1000, bracket.MOST_AT_ONCE + 1, 2 * memory.BLOCK + 5]
+SIZES = [1, 2, 1000, bracket.MOST_AT_ONCE + 1, 2 * buffers.BLOCK + 5]
 KINDS = {
     "continuous": lambda x: x,
     "ties": lambda x: x.round(),
@@ -105,7 +105,7 @@ def test_exactly_the_best_win(n, kind):
     "kind", ["continuous", "90% zeros", "NaN and -inf", "subnormal", "infinite"]
 )
 def test_every_dtype(kind, dtype):
-    for n in (100, 2 * memory.BLOCK + 3):
+    for n in (100, 2 * buffers.BLOCK + 3):
         x = made(kind, n, dtype)
         order = ranked(x)
         for k in counts(n, x):
@@ -125,7 +125,7 @@ def test_float64_keeps_its_digits(absolute):
 @pytest.mark.parametrize(
     "kind", ["continuous", "90% zeros", "all equal", "NaN", "NaN and -inf", "quantised"]
 )
-@pytest.mark.parametrize("n", [1000, memory.BLOCK + 5])
+@pytest.mark.parametrize("n", [1000, buffers.BLOCK + 5])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_who_may_win_and_who_may_not(n, kind, share):
     x, seed = made(kind, n), torch.Generator().manual_seed(1)
@@ -148,7 +148,7 @@ def test_who_may_win_and_who_may_not(n, kind, share):
     "kind", ["continuous", "90% zeros", "all equal", "NaN", "quantised"]
 )
 @pytest.mark.parametrize(
-    "sizes", [[1, 0, 700, memory.BLOCK + 9, 30_000], [1, 0, 700], [5, 400]], ids=str
+    "sizes", [[1, 0, 700, buffers.BLOCK + 9, 30_000], [1, 0, 700], [5, 400]], ids=str
 )
 def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
     whole = made(kind, sum(sizes))
@@ -165,8 +165,8 @@ def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
     monkeypatch.setattr(blocks, "_THREADED", 1)
-    monkeypatch.setattr(memory, "_MANY", 1)
-    x, threads = made(kind, 2 * memory.BLOCK + 3), torch.get_num_threads()
+    monkeypatch.setattr(buffers, "_MANY", 1)
+    x, threads = made(kind, 2 * buffers.BLOCK + 3), torch.get_num_threads()
     order = ranked(x)
     torch.set_num_threads(3)
     try:
@@ -273,7 +273,7 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         # each thread may collect a block too many
-        raced = 16 * memory.BLOCK * (torch.get_num_threads() - 1)
+        raced = 16 * buffers.BLOCK * (torch.get_num_threads() - 1)
         assert peak < 2 * n + raced, f"{k}: {peak / n} bytes a score"
         if order is not None:
             assert np.array_equal(part.out, wanted(order, k)), k

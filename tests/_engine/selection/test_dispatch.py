@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn._engine.leaves import memory
-from sparsefn._engine.selection import blocks, dispatch, fixed, groups, reference
+from sparsefn._engine.leaves import buffers
+from sparsefn._engine.selection import blocks, dispatch, fixed, narrow_rows, reference
 from sparsefn._engine.selection.dispatch import Entry
 
 
@@ -132,14 +132,16 @@ def test_the_operator_is_what_it_says_it_is(joint):
 
 def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
     few, many, one = (
-        drawn(5, 2, groups.WIDEST),
-        drawn(6, 2, groups.WIDEST + 1),
+        drawn(5, 2, narrow_rows.WIDEST),
+        drawn(6, 2, narrow_rows.WIDEST + 1),
         drawn(7, 1, 5),
     )
-    columns = drawn(8, 2, groups.WIDEST, 3), drawn(9, 2, groups.WIDEST + 1, 3)
-    ranked, top = [], groups.top_of_groups
+    columns = drawn(8, 2, narrow_rows.WIDEST, 3), drawn(9, 2, narrow_rows.WIDEST + 1, 3)
+    ranked, top = [], narrow_rows.top_of_groups
     monkeypatch.setattr(
-        groups, "top_of_groups", lambda at, n: ranked.append(at.out.shape) or top(at, n)
+        narrow_rows,
+        "top_of_groups",
+        lambda at, n: ranked.append(at.out.shape) or top(at, n),
     )
     tensors = [many, few, one, *columns]
     for mask, x in zip(
@@ -151,7 +153,7 @@ def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
             if x.ndim == 2
             else expected(x.mT.flatten(0, 1), 3).reshape(x.mT.shape).mT,
         )
-    assert ranked == [(2, groups.WIDEST, 1), (2, groups.WIDEST, 3)]
+    assert ranked == [(2, narrow_rows.WIDEST, 1), (2, narrow_rows.WIDEST, 3)]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "compile" not in way])
@@ -415,7 +417,7 @@ def signalling(x):
     "shape", [(4, 100), (300, 64), (1, 1000), (1, 40_000), (2, 70_000)], ids=str
 )
 def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
-    monkeypatch.setattr(memory, "_MANY", 1)
+    monkeypatch.setattr(buffers, "_MANY", 1)
     monkeypatch.setattr(blocks, "_THREADED", 1)
     threads, quiet = (
         torch.get_num_threads(),

@@ -33,7 +33,7 @@ OTHER_ORDERS = {
         ("core/random.py", "sort"),
         ("_engine/numbers/ranks.py", "sort"),
     ),
-    *(("masks/making.py", "argsort"), ("masks/permutation.py", "sort")),
+    *(("masks/constructors.py", "argsort"), ("masks/permutation.py", "sort")),
     # Of counts, units, atoms, texts and drawn indices.
     *(("masks/budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
     *(

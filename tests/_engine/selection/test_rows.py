@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn._engine.leaves import memory
+from sparsefn._engine.leaves import buffers
 from sparsefn._engine.selection import entries, reference, rows
 
 
@@ -37,7 +37,7 @@ SHAPES = [
     (2, 9000),
     (0, 5),
     (5, 0),
-    (3 * (memory.BLOCK // 1000) + 1, 1000),
+    (3 * (buffers.BLOCK // 1000) + 1, 1000),
 ]
 
 

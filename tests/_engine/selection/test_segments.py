@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsefn._engine.selection import Entry, joined, segments, totals, winners
+from sparsefn._engine.selection import Entry, batches, segments, totals, winners
 from sparsefn.testing.launches import counted
 
 VALUES = [0.0, -0.0, 1.0, -1.0, 2.0, torch.inf, -torch.inf, torch.nan, 1e-45]
@@ -49,7 +49,7 @@ def test_each_segment_has_its_own_winners(case):
     want = one_by_one(entry, count)
     (got,) = winners([entry], [count])
     assert torch.equal(got, want)
-    (elsewhere,) = joined.winners([entry], [count])
+    (elsewhere,) = batches.winners([entry], [count])
     assert torch.equal(elsewhere, want)
 
 
@@ -58,7 +58,7 @@ def test_segments_of_several_entries_and_rows_are_told_apart(cases):
     row = Entry(torch.tensor([[1.0, 3.0, 2.0]]))
     entries = [row, *(entry for entry, _ in cases), row]
     counts = [1, *(count for _, count in cases), 2]
-    first, *won, last = joined.winners(entries, counts)
+    first, *won, last = batches.winners(entries, counts)
     assert first.tolist() == [[False, True, False]]
     assert last.tolist() == [[False, True, True]]
     for mask, case in zip(won, cases, strict=True):
@@ -70,8 +70,8 @@ def test_segments_of_several_entries_take_one_sort(n):
     scores = torch.empty(6, device="meta")
     entries = [Entry(scores, segments=[2, 4])] * n
     counts = torch.ones(2, dtype=torch.int64, device="meta")
-    one = counted(lambda: joined.winners(entries[:2], [counts] * 2))
-    many = counted(lambda: joined.winners(entries, [counts] * n))
+    one = counted(lambda: batches.winners(entries[:2], [counts] * 2))
+    many = counted(lambda: batches.winners(entries, [counts] * n))
     assert many.launches == one.launches and not many.waits
 
 
@@ -90,7 +90,7 @@ def test_flags_are_counted_in_each_segment(sizes):
     flags = torch.tensor([True, False, True, True, False])[: sum(sizes)]
     want = [int(part.sum()) for part in torch.split(flags, sizes)]
     assert segments.count_segments(flags.numpy(), sizes).tolist() == want
-    assert joined.totals_of_segments(flags, sizes).tolist() == want
+    assert batches.totals_of_segments(flags, sizes).tolist() == want
     rows = torch.ones(2, 3, dtype=torch.bool)
     found = totals([flags, rows], segments=[sizes, None])
     assert found.tolist() == [*want, 3, 3] and found.dtype == torch.int64

@@ -11,7 +11,7 @@ import torch
 
 import sparsefn as sf
 from property_tests.tape import Tape, TapeElsewhere
-from sparsefn._engine.surroundings import Onlooker, TorchDispatchMode
+from sparsefn._engine.transforms import Onlooker, TorchDispatchMode
 from sparsefn.algorithms.combine import cuda_graphs, replays
 from sparsefn.testing.harness import assert_same
 

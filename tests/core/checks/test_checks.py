@@ -93,7 +93,7 @@ ELSEWHERE = {
     "core/checks/rounding.py": (
         "what a schedule gives, and that may be a number of NumPy's"
     ),
-    "_engine/selection/groups.py": "an int, or a count for each group",
+    "_engine/selection/narrow_rows.py": "an int, or a count for each group",
     "masks/budgets/distributions.py": (
         "a float, whose counts may be kept: they are looked up by it"
     ),

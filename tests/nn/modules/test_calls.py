@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sparsefn as sf
 import sparsefn.nn.modules as M
-from sparsefn._engine.surroundings.torch_limits import OLD
+from sparsefn._engine.torch_limits import OLD
 from sparsefn.nn.checkpoint import tree_equal
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sparsefn as sf
-from sparsefn._engine.surroundings import Onlooker
+from sparsefn._engine.transforms import Onlooker
 
 in_order, outlier_ratios = sf.calibration.in_order, sf.calibration.outlier_ratios
 

@@ -11,7 +11,7 @@ from sparsefn._engine.processes import agreement
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.posttraining.calibration.one_block import added_stats
 from sparsefn.posttraining.calibration.stream import place, share, together
-from sparsefn.posttraining.solve import blocked
+from sparsefn.posttraining.solve import sparsegpt
 
 
 def stats_of(rank):
@@ -69,7 +69,7 @@ def cases():
         def solver(stats):
             return sf.methods.sparsegpt(0.5, stats, where="*")
 
-        blocked.ENTRIES, wide = (
+        sparsegpt.ENTRIES, wide = (
             (16 * 8, 16 * 8),
             {"w": torch.randn(40, 8, generator=torch.Generator().manual_seed(0))},
         )

@@ -1,0 +1,551 @@
+"""Tied sets: units that are made of rows and columns of several leaves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor
+
+from sparsefn._engine.processes import check_plain
+from sparsefn._engine.sums import Box
+from sparsefn._engine.transforms import Array, at_compile_time, concrete, known
+from sparsefn.core.checks import check_int, described, is_int, shown
+from sparsefn.core.state import Where
+from sparsefn.core.tree import Leaves, Tree
+from sparsefn.core.tree.originals import check_weights
+from sparsefn.core.tree.where import default_where, float_leaves, select_leaves
+from sparsefn.masks.patterns.kinds import Reduce, reduction
+from sparsefn.masks.patterns.places import (
+    Place,
+    Sets,
+    Shapes,
+    TiedSet,
+    check_units_meet,
+    checked_sets_of,
+    classed,
+    place_of,
+    sets_of,
+)
+from sparsefn.masks.patterns.units import Grids, Pattern, Read, Units
+
+# (glob, dim, block, parts), or the unit of each index in the place of a block
+Member: TypeAlias = tuple[str, int, int | tuple[int, ...], int]
+# Members, or lists of them.
+Members: TypeAlias = Sequence[Sequence[str | int | Sequence[str | int | Sequence[int]]]]
+
+
+@described
+def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
+    """Rows and columns of several leaves form one unit, kept or pruned together.
+
+    >>> mlp = sf.patterns.tied(
+    ...     [["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]]
+    ... )
+    >>> params = {
+    ...     "0.up.weight": torch.tensor([[1.0], [3.0], [2.0]]),
+    ...     "0.up.bias": torch.zeros(3),
+    ...     "0.down.weight": torch.tensor([[1.0, 1.0, 5.0]]),
+    ... }
+    >>> algorithm = sf.one_shot(2 / 3, pattern=mlp)
+    >>> algorithm.update(algorithm.init(params), params, 0).masks["0.down.weight"]
+    tensor([[False, False,  True]])
+
+    Each member is `[glob, dim]`: an index along that dimension of a leaf belongs to the
+    unit of that number. Leaves in which the wildcards of the globs match the same text
+    form one tied set: here the rows of `0.up.weight`, the entries of `0.up.bias` and
+    the columns of `0.down.weight`. A text for which a member has no leaf makes no set.
+    All units of a set compete. The set counts in budgets, as a leaf of that many rows,
+    under the path of its first leaf.
+
+    `[glob, dim, block]` makes a unit of `block` indices that follow one another, such
+    as a head. With grouped queries a unit is a head of keys and values, and the heads
+    of queries that read it:
+
+    >>> width, readers = 4, 2
+    >>> heads = sf.patterns.tied(
+    ...     [
+    ...         ["*.q_proj.weight", 0, readers * width],
+    ...         ["*.k_proj.weight", 0, width],
+    ...         ["*.v_proj.weight", 0, width],
+    ...         ["*.o_proj.weight", 1, readers * width],
+    ...     ]
+    ... )
+
+    `[glob, dim, block, parts]` is for a fused leaf: the dimension is as many equal
+    parts one after the other, each with a block of every unit. The queries, keys and
+    values of GPT-2 are `["*.c_attn.weight", 1, width, 3]`.
+
+    `[glob, dim, numbers]` has the unit of each index, -1 for an index of none, whose
+    entries no unit of this set takes along. Units may then have different numbers of
+    indices; each has one in every member:
+
+    >>> pairs = sf.patterns.tied(
+    ...     [["fc.weight", 0, [0, 1, 1, 0, -1]], ["fc.bias", 0, [0, 1, 1, 0, -1]]]
+    ... )
+
+    A leaf may be in several sets, or in one along two dimensions: an entry stays if all
+    of its units do. A kernel between two layers has its rows in one set and its columns
+    in another. A list of such lists of members is one pattern of all their sets, for
+    models whose units are not everywhere named alike:
+
+    >>> net = sf.patterns.tied(
+    ...     [
+    ...         [["0.weight", 0], ["0.bias", 0], ["2.weight", 1]],
+    ...         [["2.weight", 0], ["2.bias", 0], ["4.weight", 1]],
+    ...     ]
+    ... )
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
+    >>> state = sf.static(0.5, pattern=net).init(sf.modules.params_of(model))
+    >>> (
+    ...     int(state.masks["0.bias"].sum()),
+    ...     int(state.masks["2.bias"].sum()),
+    ...     int(state.masks["2.weight"].sum()),
+    ... )
+    (2, 2, 4)
+
+    Each set then keeps exactly its count of units, and at least one, also where its
+    budget says none: else it would take the entries of all units that meet it. A set is
+    known in budgets by the path of its first leaf; others that begin with this leaf are
+    `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
+
+    A unit's score is of all of its entries, also of entries that other sets prune,
+    pooled by `reduce` as in `sf.patterns.block`: members in their order, each row by
+    row. It is kept if one of its entries is. Globs in `where` choose the sets of all
+    leaves that they match, and so does the default; another function is asked about the
+    first leaf of a set, for all of it. Only algorithms take it: a mask of one tensor
+    has no other leaves. Where single entries are drawn or move between leaves (`snfs`,
+    `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
+    `sf.shrinking.groups(model, example)` finds the sets of a whole model, and
+    `sf.shrink(model, state, example)` removes the units that are pruned.
+
+    Raises TypeError for members of another form, ValueError for unit numbers that leave
+    one out. `init` raises ValueError for a glob that no path matches, where no set has
+    a leaf for each member, for members whose numbers of units differ, where other sets
+    may prune a unit whole though they keep one of theirs, for a `where` that chooses
+    all leaves of a set without choosing it, and for given masks that prune a unit in
+    part (on the CPU, where values are read).
+    """
+    if not _is_list(members):
+        raise TypeError(
+            f"tied: expected a list of members [glob, dim], got {shown(members)}"
+        )
+    several = bool(members) and all(
+        _is_list(one) and len(one) > 0 and _is_list(one[0]) for one in members
+    )
+    families = tuple(
+        tuple(map(_member, family)) for family in (members if several else [members])
+    )
+    if not all(families):
+        raise ValueError("tied: expected at least one member [glob, dim], got none")
+
+    def of_one_tensor(shape: Box) -> NoReturn:
+        raise ValueError(
+            "tied: its units lie in several leaves; give it to an algorithm, as "
+            "pattern="
+        )
+
+    # worked out once; of a cache the compiler warns
+    found = functools.lru_cache(maxsize=16)(functools.partial(_sets_among, families))
+    name = f"tied({shown(_as_lists(members))}, reduce={reduce!r})"
+    return TiedPattern(
+        name,
+        of_one_tensor,
+        lambda grid: grid,
+        reduction(reduce),
+        members=families,
+        find=at_compile_time(lambda shapes: found(shapes)),
+    )
+
+
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(given, Sequence) and not isinstance(given, str)
+
+
+def _as_lists(given: object) -> object:
+    if _is_list(given):
+        return [_as_lists(one) for one in given]
+    return given
+
+
+def _member(given: object) -> Member:
+    wanted = (
+        f"tied: expected members such as ['*.up_proj.weight', 0], got {shown(given)}"
+    )
+    if not _is_list(given) or not 2 <= len(given) <= 4:
+        raise TypeError(
+            f"{wanted}: a glob, a dimension, and perhaps a block and the number of "
+            "parts"
+        )
+    if not isinstance(given[0], str):
+        raise TypeError(f"{wanted}, whose first entry is no glob")
+    check_int("tied", "the dimension of a member", given[1])
+    if len(given) == 3 and _is_list(given[2]):
+        return given[0], given[1], _numbers(given[2]), 1
+    for what, size in zip(("block", "parts"), given[2:], strict=False):
+        check_int("tied", f"the {what} of a member", size, 1)
+    glob, dim, block, parts = [*given, 1, 1][:4]
+    return glob, dim, block, parts
+
+
+def _numbers(given: Sequence[object]) -> tuple[int, ...]:
+    numbers = tuple([number for number in given if is_int(number) and number >= -1])
+    if len(numbers) < len(given):
+        wrong = next(number for number in given if not is_int(number) or number < -1)
+        raise ValueError(
+            "tied: expected unit numbers from 0 on, and -1 for none, got "
+            f"{shown(wrong)}"
+        )
+    missing = set(range(max(numbers, default=-1) + 1)).difference(numbers)
+    if missing or not any(number >= 0 for number in numbers):
+        raise ValueError(
+            "tied: expected each unit among unit numbers, got none of unit "
+            f"{min(missing, default=0)}"
+        )
+    return numbers
+
+
+def _sets_among(
+    families: tuple[tuple[Member, ...], ...], shapes: Shapes
+) -> tuple[TiedSet, ...]:
+    leaves = dict(shapes)
+    sets = dict[str, TiedSet]()
+    begun = Counter[str]()
+    faults: dict[str, None] = {}
+    for members in families:
+        globs = tuple(glob for glob, *_ in members)
+        for paths in sets_of(globs, tuple(leaves)):
+            places = []
+            try:
+                for path, member in zip(paths, members, strict=True):
+                    places.append(place_of(path, leaves[path], *member[1:]))
+                _check_as_many(places)
+            except ValueError as error:
+                faults[str(error)] = None
+                continue
+            names = (
+                f"{paths[0]}:{i}" if i else paths[0]
+                for i in itertools.count(begun[paths[0]])
+            )
+            name = next(name for name in names if name not in sets)
+            sets[name] = classed(name, places)
+        # whether or not others lack a leaf
+        begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))
+    if faults:  # of all sets at once
+        first, *others = faults
+        raise ValueError(
+            "; ".join([first, *(text.removeprefix("tied: ") for text in others)])
+        )
+    check_units_meet(tuple(sets.values()))
+    return tuple(sets.values())
+
+
+def _check_as_many(places: Sequence[Place]) -> None:
+    for place in places:
+        if place.units != places[0].units:
+            a, b = (
+                f"{p.path!r} of shape {p.shape} has {p.units} along dimension {p.dim}"
+                for p in (places[0], place)
+            )
+            raise ValueError(
+                f"tied: expected members with the same number of units, but {a}, and "
+                f"{b}"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class TiedPattern(Pattern):
+    """A pattern whose units lie in several leaves: `members` are as in
+    `sf.patterns.tied`, and `find` finds their sets.
+    """
+
+    members: tuple[tuple[Member, ...], ...] = field(kw_only=True, compare=False)
+    find: Sets = field(kw_only=True, compare=False)
+
+    def sets(self, leaves: Leaves) -> dict[str, TiedUnits]:
+        """The units of each tied set of some leaves, by its name.
+
+        >>> params = {
+        ...     "0.a": torch.ones(4, 2),
+        ...     "0.b": torch.ones(3, 4),
+        ...     "1.a": torch.ones(4, 2),
+        ... }
+        >>> {
+        ...     name: units.rows
+        ...     for name, units in sf.patterns.tied([["*.a", 0], ["*.b", 1]])
+        ...     .sets(params)
+        ...     .items()
+        ... }
+        {'0.a': (1, 4)}
+        """
+        shapes = []
+        for path, leaf in leaves.items():
+            shape = tuple([known(size) for size in leaf.shape])
+            shapes.append((path, shape))
+        made = {}
+        for name, places, classes, order in self.find(tuple(shapes)):
+            parts = tuple([self._as_rows(some) for some in classes])
+            made[name] = self._as_rows(places, parts, order)
+            for place in places:
+                check_plain(self.name, place.path, leaves[place.path])
+        return made
+
+    def has_units_of(self, other: Pattern) -> bool:
+        """Whether the units of another pattern are the same; their scores may not."""
+        return isinstance(other, TiedPattern) and other.members == self.members
+
+    def _as_rows(
+        self,
+        places: tuple[Place, ...],
+        classes: tuple[TiedUnits, ...] = (),
+        order: Array | None = None,
+    ) -> TiedUnits:
+        rows = Pattern(
+            self.name, lambda shape: (1, max(shape[1], 1)), self.group, self.reduce
+        )
+        shape = (places[0].units, sum([place.entries() for place in places]))
+        return TiedUnits.of(rows, shape, places=places, classes=classes, order=order)
+
+    def grids(self, leaves: Leaves) -> Grids:
+        """The units of the sets of some leaves, each of which must be in one."""
+        sets = self.sets(leaves)
+        grids = _grids(sets)
+        known = set(grids.paths)
+        others = [path for path in leaves if path not in known]
+        if others:
+            raise ValueError(
+                "tied: expected every sparse leaf to be in a tied set whose leaves "
+                f"are all sparse, but {others[0]!r} is not"
+            )
+        return grids
+
+    def leaves_in(self, params: Tree, where: Where) -> Leaves:
+        """The leaves of the tied sets that `where` chooses.
+
+        Globs are matched with all leaves of a set, and so is the default; another
+        function is asked about the first.
+        """
+        leaves = float_leaves(params)
+        sets = self.paths_among(list(leaves))
+        first_only = callable(where) and where is not default_where
+        asked = sets
+        if first_only:
+            asked = [paths[:1] for paths in sets]
+        known = {path for paths in asked for path in paths}
+        hit = select_leaves(
+            {path: leaf for path, leaf in leaves.items() if path in known}, where
+        )
+        chosen: set[str] = set()
+        left: list[tuple[str, ...]] = []
+        for paths, own in zip(sets, asked, strict=True):
+            if any(path in hit for path in own):
+                chosen.update(paths)
+            else:
+                left.append(paths)
+        for paths in left:
+            if all(path in chosen for path in paths):
+                raise ValueError(
+                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: "
+                    "each of its leaves is in another one that is"
+                )
+        check_weights("where", chosen, leaves)
+        return {path: leaf for path, leaf in leaves.items() if path in chosen}
+
+    def paths_among(self, paths: Sequence[str]) -> list[tuple[str, ...]]:
+        """The paths of each set; ValueError where a member matches no path, or no set
+        has a leaf for each member.
+
+        >>> sf.patterns.tied([["*.up.weight", 0]]).paths_among(
+        ...     ["0.upp.weight", "1.bias"]
+        ... )
+        Traceback (most recent call last):
+            ...
+        ValueError: tied: no path matches '*.up.weight'; the nearest are
+        '0.upp.weight', '1.bias'
+        """
+        sets: list[tuple[str, ...]] = []
+        for family in self.members:
+            globs = tuple([glob for glob, *_ in family])
+            sets += checked_sets_of(globs, tuple(paths))
+        return sets
+
+    def check_masks(self, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
+        """Raise ValueError for given masks that prune a unit of a tied set in part.
+
+        >>> masks = {
+        ...     "a": torch.tensor([[True], [False]]),
+        ...     "b": torch.tensor([[True, True]]),
+        ... }
+        >>> sf.patterns.tied([["a", 0], ["b", 1]]).check_masks(masks, masks)
+        Traceback (most recent call last):
+            ...
+        ValueError: tied: expected masks that prune whole units, but unit 1 of the set
+        of 'a' is kept at 'b', pruned at 'a'
+
+        A unit is kept if one of its entries is. Values are read where nothing hides
+        them and that takes no waiting.
+        """
+        sets = self.sets(leaves)
+        grids = _grids(sets)
+        given = {}
+        for units in sets.values():
+            for place in units.places:
+                given[place.path] = masks[place.path].expand(place.shape)
+        kept = grids.read(given, lambda _, rows: rows.any(1)[None])
+        for path, whole in grids.masks(kept, given, {}, {}).items():
+            lost = whole & ~given[path]
+            if concrete(lost.any()):
+                raise ValueError(
+                    "tied: expected masks that prune whole units, but "
+                    f"{_lost(sets, given, path, lost)}"
+                )
+
+
+@dataclass
+class TiedUnits(Units):
+    """The units of a tied set, as the rows of a matrix that is made of its leaves, at
+    `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order`
+    is where each unit is among them.
+    """
+
+    places: tuple[Place, ...]
+    classes: tuple[TiedUnits, ...] = ()
+    order: Array | None = None
+
+    def joined(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """The entries of each unit as a row: (units, entries of a unit).
+
+        >>> leaves = {
+        ...     "a": torch.tensor([[1.0], [2.0]]),
+        ...     "b": torch.tensor([[3.0, 4.0]]),
+        ... }
+        >>> sf.patterns.tied([["a", 0], ["b", 1]]).sets(leaves)["a"].joined(leaves)
+        tensor([[1., 3.],
+                [2., 4.]])
+        """
+        rows = []
+        for place in self.places:
+            x = leaves[place.path]
+            d = place.dim
+            if place.taken is not None:
+                taken = torch.as_tensor(place.taken, device=x.device)
+                x = x.index_select(d, taken)
+            along = (place.parts, place.units, place.block)
+            split = x.reshape(*x.shape[:d], *along, *x.shape[d + 1 :])
+            row = split.movedim(d + 1, 0).reshape(place.units, place.entries())
+            rows.append(row)
+        return torch.cat([row.to(rows[0].device) for row in rows], 1)
+
+    def read(
+        self, leaves: Mapping[str, Tensor], fn: Callable[[TiedUnits, Tensor], Tensor]
+    ) -> Tensor:
+        """What a function makes of the units and of their entries, a row each:
+        (1, units).
+
+        >>> leaves = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+        >>> (units,) = sf.patterns.tied([["a", 0, [0, 1, 1, -1]]]).sets(leaves).values()
+        >>> units.read(leaves, lambda units, rows: rows.mean(1)[None])
+        tensor([[1.0000, 2.5000]])
+
+        `fn` gets all units at once, or one class at a time: the units with equally many
+        entries in each leaf.
+        """
+        if self.order is None:
+            return fn(self, self.joined(leaves))
+        of_classes = [fn(some, some.joined(leaves)) for some in self.classes]
+        made = torch.cat(of_classes, 1)
+        order = torch.as_tensor(self.order, device=made.device)
+        return made.index_select(1, order)
+
+
+class TiedGrids(Grids):
+    """The units of tied sets, by the name of the set."""
+
+    @property
+    def sets(self) -> list[TiedUnits]:
+        """The units of each set."""
+        return [units for units in self.here.values() if isinstance(units, TiedUnits)]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves, one for each place in a set."""
+        return [place.path for units in self.sets for place in units.places]
+
+    def read(self, leaves: Leaves, fn: Read) -> list[Tensor]:
+        """What a function makes of the units of each set and of their entries."""
+        return [units.read(leaves, fn) for units in self.sets]
+
+    def masks(
+        self,
+        kept: Sequence[Tensor],
+        like: Leaves,
+        scores: Leaves,
+        among: Leaves,
+    ) -> Leaves:
+        """The masks of the leaves, from the flags of the units of each set: where all
+        units of an entry are kept.
+
+        >>> leaves = {
+        ...     "a": torch.tensor([[1.0], [2.0]]),
+        ...     "b": torch.tensor([[3.0, 4.0]]),
+        ... }
+        >>> grids = sf.patterns.tied([["a", 0], ["b", 1]]).grids(leaves)
+        >>> grids.masks([torch.tensor([[True, False]])], leaves, {}, {})["b"]
+        tensor([[ True, False]])
+        """
+        masks: Leaves = {}
+        for units, flags in zip(self.sets, kept, strict=True):
+            for place in units.places:
+                path = place.path
+                shape = place.shape
+                if not math.prod(units.shape):  # leaves without entries
+                    masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
+                    continue
+                sizes = [1] * len(shape)
+                sizes[place.dim] = shape[place.dim]
+                line = place.along(flags).reshape(sizes)
+                line = line.to(like[path].device)
+                if path in masks:
+                    masks[path] = masks[path] & line
+                else:
+                    masks[path] = line.expand(shape).contiguous()
+        return masks
+
+
+def _grids(sets: dict[str, TiedUnits]) -> TiedGrids:
+    units: dict[str, Units] = {**sets}
+    paths = [place.path for one in sets.values() for place in one.places]
+    # where sets meet in a leaf, each keeps a unit
+    least = int(len(paths) > len(set(paths)))
+    return TiedGrids(units, least=least)
+
+
+def _lost(sets: Mapping[str, TiedUnits], given: Leaves, path: str, lost: Tensor) -> str:
+    # The first lost entry of a leaf, in words: the unit that it is of, and where that
+    # is kept.
+    at = lost.nonzero()[0].tolist()
+    for name, units in sets.items():
+        for place in units.places:
+            if place.path == path:
+                unit = place.unit_numbers()[at[place.dim]]
+            else:
+                unit = -1
+            if unit >= 0:
+                open_ = (
+                    (p, given[p.path].nonzero()[:, p.dim].cpu().numpy())
+                    for p in units.places
+                )
+                kept = next(
+                    p.path for p, indices in open_ if unit in p.unit_numbers()[indices]
+                )
+                return (
+                    f"unit {unit} of the set of {name!r} is kept at {kept!r}, pruned "
+                    f"at {path!r}"
+                )
+    return f"the entry of no unit at {at} of {path!r} is pruned"

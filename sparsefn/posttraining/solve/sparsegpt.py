@@ -1,0 +1,409 @@
+"""SparseGPT: columns from left to right; later columns make up for earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefn._engine.leaves import zeroed
+from sparsefn._engine.processes import check_alike, gathered, own
+from sparsefn._engine.selection import best_of_columns
+from sparsefn._engine.transforms import concrete
+from sparsefn.core.checks import check_int, check_sparsity, is_int, n_kept
+from sparsefn.masks.budgets.distributions import apportion
+from sparsefn.masks.patterns.kinds import Pattern
+from sparsefn.masks.patterns.tied_sets import TiedPattern
+from sparsefn.masks.patterns.units import Units, units_of
+from sparsefn.masks.select import kept_count, topk_mask
+from sparsefn.posttraining.solve.arguments import (
+    USUAL,
+    check_damp,
+    check_kept,
+    damp_in_place,
+    factor_in_place,
+    in_one_dtype,
+)
+
+# How many columns are swept together: changes of other columns reach them by products
+# of matrices.
+WIDTHS = (256, 64, 16)
+# Entries of the rows that are swept together. Fewer take longer, above all on a GPU,
+# where launches take the time.
+ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
+
+Keep = float | int | Sequence[int]
+# (scores of some columns as (columns, out), which of the blocks they are) -> their mask
+Choose = Callable[[Tensor, int], Tensor]
+
+
+def obs(
+    weight: Tensor,
+    hessian: Tensor,
+    *,
+    mask: Tensor | None = None,
+    keep: Keep | None = None,
+    pattern: Pattern | None = None,
+    block: int = 128,
+    damp: float = USUAL,
+) -> tuple[Tensor, Tensor]:
+    """SparseGPT: prune weights and change the others, so that outputs change little.
+
+    >>> weight, hessian = (
+    ...     torch.tensor([[1.0, 2.0]]),
+    ...     torch.tensor([[2.0, 1.0], [1.0, 2.0]]),
+    ... )
+    >>> sf.solve.obs(weight, hessian, keep=1, damp=0.0)
+    (tensor([[0.0000, 2.5000]]), tensor([[False,  True]]))
+
+    `weight` is (out, in), `hessian` (in, in), symmetric: a multiple of the gram of the
+    inputs. Returns the new weight, +0.0 where it is pruned, and its mask, both of the
+    weight's shape.
+
+    What is kept is said by one of these. `keep` is a share (a float) or a count (an
+    int) of the whole weight, which is split over blocks of `block` columns so that the
+    total is exact, or a sequence with the count of every block; all rows of a block
+    compete. `pattern` is one whose groups lie inside blocks, such as `nm(2, 4)`: each
+    group is chosen when its first column is reached. Where the pattern leaves the count
+    open, `keep` is the share or count of each group. A `mask` is kept as it is. Scores
+    are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse for column
+    j and all later columns; ties go to the lowest index. `block` also says how far the
+    choice of a mask looks ahead; time hardly depends on it.
+
+    `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs
+    that were always 0 have weights of 0; a block or a group of such inputs alone keeps
+    its count in the mask all the same. Computed in the wider dtype of the two, float32
+    at least; the result has the dtype of the weight, and no gradient. Runs under
+    `vmap`. The same inputs, device and number of threads give the same bits, also where
+    processes share the rows (`sf.distributed.by_rows`); with another number of threads
+    products round differently, and scores that nearly tie may be ranked otherwise.
+
+    Raises ValueError for shapes that do not fit, values that are not finite, a hessian
+    that is singular at this `damp` or all zeros, counts that cannot be met and groups
+    that cross blocks; TypeError for other dtypes, and unless one of `mask`, `keep` and
+    `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
+    """
+    check_int("obs", "block", block, 1)
+    share = check_damp("obs", damp)
+    w, h = in_one_dtype("obs", weight, hessian)
+    size = _rows(w)
+    # whose products have the same bits on one process and on several
+    parts = own(-(-len(w) // size))
+    mine = slice(parts.start * size, parts.stop * size)
+    span, meet, choose = _choice(w, mask, keep, pattern, block, mine)
+    if not w.numel():
+        return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(
+            w, dtype=torch.bool
+        )
+    check_alike("obs", w, h, mask, keep, pattern, block, damp)
+    apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
+
+    def among(scores: Tensor, i: int) -> Tensor:
+        if apart:
+            return choose(scores, i)
+        return choose(gathered(scores.T)[0].T, i)[:, mine]
+
+    new = w[mine]
+    kept = torch.empty_like(w[mine], dtype=torch.bool)
+    if parts or not apart:
+        # The authors factor the inverse, U'U with U upper triangular. Here H = R R'
+        # with R = U^-1, and no inverse is made: their errors e and the changes d of the
+        # weights, new = old - d, are related by d = e U, hence e = d R. Reversing the
+        # order of rows and columns turns R into the usual factor.
+        h = h.flip(0, 1)
+        dead = damp_in_place("obs", h, share).flip(0)
+        if concrete(dead.any()) is False:
+            w = new
+        else:
+            w = new.masked_fill(dead, 0.0)
+        new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
+    new, kept = gathered(new.to(weight.dtype), kept)
+    return new, kept
+
+
+def _swept(
+    w: Tensor, size: int, lower: Tensor, span: int, choose: Choose
+) -> tuple[Tensor, Tensor]:
+    # New weights and their mask, from the factor of the reversed hessian.
+    columns = len(lower)
+    widths = _widths(span)
+    wide = widths[0]
+    # batched by vmap if one of the two is
+    some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)
+    plain = torch.contiguous_format
+    new = torch.empty_like(some, dtype=w.dtype, memory_format=plain)
+    masks = torch.empty_like(some, dtype=torch.bool, memory_format=plain)
+    rows = [slice(i, i + size) for i in range(0, len(w), size)] or [slice(0, 0)]
+    every = []
+    for at in rows:
+        columns_of_rows = torch.empty_like(new[at].T, memory_format=plain)
+        every.append(columns_of_rows.copy_(w[at].T))
+    for a in range(0, columns, wide):
+        b = min(a + wide, columns)
+        # columns a to b of R, rows up to b
+        factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)
+        scale = factor[a:].diagonal().clone()
+        factor.div_(-scale)
+        within = factor[a:].triu(1).T.contiguous()
+        parts = []
+        for x, at in zip(every, rows, strict=True):
+            due = factor[:a].T @ x[:a]
+            changes = x[a:b]
+            keeps = torch.empty_like(changes)
+            mask = masks[at, a:b]
+            parts.append(_Columns(due, changes, keeps, mask, within, scale))
+        _sweep(parts, _inverses(within, span), widths, span, a // span, choose)
+    for changes, at in zip(every, rows, strict=True):
+        new[at].copy_(changes.T)
+    # -0.0 less its change is -0.0 again
+    return torch.where(masks, new.neg_().add_(w), 0.0), masks
+
+
+class _Columns(NamedTuple):
+    # Some columns, each as a row of (columns, out), so that what is done to one of them
+    # is done to adjacent memory.
+    due: Tensor  # the changes of kept weights, as far as earlier columns cause them
+    changes: Tensor  # old - new; before, the old weights
+    keeps: Tensor  # 1.0 where a weight is kept
+    mask: Tensor  # the same as (out, columns)
+    factor: Tensor  # R' over minus its diagonal, with 0 on the diagonal
+    scale: Tensor  # the diagonal
+
+    def part(self, a: int, b: int) -> _Columns:
+        return _Columns(
+            self.due[a:b],
+            self.changes[a:b],
+            self.keeps[a:b],
+            self.mask[:, a:b],
+            self.factor[a:b, a:b],
+            self.scale[a:b],
+        )
+
+
+def _inverses(factor: Tensor, span: int) -> list[Tensor]:
+    # For each `span` columns of a factor, the matrix that turns the changes from
+    # earlier columns into the changes of these columns, if all are kept.
+    columns = len(factor)
+    many = columns // span
+    rest = columns - many * span
+    made: list[Tensor] = []
+    if many:
+        end = many * span
+        square = factor[:end, :end].reshape(many, span, many, span)
+        made += _inverse(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1)).unbind()
+    if rest:
+        made.append(_inverse(factor[-rest:, -rest:]))
+    return made
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(
+        -factor, eye, upper=False, unitriangular=True
+    )
+    return inverse
+
+
+def _sweep(
+    parts: Sequence[_Columns],
+    inverses: Sequence[Tensor],
+    widths: Sequence[int],
+    span: int,
+    first: int,
+    choose: Choose,
+) -> None:
+    # Writes the mask and the changes of some columns, no more than the first width;
+    # `first` is their first block.
+    factor = parts[0].factor
+    scale = parts[0].scale[:, None]
+    columns = len(factor)
+    if widths[0] == span:
+        # What the weights of these columns are by now: what the earlier changes make of
+        # them, if all are kept. Their signs are flipped, and then they are squared.
+        now = [(inverses[0] @ at.due).sub_(at.changes).mul_(scale) for at in parts]
+        squares = [x.mul_(x) for x in now]
+        mask = choose(squares[0] if len(squares) == 1 else torch.cat(squares, 1), first)
+        own_masks = torch.split(mask, [len(at.mask) for at in parts], 1)
+        for at, own_mask in zip(parts, own_masks, strict=True):
+            at.mask.copy_(own_mask.T)
+            # Torch transposes a whole tensor block by block, but not a part of a
+            # tensor.
+            kept = own_mask.contiguous()
+            at.keeps.copy_(kept)
+            # a pruned weight changes by all that it is
+            _clear(at.changes, kept)
+    if len(widths) > 1:
+        for a in range(0, columns, widths[1]):
+            some = [at.part(a, min(a + widths[1], columns)) for at in parts]
+            for at, part in zip(parts, some, strict=True):
+                if a:
+                    part.due.add_(factor[a : a + widths[1], :a] @ at.changes[:a])
+            after = a // span
+            _sweep(some, inverses[after:], widths[1:], span, first + after, choose)
+        return
+    # The factor is 0 for the column itself and for the columns after it, whose changes
+    # are not known yet. Fused operations would be a little faster, but vmap has none of
+    # them.
+    for at in parts:
+        before = at.changes.T
+        for due, factors, change, keeps in zip(
+            at.due, at.factor, at.changes, at.keeps, strict=True
+        ):
+            due.add_(before @ factors)
+            change.add_(keeps * due)
+
+
+def _clear(x: Tensor, where: Tensor) -> None:
+    # On a CPU `masked_fill_` takes a branch for each entry.
+    if x.is_cpu:
+        (cleared,) = zeroed([~where], [x])
+        x.copy_(cleared)
+    else:
+        x.masked_fill_(where, 0.0)
+
+
+def _rows(w: Tensor) -> int:
+    # How many rows a part has, by the shape alone.
+    entries = ENTRIES[w.device.type != "cpu"]
+    rows = entries // max(w.shape[1], 1)
+    return max(16, rows // 16 * 16)
+
+
+def _widths(span: int) -> list[int]:
+    # How columns are cut: for large products, for the choice of a mask, and for
+    # products inside the caches.
+    large = [span * max(width // span, 1) for width in WIDTHS]
+    small = [width for width in WIDTHS if width < span]
+    return sorted({*large, span, *small}, reverse=True)
+
+
+# ---- what is kept --------------------------------------------------------------------
+
+
+def _choice(
+    w: Tensor,
+    mask: Tensor | None,
+    keep: Keep | None,
+    pattern: Pattern | None,
+    block: int,
+    mine: slice,
+) -> tuple[int, int, Choose]:
+    # How many columns get their mask at a time, how many rows meet in it, and the
+    # function that chooses it.
+    columns = max(w.shape[1], 1)
+    if mask is not None:
+        if keep is not None or pattern is not None:
+            raise TypeError(
+                "obs: expected a mask, or keep or a pattern that make one, got both"
+            )
+        given = check_kept("obs", mask, w)[mine]
+        wide = WIDTHS[0]
+
+        def given_columns(scores: Tensor, i: int) -> Tensor:
+            return given[:, i * wide : (i + 1) * wide].contiguous().T
+
+        return wide, 1, given_columns
+    if pattern is None:
+        if keep is None:
+            raise TypeError(
+                "obs: expected one of mask, keep and pattern, got none of them"
+            )
+        sizes = []
+        for a in range(0, w.shape[1], block):
+            sizes.append(min(block, columns - a) * w.shape[0])
+        counts = _counts(keep, sizes)
+        return (
+            min(block, columns),
+            len(w),
+            lambda scores, i: topk_mask(scores.T, counts[i]).T,
+        )
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            "obs: expected pattern to be one such as sf.patterns.nm(2, 4), got "
+            f"{pattern!r}"
+        )
+    if isinstance(pattern, TiedPattern):
+        raise ValueError(f"obs: expected a pattern of one weight, got {pattern}")
+    units = units_of(pattern, tuple(w.shape))
+    span = min(units.group[1] * units.unit[1], columns)
+    if block < columns and (not span or block % span):
+        raise ValueError(
+            f"obs: expected groups inside blocks of {block} columns, got {pattern}, "
+            f"whose groups have {span} columns in a weight of shape {tuple(w.shape)}; "
+            f"give block={span} or a multiple of it"
+        )
+    if (len(w), span) != w.shape:  # parts are cut as the whole weight is
+        pattern = replace(
+            pattern,
+            unit=lambda shape: units.unit,
+            group=lambda grid: units.group,
+            fixed=units.fixed,
+        )
+    if isinstance(keep, Sequence):
+        raise TypeError(
+            f"obs: expected keep to be the share or count of a group of {pattern}, "
+            f"got {keep!r}"
+        )
+    count = _kept(keep, units.rows[1]) if isinstance(keep, float) else keep
+    height = units.group[0] * units.unit[0]
+    number = kept_count(units, count) if _are_single(units) and w.numel() else None
+    if height == 1 and isinstance(number, int):
+        best = best_of_columns(span, number, w.device)
+        return span, 1, lambda scores, i: best(scores)  # a group is in a column of them
+    return (
+        span,
+        height,
+        lambda scores, i: topk_mask(scores.T, count, pattern=pattern).T,
+    )
+
+
+def _are_single(units: Units) -> bool:
+    # Whether units are single weights that are chosen by their scores alone.
+    pattern = units.pattern
+    plain = type(pattern) is Pattern and pattern.zeros is None
+    return plain and units.single and units.allowed is None
+
+
+def _counts(keep: Keep, sizes: list[int]) -> list[int]:
+    # How many entries each block keeps, of as many as it has.
+    total = sum(sizes)
+    if isinstance(keep, Sequence) and not isinstance(keep, str):
+        counts = list(keep)
+        if len(counts) != len(sizes):
+            raise ValueError(
+                f"obs: expected a count for each of {len(sizes)} blocks, got "
+                f"{len(counts)}"
+            )
+        for i, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+            if not is_int(count):
+                raise TypeError(
+                    f"obs: expected counts to be ints, got {count!r} for block {i}"
+                )
+            if not 0 <= count <= size:
+                raise ValueError(
+                    f"obs: expected 0 <= keep <= {size} for block {i}, got {count}"
+                )
+        return counts
+    wanted = keep
+    if isinstance(keep, float):
+        wanted = _kept(keep, total)
+    if not is_int(wanted):
+        raise TypeError(
+            "obs: expected keep to be a float, an int or a sequence of ints, got "
+            f"{keep!r}"
+        )
+    if not 0 <= wanted <= total:
+        raise ValueError(
+            f"obs: expected 0 <= keep <= {total}, as many as the weight has, got "
+            f"{wanted}"
+        )
+    shares = {f"{i:09d}": size for i, size in enumerate(sizes)}
+    return [int(count) for count in apportion(shares, wanted, shares).values()]
+
+
+def _kept(share: float, n: int) -> int:
+    check_sparsity(share, "keep")
+    return int(n_kept(n, 1.0 - share))
