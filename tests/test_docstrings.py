@@ -1,0 +1,115 @@
+"""Docstrings have Google's sections: what each argument is, what comes back, and which
+error says what.
+"""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_public import CALLED, is_code, words
+
+SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
+SCORE = ["state", "grads", "step"]  # a score says what it computes, and no more
+ERROR = re.compile(r"\b\w+Error\b")
+
+
+def sections(doc: str) -> dict[str, str]:
+    """The text of each section of a docstring, and under "" the prose outside of
+    sections and examples.
+    """
+    found = {"": ""}
+    here = ""
+    is_example = False
+    for line in doc.splitlines():
+        is_example = line.startswith(">>>") or (is_example and bool(line.strip()))
+        if line[:-1] in SECTIONS and line.endswith(":"):
+            here = line[:-1]
+            found[here] = ""
+        elif here and (line.startswith("    ") or not line):
+            found[here] += f"{line[4:]}\n"
+        else:
+            here = ""
+            if not is_example:
+                found[""] += f"{line}\n"
+    return found
+
+
+def items(section: str) -> list[str]:
+    """The names before the colons of a section."""
+    return re.findall(r"^(\*{0,2}[\w.]+): \S", section, re.M)
+
+
+def parameters(value: Any) -> list[str]:
+    """The names of a function's parameters, as a section has them."""
+    stars = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    return [
+        stars.get(parameter.kind, "") + name
+        for name, parameter in inspect.signature(value).parameters.items()
+        if name != "self" and not name.startswith("_")
+    ]
+
+
+def fields(value: type) -> list[str] | None:
+    """The public fields of a dataclass or a named tuple; None for another class."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    elif issubclass(value, tuple) and hasattr(value, "_fields"):
+        names = [*value._fields]
+    else:
+        return None
+    return [name for name in names if not name.startswith("_")]
+
+
+def lacks(value: Any) -> list[str]:
+    """What the sections of the docstring of a public function or class lack."""
+    found = []
+    have = sections(words(value))
+    prose = ERROR.findall(have[""])
+    if prose:
+        found.append(f"a section Raises for {prose[0]}, which the prose speaks of")
+    if "Raises" in have and not items(have["Raises"]):
+        found.append("errors in its section Raises, as `ValueError: When ...`")
+    if inspect.isclass(value):
+        section, names = "Attributes", fields(value)
+        if names is None:
+            own = "__init__" in vars(value)
+            section, names = "Args", parameters(value) if own else []
+    else:
+        section, names = "Args", parameters(value)
+        if names == SCORE or hasattr(value, "renamed_keywords"):  # as for presets
+            return found
+        returns = inspect.signature(value).return_annotation
+        has_result = returns not in (None, "None", inspect.Signature.empty)
+        if has_result and not {"Returns", "Yields"} & {*have}:
+            found.append("a section Returns")
+    if names != (said := items(have.get(section, ""))):
+        found.append(f"a section {section} for {names}, not {said}")
+    return found
+
+
+def methods(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A public object, and the public methods that its class defines."""
+    yield name, value
+    if inspect.isclass(value):
+        for key, member in vars(value).items():
+            if inspect.isfunction(member) and not key.startswith("_"):
+                yield f"{name}.{key}", member
+
+
+DOCUMENTED = {
+    key: member
+    for name, value in CALLED.items()
+    if is_code(value)
+    for key, member in methods(name, value)
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_sections_say_what_arguments_and_results_are(name: str) -> None:
+    assert lacks(DOCUMENTED[name]) == []
