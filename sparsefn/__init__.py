@@ -47,35 +47,36 @@ from sparsefn.core.state import (
 from sparsefn.core.state import masked_view as masked_view
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import always, at, every, never
-from sparsefn.masks import budgets, patterns, permutation, scores
+from sparsefn.masks import budgets, patterns, scores
 from sparsefn.masks.budgets import counts, redistribute
-
-# In a loop of torch.nn and torch.optim
-from sparsefn.nn import checkpoint, modules
-from sparsefn.nn.attach import attach
 from sparsefn.optim import terms
 
 if _TYPE_CHECKING:
     from sparsefn import config, methods, report, shrinking
     from sparsefn.config import shorthand
-    from sparsefn.masks import activations
-    from sparsefn.nn import distributed, ensemble, integrations
+    from sparsefn.masks import activations, permutation
+    from sparsefn.nn import checkpoint, distributed, ensemble, integrations, modules
+    from sparsefn.nn.attach import attach
     from sparsefn.posttraining import calibration, curvature, solve
     from sparsefn.shrinking import shrink
 
 __version__ = "0.2.0"
 
-# Packages that are loaded on first use: each takes as long to load as all that training
-# needs, and `sf.testing` needs Hypothesis, which users who only train do not have.
+# What is loaded on first use: a functional training loop needs none of it, and
+# `sf.testing` needs Hypothesis, which users who only train do not have.
 _LATER = {
     "activations": "masks.activations",
+    "attach": "nn.attach",
     "calibration": "posttraining.calibration",
+    "checkpoint": "nn.checkpoint",
     "config": "config",
     "curvature": "posttraining.curvature",
     "distributed": "nn.distributed",
     "ensemble": "nn.ensemble",
     "integrations": "nn.integrations",
     "methods": "methods",
+    "modules": "nn.modules",
+    "permutation": "masks.permutation",
     "report": "report",
     "shorthand": "config.shorthand",
     "shrink": "shrinking",
@@ -177,10 +178,7 @@ def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
     module = _import_module(f"sparsefn.{_LATER[name]}")
-    if name == _LATER[name].split(".")[-1]:
-        value = module
-    else:
-        value = getattr(module, name)
+    value = getattr(module, name, module)
     globals()[name] = value
     return value
 

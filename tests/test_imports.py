@@ -239,6 +239,8 @@ def test_a_fresh_process_does_not_load_them() -> None:
     loaded = set(done.stdout.split())
     assert "sparsefn.core.state" in loaded
     assert loaded & {*NOT_ON_IMPORT - {"tqdm"}, *SLOW} == set()
+    own = {name.split(".")[1] for name in loaded if name.startswith("sparsefn.")}
+    assert own == {*TRAINING}
 
 
 @pytest.mark.deep
