@@ -16,7 +16,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, Grown, MaskRecipe, zeros
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.unit_table import Field, Flags, either_of
+from sparsefn.algorithms.unit_table import Flags, UnitTable, either_of
 from sparsefn.core.checks import (
     CountRule,
     check_call,
@@ -262,7 +262,7 @@ class _Cycle(NamedTuple):
     restart_dropped: bool
     plan: Redistribute | None
 
-    def run(self, units: Field, scores: Read) -> Decision:
+    def run(self, units: UnitTable, scores: Read) -> Decision:
         """Drop the worst of the active units of each group, then grow the best of its
         other units, up to the target.
         """
@@ -292,7 +292,7 @@ class _Cycle(NamedTuple):
 
     def _dropped(
         self,
-        units: Field,
+        units: UnitTable,
         active: Flags,
         n_active: Tensor,
         drop: Scores,
@@ -313,7 +313,7 @@ class _Cycle(NamedTuple):
         return of_groups(self.rounding, rates, n_active, groups)
 
     def _within(
-        self, units: Field, n_active: Tensor, target: Tensor, n_drop: Tensor
+        self, units: UnitTable, n_active: Tensor, target: Tensor, n_drop: Tensor
     ) -> Tensor:
         # As many, no more than can grow again or are there, and what is too much.
         # Where regrowth moves between leaves, their own counts bind only if there are
@@ -327,7 +327,7 @@ class _Cycle(NamedTuple):
         return torch.minimum(torch.maximum(n_drop, n_active - wanted), n_active)
 
     def _grown(
-        self, units: Field, grow: Scores, taken: Flags, n_grow: Tensor
+        self, units: UnitTable, grow: Scores, taken: Flags, n_grow: Tensor
     ) -> Tensor:
         # How many units of each group grow: all that are wanted, or as many of them as
         # a function says.
@@ -346,7 +346,7 @@ class _Cycle(NamedTuple):
 
 def _moved(
     plan: Redistribute,
-    units: Field,
+    units: UnitTable,
     share: Scores,
     stay: Flags,
     n_stay: Tensor,

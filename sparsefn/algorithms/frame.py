@@ -28,7 +28,7 @@ from sparsefn.algorithms.processes import (
     update_together,
 )
 from sparsefn.algorithms.start import Init, start_masks
-from sparsefn.algorithms.unit_table import Field, both_of, field
+from sparsefn.algorithms.unit_table import UnitTable, both_of, unit_table
 from sparsefn.core import random
 from sparsefn.core.checks import check_step, check_trigger
 from sparsefn.core.state import (
@@ -62,7 +62,7 @@ from sparsefn.core.tree import (
     with_leaves,
 )
 from sparsefn.core.tree.where import float_leaves
-from sparsefn.masks.patterns.layouts import Structures
+from sparsefn.masks.patterns.layouts import UnitLayouts
 from sparsefn.masks.scores.unit_values import scored_units
 
 # ---- updates -------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Decision(NamedTuple):
 
 
 # (units, scores by role) -> what changes
-Method = Callable[[Field, Read], Decision]
+Method = Callable[[UnitTable, Read], Decision]
 # (state, newly grown masks, step) -> values of the grown weights
 Grown = Callable[[State, Tree, Step], Tree]
 
@@ -285,7 +285,7 @@ class MaskRecipe(NamedTuple):
         )
         # made once: a step that changes nothing does no tensor work
         own = self._replace(key=seed)
-        structures = Structures(rule.pattern)
+        layouts = UnitLayouts(rule.pattern)
 
         def start(params: Tree) -> State:
             params = own_params(params)
@@ -307,7 +307,7 @@ class MaskRecipe(NamedTuple):
             state = memory.accumulate(state, grads, step) if remembers else state
             return fired(
                 self.when,
-                lambda now: self._changed(structures, allowed, now, grads, step),
+                lambda now: self._changed(layouts, allowed, now, grads, step),
                 state,
                 step,
             )
@@ -322,7 +322,7 @@ class MaskRecipe(NamedTuple):
 
     def _changed(
         self,
-        structures: Structures,
+        layouts: UnitLayouts,
         allowed: Leaves | None,
         state: State,
         grads: Tree,
@@ -331,7 +331,7 @@ class MaskRecipe(NamedTuple):
         leaves, masks = sparse_leaves(state)
         if not leaves:
             return state
-        units = field(self.rule, leaves, masks, allowed, self.goal, step, structures)
+        units = unit_table(self.rule, leaves, masks, allowed, self.goal, step, layouts)
         scores = Reader(self.memory, leaves, state, grads, step)
         grown = self.grown
         # one pass sets pruned and grown ones

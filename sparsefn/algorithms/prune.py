@@ -16,7 +16,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, MaskRecipe
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.unit_table import Field, Open, both_of
+from sparsefn.algorithms.unit_table import Open, UnitTable, both_of
 from sparsefn.core.checks import (
     CountRule,
     as_fraction,
@@ -41,10 +41,10 @@ from sparsefn.masks.scores import magnitude
 from sparsefn.masks.select import checked_count
 
 # (units, scores, which units compete) -> kept counts
-Counts = Callable[[Field, Scores, Open], Sequence[Count]]
+Counts = Callable[[UnitTable, Scores, Open], Sequence[Count]]
 
 
-def _run(counts: Counts, regrow: bool, units: Field, scores: Read) -> Decision:
+def _run(counts: Counts, regrow: bool, units: UnitTable, scores: Read) -> Decision:
     # Keep the best units of each group by score.
     score = scores("score")
     among = units.free if regrow else units.active
@@ -124,7 +124,7 @@ def gmp(
         init = "dense"
 
     memory = Memory({"score": score}, pruned)
-    method = partial(_run, Field.wanted, regrow)
+    method = partial(_run, UnitTable.wanted, regrow)
     return MaskRecipe(
         rule, memory, method, goal, init, where, key, always() if when is None else when
     ).build()
@@ -211,7 +211,7 @@ def iterative(
             "follow what remains"
         )
 
-    def counts(units: Field, scores: Scores, among: Open) -> list[Count]:
+    def counts(units: UnitTable, scores: Scores, among: Open) -> list[Count]:
         remain = units.totals(units.active)
         kept: list[Count] = []
         names = (

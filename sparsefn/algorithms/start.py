@@ -14,7 +14,7 @@ from sparsefn._engine.processes import laid_like
 from sparsefn._engine.transforms import concrete
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
-from sparsefn.algorithms.unit_table import field, full
+from sparsefn.algorithms.unit_table import full, unit_table
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, fraction_at
 from sparsefn.core.state import Algorithm, Schedule, Where, check_masks, masks_tree
@@ -70,7 +70,7 @@ def start_masks(
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.pattern.leaves_in(params, where)
     # which refuses a budget that cannot be met
-    units = field(rule, leaves, None, allowed, goal)
+    units = unit_table(rule, leaves, None, allowed, goal)
     level = None if isinstance(goal, Counted) else goal
     if isinstance(init, Algorithm):
         init = init.init(params).masks

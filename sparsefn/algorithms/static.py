@@ -8,7 +8,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import Decision, MaskRecipe, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given, own_masks
-from sparsefn.algorithms.unit_table import Field
+from sparsefn.algorithms.unit_table import UnitTable
 from sparsefn.core.checks import described
 from sparsefn.core.state import (
     Algorithm,
@@ -78,7 +78,7 @@ def static(
     ).build()
 
 
-def _stay(units: Field, *_: object) -> Decision:
+def _stay(units: UnitTable, *_: object) -> Decision:
     return Decision(units.masks)
 
 

@@ -21,7 +21,7 @@ from sparsefn.algorithms.frame import (
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.start import Given
-from sparsefn.algorithms.unit_table import field, full
+from sparsefn.algorithms.unit_table import full, unit_table
 from sparsefn.core import random
 from sparsefn.core.checks import check_call, check_trigger, described
 from sparsefn.core.state import (
@@ -162,7 +162,7 @@ def _best(
     step: Step,
     draw: Step,
 ) -> Leaves:
-    return field(rule, leaves, goal=goal, step=step).best_masks(Scores(scores))
+    return unit_table(rule, leaves, goal=goal, step=step).best_masks(Scores(scores))
 
 
 def _drawn(
@@ -193,7 +193,9 @@ class _Learned(NamedTuple):
     def start(self, params: Tree) -> State:
         params = own_params(params)
         leaves = self.rule.pattern.leaves_in(params, self.where)
-        field(self.rule, leaves)  # which refuses leaves that the pattern does not fit
+        unit_table(
+            self.rule, leaves
+        )  # which refuses leaves that the pattern does not fit
         scores = {
             self.role: _scores(
                 params, _initial_scores(params, leaves, self.init, self.seed)

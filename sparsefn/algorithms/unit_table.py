@@ -40,7 +40,7 @@ from sparsefn.core.state import Step
 from sparsefn.core.tree import Leaves
 from sparsefn.masks.budgets.counts import Counted
 from sparsefn.masks.budgets.distributions import Global, spread
-from sparsefn.masks.patterns.layouts import Structures
+from sparsefn.masks.patterns.layouts import UnitLayouts
 from sparsefn.masks.patterns.shards import check_whole_rows, counts_of_all, on_shards
 from sparsefn.masks.patterns.units import (
     Grids,
@@ -56,7 +56,7 @@ Flags = list[Tensor]
 Open: TypeAlias = Flags | None  # None: all units
 
 
-class Field(NamedTuple):
+class UnitTable(NamedTuple):
     """The units that compete in one change of masks: a method calls `best`, then
     `masks_of`.
 
@@ -317,7 +317,7 @@ class Field(NamedTuple):
         kept = self.best(scores, self.wanted(scores, self.free), among=self.free)
         return self.masks_of(kept, scores, self.allowed)
 
-    def parts(self, apart: bool) -> Iterator[Field]:
+    def parts(self, apart: bool) -> Iterator[UnitTable]:
         """The field in parts of a few leaves where an update saves memory and leaves
         stand `apart`, else the whole field.
         """
@@ -328,7 +328,7 @@ class Field(NamedTuple):
         parts = lists.places_in_parts([*self.leaves.values()], grids.sizes)
         yield from map(self.part, parts) if len(parts) > 1 else [self]
 
-    def part(self, at: Sequence[int]) -> Field:
+    def part(self, at: Sequence[int]) -> UnitTable:
         """The field of the grids of some tensors."""
         grids = self.grids.at(at)
         known = None
@@ -343,26 +343,26 @@ class Field(NamedTuple):
             known=known,
         )
 
-    def _of_each(self) -> list[Field]:
+    def _of_each(self) -> list[UnitTable]:
         # The fields of all grids, each by itself.
         free = None if self.free is None else [*self.grids.each(self.free)]
         field = self._replace(grids=self.grids.unpacked, free=free)
         return [field.part([i]) for i in range(len(self.grids.here))]
 
 
-def field(
+def unit_table(
     rule: Competition,
     leaves: Leaves,
     masks: Leaves | None = None,
     allowed: Leaves | None = None,
     goal: Goal = None,
     step: Step = 0,
-    structures: Structures | None = None,
-) -> Field:
+    layouts: UnitLayouts | None = None,
+) -> UnitTable:
     """The units of some leaves, of which the allowed units compete; a leaf that is
     missing in `allowed` is allowed whole.
     """
-    known = None if structures is None else structures.of(leaves)
+    known = None if layouts is None else layouts.of(leaves)
     if known is None:
         grids = on_shards(rule.pattern.grids(leaves), leaves)
     else:
@@ -378,7 +378,7 @@ def field(
     if allowed is not None or rule.pattern.allowed is not None:
         some = full({}, leaves) if allowed is None else allowed
         free = grids.read(some, _open_rows)
-    made = Field(
+    made = UnitTable(
         rule,
         grids,
         leaves,

@@ -20,7 +20,7 @@ from sparsefn.algorithms.combine import donated
 from sparsefn.algorithms.combine.parts import check_algorithm
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.algorithms.unit_table import field
+from sparsefn.algorithms.unit_table import unit_table
 from sparsefn.core.checks import described, own_calls
 from sparsefn.core.state import Algorithm, State, Step, Trigger, check_masks, update_of
 from sparsefn.core.tree import (
@@ -436,7 +436,7 @@ def _check_counts(
         raise Broken(f"passive: {what}: a mask of monotone=True keeps what was pruned")
     if rule is None:
         return
-    units = field(rule, leaves, masks, None, promise.goal, step)
+    units = unit_table(rule, leaves, masks, None, promise.goal, step)
     # then some groups may keep fewer
     if units.known is None or units.grids.least or not rule.pattern.one_by_one:
         return

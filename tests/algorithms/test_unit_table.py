@@ -4,7 +4,7 @@ import torch
 import sparsefn as sf
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.memory import Scores
-from sparsefn.algorithms.unit_table import field
+from sparsefn.algorithms.unit_table import unit_table
 from sparsefn.masks.budgets.distributions import spread
 
 ROWS = Competition(sf.patterns.row_balanced(), sf.budgets.uniform())
@@ -15,7 +15,10 @@ W = {"w": torch.arange(12.0).reshape(3, 4)}
 def test_a_sparsity_is_a_goal_and_so_is_a_count():
     above = sf.counts.above(3.0)
     assert WHOLE.goal(None) is None and WHOLE.goal(above) is above
-    known, told = field(WHOLE, W, goal=WHOLE.goal(0.5)), field(WHOLE, W, goal=above)
+    known, told = (
+        unit_table(WHOLE, W, goal=WHOLE.goal(0.5)),
+        unit_table(WHOLE, W, goal=above),
+    )
     assert (
         known.wanted(Scores(W), known.free) == known.known == [6] and told.known is None
     )
@@ -23,7 +26,7 @@ def test_a_sparsity_is_a_goal_and_so_is_a_count():
 
 
 def test_counts_of_active_units():
-    units = field(ROWS, W)
+    units = unit_table(ROWS, W)
     active = [torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])]
     for goal in (sf.counts.above(1.5), sf.counts.below(1.5)):
         assert [n.tolist() for n in units.counted(goal, Scores(W), active)] == [
@@ -33,12 +36,12 @@ def test_counts_of_active_units():
 
 def test_a_group_without_room_leaves_its_part_to_the_others():
     allowed = {"w": torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])}
-    assert field(ROWS, W, allowed=allowed).targets(0.5)[0].tolist() == [4, 0, 2]
-    assert field(ROWS, W).targets(0.5) == [2] and field(
+    assert unit_table(ROWS, W, allowed=allowed).targets(0.5)[0].tolist() == [4, 0, 2]
+    assert unit_table(ROWS, W).targets(0.5) == [2] and unit_table(
         WHOLE, W, allowed=allowed
     ).targets(0.5) == [6]
     nm = Competition(sf.patterns.nm(2, 4), sf.budgets.uniform())
-    assert field(nm, W, allowed=allowed).targets(None) == [2]
+    assert unit_table(nm, W, allowed=allowed).targets(None) == [2]
 
 
 @pytest.mark.parametrize("count", range(16))

@@ -12,7 +12,7 @@ from sparsefn.masks.patterns.packs import packed
 from sparsefn.masks.patterns.units import Grids, Pattern
 
 
-class Structure:
+class UnitLayout:
     """What is kept for leaves of these shapes: their grids, and the counts at the last
     sparsity that gave numbers.
     """
@@ -22,12 +22,12 @@ class Structure:
         self.counts: dict[Real | None, list[Count]] = {}
 
 
-class Structures:
-    """The structures that one pattern has met: a full table starts again.
+class UnitLayouts:
+    """The layouts that one pattern has met: a full table starts again.
 
-    >>> from sparsefn.masks.patterns.layouts import Structures
-    >>> structures = Structures(sf.patterns.unstructured())
-    >>> structures.of({"w": torch.ones(2)}) is structures.of({"w": torch.zeros(2)})
+    >>> from sparsefn.masks.patterns.layouts import UnitLayouts
+    >>> layouts = UnitLayouts(sf.patterns.unstructured())
+    >>> layouts.of({"w": torch.ones(2)}) is layouts.of({"w": torch.zeros(2)})
     True
     """
 
@@ -35,9 +35,9 @@ class Structures:
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self.known: dict[object, Structure] = {}
+        self.known: dict[object, UnitLayout] = {}
 
-    def of(self, leaves: Leaves) -> Structure | None:
+    def of(self, leaves: Leaves) -> UnitLayout | None:
         """The structure of some plain leaves; None for other leaves, and where a
         transform, a mode or the compiler hides them.
         """
@@ -50,6 +50,6 @@ class Structures:
         if found is None:
             if len(self.known) >= self.most:
                 self.known = {}
-            found = Structure(packed(self.pattern.grids(leaves), leaves))
+            found = UnitLayout(packed(self.pattern.grids(leaves), leaves))
             self.known[key] = found
         return found

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import sparsefn as sf
 from sparsefn._engine.leaves import lists
 from sparsefn.core.tree import leaves_of
-from sparsefn.masks.patterns.layouts import Structures
+from sparsefn.masks.patterns.layouts import UnitLayouts
 
 WAYS = ["eager", "vmap", "tracked", "donated", "mode"]
 SHAPES = [(4, 4), (2, 8), (3, 3), (70, 70), (1, 4)]
@@ -98,10 +98,10 @@ TestOneAlgorithm.settings = settings(
 
 
 def test_the_table_is_bounded():
-    structures = Structures(sf.patterns.unstructured())
+    layouts = UnitLayouts(sf.patterns.unstructured())
     for n in range(1, 10_000):
-        assert structures.of({"w": torch.empty(n, device="meta")}) is not None
-        assert len(structures.known) <= structures.most
+        assert layouts.of({"w": torch.empty(n, device="meta")}) is not None
+        assert len(layouts.known) <= layouts.most
 
 
 def test_counts_of_the_last_sparsity_are_kept_and_no_tensors():
@@ -122,12 +122,12 @@ def test_counts_of_the_last_sparsity_are_kept_and_no_tensors():
 
 
 def test_leaves_that_something_hides_are_not_remembered():
-    structures = Structures(sf.patterns.unstructured())
+    layouts = UnitLayouts(sf.patterns.unstructured())
     leaves = {path: torch.ones(2) for path in "ab"}
     seen = []
 
     def look(x):
-        seen.append(structures.of(leaves) is None)
+        seen.append(layouts.of(leaves) is None)
         return x
 
     look(0)
@@ -135,11 +135,11 @@ def test_leaves_that_something_hides_are_not_remembered():
     with FlopCounterMode(display=False):
         look(0)
     assert seen == [False, True, True]
-    assert structures.of({"a": torch.nn.Parameter(torch.ones(2))}) is None
+    assert layouts.of({"a": torch.nn.Parameter(torch.ones(2))}) is None
 
 
 def test_an_error_is_raised_each_time():
-    structures = Structures(sf.patterns.nm(2, 4))
+    layouts = UnitLayouts(sf.patterns.nm(2, 4))
     for _ in range(2):
         with pytest.raises(ValueError, match="divisible by 4"):
-            structures.of({"w": torch.ones(3)})
+            layouts.of({"w": torch.ones(3)})
