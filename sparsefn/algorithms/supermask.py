@@ -193,9 +193,8 @@ class _Learned(NamedTuple):
     def start(self, params: Tree) -> State:
         params = own_params(params)
         leaves = self.rule.pattern.leaves_in(params, self.where)
-        unit_table(
-            self.rule, leaves
-        )  # which refuses leaves that the pattern does not fit
+        # raises for leaves that the pattern does not fit
+        unit_table(self.rule, leaves)
         scores = {
             self.role: _scores(
                 params, _initial_scores(params, leaves, self.init, self.seed)

@@ -15,10 +15,8 @@ W = {"w": torch.arange(12.0).reshape(3, 4)}
 def test_a_sparsity_is_a_goal_and_so_is_a_count():
     above = sf.counts.above(3.0)
     assert WHOLE.goal(None) is None and WHOLE.goal(above) is above
-    known, told = (
-        unit_table(WHOLE, W, goal=WHOLE.goal(0.5)),
-        unit_table(WHOLE, W, goal=above),
-    )
+    known = unit_table(WHOLE, W, goal=WHOLE.goal(0.5))
+    told = unit_table(WHOLE, W, goal=above)
     assert (
         known.wanted(Scores(W), known.free) == known.known == [6] and told.known is None
     )
@@ -37,9 +35,8 @@ def test_counts_of_active_units():
 def test_a_group_without_room_leaves_its_part_to_the_others():
     allowed = {"w": torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])}
     assert unit_table(ROWS, W, allowed=allowed).targets(0.5)[0].tolist() == [4, 0, 2]
-    assert unit_table(ROWS, W).targets(0.5) == [2] and unit_table(
-        WHOLE, W, allowed=allowed
-    ).targets(0.5) == [6]
+    assert unit_table(ROWS, W).targets(0.5) == [2]
+    assert unit_table(WHOLE, W, allowed=allowed).targets(0.5) == [6]
     nm = Competition(sf.patterns.nm(2, 4), sf.budgets.uniform())
     assert unit_table(nm, W, allowed=allowed).targets(None) == [2]
 

@@ -1,4 +1,4 @@
-"""What the structure of leaves says about their units, worked out once."""
+"""Units of leaves by the shapes of the leaves, in a bounded cache."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sparsefn.masks.patterns.units import Grids, Pattern
 
 
 class UnitLayout:
-    """What is kept for leaves of these shapes: their grids, and the counts at the last
-    sparsity that gave numbers.
+    """Grids of leaves of certain shapes, and the counts at the last sparsity that gave
+    numbers.
     """
 
     def __init__(self, grids: Grids) -> None:
@@ -23,7 +23,7 @@ class UnitLayout:
 
 
 class UnitLayouts:
-    """The layouts that one pattern has met: a full table starts again.
+    """A cache of the layouts of one pattern; a full cache starts again.
 
     >>> from sparsefn.masks.patterns.layouts import UnitLayouts
     >>> layouts = UnitLayouts(sf.patterns.unstructured())
@@ -38,7 +38,7 @@ class UnitLayouts:
         self.known: dict[object, UnitLayout] = {}
 
     def of(self, leaves: Leaves) -> UnitLayout | None:
-        """The structure of some plain leaves; None for other leaves, and where a
+        """The layout of some plain leaves; None for other leaves, and where a
         transform, a mode or the compiler hides them.
         """
         kinds = [(x.shape, x.dtype, x.device) for x in leaves.values()]
