@@ -127,7 +127,7 @@ def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
         likely.
 
     Raises:
-        TypeError: A leaf is not a bool mask, `key` is no key, or `within` is not an int.
+        TypeError: A leaf is not a bool mask, `key` is no key, or `within` is no int.
         ValueError: A mask is a DTensor, or has no dimension `within`.
 
     A run with such masks says what a method's choice of weights adds to its counts.

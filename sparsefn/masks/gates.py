@@ -66,7 +66,7 @@ def gate(
 
     Raises:
         TypeError: The mask is not bool.
-        ValueError: `mode` is another one, or shapes differ.
+        ValueError: `mode` is unknown, or shapes differ.
 
     Where `x` or a score is not finite, the gradient of that score is zero. Correct
     under grad, jvp, vmap and compile (see `straight_through`).
