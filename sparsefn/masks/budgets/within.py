@@ -186,8 +186,8 @@ def within(
         The distribution. The sparsity of an algorithm is how far on the way to the
         limit it is: at 1.0 the cost is at most the limit, at 0.0 the model is whole,
         and between them the bound falls in proportion. Each leaf or set keeps a unit at
-        least; leaves that `where` leaves out stay whole. One more unit of any of them
-        would pass the limit.
+        least, and one more unit of any would pass the limit; what `where` leaves out
+        stays whole.
 
     Raises:
         TypeError: `limit` is no number, or `model` is neither of the two.
