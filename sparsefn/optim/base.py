@@ -53,8 +53,8 @@ class Optimizer(Made, _Pair):
         init: Function of params that gives the first state, a tree of tensors. Stacked
             params take `vmap(init)`.
         update: Function of (grads, state, *, params=None, inplace=False) that gives
-            (updates, state). The updates are to be added to the params; `params` is
-            needed for weight decay.
+            (updates, state). Add the updates to the params. Weight decay needs
+            `params`.
         under_masks: Function of (grads, state, params, masks) that gives
             (params, state): the whole step under masks in one pass, which
             `with_optimizer` then takes. It has the bits of `update` on gradients that

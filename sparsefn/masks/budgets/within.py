@@ -157,19 +157,19 @@ def within(
     >>> algorithm = sf.gmp(1.0, pattern=groups.pattern(), distribution=budget)
 
     Args:
-        limit: The most that they cost together, in the unit, at sparsity 1.0.
+        limit: The highest cost, in the unit that `unit` counts.
         model: What the model is made of: `sf.shrinking.groups(model, example)` for
             units, with `pattern=groups.pattern(only)`, or
             `sf.shrinking.weights(model, example)` for single weights.
         unit: What is counted, each time from all sizes, as what a unit costs depends on
             what others keep. "params" are entries of parameters, shared ones once; of
-            single weights those that are not zero. "flops" are of one call on the
-            example, as `sf.report.flops` counts them. "bytes" are of the parameters. A
-            table has the cost of each leaf or set by its path, as a sequence by kept
-            count, from 0 on, or a dict by count, in which counts that are missing cost
-            what the next larger one does. The sum counts, such as of measured times.
-            Where fewer units cost more than more units do, they count as much as the
-            largest cost below.
+            single weights, the weights that are not zero. "flops" are of one call on
+            the example, as `sf.report.flops` counts them. "bytes" are of the
+            parameters. A table has the cost of each leaf or set by its path, as a
+            sequence by kept count, from 0 on, or a dict by count, in which counts that
+            are missing cost what the next larger one does. The sum counts, such as of
+            measured times. Where fewer units cost more than more units do, they count
+            as much as the largest cost below.
         prefer: What loses units. "uniform": the same share of units everywhere. A dict
             of weights by glob: shares in proportion to the weights (0: stays whole,
             others 1). "global": the units of the smallest mean magnitude in all of the
