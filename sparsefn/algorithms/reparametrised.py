@@ -236,9 +236,9 @@ def settled(algorithm: Algorithm, state: State) -> State:
         state: State of training. Train on with it.
 
     Returns:
-        State whose `params` and `masks` are for evaluation: without noise, and with
-        hard gates. Pass it to `effective`, reports, `bake` and `shrink`. It is the
-        given state where nothing differs.
+        State whose `params` and `masks` are for evaluation, without noise and with hard
+        gates. Pass it to `effective`, reports, `bake` and `shrink`. It is the given
+        state where nothing differs.
 
     Raises:
         TypeError: The arguments are not an Algorithm and a State.

@@ -106,7 +106,7 @@ def supermask(
         key: PRNG key of random scores and masks. None: `sf.random.key(0)`.
 
     Returns:
-        Algorithm whose `state.params` are the whole weights: off the mask they keep
+        Algorithm whose `state.params` are the whole weights. Off the mask they keep
         their value and their moments, because masks may come back to them.
         `state.scores["learned"]` has the treedef of params, 0-d zero where a leaf is
         not sparsified (it is `state.scores["score"]` in mode "ste", whose scores do not

@@ -72,7 +72,7 @@ def split(key: Tensor, n: int) -> Tensor:
         n: Number of new keys, an int >= 0. Key i does not depend on it.
 
     Returns:
-        Keys of shape (n, 2), or (..., n, 2): int64, on the device of `key`.
+        Keys of shape (n, 2), or (..., n, 2), on the device of `key`.
 
     Raises:
         TypeError: `key` is not an int64 tensor, or `n` is not an int.

@@ -187,8 +187,9 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
         minimum: Value at every odd multiple of `half_period`.
 
     Returns:
-        Schedule of `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) /
-        2`. `cosine_decay` stays at the bottom.
+        Schedule of
+        `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`.
+        `cosine_decay` stays at the bottom.
 
     Raises:
         TypeError: As `constant`.
@@ -286,16 +287,17 @@ def polynomial(
         power: Exponent, above 0.
 
     Returns:
-        Schedule of `final + (init - final) * (1 - (step - begin) / (end - begin)) **
-        power`, constant before and after.
+        Schedule of
+        `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`,
+        constant before and after.
 
     Raises:
         TypeError: As `constant`.
         ValueError: As `constant`, `end` is not above `begin`, or `power` is not
             positive.
 
-    With power 3 the sparsity of Zhu and Gupta, "To prune, or not to prune", 2017, arXiv
-    1710.01878, equation 1.
+    With power 3 the sparsity of Zhu and Gupta, "To prune, or not to prune", 2017,
+    arXiv 1710.01878, equation 1.
     """
     a, b, start, stop, exponent = numbers(
         init=init, final=final, begin=begin, end=end, power=power
@@ -333,8 +335,8 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
             `step`.
 
     Returns:
-        Schedule of `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...:
-        the first firing sees `values[0]`, and so does every step before it.
+        Schedule of `values[j % len(values)]` from the j-th firing on, j = 0, 1, ... The
+        first firing sees `values[0]`, and so does every step before it.
 
     Raises:
         TypeError: As `constant`, or `when` does not count.
@@ -457,8 +459,8 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
         TypeError: `begin` or `end` is not an int.
         ValueError: `begin` is negative, or `end` is below `begin`.
 
-    Every step is evaluated, so the result is exact and the time is linear in `end -
-    begin`.
+    Every step is evaluated, so the result is exact and the time is linear in
+    `end - begin`.
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)

@@ -273,8 +273,8 @@ def with_params(state: State, params: Tree) -> State:
             shapes and dtypes.
 
     Returns:
-        The state with these weights at the entries of the support: the mask, or
-        everything under `pruned="train"`. Elsewhere the state keeps its own weights.
+        The state with these weights at the entries of the support, which is the mask,
+        or everything under `pruned="train"`. Elsewhere the state keeps its own weights.
 
     Raises:
         ValueError: The structure or a shape differs (the text names the path), or the

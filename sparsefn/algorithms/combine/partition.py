@@ -47,7 +47,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         partition.
 
     Raises:
-        TypeError: `parts` does not hold pairs, or a pair no Algorithm.
+        TypeError: `parts` does not hold pairs, or a pair holds no Algorithm.
         ValueError: There are no parts, or, in the algorithm's `init`, a glob matches no
             leaf.
     """

@@ -45,8 +45,9 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
             terms), or, in the algorithm's `init`, an optimizer.
 
     Not `chain`, where masks intersect. Prune then regrow at the same triggers is GraNet
-    (Liu et al. 2021, arXiv 2106.10404). SRigL with ablation (Lasby et al. 2024, arXiv
-    2305.02299) is a chain of a choice of rows and a sequence that prunes and regrows.
+    (Liu et al. 2021, arXiv 2106.10404). SRigL with ablation (Lasby et al. 2024,
+    arXiv 2305.02299) is a chain of a choice of rows and a sequence that prunes and
+    regrows.
     """
     check_trained("sequence", algorithms)
     return _sequence(algorithms)

@@ -97,9 +97,10 @@ def with_optimizer(
 
     Args:
         algorithm: Algorithm without an optimizer.
-        optimizer: Pair of functions `init(params)` and `update(grads, state, *, params,
-            inplace)`, as in TorchOpt and `sf.optimizers`. It must be pure and is called
-            with `inplace=False`; its state holds only tensors.
+        optimizer: Pair of functions `init(params)` and
+            `update(grads, state, *, params, inplace)`, as in TorchOpt and
+            `sf.optimizers`. It must be pure and is called with `inplace=False`; its
+            state holds only tensors.
         skip: Trigger at which the optimizer's step is left out. None: at no step.
         reset: Trigger at which the whole optimizer starts again.
         reset_grown: Whether moments start from the optimizer's first values, those of
@@ -110,7 +111,7 @@ def with_optimizer(
             or infinite changes nothing in the state.
 
     Returns:
-        Algorithm with the optimizer's state in `state.opt`. Order in one update:
+        Algorithm with the optimizer's state in `state.opt`. The order in one update is
         gradient terms -> optimizer (not when `skip` fires) -> masks -> moments.
 
     Raises:

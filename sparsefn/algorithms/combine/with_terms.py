@@ -36,8 +36,8 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     Raises:
         TypeError: `algorithm` is no Algorithm, or a term cannot be called with (state,
             step).
-        ValueError: In the algorithm's `init`, it has an optimizer already; or, in a
-            step, a term has another structure or shape.
+        ValueError: In `init`, `algorithm` has an optimizer already; or, in a step, a
+            term has another structure or shape.
     """
     check_algorithm("with_terms", algorithm)
     for i, term in enumerate(terms):

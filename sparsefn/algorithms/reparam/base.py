@@ -31,9 +31,9 @@ class Reparametrisation(Made, _Map):
     Attributes:
         init: Function of (leaves, key) that makes the latents, a dict of trees by name,
             from the chosen leaves, `{path: tensor}`.
-        apply: Function of (latents, step, key) that returns `({path: weights}, {path:
-            masks})`: the weights are differentiable in the latents, a mask is bool of
-            the leaf's shape or 0-d True.
+        apply: Function of (latents, step, key) that returns
+            `({path: weights}, {path: masks})`: the weights are differentiable in the
+            latents, a mask is bool of the leaf's shape or 0-d True.
         settled: Function of (latents, step) that returns the weights and masks of
             evaluation: see `sf.settled`. None: the same as in training.
         project: Function of (latents, step) that returns what each update puts in the

@@ -62,17 +62,17 @@ def hard_concrete(
             weight.
 
     Returns:
-        Reparametrisation with the latents `{"latent": {path: v}, "gate": {path: log
-        alpha}}`.
+        Reparametrisation with the latents
+        `{"latent": {path: v}, "gate": {path: log alpha}}`.
 
     Raises:
         ValueError: beta <= 0, gamma and zeta do not lie outside [0, 1], droprate is
             outside (0, 1), or, with a pattern of larger units, a leaf is a DTensor.
 
     This is L0 regularisation. A gate is drawn from (key, path, step): with u uniform in
-    (0, 1), s = sigmoid((log u - log(1 - u) + log alpha) / beta) and z = min(1, max(0, s
-    * (zeta - gamma) + gamma)); the mask is z > 0. Without noise, in `sf.settled`, s =
-    sigmoid(log alpha). After each step log alpha is clamped to +-log 100. Gates are
+    (0, 1), s = sigmoid((log u - log(1 - u) + log alpha) / beta) and z = min(1, max(0,
+    s * (zeta - gamma) + gamma)); the mask is z > 0. Without noise, in `sf.settled`, s
+    = sigmoid(log alpha). After each step log alpha is clamped to +-log 100. Gates are
     computed in float64, with the device's own exp and log, and rounded: the last bits
     of float64 leaves may differ between kinds of machines.
 
@@ -254,13 +254,15 @@ def sigmoid_gate(
             rounding.
         round_end: Trigger at which, after the optimizer's step, s becomes min(b * s,
             init): gates that are open start the next round at `init`, and closed ones
-            stay closed. The schedule begins again at the next step, as in `lambda step:
-            200.0 ** ((step % 100) / 99)` with `round_end=sf.every(100, start=99)`.
+            stay closed. The schedule begins again at the next step, as in
+            `lambda step: 200.0 ** ((step % 100) / 99)` with
+            `round_end=sf.every(100, start=99)`.
 
     Returns:
-        Reparametrisation with the latents `{"latent": {path: v}, "gate": {path: s}}`.
-        The masks of training keep everything. In `sf.settled` the gate is 1 /
-        sigmoid(init) where s > 0, and the rest is pruned.
+        Reparametrisation whose latents by name are
+        `{"latent": {path: v}, "gate": {path: s}}`. The masks of training keep
+        everything. In `sf.settled` the gate is 1 / sigmoid(init) where s > 0, and the
+        rest is pruned.
 
     Raises:
         TypeError: `temperature` is no float and no schedule, or `round_end` no trigger.

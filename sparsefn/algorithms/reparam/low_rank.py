@@ -48,18 +48,18 @@ def low_rank(
         dropout: Fraction in [0, 1) of the inputs of A that are left out; the others are
             divided by 1 - dropout. These are columns of A, drawn from (key, path,
             step), the same for all examples of a step: LoRA draws them for each
-            example, which no weight can say. It is left out in `sf.settled`.
-        stacked: Number of first axes that stack matrices, as 1 for `[experts, outputs,
-            inputs]`, with an A and a B for each entry. Of the other axes the first is
-            outputs, and all others are inputs: a kernel is flattened.
+            example, which no weight can say. There is none in `sf.settled`.
+        stacked: Number of first axes that stack matrices, as 1 for
+            `[experts, outputs, inputs]`, with an A and a B for each entry. Of the other
+            axes the first is outputs, and all others are inputs: a kernel is flattened.
 
     Returns:
-        Reparametrisation with the latents `{"base": {path: W}, "a": {path: A}, "b":
-        {path: B}}`. W is frozen, its zeros are the mask, and exactly these zeros stay.
-        A is (rank, inputs), uniform in +-1 / sqrt(inputs) by the key of
-        `reparametrised` (Kaiming, as in the authors' code), and B, (outputs, rank), is
-        zero: the first weights are W. A, B and the sum are float32 for leaves of half
-        precision.
+        Reparametrisation with the latents
+        `{"base": {path: W}, "a": {path: A}, "b": {path: B}}`. W is frozen, its zeros
+        are the mask, and exactly these zeros stay. A is (rank, inputs), uniform in +-1
+        / sqrt(inputs) by the key of `reparametrised` (Kaiming, as in the authors'
+        code), and B, (outputs, rank), is zero: the first weights are W. A, B and the
+        sum are float32 for leaves of half precision.
 
     Raises:
         TypeError: `rank` or `stacked` is not an int.
@@ -72,8 +72,8 @@ def low_rank(
     only what has none. The last bits of B A are as the device's matrix product gives
     them.
 
-    Hu et al. 2021, arXiv 2106.09685, eq. 3; the mask: Munoz et al. 2024, arXiv
-    2410.03750; columns left out: Lin et al. 2024, arXiv 2404.09610.
+    Hu et al. 2021, arXiv 2106.09685, eq. 3; the mask: Munoz et al. 2024,
+    arXiv 2410.03750; columns left out: Lin et al. 2024, arXiv 2404.09610.
     """
     check_int("low_rank", "rank", rank, 1)
     check_int("low_rank", "stacked", stacked, 0)

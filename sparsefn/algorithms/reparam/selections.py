@@ -266,9 +266,10 @@ def soft_nm(
             train. Without it scale is 1.
 
     Returns:
-        Reparametrisation with the latents `{"latent": {path: v}, "scale": {path:
-        scale}}`. t is the largest of the m - n smallest |v| of each m. Gradients pass
-        to v as they are, on the mask and off it (straight through).
+        Reparametrisation with the latents
+        `{"latent": {path: v}, "scale": {path: scale}}`. t is the largest of the m - n
+        smallest |v| of each m. Gradients pass to v as they are, on the mask and off it
+        (straight through).
 
     Raises:
         TypeError: `n` or `m` is not an int.

@@ -38,15 +38,16 @@ def soft_threshold(
             Falling from 1 to 0 it is AutoSparse: Kundu et al. 2023, arXiv 2304.06941.
 
     Returns:
-        Reparametrisation with the latents `{"latent": {path: v}, "threshold": {path:
-        s}}`. There is no target sparsity: weight decay in the optimizer moves s.
+        Reparametrisation with the latents
+        `{"latent": {path: v}, "threshold": {path: s}}`. There is no target sparsity:
+        weight decay in the optimizer moves s.
 
     Raises:
         TypeError: `slope` is neither a float nor a schedule.
 
-    The slope of s is a sum over the leaf, made by autograd: its last bits depend on the
-    number of threads where the leaf has more than 32,768 rows, and of processes where
-    it is a DTensor.
+    The gradient of s is a sum over the leaf, made by autograd: its last bits depend on
+    the number of threads where the leaf has more than 32,768 rows, and of processes
+    where it is a DTensor.
 
     Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
     """
@@ -97,7 +98,7 @@ def power(alpha: float) -> Reparametrisation:
             is 0.
 
     Returns:
-        Reparametrisation with the latents `{"latent": {path: v}}`.
+        Reparametrisation with one tree of latents by path, "latent" (v).
 
     Raises:
         ValueError: `alpha` is below 1.

@@ -74,8 +74,9 @@ def check_step(step: Step) -> Step:
         step: The value to check. Under `vmap` a tensor is 0-d per member.
 
     Returns:
-        The step. While compiling, an int comes back as a tensor: that graph serves
-        every step. An integer of another kind, such as NumPy's, comes back as an int.
+        The step. While compiling, an int comes back as a tensor, so that the graph
+        serves every step. An integer of another kind, such as NumPy's, comes back as an
+        int.
 
     Raises:
         TypeError: `step` is of another type or dtype.

@@ -31,7 +31,7 @@ def rounded(fraction: Real, n: int | Tensor) -> int | Tensor:
         n: Number of units: an int or an int tensor.
 
     Returns:
-        The count: an int for a float and an int, else an int64 tensor.
+        The count, an int for a float and an int, else an int64 tensor.
 
     Raises:
         ValueError: A float is NaN.
@@ -142,7 +142,7 @@ def n_kept(n: int, sparsity: Real) -> int | Tensor:
             kept.
 
     Returns:
-        The count: an int for a float, a 0-d int64 tensor for a tensor.
+        The count, an int for a float, a 0-d int64 tensor for a tensor.
 
     Raises:
         TypeError: `sparsity` is an int or of another type, or a tensor is not 0-d or
