@@ -114,10 +114,10 @@ def drop_grow(
             size. None: each leaf keeps its own count.
         when: Trigger at which masks change. None: as `steps` says, else
             `sf.every(100)`.
-        steps: Length of the run, so give it: masks change every 100 steps (in a run
-            below 10,000, every hundredth part of it) in its first three quarters, while
-            the drop fraction falls from 0.3 to 0 as half a cosine wave. `when` and
-            `drop_fraction` replace these where given.
+        steps: Length of the run in steps. Give it: masks change every 100 steps (in a
+            run below 10,000, every hundredth part of it) in its first three quarters,
+            while the drop fraction falls from 0.3 to 0 as half a cosine wave. `when`
+            and `drop_fraction` replace these where given.
         where: Which leaves are sparsified: a function of (path, leaf), a glob or
             several globs. Default: the weights of layers.
         pattern: Which weights are kept or pruned as one, and which compete. Default:

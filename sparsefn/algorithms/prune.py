@@ -95,10 +95,10 @@ def gmp(
             Without `steps` a float is the sparsity from the start on.
         score: Score of the weights, by which the best are kept.
         when: Trigger at which masks change. None: as `steps` says, else every step.
-        steps: Length of the run: masks change every 100 steps (in a run below 10,000,
-            every hundredth part of it) in its first three quarters, while the sparsity
-            rises from 0 to the float or 0-d tensor `sparsity` as 1 - (1 - t)^3,
-            equation 1 of the paper. `when` replaces that where given.
+        steps: Length of the run in steps: masks change every 100 steps (in a run below
+            10,000, every hundredth part of it) in its first three quarters, while the
+            sparsity rises from 0 to the float or 0-d tensor `sparsity` as 1 - (1 -
+            t)^3, equation 1 of the paper. `when` replaces that where given.
         where: Which leaves are sparsified: a function of (path, leaf), a glob or
             several globs. Default: the weights of layers.
         pattern: Which weights are kept or pruned as one, and which compete. Default:

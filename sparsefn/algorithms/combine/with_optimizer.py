@@ -103,8 +103,8 @@ def with_optimizer(
             state holds only tensors.
         skip: Trigger at which the optimizer's step is left out. None: at no step.
         reset: Trigger at which the whole optimizer starts again.
-        reset_grown: Whether moments start from the optimizer's first values, those of
-            its `init`, where the support turns on again or where the algorithm itself
+        reset_grown: Whether moments start from the values that the optimizer's `init`
+            gives them, where the support turns on again or where the algorithm itself
             sets a kept weight.
         mask_moments: Whether moments are zero outside the view's support.
         skip_nonfinite: Whether a step in which an entry of grads, pruned or not, is NaN
