@@ -22,8 +22,8 @@ from sparsefn.nn.modules.padding import padding_in
 from sparsefn.nn.modules.weights import is_conv1d, is_weight
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.cache import copied_call
-from sparsefn.posttraining.calibration.products import Watch, under_watch, unwatched
 from sparsefn.posttraining.calibration.sums import Stats
+from sparsefn.posttraining.calibration.watch import Watch, under_watch, unwatched
 
 _ALL = ("count", "square", "gram")
 # What ends the name of a mask of tokens, and its value where it hides one: transformers

@@ -21,29 +21,32 @@ from sparsefn.core.tree import Tree, flatten, leaves_of
 from sparsefn.nn.distributed.by_rows import by_rows
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.nn.modules.calls import Call, Example, as_call
+from sparsefn.posttraining.calibration.blocks import (
+    Prune,
+    PruneOptions,
+    added_stats,
+    prune_block,
+)
 from sparsefn.posttraining.calibration.cache import BrokenChainError
-from sparsefn.posttraining.calibration.folders import (
-    INDEX,
-    PLACE,
+from sparsefn.posttraining.calibration.folders.disk import INDEX, PLACE, some
+from sparsefn.posttraining.calibration.folders.model import (
+    OUTSIDE,
+    ModelFolder,
+    check_part,
+    finish,
+    open_folder,
+    write_part,
+)
+from sparsefn.posttraining.calibration.folders.resume import (
     Journal,
     Part,
+    Runs,
     digest_of_batches,
     digest_of_model,
     journal_in,
     only_run_in,
-    some,
 )
 from sparsefn.posttraining.calibration.inputs import check_data, names_of
-from sparsefn.posttraining.calibration.one_block import Prune, added_stats, prune_block
-from sparsefn.posttraining.calibration.plan import (
-    OUTSIDE,
-    Plan,
-    check_part,
-    finish,
-    planned,
-    write_part,
-)
-from sparsefn.posttraining.calibration.runs import Runs
 from sparsefn.posttraining.calibration.sums import Stats
 
 T = TypeVar("T")
@@ -130,24 +133,24 @@ def stream(
             f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
             f"got {len(counted)}"
         )
-    source = Path(folder)
+    options = PruneOptions(together(prune), names, tokens=share(counted))
     target = Path(out)
     first = place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
     with agreement(everyone()):
-        if source.resolve() == target.resolve():
+        if Path(folder).resolve() == target.resolve():
             raise ValueError(
                 f"stream: expected another folder to write to, got {os.fspath(out)!r} "
                 "twice"
             )
-        plan = planned(source, blocks, make, device)
+        source = open_folder(Path(folder), blocks, make, device)
         data = list(zip(calls, counted, strict=True))
-        check_data("stream", plan.model.module, data)
+        check_data("stream", source.model.module, data)
         run = {
-            "model": digest_of_model(source / "config.json", plan.stored),
+            "model": digest_of_model(source.path / "config.json", source.stored),
             "batches": digest_of_batches(data),
             "blocks": repr(
-                [chosen for own in plan.blocks.values() for _, chosen in own]
+                [chosen for own in source.blocks.values() for _, chosen in own]
             ),
             "statistics": repr(names),
             "processes": str(place()[1]),
@@ -156,19 +159,17 @@ def stream(
         with agreement(everyone()):
             if first:  # for all processes of the run
                 stack.enter_context(only_run_in(target))
-                _check_read(journal_in(target, run), plan, device)
+                _check_read(journal_in(target, run), source, device)
         with agreement(everyone()):
             journal = journal_in(target, run)
-        if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
+        if len(journal.parts) < len(source.leaves) or not (target / INDEX).exists():
             with (
                 tempfile.TemporaryDirectory(dir=_work(target)) as scratch,
                 agreement(everyone()),
             ):
                 try:
-                    runs = Runs(
-                        plan, share(calls), share(counted), Path(scratch), device
-                    )
-                    journal = _streamed(runs, journal, prune, names)
+                    runs = Runs(source, share(calls), Path(scratch), device)
+                    journal = _streamed(runs, journal, options)
                 except BrokenChainError as error:
                     raise ValueError(
                         "stream: expected layers that run one after the other, but "
@@ -177,7 +178,7 @@ def stream(
                     ) from None
         with agreement(everyone()):
             if first:
-                finish(plan, target)
+                finish(source, target)
     return {
         block: error for part in journal.parts for block, error in part.errors.items()
     }
@@ -206,10 +207,10 @@ def _calls(batches: Sequence[Example]) -> list[Call]:
     return calls
 
 
-def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
+def _check_read(journal: Journal, folder: ModelFolder, device: torch.device) -> None:
     # What was read for the parts that are done must be what is there now.
-    for path, part in zip(plan.leaves, journal.parts, strict=False):
-        if plan.load(path, device)[1] != part.digest:
+    for path, part in zip(folder.leaves, journal.parts, strict=False):
+        if folder.load(path, device)[1] != part.digest:
             raise ValueError(
                 "stream: expected the run that was killed in "
                 f"{os.fspath(journal.out)!r}, but the weights of "
@@ -226,36 +227,36 @@ def _work(out: Path) -> Path:
     return work
 
 
-def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
-    plan = runs.plan
+def _streamed(runs: Runs, journal: Journal, options: PruneOptions) -> Journal:
+    folder = runs.folder
     if not journal.parts:
         with agreement(everyone()):
-            weights, digest = plan.load(OUTSIDE, runs.device)
-            journal = _written(plan, journal, OUTSIDE, weights, Part(digest, {}))
+            weights, digest = folder.load(OUTSIDE, runs.device)
+            journal = _written(folder, journal, OUTSIDE, weights, Part(digest, {}))
             del weights
     done = len(journal.parts) - 1
     last = max(
-        (number for number in range(done) if plan.order[number] in plan.blocks),
+        (number for number in range(done) if folder.order[number] in folder.blocks),
         default=None,
     )
     # whose outputs the last part that was pruned was called with, so that it can be
     # pruned again
     before = set[int]()
-    for number, path in enumerate(plan.order):
+    for number, path in enumerate(folder.order):
         with agreement(everyone()):
             runs.advance(number)
             if number < done and number != last:
                 runs.skip(number)
                 continue
-            if path in plan.blocks:
+            if path in folder.blocks:
                 before = runs.needed()
-            weights, part = _pruned(runs, number, prune, of)
+            weights, part = _pruned(runs, number, options)
         # the outputs of all processes are on the disk by now
         with agreement(everyone()):
             if number >= done:
-                journal = _written(plan, journal, path, weights, part)
+                journal = _written(folder, journal, path, weights, part)
             elif place()[0] == 0:
-                check_part(plan, journal.out, path, weights)
+                check_part(folder, journal.out, path, weights)
             del weights
         if number >= done:
             runs.forget(
@@ -265,18 +266,16 @@ def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> 
 
 
 def _pruned(
-    runs: Runs, number: int, prune: Prune, of: Sequence[str]
+    runs: Runs, number: int, options: PruneOptions
 ) -> tuple[dict[str, Tensor], Part]:
-    path = runs.plan.order[number]
-    weights, digest = runs.plan.load(path, runs.device)
+    path = runs.folder.order[number]
+    weights, digest = runs.folder.load(path, runs.device)
     results, outputs = prune_block(
         runs.chain.parts[path],
         State(weights, everywhere(weights)),
-        runs.plan.blocks.get(path, []),
-        together(prune),
+        runs.folder.blocks.get(path, []),
         partial(runs.calls, number),
-        of,
-        tokens=runs.tokens,
+        options,
         cache=runs.cache(number),
     )
     runs.finish(number, outputs)
@@ -287,7 +286,7 @@ def _pruned(
 
 
 def _written(
-    plan: Plan,
+    folder: ModelFolder,
     journal: Journal,
     path: str,
     weights: dict[str, Tensor],
@@ -295,7 +294,7 @@ def _written(
 ) -> Journal:
     if place()[0]:
         return journal._replace(parts=(*journal.parts, part))
-    write_part(plan, journal.out, path, weights)
+    write_part(folder, journal.out, path, weights)
     return journal.done(part)
 
 
