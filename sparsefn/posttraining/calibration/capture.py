@@ -24,8 +24,8 @@ events:
 10. A model that needs outputs which are forgotten raises `NeededError`: `chain_of` then
     has them kept to the end, or the whole model runs once for each block.
 
-Catching only the inputs of the first block is not enough: T5 hands a bias from block to
-block, and Gemma has two kinds of masks.
+The inputs of the first block and the outputs of each are not enough: T5 hands a bias
+from block to block, and Gemma has two kinds of masks.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class Chain(NamedTuple):
 class PausedRun:
     """A run of the model for one call, paused before one of its parts.
 
-    >>> from sparsefn.posttraining.calibration.chain import chain_of
+    >>> from sparsefn.posttraining.calibration.blocks import chain_of
     >>> model = Named.of(
     ...     torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     ... )
