@@ -271,11 +271,13 @@ class PrunedBlock(NamedTuple):
     ... ).error
     0.25
 
-    `block` is as it was asked for, `state` the state with this block and all before it
-    pruned, `seconds` the time that it took. `error` is the norm of the change of the
-    block's outputs over their norm, for the inputs that the block was pruned with, None
-    where the outputs are not known. `why` says why the whole model ran for this block,
-    and is empty where only the block did.
+    Attributes:
+        block: The block as it was asked for.
+        state: The state with this block and all before it pruned.
+        seconds: The time that the block took.
+        error: The norm of the change of the block's outputs over their norm, for the
+            inputs that the block was pruned with. None where the outputs are not known.
+        why: Why the whole model ran for this block. Empty where only the block did.
     """
 
     block: Where

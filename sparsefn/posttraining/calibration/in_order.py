@@ -82,10 +82,32 @@ def in_order(
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    The state is the last state that `by_block` gives, which has the same arguments and
-    errors, and also says how long each block took, and how far its outputs moved. With
-    `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
-    not computed, so the outputs of the last block are not either.
+    Args:
+        module: The model, in its own mode (train or eval).
+        state: The state to begin with. None: the module's own weights, without masks.
+        blocks: Globs of the leaves of each block, in the order in which data passes
+            the blocks.
+        prune: A function of a block's statistics that returns the algorithm to prune
+            it.
+        inputs: What the module is called with: a tensor, a tuple or a dict by name.
+        of: Names of the statistics, as in `inputs`.
+        chunk_size: Number of examples in one call of the module. None: all.
+        tokens: Bool tensor of shape (examples, tokens), False where a token is padding.
+        inputs_from: "pruned", or "dense" for the inputs in the model as it is at first.
+        offload: "disk" keeps the inputs and outputs of layers in files. None: in
+            memory.
+        progress: Whether a bar of tqdm shows how long each block took, and how far its
+            outputs moved, where tqdm is installed. Without it errors are not computed,
+            so the outputs of the last block are not either.
+
+    Returns:
+        The state with all blocks pruned: the last one that `by_block` gives.
+
+    Raises:
+        TypeError: As in `by_block`.
+        ValueError: As in `by_block`.
+
+    `by_block` takes the same arguments but for `progress`, and tells more about them.
     """
     options = PruneOptions(prune, names_of(of), inputs_from, errors=progress)
     data = _Data(inputs, tokens, chunk_size, offload)
@@ -129,35 +151,50 @@ def by_block(
     0.* [16, 1, 1, 1] True
     2.* [16, 1, 8, 1] True
 
-    Blocks are pruned as `in_order` does. A record comes when its block is pruned.
+    Args:
+        module: The model, in its own mode (train or eval). Nothing is written to it,
+            and no hook is left.
+        state: The state to begin with. None: the module's own weights, without masks.
+        blocks: A glob, a sequence of globs or a function of (path, leaf) a block, in
+            the order in which data passes the blocks. Blocks may be left out, and be
+            halves of a layer.
+        prune: A function of the statistics of a block's leaves, as `inputs` collects
+            them, that returns the algorithm to prune the block. The algorithm's `init`
+            takes the effective weights of these leaves, a dict by path, then its
+            `update` runs at step 0, with gradients of zero.
+        inputs: What the module is called with: a tensor, a tuple of arguments, or a
+            dict of them by name.
+        of: Names of the statistics, as in `inputs`.
+        chunk_size: Number of examples in one call of the module, split along the first
+            axis of every tensor in `inputs`. None: all.
+        tokens: Bool tensor of shape (examples, tokens), False where a token is padding
+            and does not count; see `inputs` for what layers must get. None: all count.
+        inputs_from: "pruned", or "dense": every block is pruned for the inputs that it
+            has in the model as it is at first.
+        offload: "disk" keeps the inputs and outputs of layers in files of a temporary
+            folder, which goes at the end. None: in memory.
 
-    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the
-    order in which data passes them. Blocks may be left out, and be halves of a layer.
-    For each block the statistics of its leaves are collected as `inputs` does. `prune`
-    gets them, and gives the algorithm that prunes the block: its `init` takes the
-    effective weights of these leaves, a dict by path, then its `update` runs at step 0,
-    with gradients of zero. The block's params and masks are taken from the result.
-    Nothing else of the state changes.
+    Returns:
+        An iterator with a record of each block, which comes when its block is pruned.
+        The block's params and masks are the algorithm's; all else in the state stays.
 
-    `inputs` are the module's: a tensor, a tuple of arguments, or a dict of them
-    by name. `state` is where to begin, or None for the module's own weights without
-    masks. `of` is as in `inputs`. With `chunk_size` the module gets so many examples
-    at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool,
-    of shape (examples, tokens), says which tokens are counted, where some are padding;
-    see `inputs` for what layers must get. An `attention_mask` or `key_padding_mask`
-    that hides tokens is refused without it, and a UserWarning tells of padding in
-    `input_ids`.
+    Raises:
+        TypeError: `blocks` is no sequence, `state` is no State, `prune` gives no
+            Algorithm, or `tokens` is no bool tensor.
+        ValueError: The inputs of a weight are not finite: its path and layer are named.
+            No product was seen with the leaves of a block, or blocks are in another
+            order. A mask such as `attention_mask` or `key_padding_mask` hides tokens
+            and `tokens` is None. `inputs_from` or `offload` is another word. Tensors
+            cannot be split by `chunk_size`. As in `inputs`.
 
     The time is linear in the number of blocks. The embeddings and masks before the
     first block are computed once. Then the layer that a block is in runs twice on what
     it is called with, without the rest of the model: once for the statistics, and once
-    pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs
-    once, and every block is pruned for the inputs that it has in the model as it is at
-    first. What is in memory is the inputs and outputs of one layer for all data,
-    besides one chunk's activations and the statistics of one block; with
-    `offload="disk"` the inputs and outputs are in files of a temporary folder, which
-    goes at the end. Outputs that the model itself uses before the next block, as a
-    decoder uses its encoder's, are kept to the end, of four layers at most.
+    pruned, which makes the inputs of the next one. From "dense" inputs it runs once.
+    What is in memory is the inputs and outputs of one layer for all data, if they are
+    not on the disk, one chunk's activations and the statistics of one block. Outputs
+    that the model itself uses before the next block, as a decoder uses its encoder's,
+    are kept to the end, of four layers at most.
 
     One example is run beforehand, as the whole model and layer by layer. Where the
     statistics are not the same bits (on a CPU), or the model uses its blocks otherwise
@@ -168,14 +205,11 @@ def by_block(
     layers of later blocks are not pruned yet. Not noticed is what a layer keeps for its
     next call, unless it is the first of its class, and what the model computes from the
     weights of one block and hands to another: the weights at first give it.
-    Nothing is written to the module, and no hook is left. A UserWarning names a leaf of
-    a block with which no product was seen: it stays dense, as do tables of embeddings,
-    which are not named.
 
-    ValueError names the path and the layer of a weight whose inputs are not finite, and
-    tells of blocks in another order; as `inputs`. A weight that no input reached, as of
-    an expert, has a count of 0, which methods that read data refuse: `fill_unreached`
-    has them prune it by size. TypeError for a `prune` that gives no Algorithm.
+    A UserWarning names a leaf of a block with which no product was seen: it stays
+    dense, as do tables of embeddings, which are not named. Another one tells of padding
+    in `input_ids`. A weight that no input reached, as of an expert, has a count of 0,
+    which methods that read data refuse: `fill_unreached` has them prune it by size.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
@@ -422,8 +456,20 @@ def outlier_ratios(
     >>> sf.calibration.outlier_ratios(state, stats, ["0", "1"], multiple=2.0)
     {'0': 0.25, '1': 0.0}
 
-    `blocks` are globs; a block's leaves are the leaves of `stats` that its glob
-    matches. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    Args:
+        state: The state with the weights.
+        stats: Statistics from `inputs`, with "square".
+        blocks: A glob a block. The leaves of `stats` that it matches are the block's.
+        multiple: The multiple of the mean of a block's scores. A higher score is an
+            outlier.
+
+    Returns:
+        `{block: share}`, floats from 0 to 1, for `sf.budgets.owl`.
+
+    Raises:
+        ValueError: `stats` has no leaf of a block, or as `sf.scores.wanda`.
+
+    Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
     leaves = flatten(effective(state))[0]
     ratios = {}

@@ -75,51 +75,63 @@ def stream(
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no
     folder
 
-    `folder` has config.json and safetensors, as `save_pretrained` writes it, and
-    `from_pretrained` loads the new folder `out`: the same tensors, names and other
-    files, with the weights that `in_order` gives for the whole model, bit for bit,
-    where a batch is a chunk. `prune` and `of` are as in `in_order`. A batch is what
-    the model is called with: a dict, a tuple or a tensor. Batches may differ in length.
-    Where they are padded, `tokens` has a bool tensor for each, which says which tokens
-    count. Blocks run on the device of the batches. Returned are the errors of the
-    blocks, by block: the norm of the change of their outputs over their norm.
+    Args:
+        folder: The folder of the model, with config.json and safetensors, as
+            `save_pretrained` writes it.
+        prune: A function of a block's statistics that returns the algorithm to prune
+            it, as in `in_order`.
+        batches: What the model is called with: a list of dicts, tuples or tensors,
+            which may differ in length. Blocks run on the device of the batches.
+        out: The new folder, which `from_pretrained` loads. It has the same tensors,
+            names and other files.
+        blocks: The blocks, as in `in_order`. None: the members of the model's lists of
+            layers. Other layers of these lists run as they are.
+        of: Names of the statistics, as in `in_order`.
+        tokens: For each batch a bool tensor that says which tokens count, where they
+            are padded. None: all count.
+        make: A function that returns the model, the only module that is written to; no
+            hook is left. None: the class that config.json names. Wherever the model is
+            made, its parameters are not kept.
 
-    `blocks` are as in `in_order`; by default they are the members of the model's
-    lists of layers. Other layers of these lists run as they are. `make()` gives the
-    model; by default it is the class that config.json names. Wherever it is made, its
-    parameters are not kept: at one time there are in memory one layer, its statistics,
-    what `prune` makes of them, and one batch's activations; or the leaves outside of
-    all layers, embeddings and head, while data passes these. Activations of the other
+    Returns:
+        The errors of the blocks, by block: the norm of the change of their outputs over
+        their norm.
+
+    Raises:
+        OSError: The disk is full: make room, and call again.
+        TypeError: `batches` is no list, `prune` gives no Algorithm, or `make` no
+            module.
+        ValueError: The folder lacks a tensor, has one too much, or stores one in 8
+            bits. Leaves of a layer are tied to leaves outside of it. The model does not
+            call its layers one after the other, or they write into their inputs or get
+            attributes from elsewhere: use `in_order`. Inputs are not finite: the block
+            and the layer are named. Another run writes to `out` at the same time, or
+            `out` holds anything else. Something differs from the run that was killed.
+            Processes differ in what `prune` gives.
+
+    The weights are those that `in_order` gives for the whole model, bit for bit, where
+    a batch is a chunk. At one time there are in memory one layer, its statistics, what
+    `prune` makes of them, and one batch's activations; or the leaves outside of all
+    layers, embeddings and head, while data passes these. Activations of the other
     batches are in `out`, about three times the hidden states of all batches. Weights
     are run and written in the dtype that `from_pretrained` gives them; folders of
     quantized and of compressed models are refused. What config.json says of the zeros
     of plain weights, as compressed-tensors does, is left out of the config.json of
-    `out`, which has other zeros.
+    `out`, which has other zeros. One example is run beforehand, to see in which order
+    the model calls its layers. What no input reached is as in `in_order`.
 
     **Killed at any moment**, the same call goes on at the block where it was, with the
     same bits: a file is on the disk before it has its name. What is there already is
     looked at: a digest of the weights that were read, the batches, and the last block
     that was pruned, which is pruned again and must have the same bits, as no one can
-    look into `prune`. Where something differs ValueError says what. So it is with a
-    full disk, an OSError: make room, call again.
+    look into `prune`.
 
     **Several processes** of `torch.distributed` share the batches, if all make the same
     call and see the same folders. Each adds the sums of all in the order of the
     processes, so that masks have the same bits in every run on so many processes, and
     differ from the masks of one process as sums in another order do. Then all call
     `prune`, and solve the rows of each weight together, as in `sf.distributed.by_rows`;
-    the first process writes. ValueError where what `prune` gives is not the same on all
-    of them.
-
-    One example is run beforehand, to see in which order the model calls its layers.
-    Only the module that `make` gives is written to, and no hook is left.
-
-    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a
-    layer that are tied to leaves outside of it; layers that the model does not call one
-    after the other, or that write into their inputs or get attributes from elsewhere,
-    which need `in_order`; the block and the layer whose inputs are not finite; an `out`
-    that another run writes to at the same time, or that holds anything else. What no
-    input reached is as in `in_order`.
+    the first process writes.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
