@@ -309,7 +309,7 @@ class PruneOptions:
     errors: bool = True
 
 
-def prune_block(
+def prune_part(
     part: Named,
     state: State,
     blocks: Sequence[Asked],
@@ -327,9 +327,7 @@ def prune_block(
     ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
     >>> blocks = [("0.*", ["0.weight"])]
     >>> options = PruneOptions(prune, ["square"])
-    >>> (done,), (out,) = prune_block(
-    ...     part, state, blocks, lambda: [((x,), {})], options
-    ... )
+    >>> (done,), (out,) = prune_part(part, state, blocks, lambda: [((x,), {})], options)
     >>> int(done.state.masks["0.weight"].sum()), read_tree(out).shape, done.error > 0
     (4, torch.Size([8, 2]), True)
 
@@ -347,41 +345,17 @@ def prune_block(
         cache: How outputs are kept. None: nobody wants them, and there is no last pass.
     """
     results = list[PrunedBlock]()
-    outputs = list[CachedTree]()
+    passes = _Passes(part, calls, options, cache)
     dense = options.inputs_from == "dense"
     start = time.perf_counter()
-
-    def run(chosen: Sequence[str], block: Where) -> tuple[Stats, float | None]:
-        # One pass: statistics, and how far the outputs are from the outputs of the
-        # pass before, whose place they take.
-        stats = Stats()
-        moved: Tensor | None = None
-        weights = weights_of_call(part, state)
-        collect = collector(part, weights, chosen, options.of, options.narrow)
-        counted = itertools.chain(options.tokens, itertools.repeat(None))
-        for number, (call, own) in enumerate(zip(calls(), counted, strict=False)):
-            new, out = collect(call, own)
-            stats = added_stats(stats, new)
-            if number < len(outputs):
-                more = _changes(read_tree(outputs[number]), out, own)
-                if more is not None:
-                    moved = more if moved is None else moved + more
-            if cache and (options.errors or dense or not chosen):
-                outputs[number : number + 1] = [cache(out)]
-        check_finite_stats(stats, part, f"in_order, block {block!r}")
-        # the device is waited for once
-        changed, total = (0.0, 0.0) if moved is None else moved.tolist()
-        error = (changed / total) ** 0.5 if total else None
-        return {path: stats[path] for path in chosen if path in stats}, error
-
     for number, (block, chosen) in enumerate(blocks):
         if not dense:
-            stats, error = run(chosen, block)
+            stats, error = passes.run(state, chosen, block)
             if results:
                 results[-1] = results[-1]._replace(error=error)
         elif number == 0:
             together = dict.fromkeys(path for _, paths in blocks for path in paths)
-            stats, _ = run(list(together), block)
+            stats, _ = passes.run(state, list(together), block)
         seen = {path: stats[path] for path in chosen if path in stats}
         if not seen:
             raise ValueError(
@@ -399,12 +373,58 @@ def prune_block(
         results.append(PrunedBlock(block, state, now - start))
         start = now
     if cache and not (dense and blocks):
-        _, error = run([], "")
+        _, error = passes.run(state, [], "")
         if results:
             last = results[-1]
             seconds = last.seconds + time.perf_counter() - start
             results[-1] = last._replace(error=error, seconds=seconds)
-    return results, outputs
+    return results, passes.outputs
+
+
+class _Passes:
+    # The passes over all calls of a part. The outputs are those of the last pass.
+    def __init__(
+        self,
+        part: Named,
+        calls: Calls,
+        options: PruneOptions,
+        cache: Callable[[Tree], CachedTree] | None,
+    ) -> None:
+        self.part = part
+        self.calls = calls
+        self.options = options
+        self.cache = cache
+        self.outputs: list[CachedTree] = []
+
+    def run(
+        self, state: State, chosen: Sequence[str], block: Where
+    ) -> tuple[Stats, float | None]:
+        """The statistics of a pass, and how far its outputs are from the outputs of the
+        pass before.
+        """
+        of = self.options.of
+        weights = weights_of_call(self.part, state)
+        collect = collector(self.part, weights, chosen, of, self.options.narrow)
+        counted = itertools.chain(self.options.tokens, itertools.repeat(None))
+        keeps = not chosen or self.options.inputs_from == "dense" or self.options.errors
+        stats = Stats()
+        moved: Tensor | None = None
+        for number, (call, tokens) in enumerate(
+            zip(self.calls(), counted, strict=False)
+        ):
+            new, out = collect(call, tokens)
+            stats = added_stats(stats, new)
+            if number < len(self.outputs):
+                more = _changes(read_tree(self.outputs[number]), out, tokens)
+                if more is not None:
+                    moved = more if moved is None else moved + more
+            if self.cache and keeps:
+                self.outputs[number : number + 1] = [self.cache(out)]
+        check_finite_stats(stats, self.part, f"in_order, block {block!r}")
+        # the device is waited for once
+        changed, total = (0.0, 0.0) if moved is None else moved.tolist()
+        error = (changed / total) ** 0.5 if total else None
+        return {path: stats[path] for path in chosen if path in stats}, error
 
 
 def part_of(state: State, names: Iterable[str]) -> State:

@@ -29,7 +29,7 @@ from sparsefn.posttraining.calibration.blocks import (
     PruneOptions,
     chain_of,
     part_of,
-    prune_block,
+    prune_part,
     with_part,
 )
 from sparsefn.posttraining.calibration.cache import (
@@ -321,7 +321,7 @@ def _pruned(work: _Work) -> Iterator[PrunedBlock]:
         )
     once = replace(work.options, inputs_from="dense")  # one pass
     for block in left:
-        (result,), _ = prune_block(
+        (result,), _ = prune_part(
             work.model,
             part_of(work.before(state), work.model.own),
             [block],
@@ -356,7 +356,7 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
                 if at == number
             ]
             wanted = options.errors or number + 1 < len(chain.order)
-            results, outputs = prune_block(
+            results, outputs = prune_part(
                 part,
                 part_of(state, part.own),
                 own,

@@ -10,7 +10,7 @@ from torch import nn
 import sparsefn as sf
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration import cache
-from sparsefn.posttraining.calibration.blocks import PruneOptions, prune_block
+from sparsefn.posttraining.calibration.blocks import PruneOptions, prune_part
 from sparsefn.posttraining.calibration.cache import cache_tree, read_tree
 
 NAMES = {
@@ -43,7 +43,7 @@ def wanda(stats):
 
 
 def pruned(block, state, blocks, x, cache=in_memory, tokens=()):
-    results, outputs = prune_block(
+    results, outputs = prune_part(
         named(block),
         state,
         blocks,
@@ -94,7 +94,7 @@ def test_from_dense_inputs_it_runs_once():
 
     start = started(block)
     options = PruneOptions(wanda, ["square"], inputs_from="dense")
-    results, outputs = prune_block(named(block), start, [UP, DOWN], counted, options)
+    results, outputs = prune_part(named(block), start, [UP, DOWN], counted, options)
     outputs = [read_tree(out) for out in outputs]
     assert len(calls) == 1 and [done.error for done in results] == [None, None]
     assert all(
@@ -121,7 +121,7 @@ def test_it_runs_and_keeps_no_more_than_is_wanted():
     def asked(cache, **options):
         calls.clear()
         kept.clear()
-        return prune_block(
+        return prune_part(
             named(block),
             started(block),
             [UP, DOWN],
@@ -178,7 +178,7 @@ def test_tokens_that_do_not_count_are_left_out():
         return wanda(stats)
 
     calls = [((one,), {}) for one in x]
-    prune_block(
+    prune_part(
         named(block),
         started(block),
         [UP, DOWN],
@@ -260,7 +260,7 @@ def test_a_leaf_that_is_not_seen_is_told_but_for_tables():
         with (
             pytest.warns(UserWarning, match=text) if told else contextlib.nullcontext()
         ):
-            (done,), _ = prune_block(*run)
+            (done,), _ = prune_part(*run)
         assert (
             done.state.masks["up.weight"].ndim
             and not done.state.masks["other.weight"].ndim

@@ -25,7 +25,7 @@ from sparsefn.posttraining.calibration.blocks import (
     Prune,
     PruneOptions,
     added_stats,
-    prune_block,
+    prune_part,
 )
 from sparsefn.posttraining.calibration.cache import BrokenChainError
 from sparsefn.posttraining.calibration.folders.disk import INDEX, PLACE, some
@@ -282,7 +282,7 @@ def _pruned(
 ) -> tuple[dict[str, Tensor], Part]:
     path = runs.folder.order[number]
     weights, digest = runs.folder.load(path, runs.device)
-    results, outputs = prune_block(
+    results, outputs = prune_part(
         runs.chain.parts[path],
         State(weights, everywhere(weights)),
         runs.folder.blocks.get(path, []),
