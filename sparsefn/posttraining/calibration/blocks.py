@@ -50,8 +50,6 @@ from sparsefn.posttraining.calibration.sums import Stats
 
 Prune = Callable[[Stats], Algorithm]
 Calls = Callable[[], Iterable[Call]]  # the same calls each time
-# a block as it was asked for, and the names of its leaves
-Asked = tuple[Where, list[str]]
 
 # parts whose outputs are kept to the end, as the model does more with them than hand
 # them on
@@ -263,6 +261,17 @@ def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
             )
 
 
+class Block(NamedTuple):
+    """A block as it was asked for, and the paths of its matrices.
+
+    >>> Block("0.*", ["0.weight"]).leaves
+    ['0.weight']
+    """
+
+    where: Where
+    leaves: list[str]
+
+
 class PrunedBlock(NamedTuple):
     """What pruning one block gave.
 
@@ -312,7 +321,7 @@ class PruneOptions:
 def prune_part(
     part: Named,
     state: State,
-    blocks: Sequence[Asked],
+    blocks: Sequence[Block],
     calls: Calls,
     options: PruneOptions,
     cache: Callable[[Tree], CachedTree] | None = partial(cache_tree, cache=in_memory),
@@ -325,7 +334,7 @@ def prune_part(
     >>> state = sf.dense().init(sf.modules.params_of(model))
     >>> def prune(stats):
     ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
-    >>> blocks = [("0.*", ["0.weight"])]
+    >>> blocks = [Block("0.*", ["0.weight"])]
     >>> options = PruneOptions(prune, ["square"])
     >>> (done,), (out,) = prune_part(part, state, blocks, lambda: [((x,), {})], options)
     >>> int(done.state.masks["0.weight"].sum()), read_tree(out).shape, done.error > 0
@@ -339,7 +348,7 @@ def prune_part(
     Args:
         part: A part of a model, or the whole.
         state: The state of the part's parameters.
-        blocks: What was asked for, with the leaves to prune; there may be none.
+        blocks: The blocks to prune; there may be none.
         calls: The arguments of all calls of the part.
         options: How the blocks are pruned.
         cache: How outputs are kept. None: nobody wants them, and there is no last pass.
@@ -354,7 +363,7 @@ def prune_part(
             if results:
                 results[-1] = results[-1]._replace(error=error)
         elif number == 0:
-            together = dict.fromkeys(path for _, paths in blocks for path in paths)
+            together = dict.fromkeys(path for one in blocks for path in one.leaves)
             stats, _ = passes.run(state, list(together), block)
         seen = {path: stats[path] for path in chosen if path in stats}
         if not seen:

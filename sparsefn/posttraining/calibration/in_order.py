@@ -23,7 +23,7 @@ from sparsefn.masks.scores.data import wanda_of
 from sparsefn.nn.modules.calls import Call, Example, as_call
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.blocks import (
-    Asked,
+    Block,
     Prune,
     PrunedBlock,
     PruneOptions,
@@ -234,7 +234,7 @@ class _Work:
     # chunk.
     model: Named
     start: State
-    blocks: list[Asked]
+    blocks: list[Block]
     calls: list[Call]
     options: PruneOptions
     offload: str | None
@@ -274,7 +274,7 @@ def _work_of(
     leaves = weights_of_call(model, state)
     check_data("in_order", module, [(call, data.tokens)])
     chunks = list(chunks_of((call, data.tokens), data.chunk_size))
-    asked = list[Asked]()
+    asked = list[Block]()
     for block in blocks:
         chosen = [
             path
@@ -285,7 +285,7 @@ def _work_of(
             raise ValueError(
                 f"in_order: no product was seen with a leaf of the block {block!r}"
             )
-        asked.append((block, chosen))
+        asked.append(Block(block, chosen))
     options = replace(options, tokens=[counted for _, counted in chunks])
     calls = [call for call, _ in chunks]
     return _Work(model, state, asked, calls, options, data.offload)
@@ -329,7 +329,7 @@ def _pruned(work: _Work) -> Iterator[PrunedBlock]:
             once,
             cache=None,
         )
-        state = with_part(state, part_of(result.state, block[1]))
+        state = with_part(state, part_of(result.state, block.leaves))
         yield result._replace(state=state, why=why)
 
 
@@ -337,7 +337,7 @@ def _part_by_part(work: _Work) -> Generator[PrunedBlock, None, None]:
     # Raises BrokenChainError where parts cannot run one by one.
     options = work.options
     state = work.start
-    chosen = [paths for _, paths in work.blocks]
+    chosen = [block.leaves for block in work.blocks]
     find = partial(chain_of, work.model, state, chosen)
     with contextlib.ExitStack() as stack:
         cache: Cache = in_memory

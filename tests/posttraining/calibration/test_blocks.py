@@ -10,7 +10,7 @@ from torch import nn
 import sparsefn as sf
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration import cache
-from sparsefn.posttraining.calibration.blocks import PruneOptions, prune_part
+from sparsefn.posttraining.calibration.blocks import Block, PruneOptions, prune_part
 from sparsefn.posttraining.calibration.cache import cache_tree, read_tree
 
 NAMES = {
@@ -20,7 +20,8 @@ NAMES = {
     "2.bias": "7.down.bias",
 }
 in_memory = partial(cache_tree, cache=cache.in_memory)
-UP, DOWN = ("up", ["7.up.weight"]), ("down", ["7.down.weight"])
+UP = Block("up", ["7.up.weight"])
+DOWN = Block("down", ["7.down.weight"])
 
 
 def part():
@@ -249,7 +250,7 @@ def test_a_leaf_that_is_not_seen_is_told_but_for_tables():
         run = [
             named(block),
             state,
-            [("*", chosen)],
+            [Block("*", chosen)],
             lambda: [((torch.randn(8, 6),), {})],
             PruneOptions(wanda, ["square"]),
         ]

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sparsefn.core.state import Where
 from sparsefn.core.tree.where import matching
 from sparsefn.nn.modules.wrappers import Named
-from sparsefn.posttraining.calibration.blocks import is_inside
+from sparsefn.posttraining.calibration.blocks import Block, is_inside
 from sparsefn.posttraining.calibration.folders.disk import (
     INDEX,
     PLACE,
@@ -83,7 +83,7 @@ class ModelFolder(NamedTuple):
     stored: dict[str, StoredTensor]
     model: Named
     order: list[str]
-    blocks: dict[str, list[tuple[Where, list[str]]]]
+    blocks: dict[str, list[Block]]
     leaves: dict[str, list[Leaf]]
 
     def load(self, path: str, device: torch.device) -> tuple[dict[str, Tensor], str]:
@@ -147,7 +147,7 @@ def open_folder(
     places = list[tuple[int, Where]]()
     _by_part(leaves, every)  # which raises where layers share leaves
     asked = [f"{path}.*" for path in every] if blocks is None else blocks
-    found: dict[str, list[tuple[Where, list[str]]]] = {}
+    found: dict[str, list[Block]] = {}
     named = Named.of(model)
     params = {name: param for name, (_, param) in named.own.items()}
     for block in asked:
@@ -162,7 +162,7 @@ def open_folder(
                 "stream: expected each block to be in one layer of a list "
                 f"({some(members)}), but the matrices of {block!r} are {some(chosen)}"
             )
-        found.setdefault(str(*own), []).append((block, chosen))
+        found.setdefault(str(*own), []).append(Block(block, chosen))
         places.append((every.index(str(*own)), block))
     check_places(places)
     order: list[str] = []

@@ -162,7 +162,7 @@ def stream(
             "model": digest_of_model(source.path / "config.json", source.stored),
             "batches": digest_of_batches(data),
             "blocks": repr(
-                [chosen for own in source.blocks.values() for _, chosen in own]
+                [block.leaves for own in source.blocks.values() for block in own]
             ),
             "statistics": repr(names),
             "processes": str(place()[1]),
