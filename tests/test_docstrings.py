@@ -75,6 +75,8 @@ def lacks(value: Any) -> list[str]:
         found.append(f"a section Raises for {prose[0]}, which the prose speaks of")
     if "Raises" in have and not items(have["Raises"]):
         found.append("errors in its section Raises, as `ValueError: When ...`")
+    if ":" in have.get("Returns", "").split("\n")[0]:
+        found.append("a section Returns without a colon in its first line")  # a type
     if inspect.isclass(value):
         section, names = "Attributes", fields(value)
         if names is None:

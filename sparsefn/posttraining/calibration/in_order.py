@@ -464,7 +464,7 @@ def outlier_ratios(
             outlier.
 
     Returns:
-        `{block: share}`, floats from 0 to 1, for `sf.budgets.owl`.
+        A dict with the share of each block, a float from 0 to 1, for `sf.budgets.owl`.
 
     Raises:
         ValueError: `stats` has no leaf of a block, or as `sf.scores.wanda`.
