@@ -97,8 +97,8 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
 
     Raises:
         ValueError: Paths are missing or unexpected, a tensor has another shape, a mask
-            of a state is a 0-d False, the template is of the meta device, or a file,
-            which the text names, holds anything else.
+            of a state is a 0-d False, the template is of the meta device, or a file
+            holds anything else. The text names the path or the file.
         TypeError: A tensor has another dtype, or a leaf is not a dense tensor. The text
             names the path.
         FileNotFoundError: There is no checkpoint.

@@ -205,9 +205,9 @@ def check_pattern_axis(module: nn.Module, path: str, pattern: Pattern) -> bool:
 
     Returns:
         True where the pattern has runs or blocks along the result of `pattern_axis`,
-        or, for Bilinear, along one of both input axes. Patterns without runs or blocks
-        of a fixed length pass, and so do weights that no product sums over (embeddings,
-        biases, norms).
+        or, for Bilinear, along one of its two input axes. Patterns without runs or
+        blocks of a fixed length pass, and so do weights that no product sums over
+        (embeddings, biases, norms).
 
     Raises:
         ValueError: `path` is not a parameter, or the pattern does not divide its shape.
