@@ -100,7 +100,7 @@ def activation_sparsifier(
         axis: The dimension of the features.
 
     Returns:
-        Pure functions: `init(example)` gives a state, and `observe(state, x)` one with
+        Pure functions. `init(example)` gives a state, and `observe(state, x)` one with
         a new aggregate. `update(state)` makes a new mask and resets the aggregate;
         without an observation since the last update the mask stays. `apply(state, x)`
         gives a new tensor, +0.0 off the mask (-0.0, NaN and inf too), and is

@@ -28,8 +28,8 @@ def pack(masks: Tree) -> Tree:
         masks: Masks tree.
 
     Returns:
-        Tree like `masks`. A mask of n weights becomes uint8 of shape (ceil(n / 8),):
-        bit j of byte i is element 8 i + j in row-major order, and unused bits are zero.
+        Tree like `masks`. A mask of n weights becomes uint8 of shape (ceil(n / 8),).
+        Bit j of byte i is element 8 i + j in row-major order, and unused bits are zero.
         A 0-d True stays as it is.
 
     Raises:

@@ -198,7 +198,7 @@ def drop_lowest(
         pattern: As in `topk_mask`, with units that are chosen one by one.
 
     Returns:
-        Bool tensor: the mask without the dropped units, and without units that the
+        Bool tensor, the mask without the dropped units, and without units that the
         pattern never keeps.
 
     Raises:
@@ -251,7 +251,7 @@ def grow_highest(
             not compete.
 
     Returns:
-        Bool tensor: the mask with the grown units.
+        Bool tensor, the mask with the grown units.
 
     Raises:
         TypeError: `scores` is not floating-point, or `n_grow` neither an int nor an

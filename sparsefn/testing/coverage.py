@@ -48,13 +48,13 @@ def traits(case: Case) -> set[str]:
         case: The case.
 
     Returns:
-        Names of traits. "ties": two weights of one leaf that the laws sparsify
-        (`sf.default_where`) have one magnitude, or two entries of one of its gradients.
-        "nan": such a leaf or its gradient holds one. "half of a unit": sparsity times
-        the entries of such a leaf, or of all of them, ends in one half, so that the
-        count has to be rounded to even. "three leaves of several dtypes": so many are
-        sparsified, and not all are of one dtype. "empty leaf" and "0-d leaf": any leaf
-        is.
+        Names of traits. "ties" means that two weights of one leaf that the laws
+        sparsify (`sf.default_where`) have one magnitude, or two entries of one of its
+        gradients. "nan": such a leaf or its gradient holds one. "half of a unit":
+        sparsity times the entries of such a leaf, or of all of them, ends in one half,
+        so that the count has to be rounded to even. "three leaves of several dtypes":
+        so many are sparsified, and not all are of one dtype. "empty leaf" and "0-d
+        leaf": any leaf is.
     """
     trees = [flatten(tree)[0] for tree in (case.params, *case.grads)]
     chosen = [path for path, leaf in trees[0].items() if default_where(path, leaf)]

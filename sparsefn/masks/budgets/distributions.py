@@ -340,8 +340,8 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
         least: The fewest units of a leaf. A leaf of fewer units is dense.
 
     Returns:
-        The distribution. The total stays exact: what these leaves get is taken from the
-        others, in proportion to what they keep above `least`. Counts are of whole
+        The distribution. The total stays exact, as what these leaves get is taken from
+        the others, in proportion to what they keep above `least`. Counts are of whole
         leaves: a pattern such as `sf.patterns.row_balanced` gives every output its
         inputs.
 

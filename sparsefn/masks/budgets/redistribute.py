@@ -360,7 +360,7 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
         wanted: Integer tensor of shape (groups,): how many grow on average.
 
     Returns:
-        Int64 tensor of shape (groups,): how many grow. A weight grows if its score is
+        Int64 tensor of shape (groups,), how many grow. A weight grows if its score is
         at least 1 - wanted / free.
     """
     chance = wanted.double() / free.sum(-1).clamp(min=1)

@@ -450,9 +450,9 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
             layers and convolutions.
 
     Returns:
-        The pattern, which fixes the count: give algorithms no sparsity. Its units are
-        picked together and not one by one, so algorithms that drop and grow units do
-        not take it, nor do DTensors.
+        The pattern, which fixes the count, so give algorithms no sparsity. Its units
+        are picked together and not one by one, so algorithms that drop and grow units
+        do not take it, nor do DTensors.
 
     Raises:
         TypeError: A number is not an int.

@@ -123,7 +123,7 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
             their order, each row by row.
 
     Returns:
-        The pattern, for algorithms alone: a mask of one tensor has no other leaves.
+        The pattern, for algorithms alone, as a mask of one tensor has no other leaves.
         Where single entries are drawn or move between leaves (`snfs`, `redistribute`,
         `supermask("bernoulli")`) it is refused, as other patterns are.
 

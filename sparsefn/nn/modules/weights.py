@@ -55,7 +55,7 @@ def weights_of(
         skip: Globs of parameters, or of modules, all of whose weights stay dense.
 
     Returns:
-        A function of (path, leaf) to pass to an algorithm: `sf.rigl(0.9, where=where)`.
+        A function of (path, leaf) to pass to an algorithm, `sf.rigl(0.9, where=where)`.
         It looks at names only.
 
     Raises:
@@ -129,8 +129,8 @@ def pattern_axis(module: nn.Module, path: str) -> int:
         path: Name of a parameter in `params_of(module)`.
 
     Returns:
-        Axis of the stored tensor, as patterns count axes: 1 for Linear, recurrent and
-        attention weights and convolutions, 0 for transposed convolutions and
+        Axis of the stored tensor, as patterns count axes. It is 1 for Linear, recurrent
+        and attention weights and convolutions, 0 for transposed convolutions and
         transformers' Conv1D, and the last, 2, for Bilinear, which sums over 1 as well.
         For experts in one leaf, as transformers has them, 2, or 1 where they are stored
         as [experts, in, out], as in gpt-oss.
@@ -177,7 +177,7 @@ def channel_axis(module: nn.Module, path: str) -> int:
         path: Name of a parameter in `params_of(module)`.
 
     Returns:
-        Axis 1 for transposed convolutions (with groups: the outputs of one group) and
+        Axis 1 for transposed convolutions (with groups, the outputs of one group) and
         transformers' Conv1D, 1 or 2 for experts in one leaf, else 0. In recurrent and
         in-projection weights the gates or projections follow each other along it, which
         is `channel(..., groups=)`.

@@ -101,7 +101,7 @@ def in_order(
             so the outputs of the last block are not either.
 
     Returns:
-        The state with all blocks pruned: the last one that `by_block` gives.
+        The state with all blocks pruned, which is the last one that `by_block` gives.
 
     Raises:
         TypeError: As in `by_block`.

@@ -87,7 +87,7 @@ def hessian_vector(
         batch: Tuple of the loss's arguments after params.
 
     Returns:
-        A tree like params. Differentiable, and works under `vmap`: map over vectors for
+        A tree like params. Differentiable, and works under `vmap`. Map over vectors for
         several products.
 
     Raises:

@@ -94,8 +94,8 @@ def stream(
             made, its parameters are not kept.
 
     Returns:
-        The errors of the blocks, by block: the norm of the change of their outputs over
-        their norm.
+        The errors by block. An error is the norm of the change of the block's outputs
+        over their norm.
 
     Raises:
         OSError: The disk is full: make room, and call again.
