@@ -24,7 +24,7 @@ from torch.func import functional_call, grad, jvp, vmap
 
 import sparsefn as sf
 from sparsefn._engine.numbers import elementary
-from sparsefn._engine.torch_limits import guards_by_name
+from sparsefn.shrinking.trace import guards_by_name
 
 pytestmark = pytest.mark.deep
 

@@ -12,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from sparsefn.masks.budgets.filling import Priced
-from sparsefn.nn.modules.calls import Example
+from sparsefn.masks.budgets import UnitCosts
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
 from sparsefn.shrinking.costs import (
     check_unit,
     distinct,
 )
-from sparsefn.shrinking.trace import traced
+from sparsefn.shrinking.trace import Example, traced
 from sparsefn.shrinking.values import values_in
 
 Scores = npt.NDArray[np.float64]
@@ -128,7 +127,7 @@ class Weights(NamedTuple):
         bits: int | None,
         compressed: bool,
         only: Sequence[int] | None,
-    ) -> Priced:
+    ) -> UnitCosts:
         """The cost of the model by how many weights of each parameter are not zero."""
         check_unit(unit, bits, compressed)
         if unit == "bytes" and not compressed:
@@ -166,7 +165,7 @@ class Weights(NamedTuple):
         masks = dict.fromkeys(sizes, 0)
         if unit == "bytes":
             masks = {name: -(-n // 8) for name, n in sizes.items()}
-        return Priced(sizes, cost, scores, masks)
+        return UnitCosts(sizes, cost, scores, masks)
 
 
 def weights(model: nn.Module, example: Example) -> Weights:

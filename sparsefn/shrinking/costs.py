@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparsefn.core.checks import check_int
 from sparsefn.shrinking.analysis import Analysis, Cut
 from sparsefn.shrinking.atoms import Atoms, Ids, Label
 from sparsefn.shrinking.values import Dims, Value, blank
@@ -82,8 +81,12 @@ def check_unit(unit: object, bits: int | None, compressed: bool) -> None:
         raise ValueError(
             f"expected unit to be 'params', 'flops' or 'bytes', got {unit!r}"
         )
-    if bits is not None:
-        check_int("within", "bits", bits, 1)
+    if bits is not None and (not isinstance(bits, int) or isinstance(bits, bool)):
+        raise TypeError(
+            f"within: expected bits to be an int, got {type(bits).__name__}"
+        )
+    if bits is not None and bits < 1:
+        raise ValueError(f"within: expected bits >= 1, got {bits}")
     if unit != "bytes" and (bits is not None or compressed):
         raise ValueError(
             f"bits= and compressed= are for unit='bytes', got unit={unit!r}"

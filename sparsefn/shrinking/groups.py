@@ -6,21 +6,17 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsefn.core.tree.originals import Computed
-from sparsefn.masks.budgets.filling import Priced
-from sparsefn.masks.patterns.kinds import Pattern, Reduce
-from sparsefn.masks.patterns.tied_sets import tied
-from sparsefn.nn.modules.calls import Example
-from sparsefn.nn.modules.originals import computed_from
-from sparsefn.nn.modules.wrappers import inner_module
+from sparsefn.masks.budgets import UnitCosts
+from sparsefn.masks.patterns import Pattern, tied
+from sparsefn.nn.modules import computed_from, inner_module
 from sparsefn.shrinking.analysis import (
     Analysis,
     Cut,
@@ -34,12 +30,15 @@ from sparsefn.shrinking.budgets import most_kept, pieces_of
 from sparsefn.shrinking.costs import cost, terms_of
 from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.trace import (
+    Example,
     Trace,
     has_shuffles,
     shapes_of,
     traced,
     without_shuffles,
 )
+
+Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
 
 
 class Member(NamedTuple):
@@ -268,7 +267,7 @@ class Groups:
         bits: int | None,
         compressed: bool,
         only: Sequence[int] | None,
-    ) -> Priced:
+    ) -> UnitCosts:
         """The cost by how many units of each set of `pattern(only)` are kept, for
         `sf.budgets.within`.
 
@@ -297,7 +296,7 @@ class Groups:
             known = dict(self.analysis.graph.named_parameters())
             return {name: self.groups[i].scores(known) for name, i in names.items()}
 
-        return Priced(dict(zip(names, sizes, strict=True)), cost, scores)
+        return UnitCosts(dict(zip(names, sizes, strict=True)), cost, scores)
 
     def set_names(self, only: Sequence[int] | None) -> dict[str, int]:
         """The numbers of the groups in a pattern, by the names that their sets have in
@@ -420,24 +419,24 @@ def groups(
     return dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
 
 
-def _originals(model: nn.Module) -> dict[str, Computed]:
-    # The parameters that the model's layers compute weights from, by path.
+def _originals(model: nn.Module) -> dict[str, str]:
+    # By path of a parameter that a layer computes its weight from: why it stays.
     found = {}
     for path, _ in model.named_parameters(remove_duplicate=False):
         computed = computed_from(model, path)
         if computed is not None:
-            found[path] = computed
+            found[path] = computed.dense()
     return found
 
 
-def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
+def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
     """The groups of an analysis, without the parameters that weights are computed from:
     these get no masks.
     """
     atoms = analysis.book.atoms
     for name in analysis.leaves.keys() & originals.keys():
         for label in analysis.leaves[name].labels:
-            atoms.freeze(label, originals[name].dense())
+            atoms.freeze(label, originals[name])
     parameters = _parameters(analysis)
     labels = {}
     of_parameters = []

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from sparsefn.nn.modules.weights import is_conv1d
 from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.layers import (
     CountedGroupNorm,
     CountedLayerNorm,
     CountedRMSNorm,
     SmallAttention,
+    is_conv1d,
 )
 from sparsefn.shrinking.norms import mean_dims
 from sparsefn.shrinking.values import Value, module_of, node_arguments, opname

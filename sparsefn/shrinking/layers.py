@@ -13,6 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def is_conv1d(layer: nn.Module) -> bool:
+    """Whether a layer is a `Conv1D` of transformers, known by the name of its class.
+
+    >>> is_conv1d(nn.Conv1d(1, 1, 1))
+    False
+    """
+    return any(kind.__name__ == "Conv1D" for kind in type(layer).__mro__)
+
+
 def counted_mean(
     x: Tensor,
     count: int,

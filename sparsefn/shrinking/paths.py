@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import optree
 from torch import Tensor, nn
 
-from sparsefn.core.tree import check_globs, glob_match
-from sparsefn.nn.modules.calls import Example, as_call
-from sparsefn.nn.modules.params import deep_copy
-from sparsefn.shrinking.trace import run_once, where_it_lies
+from sparsefn.nn.modules import as_call, bake
+from sparsefn.shrinking.trace import Example, run_once, where_it_lies
 
 
 def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
@@ -37,11 +36,19 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
     if not globs:
         raise ValueError(f"{wanted}, got none")
     names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
-    check_globs("only", globs, names)
+    lost = []
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            lost.append(repr(glob))
+    if lost:
+        raise ValueError(
+            f"only: no path matches {', nor '.join(lost)}; the paths are "
+            f"{', '.join(map(repr, names))}"
+        )
     found: list[str] = []
     for path in names:  # a module comes before what is in it
         is_inside = any(path.startswith(f"{outer}.") for outer in found)
-        if not is_inside and any(glob_match(path, glob) for glob in globs):
+        if not is_inside and any(fnmatchcase(path, glob) for glob in globs):
             found.append(path)
     for path in found:
         inside = {id(param) for param in module.get_submodule(path).parameters()}
@@ -93,7 +100,7 @@ def calls_of(
     Raises ValueError for a submodule that is not called, and for arguments without a
     name beside arguments with one.
     """
-    own = deep_copy(module)
+    own = bake(module, {}, partial=True)  # a copy
     made: dict[str, Any] = {}
     for path in paths:
 

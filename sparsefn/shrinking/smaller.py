@@ -16,10 +16,8 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from sparsefn.core.state import State
-from sparsefn.core.tree import Tree, flatten
-from sparsefn.nn.modules.calls import Example
-from sparsefn.nn.modules.params import bake, params_of
-from sparsefn.nn.modules.wrappers import inner_module
+from sparsefn.core.tree import flatten
+from sparsefn.nn.modules import bake, inner_module, params_of
 from sparsefn.shrinking.analysis import Cut, analyse, folded_biases, free, taken
 from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.groups import Groups
@@ -27,7 +25,13 @@ from sparsefn.shrinking.paths import calls_of, matched
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.same_class import same_class
-from sparsefn.shrinking.trace import has_shuffles, may_resize, traced, without_shuffles
+from sparsefn.shrinking.trace import (
+    Example,
+    has_shuffles,
+    may_resize,
+    traced,
+    without_shuffles,
+)
 from sparsefn.shrinking.values import kept_slices
 
 Form = Literal["class", "program"]
@@ -339,10 +343,10 @@ def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
 
 
 _SECOND = re.compile(r":\d+$")  # of several tied sets with one first leaf
-SomeTree = TypeVar("SomeTree", bound=Tree)
+Tree = TypeVar("Tree")  # any optree pytree of tensors
 
 
-def carry(tree: SomeTree, made: Smaller) -> SomeTree:
+def carry(tree: Tree, made: Smaller) -> Tree:
     """A tree of the old model's tensors, cut to the shapes of the smaller model.
 
     >>> net = torch.nn.Sequential(

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from sparsefn._engine.torch_limits import guards_by_name
-from sparsefn.core.tree import check_not_lazy
-from sparsefn.nn.modules.calls import Call, Example, as_call
+from sparsefn.nn.modules import as_call
 from sparsefn.shrinking.values import (
     hint,
     module_of,
@@ -33,6 +32,8 @@ from sparsefn.shrinking.values import (
 )
 
 Module = TypeVar("Module", bound=nn.Module)
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]  # what a model is called with
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def traced(
@@ -65,9 +66,7 @@ def traced(
     train mode that compute otherwise in eval mode (batch norm, dropout): with `train`
     modules keep the modes that they are in.
     """
-    check_not_lazy(
-        f"parameters of the {type(model).__name__}", model.named_parameters()
-    )
+    _check_not_lazy(model)
     call = where_it_lies(model, as_call(example))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)
@@ -83,6 +82,16 @@ def traced(
             f"{named_module(model, module_of(node))} computes otherwise"
         )
     return program
+
+
+def _check_not_lazy(model: nn.Module) -> None:
+    lazy = [repr(name) for name, x in model.named_parameters() if is_lazy(x)]
+    if lazy:
+        raise ValueError(
+            f"expected parameters of the {type(model).__name__} that have shapes, but "
+            f"lazy layers have not made {', '.join(lazy)} yet: run the module on a "
+            "batch first"
+        )
 
 
 class Trace(NamedTuple):
@@ -192,6 +201,26 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
         except Exception as error:  # the model's own code fails in any way
             errors.append(error)
     raise _failed(model, call, errors[-1]) from errors[-1]
+
+
+def guards_by_name(program: ExportedProgram, model: nn.Module) -> ExportedProgram:
+    """The program, whose checks of inputs find what its model takes as `**kwargs`.
+
+    torch 2.14 writes `L['kwargs']['x']` for an input that the program itself names `x`,
+    and `program.module()` then fails with "name 'L' is not defined". Other releases
+    write `L['x']`. Test: `test_a_program_does_not_find_its_keywords`.
+
+    >>> program = torch.export.export(nn.ReLU(), (torch.ones(1),))
+    >>> guards_by_name(program, nn.ReLU()) is program
+    True
+    """
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            guards = [
+                guard.replace(f"L['{name}'][", "L[") for guard in program._guards_code
+            ]
+            program._guards_code = guards
+    return program
 
 
 def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> Module:
