@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, fx, nn
 
 import sparsefn as sf
-from sparsefn.shrinking import analysis, moves, norms, probe
-from sparsefn.shrinking.analysis import Cut
-from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking import analysis, norms, probe, reindexing
+from sparsefn.shrinking.channels import Atoms
 from sparsefn.shrinking.layers import (
     counted_group_norm,
     counted_layer_norm,
     counted_mean,
     counted_rms_norm,
 )
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.plan import Cut
 from sparsefn.shrinking.proof import Proof
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import Step, values_in
 from tests.shrinking.compare import check, masked_weights, random_units
@@ -34,7 +34,7 @@ from tests.shrinking.networks import networks
 
 # The package and this module have functions of these names.
 GROUPS = import_module("sparsefn.shrinking.groups")
-PROGRAM = import_module("sparsefn.shrinking.program")
+REWRITES = import_module("sparsefn.shrinking.rewrites")
 Place = tuple[Any, str, Any]  # where, which name, and what is put there
 
 
@@ -186,7 +186,7 @@ def _only_the_first(self: Atoms, a: Any, b: Any, why: str) -> None:
 
 
 def _padding_of_zeros(step: Step) -> Any:
-    return moves.pad(
+    return reindexing.pad(
         dataclasses.replace(step, arguments={**step.arguments, "value": 0.0})
     )
 
@@ -211,12 +211,12 @@ def _all_masked(book: Any, leaf: Tensor, real: Tensor, mask: Any, d: int) -> Any
     return np.zeros(leaf.shape[d]) if leaf.is_floating_point() else None
 
 
-_OF_GRIDS, _JOIN, _TRIED = moves._of_grids, Atoms.join, probe.tried
+_OF_GRIDS, _JOIN, _TRIED = reindexing._of_grids, Atoms.join, probe.tried
 LEFT = (
-    (PROGRAM, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
-    (PROGRAM, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
-    (PROGRAM, "counted_mean", _of_what_is_left(counted_mean, _over)),
-    (PROGRAM, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
+    (REWRITES, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
+    (REWRITES, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
+    (REWRITES, "counted_mean", _of_what_is_left(counted_mean, _over)),
+    (REWRITES, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
 )
 
 COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "depthwise")
@@ -235,7 +235,7 @@ SUMMED = (
     "activation",
     "dense",
 )
-WIDTH = (PROGRAM.RULES, "scaled_dot_product_attention", lambda change: None)
+WIDTH = (REWRITES.RULES, "scaled_dot_product_attention", lambda change: None)
 PADS = tuple(
     (analysis._RULES, name, _padding_of_zeros) for name in ("pad", "constant_pad_nd")
 )
@@ -258,7 +258,7 @@ SHRINKING = [
         SUMMED,
     ),
     ShrinkingMutant(
-        "a concatenation of size 1 is a repeat", ((moves, "_of_grids", _repeats),)
+        "a concatenation of size 1 is a repeat", ((reindexing, "_of_grids", _repeats),)
     ),
     ShrinkingMutant(
         "every operation of one shape passes", ((analysis, "tried", _never_mixed),)

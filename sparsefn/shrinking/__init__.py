@@ -2,10 +2,10 @@
 models without pruned units.
 """
 
-from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.experts import without_experts
 from sparsefn.shrinking.groups import Groups, groups
-from sparsefn.shrinking.smaller import Smaller, carry, carry_optimizer, shrink, smaller
+from sparsefn.shrinking.plan import weights
+from sparsefn.shrinking.shrink import Smaller, carry, carry_optimizer, shrink, smaller
 
 __all__ = [
     "Groups",

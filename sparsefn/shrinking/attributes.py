@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.analysis import Cut
 from sparsefn.shrinking.layers import is_conv1d
+from sparsefn.shrinking.plan import Cut
 from sparsefn.shrinking.values import (
     module_of,
     named_module,

@@ -20,12 +20,12 @@ from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
 from sparsefn.masks.patterns import Pattern, members_of
 from sparsefn.nn.modules import bake, inner_module
-from sparsefn.shrinking.analysis import taken
 from sparsefn.shrinking.attributes import TRIES, Guess, Tried, search
 from sparsefn.shrinking.groups import Member
+from sparsefn.shrinking.plan import taken
 from sparsefn.shrinking.proof import Progress, Proof
-from sparsefn.shrinking.same_class import with_configs
-from sparsefn.shrinking.smaller import Kept, Smaller
+from sparsefn.shrinking.rebuild import with_configs
+from sparsefn.shrinking.shrink import Kept, Smaller
 from sparsefn.shrinking.trace import Example
 
 # where experts lie in a leaf, and which of its indices there are not routed to

@@ -19,23 +19,29 @@ from sparsefn.masks.patterns import Pattern, tied
 from sparsefn.nn.modules import computed_from, inner_module
 from sparsefn.shrinking.analysis import (
     Analysis,
-    Cut,
     analyse,
-    free,
+    has_shuffles,
     labels_of,
-    one_stays,
+    without_shuffles,
 )
-from sparsefn.shrinking.atoms import Atoms, Ids, Rank
-from sparsefn.shrinking.budgets import most_kept, pieces_of
-from sparsefn.shrinking.costs import cost, terms_of
-from sparsefn.shrinking.paths import Parts, calls_of, matched
+from sparsefn.shrinking.channels import Atoms, Ids, Rank
+from sparsefn.shrinking.plan import (
+    Cut,
+    cost,
+    free,
+    most_kept,
+    one_stays,
+    pieces_of,
+    terms_of,
+)
 from sparsefn.shrinking.trace import (
     Example,
+    Parts,
     Trace,
-    has_shuffles,
+    calls_of,
+    matched,
     shapes_of,
     traced,
-    without_shuffles,
 )
 
 Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsefn.shrinking.atoms import Label, product
-from sparsefn.shrinking.moves import GROUPS, divided
+from sparsefn.shrinking.channels import Label, product
 from sparsefn.shrinking.probe import elementwise, tried, with_constants
+from sparsefn.shrinking.reindexing import GROUPS, divided
 from sparsefn.shrinking.values import Constants, Step, Value, replaced, values_in
 
 _NOT_ZERO = "takes its mean, and it is not 0 where it is masked"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.atoms import Atoms, Flags, Label
+from sparsefn.shrinking.channels import Atoms, Flags, Label
 
 T = TypeVar("T")
 # By index: the constant that the slice holds, NaN where it varies; None: all vary.

@@ -6,7 +6,7 @@ import torch
 
 from sparsefn.shrinking import analysis
 from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from tests.shrinking import compare
 

@@ -7,8 +7,9 @@ import copy
 import numpy as np
 import torch
 
-from sparsefn.shrinking.analysis import Cut, analyse, free
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.analysis import analyse
+from sparsefn.shrinking.plan import Cut, free
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import values_in
 

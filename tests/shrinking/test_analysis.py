@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsefn.shrinking.analysis import Cut, folded_biases, free, one_stays
+from sparsefn.shrinking.plan import Cut, folded_biases, free, one_stays
 from tests.shrinking.small import VECTOR, analysed, conv, lin, told
 
 # A network, its groups, and why the rest stays.

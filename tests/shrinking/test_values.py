@@ -6,7 +6,7 @@ import torch
 from torch import fx, nn
 
 from sparsefn.shrinking import values
-from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking.channels import Atoms
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import Book, Step
 from tests.shrinking.small import Of, analysed, conv

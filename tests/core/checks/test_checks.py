@@ -102,11 +102,11 @@ ELSEWHERE = {
             f"shrinking/{name}.py"
             for name in (
                 "analysis",
-                "costs",
-                "program",
-                "resizing",
-                "layer_sizes",
                 "attributes",
+                "layers",
+                "plan",
+                "rebuild",
+                "rewrites",
             )
         ),
         "the arguments of a traced operation, and the attributes of a module",

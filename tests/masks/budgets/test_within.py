@@ -13,9 +13,9 @@ from torch import nn
 import sparsefn as sf
 from sparsefn.masks.budgets.filling import UnitCosts
 from sparsefn.masks.budgets.within import Within, within
-from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.smaller import shrink
+from sparsefn.shrinking.plan import weights
+from sparsefn.shrinking.shrink import shrink
 from tests.shrinking.cost_counts import flops_of
 from tests.shrinking.networks import networks
 from tests.shrinking.zoo import MODELS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsefn.shrinking.atoms import Atoms, product
+from sparsefn.shrinking.channels import Atoms, product
 
 
 def kept(atoms, label, alive):

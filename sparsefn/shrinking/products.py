@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsefn.shrinking.atoms import Flags, Label, Rank, product
-from sparsefn.shrinking.moves import GROUPS, divided
+from sparsefn.shrinking.channels import Flags, Label, Rank, product
+from sparsefn.shrinking.reindexing import GROUPS, divided
 from sparsefn.shrinking.values import Constants, Fold, Step, Value, replaced, values_in
 
 

@@ -1,242 +1,182 @@
-"""The traced program with fewer entries: a module with the old parameter names."""
+"""The smaller model: of the same class, with fitting sizes in its modules, or else the
+traced program with fewer entries.
+"""
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking import resizing
-from sparsefn.shrinking.analysis import Cut
-from sparsefn.shrinking.atoms import Flags
-from sparsefn.shrinking.layers import (
-    counted_group_norm,
-    counted_layer_norm,
-    counted_mean,
-    counted_rms_norm,
+from sparsefn.shrinking.attributes import (
+    Guess,
+    Pairs,
+    give_back,
+    guesses,
+    node_sizes,
+    outputs_of,
+    set_configs,
+    settle,
 )
-from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.resizing import Resizing, aten, refused, scale
+from sparsefn.shrinking.layers import (
+    COUNTED,
+    averages,
+    fold_norms,
+    resize,
+)
+from sparsefn.shrinking.plan import Cut
+from sparsefn.shrinking.rewrites import RULES, Resizing, aten, refused, scale
+from sparsefn.shrinking.trace import tensor_at
 from sparsefn.shrinking.values import (
     bind,
-    by_name,
+    module_of,
+    named_module,
     node_arguments,
     opname,
     tensors_of,
     values_in,
 )
 
-Rule = Callable[[Resizing], None]
+Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
 
-def sized(change: Resizing) -> None:
-    """Sizes of the output, as arguments."""
-    out = change.outs[0]
-    key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
-    given = change.arguments[key]
-    first = out.ndim - len(given)
-    if change.name == "unflatten":
-        first = change.along[1]
-    part = slice(first, first + len(given))
-    infer = change.name in ("view", "reshape", "_unsafe_view")
-    change.arguments[key] = change.fit(
-        given, change.cut.size(out)[part], out.shape[part], infer
-    )
+class SameClass(NamedTuple):
+    """A smaller model of the same class, or why there is none."""
+
+    model: nn.Module | None
+    why: str = ""  # there is none
+    # the parameters that are scaled, as norms of fewer entries need it
+    scaled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 
-def resize_split(change: Resizing) -> None:
-    """Parts of a dimension that loses entries, which lose some each."""
-    x, dim = change.along
-    if dim in change.lost(x):
-        sizes = [change.cut.size(out)[dim] for out in change.outs]
-        whole = change.arguments["self"]
-        change.become(aten.split_with_sizes.default, whole, sizes, dim)
+def same_class(
+    model: nn.Module,
+    cut: Cut,
+    works: Works,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> SameClass:
+    """A copy of a model with smaller tensors, whose modules keep fitting sizes.
 
+    `works(small, exact)` has to run a model, with the tensors `exact` in float64 in
+    place of its own, which were rounded, and to say whether it gives what is wanted: on
+    the same inputs each time, and an exception is a no. It may copy the model. No model
+    is returned of which it did not say yes.
 
-def repeat(change: Resizing) -> None:
-    """How often dimensions are repeated, of which repeats may go."""
-    x = change.values["self"]
-    out = change.outs[0]
-    key = "repeats" if "repeats" in change.arguments else "dims"
-    made = list(change.arguments[key])
-    for i in range(1, len(made) + 1):
-        if i <= x.ndim:
-            inside = x.shape[-i]
-        else:
-            inside = 1
-        kept = change.kept(out, out.ndim - i)
-        made[-i] = _times(made[-i], kept.reshape(-1, inside))
-    change.arguments[key] = made
+    Tensors have their old names; entries of `tensors` take their place, rounded to the
+    dtypes of the model. What torch's layers keep about sizes follows from their
+    tensors. Other numbers that modules keep are guessed: numbers that equal a size that
+    changes in the module's forward. Where a number may mean several sizes these are
+    tried, at most `attributes.TRIES` in all: it is better if more modules in turn give
+    the outputs that they have in the masked model. What need not change for the outputs
+    stays as it was, unless a config says it. The reason, where there is no such model,
+    names the first module that does not give those outputs.
 
-
-def repeat_interleave(change: Resizing) -> None:
-    times = change.values.get("repeats")
-    if change.values.get("dim") is None or not isinstance(times, int):
-        change.refuse("it repeats each of them by a number of its own")
-    x, dim = change.along
-    kept = change.kept(change.outs[0], dim)
-    table = kept.reshape(x.shape[dim], -1).T
-    change.arguments["repeats"] = _times(change.arguments["repeats"], table)
-
-
-def _times(times: Any, table: Flags) -> Any:
-    # How many repeats stay, of a table (repeats, indices).
-    rows = table.any(1)
-    if rows.all():
-        return times
-    return int(rows.sum())
-
-
-def squeeze(change: Resizing) -> None:
-    """Dimensions of size 1 in the trace, none that is left with one index."""
-    x = change.values["self"]
-    dims = change.values.get("dim")
-    if dims is None:
-        dims = range(x.ndim)
-    if isinstance(dims, int):
-        dims = [dims]
-    dims = [d % max(x.ndim, 1) for d in dims]
-    after = change.cut.size(x)
-    if any(after[d] == 1 != x.shape[d] for d in dims):
-        one = [d for d in dims if x.shape[d] == 1]
-        change.become(aten.squeeze.dims, change.arguments["self"], one)
-
-
-def resize_convolution(change: Resizing) -> None:
-    """Groups that go as a whole, and the same entries of each group."""
-    x = change.values["input"]
-    w = change.values["weight"]
-    groups = change.values["groups"]
-    if groups > 1:
-        keep = change.kept(x, x.ndim - w.ndim + 1)
-        change.count("groups", _groups(keep, groups))
-
-
-def _groups(keep: Flags, groups: int) -> int:
-    # How many groups stay.
-    entries = keep.reshape(groups, -1)
-    return int(entries.any(1).sum())
-
-
-def channel_shuffle(change: Resizing) -> None:
-    x = change.values["self"]
-    groups = change.values["groups"]
-    change.count("groups", _groups(change.kept(x, 1), groups))
-
-
-def resize_layer_norm(change: Resizing) -> None:
-    x = change.values["input"]
-    given = change.arguments
-    some = len(given["normalized_shape"])
-    dims = list(range(x.ndim - some, x.ndim))
-    if set(dims) & set(change.lost(x)):
-        count = change.number("input", dims)
-        norm = counted_layer_norm if "bias" in given else counted_rms_norm
-        tail = [given[name] for name in ("weight", "bias", "eps") if name in given]
-        change.become(norm, given["input"], count, some, *tail)
-
-
-def resize_group_norm(change: Resizing) -> None:
-    x = change.values["input"]
-    groups = change.values["num_groups"]
-    given = change.arguments
-    keep = change.kept(x, 1)
-    left = _groups(keep, groups)
-    change.count("num_groups", left)
-    if keep.sum() * groups != len(keep) * left:
-        count = change.number("input", range(2, x.ndim), len(keep) // groups)
-        change.become(
-            counted_group_norm,
-            given["input"],
-            given["num_groups"],
-            count,
-            given["weight"],
-            given["bias"],
-            given["eps"],
-        )
-
-
-def resize_mean(change: Resizing) -> None:
-    x = change.values["self"]
-    given = change.arguments
-    dims = mean_dims(given.get("dim"), x.ndim)
-    if set(dims) & set(change.lost(x)):
-        if given["dtype"] is not None:
-            change.refuse("it counts them in another dtype")
-        count = change.number("self", dims)
-        keepdim = given.get("keepdim", False)
-        change.become(counted_mean, given["self"], count, dims, keepdim)
-
-
-def resize_attention(change: Resizing) -> None:
-    """The width of a head is part of the scale."""
-    q = change.values["query"]
-    if change.arguments["scale"] is None and q.ndim - 1 in change.lost(q):
-        change.arguments["scale"] = q.shape[-1] ** -0.5
-
-
-def resize_grouped_mm(change: Resizing) -> None:
-    """Products with one matrix of each expert: torch has them for widths of whole 16
-    bytes.
+    Norms of torch that lose entries become norms of `sparsefn.shrinking.layers`. Of an
+    RMS norm in a module's own code the weight and eps are scaled, which is the same:
+    `scaled` names these parameters. Configs are set where a new model from them equals
+    the smaller model; `notes` says where not.
     """
-    given = change.arguments
-    if (
-        given["offs"] is None
-        or given["bias"] is not None
-        or given["out_dtype"] is not None
-    ):
-        change.refuse("it is of another form")
-    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
+    given = tensors or {}
+    exact = dict[str, Tensor]()
+
+    def taken(name: str, x: Tensor) -> Tensor:
+        made = cut.take(name, given.get(name, x))
+        if made.dtype != x.dtype:
+            exact[name] = made
+        return made.to(x.dtype)
+
+    answers: list[bool] = []
+
+    def proven(some: nn.Module) -> bool:
+        answers.append(works(some, exact))
+        return answers[-1]
+
+    small = _with(model, cut, taken)
+    why = resize(small, cut)
+    if why:
+        return SameClass(None, why)
+    scaled = fold_norms(small, cut)
+    exact |= scaled
+    ready = {name.rpartition(".")[0] for name in scaled}
+    for average in averages(cut):
+        path = module_of(average.node)
+        counts = type(small.get_submodule(path)) in COUNTED.values()
+        if not counts and path not in ready:
+            what = opname(average.node)
+            where = named_module(small, path)
+            return SameClass(
+                None, f"{where} takes a {what} of entries that go in code of its own"
+            )
+    nodes = node_sizes(cut)
+    sizes = [pair for pairs in nodes.values() for pair in pairs]
+    unknown = guesses(small, nodes)
+    notes: tuple[str, ...] = ()
+    if not unknown:  # one proof is enough, of the model with its configs
+        notes = with_configs(small, model, sizes, unknown, proven)
+    if not any(answers) and not proven(small):
+        wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
+        why = settle(small, unknown, proven, wanted, cut)
+        if why:
+            return SameClass(None, why)
+    if unknown:
+        notes = with_configs(small, model, sizes, unknown, proven)
+    return SameClass(small, "", tuple(scaled), notes)
 
 
-def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
-    """The product of rows with the matrix of their expert, of any widths.
+def with_configs(
+    small: nn.Module,
+    model: nn.Module,
+    sizes: Pairs,
+    unknown: list[Guess],
+    works: Callable[[nn.Module], bool],
+) -> tuple[str, ...]:
+    """Set the configs of a smaller model, and give back the numbers that neither these
+    nor its outputs need; notes.
 
-    >>> padded_grouped_mm(
-    ...     torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32)
-    ... )
-    tensor([[3., 3., 3., 3., 3.],
-            [3., 3., 3., 3., 3.]])
+    >>> with_configs(nn.ReLU(), nn.ReLU(), [], [], lambda small: True)
+    ()
     """
-    inner = -w.shape[1] % 8
-    outer = -w.shape[2] % 8
-    x = nn.functional.pad(x, (0, inner))
-    wide = nn.functional.pad(w, (0, outer, 0, inner))
-    made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
-    return made
+    configs = dict(set_configs(small, model, sizes, works))
+    said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
+
+    def is_said(guess: Guess) -> bool:
+        return all(path.startswith(said) for path in guess.owners)
+
+    give_back(small, [guess for guess in unknown if not is_said(guess)], works)
+    return tuple(why for why in configs.values() if why)
 
 
-# Of other operations no argument speaks of sizes or places: the proof tells where one
-# does.
-RULES: dict[str, Rule] = by_name(
-    {
-        "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
-        "rand randn new_zeros new_ones new_full new_empty": sized,
-        "split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split "
-        "chunk unsafe_chunk": resize_split,
-        "repeat tile": repeat,
-        "repeat_interleave": repeat_interleave,
-        "squeeze": squeeze,
-        "slice narrow": resizing.cut_slice,
-        "select": resizing.cut_select,
-        "index_select": resizing.cut_index_select,
-        "index": resizing.cut_index,
-        "roll": resizing.cut_roll,
-        "slice_scatter select_scatter": resizing.cut_slice_scatter,
-        "constant_pad_nd pad": resizing.cut_pad,
-        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-        "convolution": resize_convolution,
-        "channel_shuffle": channel_shuffle,
-        "layer_norm rms_norm": resize_layer_norm,
-        "group_norm": resize_group_norm,
-        "mean": resize_mean,
-        "_grouped_mm": resize_grouped_mm,
-        "scaled_dot_product_attention": resize_attention,
-    }
-)
+def _with(
+    model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
+) -> nn.Module:
+    # A copy with other tensors in place of the program's, shared ones shared.
+    made: dict[int, Any] = {}
+    for name in cut.analysis.leaves:
+        x = tensor_at(model, name)  # none is a constant of the program
+        if isinstance(x, nn.Parameter):
+            made[id(x)] = type(x)(new(name, x), x.requires_grad)
+        elif isinstance(x, Tensor):
+            made[id(x)] = new(name, x)
+    return copy.deepcopy(model, made)
+
+
+def _masked(model: nn.Module, cut: Cut) -> nn.Module:
+    # The whole model, with 0 for what goes: to find where a smaller model differs.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def masked(name: str, x: Tensor) -> Tensor:
+        if name not in parameters:
+            return x.detach().clone()
+        masks = cut.analysis.book.masks
+        mask = cut.mask(name) if masks is None else masks.get(name)
+        return x.detach().clone() if mask is None else x.detach() * mask.to(x.device)
+
+    return _with(model, cut, masked)
 
 
 class Program(fx.GraphModule):

@@ -1,4 +1,4 @@
-"""One operation of a program that gets smaller: its new arguments, and the new places
+"""Operations of a program that get smaller: their new arguments, and the new places
 along dimensions that lose entries.
 """
 
@@ -7,19 +7,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.analysis import Cut
-from sparsefn.shrinking.atoms import Flags
+from sparsefn.shrinking.channels import Flags
+from sparsefn.shrinking.layers import (
+    counted_group_norm,
+    counted_layer_norm,
+    counted_mean,
+    counted_rms_norm,
+)
+from sparsefn.shrinking.norms import mean_dims
+from sparsefn.shrinking.plan import Cut
 from sparsefn.shrinking.values import (
     Value,
     bind,
+    by_name,
     module_of,
     node_arguments,
     opname,
@@ -378,3 +386,213 @@ def _as_slice(new: Places) -> tuple[int, int, int] | None:
     start = int(new[0])
     end = int(new[-1]) + 1
     return start, end, step
+
+
+Rule = Callable[[Resizing], None]
+
+
+def sized(change: Resizing) -> None:
+    """Sizes of the output, as arguments."""
+    out = change.outs[0]
+    key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
+    given = change.arguments[key]
+    first = out.ndim - len(given)
+    if change.name == "unflatten":
+        first = change.along[1]
+    part = slice(first, first + len(given))
+    infer = change.name in ("view", "reshape", "_unsafe_view")
+    change.arguments[key] = change.fit(
+        given, change.cut.size(out)[part], out.shape[part], infer
+    )
+
+
+def resize_split(change: Resizing) -> None:
+    """Parts of a dimension that loses entries, which lose some each."""
+    x, dim = change.along
+    if dim in change.lost(x):
+        sizes = [change.cut.size(out)[dim] for out in change.outs]
+        whole = change.arguments["self"]
+        change.become(aten.split_with_sizes.default, whole, sizes, dim)
+
+
+def repeat(change: Resizing) -> None:
+    """How often dimensions are repeated, of which repeats may go."""
+    x = change.values["self"]
+    out = change.outs[0]
+    key = "repeats" if "repeats" in change.arguments else "dims"
+    made = list(change.arguments[key])
+    for i in range(1, len(made) + 1):
+        if i <= x.ndim:
+            inside = x.shape[-i]
+        else:
+            inside = 1
+        kept = change.kept(out, out.ndim - i)
+        made[-i] = _times(made[-i], kept.reshape(-1, inside))
+    change.arguments[key] = made
+
+
+def repeat_interleave(change: Resizing) -> None:
+    times = change.values.get("repeats")
+    if change.values.get("dim") is None or not isinstance(times, int):
+        change.refuse("it repeats each of them by a number of its own")
+    x, dim = change.along
+    kept = change.kept(change.outs[0], dim)
+    table = kept.reshape(x.shape[dim], -1).T
+    change.arguments["repeats"] = _times(change.arguments["repeats"], table)
+
+
+def _times(times: Any, table: Flags) -> Any:
+    # How many repeats stay, of a table (repeats, indices).
+    rows = table.any(1)
+    if rows.all():
+        return times
+    return int(rows.sum())
+
+
+def squeeze(change: Resizing) -> None:
+    """Dimensions of size 1 in the trace, none that is left with one index."""
+    x = change.values["self"]
+    dims = change.values.get("dim")
+    if dims is None:
+        dims = range(x.ndim)
+    if isinstance(dims, int):
+        dims = [dims]
+    dims = [d % max(x.ndim, 1) for d in dims]
+    after = change.cut.size(x)
+    if any(after[d] == 1 != x.shape[d] for d in dims):
+        one = [d for d in dims if x.shape[d] == 1]
+        change.become(aten.squeeze.dims, change.arguments["self"], one)
+
+
+def resize_convolution(change: Resizing) -> None:
+    """Groups that go as a whole, and the same entries of each group."""
+    x = change.values["input"]
+    w = change.values["weight"]
+    groups = change.values["groups"]
+    if groups > 1:
+        keep = change.kept(x, x.ndim - w.ndim + 1)
+        change.count("groups", _groups(keep, groups))
+
+
+def _groups(keep: Flags, groups: int) -> int:
+    # How many groups stay.
+    entries = keep.reshape(groups, -1)
+    return int(entries.any(1).sum())
+
+
+def channel_shuffle(change: Resizing) -> None:
+    x = change.values["self"]
+    groups = change.values["groups"]
+    change.count("groups", _groups(change.kept(x, 1), groups))
+
+
+def resize_layer_norm(change: Resizing) -> None:
+    x = change.values["input"]
+    given = change.arguments
+    some = len(given["normalized_shape"])
+    dims = list(range(x.ndim - some, x.ndim))
+    if set(dims) & set(change.lost(x)):
+        count = change.number("input", dims)
+        norm = counted_layer_norm if "bias" in given else counted_rms_norm
+        tail = [given[name] for name in ("weight", "bias", "eps") if name in given]
+        change.become(norm, given["input"], count, some, *tail)
+
+
+def resize_group_norm(change: Resizing) -> None:
+    x = change.values["input"]
+    groups = change.values["num_groups"]
+    given = change.arguments
+    keep = change.kept(x, 1)
+    left = _groups(keep, groups)
+    change.count("num_groups", left)
+    if keep.sum() * groups != len(keep) * left:
+        count = change.number("input", range(2, x.ndim), len(keep) // groups)
+        change.become(
+            counted_group_norm,
+            given["input"],
+            given["num_groups"],
+            count,
+            given["weight"],
+            given["bias"],
+            given["eps"],
+        )
+
+
+def resize_mean(change: Resizing) -> None:
+    x = change.values["self"]
+    given = change.arguments
+    dims = mean_dims(given.get("dim"), x.ndim)
+    if set(dims) & set(change.lost(x)):
+        if given["dtype"] is not None:
+            change.refuse("it counts them in another dtype")
+        count = change.number("self", dims)
+        keepdim = given.get("keepdim", False)
+        change.become(counted_mean, given["self"], count, dims, keepdim)
+
+
+def resize_attention(change: Resizing) -> None:
+    """The width of a head is part of the scale."""
+    q = change.values["query"]
+    if change.arguments["scale"] is None and q.ndim - 1 in change.lost(q):
+        change.arguments["scale"] = q.shape[-1] ** -0.5
+
+
+def resize_grouped_mm(change: Resizing) -> None:
+    """Products with one matrix of each expert: torch has them for widths of whole 16
+    bytes.
+    """
+    given = change.arguments
+    if (
+        given["offs"] is None
+        or given["bias"] is not None
+        or given["out_dtype"] is not None
+    ):
+        change.refuse("it is of another form")
+    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
+
+
+def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """The product of rows with the matrix of their expert, of any widths.
+
+    >>> padded_grouped_mm(
+    ...     torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32)
+    ... )
+    tensor([[3., 3., 3., 3., 3.],
+            [3., 3., 3., 3., 3.]])
+    """
+    inner = -w.shape[1] % 8
+    outer = -w.shape[2] % 8
+    x = nn.functional.pad(x, (0, inner))
+    wide = nn.functional.pad(w, (0, outer, 0, inner))
+    made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+    return made
+
+
+# Of other operations no argument speaks of sizes or places: the proof tells where one
+# does.
+RULES: dict[str, Rule] = by_name(
+    {
+        "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
+        "rand randn new_zeros new_ones new_full new_empty": sized,
+        "split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split "
+        "chunk unsafe_chunk": resize_split,
+        "repeat tile": repeat,
+        "repeat_interleave": repeat_interleave,
+        "squeeze": squeeze,
+        "slice narrow": cut_slice,
+        "select": cut_select,
+        "index_select": cut_index_select,
+        "index": cut_index,
+        "roll": cut_roll,
+        "slice_scatter select_scatter": cut_slice_scatter,
+        "constant_pad_nd pad": cut_pad,
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+        "convolution": resize_convolution,
+        "channel_shuffle": channel_shuffle,
+        "layer_norm rms_norm": resize_layer_norm,
+        "group_norm": resize_group_norm,
+        "mean": resize_mean,
+        "_grouped_mm": resize_grouped_mm,
+        "scaled_dot_product_attention": resize_attention,
+    }
+)

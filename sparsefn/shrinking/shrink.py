@@ -18,20 +18,12 @@ from torch.optim import Optimizer
 from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
 from sparsefn.nn.modules import bake, inner_module, params_of
-from sparsefn.shrinking.analysis import Cut, analyse, folded_biases, free, taken
-from sparsefn.shrinking.costs import cost
+from sparsefn.shrinking.analysis import analyse, has_shuffles, without_shuffles
 from sparsefn.shrinking.groups import Groups
-from sparsefn.shrinking.paths import calls_of, matched
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.plan import Cut, cost, folded_biases, free, taken
 from sparsefn.shrinking.proof import Progress, Proof
-from sparsefn.shrinking.same_class import same_class
-from sparsefn.shrinking.trace import (
-    Example,
-    has_shuffles,
-    may_resize,
-    traced,
-    without_shuffles,
-)
+from sparsefn.shrinking.rebuild import program, same_class
+from sparsefn.shrinking.trace import Example, calls_of, matched, may_resize, traced
 from sparsefn.shrinking.values import kept_slices
 
 Form = Literal["class", "program"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsefn.shrinking.atoms import Flags, Ids, Label, Rank
+from sparsefn.shrinking.channels import Flags, Ids, Label, Rank
 from sparsefn.shrinking.values import (
     Constants,
     Step,
