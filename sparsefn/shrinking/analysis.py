@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx
 
 from sparsefn.shrinking import norms, products, reindexing
-from sparsefn.shrinking.channels import Atoms, Ids, Label, product
-from sparsefn.shrinking.probe import of_leaf, pointwise, tried
+from sparsefn.shrinking.channels import ChannelMap, CoupledChannels, Ids, product
+from sparsefn.shrinking.probe import of_leaf, pointwise, probed
 from sparsefn.shrinking.trace import with_tensors
 from sparsefn.shrinking.values import (
-    Book,
+    AnalysisLog,
     Step,
     Value,
     bind,
@@ -44,7 +44,7 @@ class Analysis(NamedTuple):
     graph: fx.GraphModule
     values: dict[fx.Node, Any]
     leaves: dict[str, Value]
-    book: Book
+    log: AnalysisLog
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -61,13 +61,13 @@ def analyse(
 ) -> Analysis:
     """Follow a program from `torch.export` through all of its operations.
 
-    An atom that is not frozen in the end may go, with all indices that are made of it.
-    Without `masks` it may go once it is masked in all parameters that hold it; with
+    A channel that is not frozen in the end may go, with all indices that are made of
+    it. Without `masks` it may go once it is masked in all parameters that hold it; with
     masks it may go as they are, and what the layers that read a constant have to add to
-    their biases is in `book.folds`.
+    their biases is in `log.folds`.
     """
-    book = Book(Atoms(), counted, equal_parts, masks)
-    made = Analysis(graph, {}, {}, book)
+    log = AnalysisLog(CoupledChannels(), counted, equal_parts, masks)
+    made = Analysis(graph, {}, {}, log)
     held = tensors_of(graph)
     seen = dict[int, Value]()
     reads = Counter[int]()
@@ -98,13 +98,13 @@ def _settled(made: Analysis) -> Analysis:
     ends = dict[int, Ids]()
     known = dict[Any, Ids]()
     for label in labels_of(made):
-        end = made.book.atoms.resolve(label)
+        end = made.log.channels.resolve(label)
         key = (end.shape, end.tobytes())
         ends[id(label)] = known.setdefault(key, end)
 
     def resolved(value: Value) -> Value:
         labels = [ends.get(id(label)) for label in value.labels]
-        return value.along(labels, value.gone)
+        return value.along(labels, value.constants)
 
     def settle(tree: Any) -> Any:
         return replaced(tree, map(resolved, values_in(tree)))
@@ -123,11 +123,11 @@ def _leaf(
     if not isinstance(leaf, Tensor):
         return None
     if id(leaf) not in seen:
-        book = made.book
-        if book.masks is None:
+        log = made.log
+        if log.masks is None:
             mask = None
         else:
-            mask = book.masks.get(name)
+            mask = log.masks.get(name)
         if mask is not None and not mask.ndim:  # the leaf is dense
             mask = None
         real = None if leaf.is_meta else leaf.detach()
@@ -135,16 +135,16 @@ def _leaf(
             real = real * mask
         # What nothing reads stays whole.
         read = reads[id(leaf)]
-        labels: list[Label] = []
-        gone = []
+        labels: list[ChannelMap] = []
+        constants = []
         for d, n in enumerate(leaf.shape):
-            labels.append(book.atoms.new(n) if n > 1 and read else None)
-            gone.append(of_leaf(book, leaf, real, mask, d))
+            labels.append(log.channels.new(n) if n > 1 and read else None)
+            constants.append(of_leaf(log, leaf, real, mask, d))
         seen[id(leaf)] = Value(
             tuple(leaf.shape),
             leaf.dtype,
             tuple(labels),
-            tuple(gone),
+            tuple(constants),
             real,
             name,
             mask,
@@ -162,7 +162,7 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
     if node.op == "output":
         for value in ins:
             for label in value.labels:
-                made.book.atoms.freeze(label, "it is an output of the model")
+                made.log.channels.freeze(label, "it is an output of the model")
         return None
     outs = blank(node.meta.get("val"))
     if node.op != "call_function" or not values_in(outs):
@@ -171,10 +171,10 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
         values, place = args
         return values[place]
     if not hasattr(node.target, "_schema"):
-        step = Step(node, {}, outs, made.book)
+        step = Step(node, {}, outs, made.log)
         step.freeze_all(ins, "is a program of its own")
         return outs
-    step = Step(node, bind(node.target, args, kwargs), outs, made.book)
+    step = Step(node, bind(node.target, args, kwargs), outs, made.log)
     rule = _rule(step)
     outs = _known(step, ins, rule(step))
     if node.target._schema.is_mutable:
@@ -190,11 +190,11 @@ def _rule(step: Step) -> Rule:
         return _RULES[step.name]
     overload = step.target._overloadname
     if step.name in reindexing.MOVES and overload not in ("dtype", "self_Tensor"):
-        tied = step.name in _PARTS and step.book.equal_parts
+        tied = step.name in _PARTS and step.log.equal_parts
         return _parts if tied else reindexing.move
     if torch.Tag.pointwise in step.target.tags or step.name in _POINTWISE:
         return pointwise
-    return tried
+    return probed
 
 
 def _known(step: Step, ins: list[Value], out: Any) -> Any:
@@ -238,16 +238,16 @@ def _uniform(step: Step) -> Any:
     fill = fills.get(step.name, step.arguments.get("fill_value"))
     out: Value = step.outs
     labels = list(out.labels)
-    gone = list(out.gone)
+    constants = list(out.constants)
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
     # sizes of batches and sequences are symbols
     for d, size in enumerate(step.node.meta["val"].shape):
         n = out.shape[d]
         if n > 1 and isinstance(size, int):
-            labels[d] = step.atoms.new(n)
+            labels[d] = step.channels.new(n)
         if n > 1 and plain:
-            gone[d] = np.full(n, float(fill))  # type: ignore[arg-type]
-    return out.along(labels, gone)
+            constants[d] = np.full(n, float(fill))  # type: ignore[arg-type]
+    return out.along(labels, constants)
 
 
 def _arange(step: Step) -> Any:
@@ -261,13 +261,13 @@ def _arange(step: Step) -> Any:
 def _dropout(step: Step) -> Any:
     x = values_in(step.arguments)[0]
     drops = step.arguments["train"] and step.arguments["p"]
-    gone = []
-    for some in x.gone:
+    constants = []
+    for some in x.constants:
         if some is not None and drops:
             some = np.where(some == 0, 0.0, np.nan)
-        gone.append(some)
+        constants.append(some)
     outs = values_in(step.outs)
-    return replaced(step.outs, [out.along(x.labels, gone) for out in outs])
+    return replaced(step.outs, [out.along(x.labels, constants) for out in outs])
 
 
 def _shuffle(step: Step) -> Any:
@@ -278,13 +278,13 @@ def _shuffle(step: Step) -> Any:
     groups = step.arguments["groups"]
     size = x.shape[1] // groups
     group, place = reindexing.divided(step, x.labels[1], groups, size)
-    step.book.groups[step.node] = group
+    step.log.groups[step.node] = group
     labels = list(x.labels)
-    gone = list(x.gone)
+    constants = list(x.constants)
     labels[1] = product(place, size, group, groups)
-    if gone[1] is not None:
-        gone[1] = gone[1].reshape(groups, size).T.reshape(-1)
-    return step.outs.along(labels, gone)
+    if constants[1] is not None:
+        constants[1] = constants[1].reshape(groups, size).T.reshape(-1)
+    return step.outs.along(labels, constants)
 
 
 _PARTS = frozenset(

@@ -20,7 +20,7 @@ from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
 from sparsefn.masks.patterns import Pattern, members_of
 from sparsefn.nn.modules import bake, inner_module
-from sparsefn.shrinking.attributes import TRIES, Guess, Tried, search
+from sparsefn.shrinking.attributes import TRIES, Guess, Trial, search
 from sparsefn.shrinking.groups import Member
 from sparsefn.shrinking.plan import taken
 from sparsefn.shrinking.proof import Progress, Proof
@@ -36,7 +36,7 @@ _aten = torch.ops.aten
 _FACTORS = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
 
 
-class Seen(NamedTuple):
+class RouterLog(NamedTuple):
     """What was seen of routers while a model ran."""
 
     products: set[str]  # the leaves that something was multiplied by
@@ -44,7 +44,9 @@ class Seen(NamedTuple):
     most: dict[str, int]
 
 
-def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module, Seen]:
+def never_routed(
+    model: nn.Module, routers: Sequence[Router]
+) -> tuple[nn.Module, RouterLog]:
     """A copy that runs with logits -inf of some rows of routers, and what is seen of
     these whenever it or a copy runs.
 
@@ -54,7 +56,7 @@ def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module
     >>> copied(torch.ones(1, 2)).isinf(), seen.products
     (tensor([[False,  True, False]]), {'weight'})
     """
-    seen = Seen(set(), {})
+    seen = RouterLog(set(), {})
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with _Logits(self, routers, seen):
@@ -72,7 +74,7 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, module: nn.Module, routers: Sequence[Router], seen: Seen
+        self, module: nn.Module, routers: Sequence[Router], seen: RouterLog
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         own = [
@@ -204,7 +206,7 @@ def without_experts(
         return not why
 
     numbers = _numbers(small, sets)
-    found = search(lambda _: numbers, lambda: Tried((0, 0), works(small), why), TRIES)
+    found = search(lambda _: numbers, lambda: Trial((0, 0), works(small), why), TRIES)
     for name, experts in sets.items():
         leaves = [member.leaf for member in experts.routers]
         if experts.lost and not seen.products & {*leaves}:
@@ -309,7 +311,7 @@ def _kept_units(member: Member, mask: Tensor) -> npt.NDArray[np.bool_]:
     return kept
 
 
-def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
+def _few(sets: Mapping[str, _Experts], seen: RouterLog) -> Iterator[str]:
     for experts in sets.values():
         routers = [member.leaf for member in experts.routers]
         left = experts.kept.sum()

@@ -24,9 +24,9 @@ from sparsefn.shrinking.analysis import (
     labels_of,
     without_shuffles,
 )
-from sparsefn.shrinking.channels import Atoms, Ids, Rank
+from sparsefn.shrinking.channels import CoupledChannels, Ids, Rank
 from sparsefn.shrinking.plan import (
-    Cut,
+    PruningPlan,
     cost,
     free,
     most_kept,
@@ -96,7 +96,7 @@ class Group(NamedTuple):
     members: tuple[Member, ...]
     entries: int  # of the parameters, for one unit on average
     # groups that multiply with it, such as heads and the entries of a head
-    beside: frozenset[int]
+    multiplies_with: frozenset[int]
     preferred: bool  # of the groups that multiply, `Groups.pattern` takes this
 
     def scores(self, known: Mapping[str, Tensor]) -> Any:
@@ -118,8 +118,8 @@ class Group(NamedTuple):
         more = len(self.members) - 6
         if more > 0:
             text += f" and {more} more"
-        if self.beside:
-            others = ", ".join(map(str, sorted(self.beside)))
+        if self.multiplies_with:
+            others = ", ".join(map(str, sorted(self.multiplies_with)))
             text += f"; multiplies with {others}"
         return text
 
@@ -141,7 +141,7 @@ class Groups:
     groups: tuple[Group, ...]
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
-    atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
+    channels: tuple[Ids, ...] = dataclasses.field(repr=False)
     # the parameters that weights are computed from
     originals: Set[str] = dataclasses.field(repr=False)
     # none where groups are of submodules
@@ -176,9 +176,11 @@ class Groups:
 
     def _flops(self, i: int) -> int:
         # What the first unit of a group costs, with all other units in place.
-        alive = np.ones(self.analysis.book.atoms.count, bool)
-        alive[self.atoms[i][:1]] = False
-        return self.cost(unit="flops") - cost(Cut(self.analysis, alive), "flops")
+        alive = np.ones(self.analysis.log.channels.count, bool)
+        alive[self.channels[i][:1]] = False
+        return self.cost(unit="flops") - cost(
+            PruningPlan(self.analysis, alive), "flops"
+        )
 
     def pattern(
         self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean"
@@ -218,9 +220,9 @@ class Groups:
             )
         return self.groups[i]
 
-    def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
+    def cut(self, gone: Mapping[int, Sequence[int]]) -> PruningPlan:
         """The program without these units, by number of the group."""
-        alive = np.ones(self.analysis.book.atoms.count, bool)
+        alive = np.ones(self.analysis.log.channels.count, bool)
         for i, units in gone.items():
             size = self._group(i).size
             wrong = [unit for unit in units if not 0 <= unit < size]
@@ -234,15 +236,15 @@ class Groups:
                     f"groups: expected at least one unit of group {i} to stay, but "
                     f"all {size} go"
                 )
-            alive[self.atoms[i][list(units)]] = False
-        return one_stays(Cut(self.analysis, alive))
+            alive[self.channels[i][list(units)]] = False
+        return one_stays(PruningPlan(self.analysis, alive))
 
     def masks(self, gone: Mapping[int, Sequence[int]]) -> dict[str, Tensor]:
         """The masks of all parameters without these units, by number of the group.
 
         0-d True for a parameter that a weight is computed from, which loses nothing.
         """
-        cut = self.cut(gone)
+        plan = self.cut(gone)
         parameters = _parameters(self.analysis)
         masks = {}
         for name in self.analysis.leaves:
@@ -251,7 +253,7 @@ class Groups:
             if name in self.originals:
                 masks[name] = torch.tensor(True, device="cpu")
             else:
-                masks[name] = cut.mask(name)
+                masks[name] = plan.mask(name)
         return masks
 
     def cost(
@@ -283,9 +285,9 @@ class Groups:
         """
         names = self.set_names(only)
         terms = terms_of(self.analysis, unit, bits, compressed)
-        group = np.full(self.analysis.book.atoms.count, -1)
+        group = np.full(self.analysis.log.channels.count, -1)
         for place, i in enumerate(names.values()):
-            group[self.atoms[i]] = place
+            group[self.channels[i]] = place
         sizes = [self.groups[i].size for i in names.values()]
         pieces = [pieces_of(label, group, sizes) for label in terms.labels]
         most = most_kept(self.analysis, group, sizes)
@@ -340,9 +342,9 @@ class Groups:
                     f"{tuple(mask.shape)}"
                 )
         graph = self.analysis.graph
-        book = self.analysis.book
+        log = self.analysis.log
         analysis = analyse(
-            graph, masks, counted=book.counted, equal_parts=book.equal_parts
+            graph, masks, counted=log.counted, equal_parts=log.equal_parts
         )
         found = free(analysis)
         kept = []
@@ -439,10 +441,10 @@ def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
     """The groups of an analysis, without the parameters that weights are computed from:
     these get no masks.
     """
-    atoms = analysis.book.atoms
+    channels = analysis.log.channels
     for name in analysis.leaves.keys() & originals.keys():
         for label in analysis.leaves[name].labels:
-            atoms.freeze(label, originals[name])
+            channels.freeze(label, originals[name])
     parameters = _parameters(analysis)
     labels = {}
     of_parameters = []
@@ -455,11 +457,11 @@ def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
             labels[name, d] = label
             if name in parameters:
                 of_parameters.append(label)
-    kinds = _alike(atoms, of_parameters)
+    kinds = _alike(channels, of_parameters)
     order = np.argsort(kinds, kind="stable")
     ends = np.bincount(kinds).cumsum()
     units = np.split(order, ends)[1:-1]
-    number = np.zeros(atoms.count, np.int64)
+    number = np.zeros(channels.count, np.int64)
     for own in units:
         number[own] = np.arange(len(own))
     made: list[list[Member]] = [[] for _ in units]
@@ -477,14 +479,14 @@ def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
             if name in parameters:
                 share = np.count_nonzero(own >= 0) / len(own)
                 weights[i] += math.prod(analysis.leaves[name].shape) * share
-    beside = _beside(analysis, kinds)
-    preferred = _preferred(units, weights, beside, atoms.rank)
+    multiplies_with = _multiply(analysis, kinds)
+    preferred = _preferred(units, weights, multiplies_with, channels.rank)
     groups = []
     for i, own in enumerate(units):
         entries = round(weights[i] / len(own))
-        others = frozenset(beside[i])
+        others = frozenset(multiplies_with[i])
         groups.append(Group(len(own), tuple(made[i]), entries, others, i in preferred))
-    stays = _stays(atoms, labels, parameters)
+    stays = _stays(channels, labels, parameters)
     return Groups(tuple(groups), stays, analysis, tuple(units), originals.keys())
 
 
@@ -494,14 +496,14 @@ def _parameters(analysis: Analysis) -> set[str]:
     return {name for name in analysis.parameters if name in read}
 
 
-def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
-    # A number from 1 for atoms that lie in the same dimensions of parameters, as the
-    # same factors; 0 for other atoms.
-    kinds = np.zeros(atoms.count, np.int64)
+def _alike(channels: CoupledChannels, labels: Sequence[Ids]) -> Ids:
+    # A number from 1 for channels that lie in the same dimensions of parameters, as the
+    # same factors; 0 for other channels.
+    kinds = np.zeros(channels.count, np.int64)
     most = 0
     columns = {column.tobytes(): column for label in labels for column in label.T}
     for column in columns.values():
-        may_go = atoms.reason[column] == 0
+        may_go = channels.reason[column] == 0
         here = np.unique(column[may_go])
         if not len(here):
             continue
@@ -509,14 +511,14 @@ def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
         kinds[here] = most + 1 + pairs
         most += int(pairs.max()) + 1
     _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    # atom 0 is the first, and of kind 0
+    # channel 0 is the first, and of kind 0
     order: Ids = first.argsort().argsort()[numbers]
     return order
 
 
-def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
+def _multiply(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
     # Which groups are factors of one product.
-    beside: dict[int, set[int]] = defaultdict(set)
+    multiplies_with: dict[int, set[int]] = defaultdict(set)
     count = int(kinds.max()) + 1
     for label in labels_of(analysis):
         rows = kinds[label]
@@ -526,39 +528,41 @@ def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
                 one, other = divmod(pair, count)
                 if not one or not other or one == other:
                     continue
-                beside[one - 1].add(other - 1)
-                beside[other - 1].add(one - 1)
-    return beside
+                multiplies_with[one - 1].add(other - 1)
+                multiplies_with[other - 1].add(one - 1)
+    return multiplies_with
 
 
 def _preferred(
     units: Any,
     weights: Any,
-    beside: Mapping[int, set[int]],
+    multiplies_with: Mapping[int, set[int]],
     rank: Any,
 ) -> set[int]:
     ranks = [int(rank[own[0]]) for own in units]
     # the width of the only head is never divided, and has no rank of its own
     for i, one in enumerate(ranks):
-        others = [ranks[j] for j in beside[i]]
+        others = [ranks[j] for j in multiplies_with[i]]
         if one == Rank.NONE and Rank.HEADS in others:
             ranks[i] = Rank.WIDTHS
     taken = set[int]()
     order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
     for i in order:
-        if not beside[i] & taken and len(units[i]) > 1:
+        if not multiplies_with[i] & taken and len(units[i]) > 1:
             taken.add(i)
     return taken
 
 
 def _stays(
-    atoms: Atoms, labels: Mapping[tuple[str, int], Any], parameters: Set[str]
+    channels: CoupledChannels,
+    labels: Mapping[tuple[str, int], Any],
+    parameters: Set[str],
 ) -> dict[tuple[str, int], str]:
     made = {}
     for (name, d), label in labels.items():
-        reasons = np.bincount(atoms.reason[label].ravel(), minlength=2)
+        reasons = np.bincount(channels.reason[label].ravel(), minlength=2)
         if name in parameters and not reasons[0]:
             reasons[1] = 0  # of what fills up
-            why = atoms.reasons[reasons.argmax()]
+            why = channels.reasons[reasons.argmax()]
             made[name, d] = why or "it is joined with what stays"
     return made

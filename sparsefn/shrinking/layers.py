@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.plan import Cut
+from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.values import Value, module_of, node_arguments, opname
 
 
@@ -131,6 +131,23 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         x = x * weight
     return x if bias is None else x + bias
+
+
+def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """The product of rows with the matrix of their expert, of any widths.
+
+    >>> padded_grouped_mm(
+    ...     torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32)
+    ... )
+    tensor([[3., 3., 3., 3., 3.],
+            [3., 3., 3., 3., 3.]])
+    """
+    inner = -w.shape[1] % 8
+    outer = -w.shape[2] % 8
+    x = F.pad(x, (0, inner))
+    wide = F.pad(w, (0, outer, 0, inner))
+    made: Tensor = torch.ops.aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+    return made
 
 
 class _Counted(nn.Module):
@@ -347,21 +364,21 @@ class Average(NamedTuple):
     left: int
 
 
-def averages(cut: Cut) -> Iterator[Average]:
+def averages(plan: PruningPlan) -> Iterator[Average]:
     """The norms and means of a program that lose entries."""
-    for node in cut.analysis.graph.graph.nodes:
+    for node in plan.analysis.graph.graph.nodes:
         name = opname(node) if node.op == "call_function" else ""
         if name not in ("mean", "layer_norm", "rms_norm", "group_norm"):
             continue
         given = node_arguments(node)
-        x: Value = cut.analysis.values[node.args[0]]
+        x: Value = plan.analysis.values[node.args[0]]
         rank = x.ndim
-        size = cut.size(x)
+        size = plan.size(x)
         whole = left = 1
         if name == "group_norm":
             dims = [1]
             whole = given["num_groups"]
-            left = groups_after(cut, node, whole)
+            left = groups_after(plan, node, whole)
         elif name == "mean":
             dims = mean_dims(given["dim"], rank)
         else:
@@ -372,13 +389,13 @@ def averages(cut: Cut) -> Iterator[Average]:
             yield Average(node, before, after)
 
 
-def groups_after(cut: Cut, node: fx.Node, groups: int) -> int:
+def groups_after(plan: PruningPlan, node: fx.Node, groups: int) -> int:
     """How many groups of a convolution or norm are left."""
-    label = cut.analysis.book.groups.get(node)
-    return int(cut.kept(label, groups).sum())
+    label = plan.analysis.log.groups.get(node)
+    return int(plan.kept(label, groups).sum())
 
 
-def resize(small: nn.Module, cut: Cut) -> str:
+def resize(small: nn.Module, plan: PruningPlan) -> str:
     """Set what torch's layers in a model with smaller tensors keep about sizes; the
     reason where that cannot be.
 
@@ -386,10 +403,10 @@ def resize(small: nn.Module, cut: Cut) -> str:
     of other widths SmallAttention; all keep the names of their parameters.
     """
     nodes: dict[str, list[fx.Node]] = {}
-    for node in cut.analysis.graph.graph.nodes:
+    for node in plan.analysis.graph.graph.nodes:
         if node.op == "call_function":
             nodes.setdefault(module_of(node), []).append(node)
-    counts = {module_of(average.node): average.counted for average in averages(cut)}
+    counts = {module_of(average.node): average.counted for average in averages(plan)}
     for path, layer in small.named_modules():
         for kind, (tensor, names) in _SIZES.items():
             if isinstance(layer, kind):
@@ -402,10 +419,10 @@ def resize(small: nn.Module, cut: Cut) -> str:
         if is_conv1d(layer):
             vars(layer).update(zip(("nx", "nf"), layer.weight.shape, strict=True))
         own = nodes.get(path, [])
-        _convolution(layer, cut, own)
-        _norm(layer, cut, own, counts.get(path))
+        _convolution(layer, plan, own)
+        _norm(layer, plan, own, counts.get(path))
         if type(layer) in (nn.MultiheadAttention, SmallAttention):
-            why = _attention(layer, cut, path)
+            why = _attention(layer, plan, path)
             if why:
                 return f"the MultiheadAttention at {path!r} {why}"
     for layer in small.modules():
@@ -417,11 +434,11 @@ def resize(small: nn.Module, cut: Cut) -> str:
     return ""
 
 
-def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
+def _convolution(layer: Any, plan: PruningPlan, nodes: list[fx.Node]) -> None:
     if isinstance(layer, nn.modules.conv._ConvNd):
         for node in nodes:
-            if node in cut.analysis.book.groups:
-                layer.groups = groups_after(cut, node, layer.groups)
+            if node in plan.analysis.log.groups:
+                layer.groups = groups_after(plan, node, layer.groups)
         first = layer.weight.shape[0]
         second = layer.weight.shape[1] * layer.groups
         if layer.transposed:
@@ -432,17 +449,19 @@ def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
             layer.in_channels = second
 
 
-def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
+def _norm(
+    layer: Any, plan: PruningPlan, nodes: list[fx.Node], count: int | None
+) -> None:
     for node in nodes:
         name = opname(node)
         if not name.endswith("_norm"):
             continue
-        x = cut.analysis.values[node.all_input_nodes[0]]
-        size = cut.size(x)
+        x = plan.analysis.values[node.all_input_nodes[0]]
+        size = plan.size(x)
         if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in _LAST:
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
-            layer.num_groups = groups_after(cut, node, layer.num_groups)
+            layer.num_groups = groups_after(plan, node, layer.num_groups)
             layer.num_channels = size[1]
         elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in _CHANNELS:
             layer.num_features = size[1]
@@ -451,17 +470,17 @@ def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None
         layer.count = count
 
 
-def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
+def _attention(layer: nn.MultiheadAttention, plan: PruningPlan, path: str) -> str:
     # Heads and widths from the rows that stay, of queries, keys and values.
     packed = layer.in_proj_weight is not None
     names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     kept = []
     inputs = []
     for name in ("in_proj_weight",) if packed else names:
-        leaf = cut.analysis.leaves.get(f"{path}.{name}".removeprefix("."))
+        leaf = plan.analysis.leaves.get(f"{path}.{name}".removeprefix("."))
         if leaf is None:
             return ""  # it does not run
-        kept.append(cut.kept(leaf.labels[0], leaf.shape[0]))
+        kept.append(plan.kept(leaf.labels[0], leaf.shape[0]))
         inputs.append(getattr(layer, name).shape[1])
     if packed:
         inputs *= 3
@@ -498,7 +517,7 @@ def _become_small(layer: nn.MultiheadAttention) -> None:
         layer._qkv_same_embed_dim = False  # so that no fast path takes its tensors
 
 
-def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Tensor]:
+def fold_norms(small: nn.Module, plan: PruningPlan) -> dict[str, Tensor]:
     """Scale the weights and eps of RMS norms that lose entries; these weights by name,
     in float64.
 
@@ -507,10 +526,10 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Tensor]:
     is much. Nothing asks whether a module is an RMS norm: running it will tell.
     """
     made: dict[str, Tensor] = {}
-    for average in averages(cut):
+    for average in averages(plan):
         path = module_of(average.node)
         layer = small.get_submodule(path)
-        found = _weight(cut.analysis.graph, path, layer)
+        found = _weight(plan.analysis.graph, path, layer)
         eps = _eps(average.node)
         own = []
         for key, value in vars(layer).items():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparsefn.masks.budgets import UnitCosts
 from sparsefn.shrinking.analysis import Analysis, analyse, labels_of
-from sparsefn.shrinking.channels import Atoms, Flags, Ids, Label
+from sparsefn.shrinking.channels import ChannelMap, CoupledChannels, Flags, Ids
 from sparsefn.shrinking.trace import Example, traced
 from sparsefn.shrinking.values import (
     Dims,
@@ -27,16 +27,16 @@ from sparsefn.shrinking.values import (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cut:
-    """A program of which some atoms go."""
+class PruningPlan:
+    """Which channels of a program go, and what is left of its tensors."""
 
     analysis: Analysis
-    alive: Flags  # by atom
+    alive: Flags  # by channel
     known: dict[int, tuple[Ids, Flags, Tensor | None]] = dataclasses.field(
         default_factory=dict, repr=False
     )
 
-    def kept(self, label: Label, size: int = 0) -> Flags:
+    def kept(self, label: ChannelMap, size: int = 0) -> Flags:
         """Which indices of a dimension stay; of one without label all of them."""
         if label is None:
             return np.ones(size, bool)
@@ -46,15 +46,15 @@ class Cut:
         # The indices that stay, as flags and as numbers (None: all), known by id of the
         # label, which is held.
         if id(label) not in self.known:
-            atoms = self.analysis.book.atoms.resolve(label)
-            keep = np.asarray(self.alive[atoms].all(1))
+            channels = self.analysis.log.channels.resolve(label)
+            keep = np.asarray(self.alive[channels].all(1))
             places = None
             if not keep.all():
                 places = torch.from_numpy(keep).nonzero().flatten()
             self.known[id(label)] = (label, keep, places)
         return self.known[id(label)]
 
-    def _numbers(self, label: Label) -> Tensor | None:
+    def _numbers(self, label: ChannelMap) -> Tensor | None:
         if label is None:
             return None
         return self._places(label)[2]
@@ -64,7 +64,7 @@ class Cut:
         return any(self._numbers(label) is not None for label in value.labels)
 
     def size(self, value: Value) -> list[int]:
-        """The shape of a tensor after the cut."""
+        """The shape of what is left of a tensor."""
         return [int(keep.sum()) for keep in map(self.kept, value.labels, value.shape)]
 
     def indices(self, name: str) -> tuple[Tensor | None, ...]:
@@ -79,9 +79,7 @@ class Cut:
         return taken(x, self.indices(name))
 
     def mask(self, name: str) -> Tensor:
-        """The mask of a leaf: an entry stays if its index along every dimension
-        does.
-        """
+        """The mask of a leaf: an entry stays if all of its indices do."""
         value = self.analysis.leaves[name]
         made = torch.ones(value.shape, dtype=torch.bool, device="cpu")
         for d, keep in enumerate(map(self.kept, value.labels, value.shape)):
@@ -108,31 +106,31 @@ def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return made
 
 
-def free(analysis: Analysis) -> Cut:
-    """Without any atom that may go; but one index of each dimension stays."""
-    atoms = analysis.book.atoms
-    stays = atoms.reason[: atoms.count] > 0
-    return one_stays(Cut(analysis, stays))
-
-
-def one_stays(cut: Cut) -> Cut:
-    """A cut that leaves the first index of a dimension all of whose indices would
-    go.
+def free(analysis: Analysis) -> PruningPlan:
+    """The plan by which every channel goes that may; but one index of each dimension
+    stays.
     """
-    alive = cut.alive.copy()
-    for label in labels_of(cut.analysis):
+    channels = analysis.log.channels
+    stays = channels.reason[: channels.count] > 0
+    return one_stays(PruningPlan(analysis, stays))
+
+
+def one_stays(plan: PruningPlan) -> PruningPlan:
+    """A plan that leaves the first index of a dimension whose indices would all go."""
+    alive = plan.alive.copy()
+    for label in labels_of(plan.analysis):
         if not alive[label].all(1).any():
             alive[label[:1]] = True
-    return Cut(cut.analysis, alive)
+    return PruningPlan(plan.analysis, alive)
 
 
-def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def folded_biases(plan: PruningPlan, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The biases that take in what constants give whose inputs go, in float64: a proof
     sees no rounding of the biases.
     """
     made: dict[str, Tensor] = {}
-    for fold in cut.analysis.book.folds:
-        gone = ~cut.kept(fold.label)
+    for fold in plan.analysis.log.folds:
+        gone = ~plan.kept(fold.label)
         known = gone & np.isfinite(fold.constants)
         constants = np.where(known, fold.constants, 0.0)
         if constants.any():
@@ -170,17 +168,17 @@ class Terms(NamedTuple):
 
 
 def cost(
-    cut: Cut,
+    plan: PruningPlan,
     unit: str = "params",
     *,
     bits: int | None = None,
     compressed: bool = False,
 ) -> int:
-    """What is left of a program after a cut, in parameters, FLOPs or bytes, as
+    """What is left of a program, in parameters, FLOPs or bytes, as
     `Groups.cost` counts them.
     """
-    terms = terms_of(cut.analysis, unit, bits, compressed)
-    return terms.value([int(cut.kept(label).sum()) for label in terms.labels])
+    terms = terms_of(plan.analysis, unit, bits, compressed)
+    return terms.value([int(plan.kept(label).sum()) for label in terms.labels])
 
 
 def terms_of(
@@ -195,16 +193,16 @@ def terms_of(
     bytes.
     """
     key = ("costs", unit, bits, compressed)
-    if key not in analysis.book.known:
+    if key not in analysis.log.known:
         check_unit(unit, bits, compressed)
         if unit == "flops":
-            found = [(2, product.dims) for product in analysis.book.products]
+            found = [(2, product.dims) for product in analysis.log.products]
         else:
             found = list(_sizes(analysis, unit, bits, compressed))
-        analysis.book.known[key] = _collected(
+        analysis.log.known[key] = _collected(
             analysis, found, 8 if unit == "bytes" else 1
         )
-    made: Terms = analysis.book.known[key]
+    made: Terms = analysis.log.known[key]
     return made
 
 
@@ -251,8 +249,8 @@ def _sizes(
         else:
             per = 1
         yield per, dims
-        atoms = analysis.book.atoms
-        if compressed and any(atoms.free(label) is not None for _, label in dims):
+        channels = analysis.log.channels
+        if compressed and any(channels.free(label) is not None for _, label in dims):
             bytes_of_mask = -(-x.numel() // 8)
             yield 8 * bytes_of_mask, ()
 
@@ -262,7 +260,7 @@ def _collected(
 ) -> Terms:
     given = list(found)
     every = (label for _, dims in given for _, label in dims)
-    places = _places(every, analysis.book.atoms)
+    places = _places(every, analysis.log.channels)
     labels: list[Ids] = []
     constant = 0
     terms = dict[tuple[int, ...], int]()
@@ -287,25 +285,27 @@ def _collected(
     return Terms(constant, factors, tuple(labels), per)
 
 
-def distinct(values: Iterable[Value], atoms: Atoms) -> list[Ids]:
-    """The labels of values whose indices may go, each once, without the atoms that
+def distinct(values: Iterable[Value], channels: CoupledChannels) -> list[Ids]:
+    """The labels of values whose indices may go, each once, without the channels that
     stay.
     """
     every = (label for value in values for label in value.labels)
     found: dict[int, Ids] = {}
-    for place, label in _places(every, atoms).values():
+    for place, label in _places(every, channels).values():
         if label is not None:
             found[place] = label
     return list(found.values())
 
 
-def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label]]:
-    # By id: the number of what a label is without the atoms that stay, and that.
-    places: dict[int, tuple[int, Label]] = {}
+def _places(
+    labels: Iterable[ChannelMap], channels: CoupledChannels
+) -> dict[int, tuple[int, ChannelMap]]:
+    # By id: the number of what a label is without the channels that stay, and that.
+    places: dict[int, tuple[int, ChannelMap]] = {}
     known: dict[object, tuple[int, Ids]] = {}
     for label in labels:
         if label is not None and id(label) not in places:
-            free = atoms.free(label)
+            free = channels.free(label)
             places[id(label)] = (-1, None)
             if free is not None:
                 key = (free.shape, free.tobytes())
@@ -316,7 +316,7 @@ def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label
 Scores = npt.NDArray[np.float64]
 
 
-class Priceable(NamedTuple):
+class AlikeIndices(NamedTuple):
     """Indices of a dimension that are alike: each stays where these units of these
     groups all stay.
     """
@@ -343,7 +343,7 @@ class Priceable(NamedTuple):
 
 def pieces_of(
     label: Ids, group: Ids, sizes: Sequence[int]
-) -> tuple[int, list[Priceable]]:
+) -> tuple[int, list[AlikeIndices]]:
     # How many indices of a dimension always stay, and the other indices.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
@@ -367,7 +367,7 @@ def pieces_of(
             most = np.concatenate([[0], np.cumsum(each)])
         covers = len(here) == all_choices and all(n == 1 for _, n in groups)
         pieces.append(
-            Priceable(
+            AlikeIndices(
                 groups,
                 len(here),
                 covers,
@@ -382,22 +382,22 @@ def pieces_of(
 def most_kept(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int]]:
     # How many units stay where so many are chosen, at most: a dimension whose units
     # would all go keeps its first index.
-    # by atom: up to how many chosen units that may come about
+    # by channel: up to how many chosen units that may come about
     saved: dict[int, int] = {}
     values = values_in([analysis.leaves, list(analysis.values.values())])
-    for label in distinct(values, analysis.book.atoms):
+    for label in distinct(values, analysis.log.channels):
         fixed, pieces = pieces_of(label, group, sizes)
         if fixed or any(piece.covers for piece in pieces):
             continue
         first = label[0]
-        for atom in first[group[first] >= 0].tolist():
-            g = int(group[atom])
+        for channel in first[group[first] >= 0].tolist():
+            g = int(group[channel])
             alone = [piece for piece in pieces if piece.groups == ((g, 1),)]
             here = max([piece.choices for piece in alone], default=0)
-            saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
+            saved[channel] = max(saved.get(channel, 0), sizes[g] - here)
     made = []
     for g, size in enumerate(sizes):
-        limits = [n for atom, n in saved.items() if group[atom] == g]
+        limits = [n for channel, n in saved.items() if group[channel] == g]
         chosen = np.arange(size + 1)
         saves = np.array(limits, np.int64) >= chosen[:, None]
         counts = np.maximum.accumulate(chosen + saves.sum(1))
@@ -481,7 +481,7 @@ def weights(model: nn.Module, example: Example) -> Weights:
     first = {id(x): name for name, x in leaves.items()}
     names = {name: first[id(x)] for name, x in analysis.parameters.items()}
     found = []
-    for p in analysis.book.products:
+    for p in analysis.log.products:
         factors = tuple(names[leaf] for leaf in p.leaves if leaf in names)
         found.append((p.flops, factors))
     return Weights(leaves, tuple(found))

@@ -28,8 +28,8 @@ from sparsefn.shrinking.layers import (
     fold_norms,
     resize,
 )
-from sparsefn.shrinking.plan import Cut
-from sparsefn.shrinking.rewrites import RULES, Resizing, aten, refused, scale
+from sparsefn.shrinking.plan import PruningPlan
+from sparsefn.shrinking.rewrites import RULES, Rewrite, aten, refused, scale
 from sparsefn.shrinking.trace import tensor_at
 from sparsefn.shrinking.values import (
     bind,
@@ -56,7 +56,7 @@ class SameClass(NamedTuple):
 
 def same_class(
     model: nn.Module,
-    cut: Cut,
+    plan: PruningPlan,
     works: Works,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> SameClass:
@@ -85,7 +85,7 @@ def same_class(
     exact = dict[str, Tensor]()
 
     def taken(name: str, x: Tensor) -> Tensor:
-        made = cut.take(name, given.get(name, x))
+        made = plan.take(name, given.get(name, x))
         if made.dtype != x.dtype:
             exact[name] = made
         return made.to(x.dtype)
@@ -96,14 +96,14 @@ def same_class(
         answers.append(works(some, exact))
         return answers[-1]
 
-    small = _with(model, cut, taken)
-    why = resize(small, cut)
+    small = _with(model, plan, taken)
+    why = resize(small, plan)
     if why:
         return SameClass(None, why)
-    scaled = fold_norms(small, cut)
+    scaled = fold_norms(small, plan)
     exact |= scaled
     ready = {name.rpartition(".")[0] for name in scaled}
-    for average in averages(cut):
+    for average in averages(plan):
         path = module_of(average.node)
         counts = type(small.get_submodule(path)) in COUNTED.values()
         if not counts and path not in ready:
@@ -112,15 +112,15 @@ def same_class(
             return SameClass(
                 None, f"{where} takes a {what} of entries that go in code of its own"
             )
-    nodes = node_sizes(cut)
+    nodes = node_sizes(plan)
     sizes = [pair for pairs in nodes.values() for pair in pairs]
     unknown = guesses(small, nodes)
     notes: tuple[str, ...] = ()
     if not unknown:  # one proof is enough, of the model with its configs
         notes = with_configs(small, model, sizes, unknown, proven)
     if not any(answers) and not proven(small):
-        wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
-        why = settle(small, unknown, proven, wanted, cut)
+        wanted = outputs_of(_masked(model, plan), lambda some: works(some, {}))
+        why = settle(small, unknown, proven, wanted, plan)
         if why:
             return SameClass(None, why)
     if unknown:
@@ -152,11 +152,11 @@ def with_configs(
 
 
 def _with(
-    model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]
+    model: nn.Module, plan: PruningPlan, new: Callable[[str, Tensor], Tensor]
 ) -> nn.Module:
     # A copy with other tensors in place of the program's, shared ones shared.
     made: dict[int, Any] = {}
-    for name in cut.analysis.leaves:
+    for name in plan.analysis.leaves:
         x = tensor_at(model, name)  # none is a constant of the program
         if isinstance(x, nn.Parameter):
             made[id(x)] = type(x)(new(name, x), x.requires_grad)
@@ -165,18 +165,18 @@ def _with(
     return copy.deepcopy(model, made)
 
 
-def _masked(model: nn.Module, cut: Cut) -> nn.Module:
+def _masked(model: nn.Module, plan: PruningPlan) -> nn.Module:
     # The whole model, with 0 for what goes: to find where a smaller model differs.
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def masked(name: str, x: Tensor) -> Tensor:
         if name not in parameters:
             return x.detach().clone()
-        masks = cut.analysis.book.masks
-        mask = cut.mask(name) if masks is None else masks.get(name)
+        masks = plan.analysis.log.masks
+        mask = plan.mask(name) if masks is None else masks.get(name)
         return x.detach().clone() if mask is None else x.detach() * mask.to(x.device)
 
-    return _with(model, cut, masked)
+    return _with(model, plan, masked)
 
 
 class Program(fx.GraphModule):
@@ -223,28 +223,28 @@ def _has_mode(node: fx.Node) -> bool:
     return has_flag and given.get("p") != 0
 
 
-def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
+def program(plan: PruningPlan, tensors: Mapping[str, Tensor] | None = None) -> Program:
     """The traced program without the entries that go.
 
-    Parameters and buffers are cut copies under their old names; entries of `tensors`
-    take their place. Arguments that say sizes or places are computed, so that inputs
-    may have other sizes wherever the traced program allows that. Inputs other than
-    tensors have to be as in the trace. Tensors that the program makes are on the device
-    of its first input.
+    Parameters and buffers are smaller copies under their old names; entries of
+    `tensors` take their place. Arguments that say sizes or places are computed, so that
+    inputs may have other sizes wherever the traced program allows that. Inputs other
+    than tensors have to be as in the trace. Tensors that the program makes are on the
+    device of its first input.
 
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
-    old = cut.analysis.graph
+    old = plan.analysis.graph
     graph = fx.Graph()
     nodes = dict[fx.Node, fx.Node]()
     leaves = tensors_of(old)
-    root = _leaves(cut, leaves, tensors or {})
+    root = _leaves(plan, leaves, tensors or {})
     for node in old.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
     graph.set_codegen(old.graph._codegen)
     for before, node in nodes.items():
         if node.op == "call_function" and node.target is not operator.getitem:
-            _follow(cut, root, before, node)
+            _follow(plan, root, before, node)
     _open(graph)
     read = {node.target for node in graph.find_nodes(op="get_attr")}
     with graph.inserting_before(nodes[old.graph.output_node()]):
@@ -252,7 +252,7 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
         for name in leaves:
             if name not in read:
                 graph.get_attr(name)
-    for node in nodes.values():  # of the sizes before the cut
+    for node in nodes.values():  # of the old sizes
         for key in ("val", "tensor_meta", "from_node"):
             node.meta.pop(key, None)
     made = Program(root, graph)
@@ -262,12 +262,12 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
 
 
 def _leaves(
-    cut: Cut, leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    plan: PruningPlan, leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> nn.Module:
     # A module of modules with the smaller parameters, buffers and constants under their
     # names.
-    old = cut.analysis.graph
-    saved = set(cut.analysis.graph.state_dict())
+    old = plan.analysis.graph
+    saved = set(plan.analysis.graph.state_dict())
     targets = [str(node.target) for node in old.graph.find_nodes(op="get_attr")]
     names = {id(leaves[name]): name for name in targets}
     made = dict[int, Tensor]()
@@ -281,7 +281,7 @@ def _leaves(
         is_parameter = isinstance(x, nn.Parameter)
         if id(x) not in made:
             first_name = names.get(id(x), name)
-            new = cut.take(first_name, tensors.get(name, x))
+            new = plan.take(first_name, tensors.get(name, x))
             if is_parameter:
                 new = nn.Parameter(new, x.requires_grad)
             made[id(x)] = new
@@ -303,39 +303,39 @@ def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
     return owners[path]
 
 
-def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
+def _follow(plan: PruningPlan, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
     name = opname(old)
-    known = cut.analysis.values
+    known = plan.analysis.values
     tensors = values_in([known[one] for one in (old, *old.all_input_nodes)])
-    if any(map(cut.loses, tensors)):
+    if any(map(plan.loses, tensors)):
         if not hasattr(node.target, "_schema"):
             raise refused(old, "it is a program of its own")
         args, kwargs = fx.map_arg((old.args, old.kwargs), known.__getitem__)
         values = bind(node.target, args, kwargs)
-        change = Resizing(cut, root, old, node, values, node_arguments(node))
+        rewrite = Rewrite(plan, root, old, node, values, node_arguments(node))
         if name in RULES:
-            RULES[name](change)
-            change.write()
+            RULES[name](rewrite)
+            rewrite.write()
         elif name.startswith("sym_"):
-            _unchanged(change)
+            _unchanged(rewrite)
     # strides may differ
     if node.target in (aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
 
 
-def _unchanged(change: Resizing) -> None:
+def _unchanged(rewrite: Rewrite) -> None:
     # Numbers stay as in the whole program: a size that is read from a tensor is
     # scaled to what it was.
-    if change.name != "sym_size":
-        change.refuse("it counts them")
-    node = change.node
-    value = change.values["self"]
-    dim = change.values["dim"]
-    if dim % value.ndim in change.lost(value):
-        new = change.cut.size(value)[dim]
-        factors = scale(change.old.meta.get("val"), new, value.shape[dim])
+    if rewrite.name != "sym_size":
+        rewrite.refuse("it counts them")
+    node = rewrite.node
+    value = rewrite.values["self"]
+    dim = rewrite.values["dim"]
+    if dim % value.ndim in rewrite.lost(value):
+        new = rewrite.plan.size(value)[dim]
+        factors = scale(rewrite.old.meta.get("val"), new, value.shape[dim])
         if factors is None:
-            change.refuse("it counts them, in a number that is no product")
+            rewrite.refuse("it counts them, in a number that is no product")
         before, after = factors
         users = list(node.users)
         with node.graph.inserting_after(node):

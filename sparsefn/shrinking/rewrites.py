@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from sparsefn.shrinking.channels import Flags
 from sparsefn.shrinking.layers import (
@@ -21,9 +21,10 @@ from sparsefn.shrinking.layers import (
     counted_layer_norm,
     counted_mean,
     counted_rms_norm,
+    padded_grouped_mm,
 )
 from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.plan import Cut
+from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.values import (
     Value,
     bind,
@@ -41,12 +42,12 @@ aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
-class Resizing:
+class Rewrite:
     """An operation whose tensors lose entries: a rule changes `arguments`, or replaces
     the operation.
     """
 
-    cut: Cut
+    plan: PruningPlan
     root: nn.Module  # holds the leaves of the small program
     old: fx.Node
     node: fx.Node  # the same in the small program
@@ -60,10 +61,10 @@ class Resizing:
 
     @property
     def outs(self) -> list[Value]:
-        return values_in(self.cut.analysis.values[self.old])
+        return values_in(self.plan.analysis.values[self.old])
 
     def kept(self, value: Value, dim: int) -> Flags:
-        return self.cut.kept(value.labels[dim], value.shape[dim])
+        return self.plan.kept(value.labels[dim], value.shape[dim])
 
     def lost(self, value: Value) -> list[int]:
         """The dimensions that lose entries."""
@@ -176,7 +177,7 @@ class Resizing:
         return self.insert(operator.mul, rest, part)
 
     def number(self, name: str, dims: Sequence[int], factor: int = 1) -> Number:
-        """How many entries an argument had along dimensions before the cut.
+        """How many entries an argument had along dimensions of the whole program.
 
         The number is multiplied by a factor.
         """
@@ -217,17 +218,17 @@ def refused(node: fx.Node, why: str) -> ValueError:
     )
 
 
-def cut_slice(change: Resizing) -> None:
+def resize_slice(rewrite: Rewrite) -> None:
     """A slice or narrow along a dimension that loses entries."""
-    x, dim = change.along
-    if dim in change.lost(x):
-        places = _range(change, x.shape[dim])
-        change.become(*_read(change, dim, places))
+    x, dim = rewrite.along
+    if dim in rewrite.lost(x):
+        places = _range(rewrite, x.shape[dim])
+        rewrite.become(*_read(rewrite, dim, places))
 
 
-def _range(change: Resizing, size: int) -> Places:
+def _range(rewrite: Rewrite, size: int) -> Places:
     # The indices that a slice takes.
-    given = change.arguments
+    given = rewrite.arguments
     start = given["start"]
     end = given.get("end")
     if "length" in given:  # a narrow
@@ -237,110 +238,112 @@ def _range(change: Resizing, size: int) -> Places:
     return np.arange(size)[start:end:step]
 
 
-def cut_select(change: Resizing) -> None:
+def resize_select(rewrite: Rewrite) -> None:
     """One index of a dimension that loses other indices."""
-    x, dim = change.along
-    if dim in change.lost(x):
-        keep = change.kept(x, dim)
-        change.arguments["index"] = _moved_index(change, keep)
+    x, dim = rewrite.along
+    if dim in rewrite.lost(x):
+        keep = rewrite.kept(x, dim)
+        rewrite.arguments["index"] = _moved_index(rewrite, keep)
 
 
-def _moved_index(change: Resizing, keep: Flags) -> int:
+def _moved_index(rewrite: Rewrite, keep: Flags) -> int:
     places = np.arange(len(keep))
-    index = change.arguments["index"]
-    return int(change.moved(keep, places, index))
+    index = rewrite.arguments["index"]
+    return int(rewrite.moved(keep, places, index))
 
 
-def cut_index_select(change: Resizing) -> None:
-    x, dim = change.along
-    if dim in change.lost(x):
-        places = _known(change, change.values["index"])
-        change.become(*_read(change, dim, places))
+def resize_index_select(rewrite: Rewrite) -> None:
+    x, dim = rewrite.along
+    if dim in rewrite.lost(x):
+        places = _known(rewrite, rewrite.values["index"])
+        rewrite.become(*_read(rewrite, dim, places))
 
 
-def cut_roll(change: Resizing) -> None:
-    x = change.values["self"]
-    lost = change.lost(x)
-    dims = [d % x.ndim for d in change.values["dims"]]
-    shifts = dict(zip(dims, change.arguments["shifts"], strict=False))
+def resize_roll(rewrite: Rewrite) -> None:
+    x = rewrite.values["self"]
+    lost = rewrite.lost(x)
+    dims = [d % x.ndim for d in rewrite.values["dims"]]
+    shifts = dict(zip(dims, rewrite.arguments["shifts"], strict=False))
     if not shifts or any(isinstance(shifts.get(d), fx.Node) for d in lost):
-        change.refuse(
+        rewrite.refuse(
             "it rolls them by what depends on the sizes of inputs, or as one row"
         )
     for dim in [d for d in shifts if d in lost]:
         shift = shifts.pop(dim)
         places = np.roll(np.arange(x.shape[dim]), shift)
-        reading = _read(change, dim, places)
-        change.arguments["self"] = change.insert(*reading)
-    change.arguments["shifts"] = list(shifts.values()) or [0]
-    change.arguments["dims"] = list(shifts) or [0]
+        index_map = _read(rewrite, dim, places)
+        rewrite.arguments["self"] = rewrite.insert(*index_map)
+    rewrite.arguments["shifts"] = list(shifts.values()) or [0]
+    rewrite.arguments["dims"] = list(shifts) or [0]
 
 
-def cut_index(change: Resizing) -> None:
+def resize_index(rewrite: Rewrite) -> None:
     """Tensors of indices: the indices that stay get new numbers."""
-    x = change.values["self"]
-    out = change.outs[0]
-    indices = list(change.values["indices"])
+    x = rewrite.values["self"]
+    out = rewrite.outs[0]
+    indices = list(rewrite.values["indices"])
     at = [d for d, index in enumerate(indices) if index is not None]
-    if not set(at) & set(change.lost(x)) and not change.lost(out):
+    if not set(at) & set(rewrite.lost(x)) and not rewrite.lost(out):
         return
     rank = max(indices[d].ndim for d in at)
     are_neighbours = at == list(range(at[0], at[-1] + 1))
     first = at[0] if are_neighbours else 0
-    made = list(change.arguments["indices"])
+    made = list(rewrite.arguments["indices"])
     for d in at:
         index = indices[d]
-        keep = change.kept(x, d)
+        keep = rewrite.kept(x, d)
         wanted = []
         for i, n in enumerate(index.shape, first + rank - index.ndim):
             flags = np.ones(1, bool)
             if n > 1:
-                flags = change.kept(out, i)
+                flags = rewrite.kept(out, i)
             wanted.append(flags)
         if not keep.all() or not all(flags.all() for flags in wanted):
-            places = _known(change, index) % len(keep)
-            new = change.moved(keep, places, np.ix_(*wanted))
-            made[d] = change.constant(f"index{d}", new)
-    change.arguments["indices"] = made
+            places = _known(rewrite, index) % len(keep)
+            new = rewrite.moved(keep, places, np.ix_(*wanted))
+            made[d] = rewrite.constant(f"index{d}", new)
+    rewrite.arguments["indices"] = made
 
 
-def cut_slice_scatter(change: Resizing) -> None:
+def resize_slice_scatter(rewrite: Rewrite) -> None:
     """A slice or one index of a dimension, written into."""
-    x, dim = change.along
-    if dim not in change.lost(x):
+    x, dim = rewrite.along
+    if dim not in rewrite.lost(x):
         return
-    keep = change.kept(x, dim)
-    if "index" in change.arguments:
-        change.arguments["index"] = _moved_index(change, keep)
+    keep = rewrite.kept(x, dim)
+    if "index" in rewrite.arguments:
+        rewrite.arguments["index"] = _moved_index(rewrite, keep)
         return
-    places = _range(change, x.shape[dim])
-    new = change.moved(keep, places, keep[places])
+    places = _range(rewrite, x.shape[dim])
+    new = rewrite.moved(keep, places, keep[places])
     part = _as_slice(new)
     if part is None:
-        change.refuse("what stays does not lie at even distances")
-    change.arguments.update(zip(("start", "end", "step"), part, strict=True))
+        rewrite.refuse("what stays does not lie at even distances")
+    rewrite.arguments.update(zip(("start", "end", "step"), part, strict=True))
 
 
-def cut_pad(change: Resizing) -> None:
+def resize_pad(rewrite: Rewrite) -> None:
     """Pads on both sides of dimensions, some negative."""
-    x = change.values["self"]
-    out = change.outs[0]
-    pads = list(change.arguments["pad"])
+    x = rewrite.values["self"]
+    out = rewrite.outs[0]
+    pads = list(rewrite.arguments["pad"])
     for place in range(len(pads) // 2):
         dim = x.ndim - 1 - place
-        if dim not in change.lost(x) and dim not in change.lost(out):
+        if dim not in rewrite.lost(x) and dim not in rewrite.lost(out):
             continue
         both = slice(2 * place, 2 * place + 2)
         left, right = pads[both]
-        sized = isinstance(left, fx.Node) or isinstance(right, fx.Node)
-        if sized or change.values.get("mode", "constant") != "constant":
-            change.refuse("it pads them with others of them, or as many as inputs have")
-        keep = change.kept(x, dim)
-        made = change.kept(out, dim)
+        resize_output = isinstance(left, fx.Node) or isinstance(right, fx.Node)
+        if resize_output or rewrite.values.get("mode", "constant") != "constant":
+            rewrite.refuse(
+                "it pads them with others of them, or as many as inputs have"
+            )
+        keep = rewrite.kept(x, dim)
+        made = rewrite.kept(out, dim)
         left = _pad(left, keep, made)
         right = _pad(right, keep[::-1], made[::-1])
         pads[both] = [left, right]
-    change.arguments["pad"] = pads
+    rewrite.arguments["pad"] = pads
 
 
 def _pad(n: int, keep: Flags, made: Flags) -> int:
@@ -351,24 +354,24 @@ def _pad(n: int, keep: Flags, made: Flags) -> int:
     return -int(keep[:-n].sum())
 
 
-def _known(change: Resizing, index: Any) -> Places:
+def _known(rewrite: Rewrite, index: Any) -> Places:
     real = index.real if isinstance(index, Value) else None
     if real is None or index.dtype == torch.bool:
-        change.refuse("it reads them at indices that depend on inputs")
+        rewrite.refuse("it reads them at indices that depend on inputs")
     places: Places = real.cpu().numpy()
     return places
 
 
-def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
+def _read(rewrite: Rewrite, dim: int, places: Places) -> tuple[Any, ...]:
     # The operation that reads these places of the input along a dimension, as far as
     # its output keeps them.
-    keep = change.kept(change.values["self"], dim)
-    wanted = change.kept(change.outs[0], dim)
-    new = change.moved(keep, places, wanted)
-    x = change.arguments["self"]
+    keep = rewrite.kept(rewrite.values["self"], dim)
+    wanted = rewrite.kept(rewrite.outs[0], dim)
+    new = rewrite.moved(keep, places, wanted)
+    x = rewrite.arguments["self"]
     part = _as_slice(new)
     if part is None:
-        index = change.constant(f"index{dim}", new)
+        index = rewrite.constant(f"index{dim}", new)
         return aten.index_select.default, x, dim, index
     return aten.slice.Tensor, x, dim, *part
 
@@ -388,57 +391,57 @@ def _as_slice(new: Places) -> tuple[int, int, int] | None:
     return start, end, step
 
 
-Rule = Callable[[Resizing], None]
+Rule = Callable[[Rewrite], None]
 
 
-def sized(change: Resizing) -> None:
+def resize_output(rewrite: Rewrite) -> None:
     """Sizes of the output, as arguments."""
-    out = change.outs[0]
-    key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
-    given = change.arguments[key]
+    out = rewrite.outs[0]
+    key = next(name for name in ("size", "shape", "sizes") if name in rewrite.arguments)
+    given = rewrite.arguments[key]
     first = out.ndim - len(given)
-    if change.name == "unflatten":
-        first = change.along[1]
+    if rewrite.name == "unflatten":
+        first = rewrite.along[1]
     part = slice(first, first + len(given))
-    infer = change.name in ("view", "reshape", "_unsafe_view")
-    change.arguments[key] = change.fit(
-        given, change.cut.size(out)[part], out.shape[part], infer
+    infer = rewrite.name in ("view", "reshape", "_unsafe_view")
+    rewrite.arguments[key] = rewrite.fit(
+        given, rewrite.plan.size(out)[part], out.shape[part], infer
     )
 
 
-def resize_split(change: Resizing) -> None:
+def resize_split(rewrite: Rewrite) -> None:
     """Parts of a dimension that loses entries, which lose some each."""
-    x, dim = change.along
-    if dim in change.lost(x):
-        sizes = [change.cut.size(out)[dim] for out in change.outs]
-        whole = change.arguments["self"]
-        change.become(aten.split_with_sizes.default, whole, sizes, dim)
+    x, dim = rewrite.along
+    if dim in rewrite.lost(x):
+        sizes = [rewrite.plan.size(out)[dim] for out in rewrite.outs]
+        whole = rewrite.arguments["self"]
+        rewrite.become(aten.split_with_sizes.default, whole, sizes, dim)
 
 
-def repeat(change: Resizing) -> None:
+def resize_repeat(rewrite: Rewrite) -> None:
     """How often dimensions are repeated, of which repeats may go."""
-    x = change.values["self"]
-    out = change.outs[0]
-    key = "repeats" if "repeats" in change.arguments else "dims"
-    made = list(change.arguments[key])
+    x = rewrite.values["self"]
+    out = rewrite.outs[0]
+    key = "repeats" if "repeats" in rewrite.arguments else "dims"
+    made = list(rewrite.arguments[key])
     for i in range(1, len(made) + 1):
         if i <= x.ndim:
             inside = x.shape[-i]
         else:
             inside = 1
-        kept = change.kept(out, out.ndim - i)
+        kept = rewrite.kept(out, out.ndim - i)
         made[-i] = _times(made[-i], kept.reshape(-1, inside))
-    change.arguments[key] = made
+    rewrite.arguments[key] = made
 
 
-def repeat_interleave(change: Resizing) -> None:
-    times = change.values.get("repeats")
-    if change.values.get("dim") is None or not isinstance(times, int):
-        change.refuse("it repeats each of them by a number of its own")
-    x, dim = change.along
-    kept = change.kept(change.outs[0], dim)
+def resize_repeat_interleave(rewrite: Rewrite) -> None:
+    times = rewrite.values.get("repeats")
+    if rewrite.values.get("dim") is None or not isinstance(times, int):
+        rewrite.refuse("it repeats each of them by a number of its own")
+    x, dim = rewrite.along
+    kept = rewrite.kept(rewrite.outs[0], dim)
     table = kept.reshape(x.shape[dim], -1).T
-    change.arguments["repeats"] = _times(change.arguments["repeats"], table)
+    rewrite.arguments["repeats"] = _times(rewrite.arguments["repeats"], table)
 
 
 def _times(times: Any, table: Flags) -> Any:
@@ -449,29 +452,29 @@ def _times(times: Any, table: Flags) -> Any:
     return int(rows.sum())
 
 
-def squeeze(change: Resizing) -> None:
+def resize_squeeze(rewrite: Rewrite) -> None:
     """Dimensions of size 1 in the trace, none that is left with one index."""
-    x = change.values["self"]
-    dims = change.values.get("dim")
+    x = rewrite.values["self"]
+    dims = rewrite.values.get("dim")
     if dims is None:
         dims = range(x.ndim)
     if isinstance(dims, int):
         dims = [dims]
     dims = [d % max(x.ndim, 1) for d in dims]
-    after = change.cut.size(x)
+    after = rewrite.plan.size(x)
     if any(after[d] == 1 != x.shape[d] for d in dims):
         one = [d for d in dims if x.shape[d] == 1]
-        change.become(aten.squeeze.dims, change.arguments["self"], one)
+        rewrite.become(aten.squeeze.dims, rewrite.arguments["self"], one)
 
 
-def resize_convolution(change: Resizing) -> None:
+def resize_convolution(rewrite: Rewrite) -> None:
     """Groups that go as a whole, and the same entries of each group."""
-    x = change.values["input"]
-    w = change.values["weight"]
-    groups = change.values["groups"]
+    x = rewrite.values["input"]
+    w = rewrite.values["weight"]
+    groups = rewrite.values["groups"]
     if groups > 1:
-        keep = change.kept(x, x.ndim - w.ndim + 1)
-        change.count("groups", _groups(keep, groups))
+        keep = rewrite.kept(x, x.ndim - w.ndim + 1)
+        rewrite.count("groups", _groups(keep, groups))
 
 
 def _groups(keep: Flags, groups: int) -> int:
@@ -480,34 +483,34 @@ def _groups(keep: Flags, groups: int) -> int:
     return int(entries.any(1).sum())
 
 
-def channel_shuffle(change: Resizing) -> None:
-    x = change.values["self"]
-    groups = change.values["groups"]
-    change.count("groups", _groups(change.kept(x, 1), groups))
+def resize_channel_shuffle(rewrite: Rewrite) -> None:
+    x = rewrite.values["self"]
+    groups = rewrite.values["groups"]
+    rewrite.count("groups", _groups(rewrite.kept(x, 1), groups))
 
 
-def resize_layer_norm(change: Resizing) -> None:
-    x = change.values["input"]
-    given = change.arguments
+def resize_layer_norm(rewrite: Rewrite) -> None:
+    x = rewrite.values["input"]
+    given = rewrite.arguments
     some = len(given["normalized_shape"])
     dims = list(range(x.ndim - some, x.ndim))
-    if set(dims) & set(change.lost(x)):
-        count = change.number("input", dims)
+    if set(dims) & set(rewrite.lost(x)):
+        count = rewrite.number("input", dims)
         norm = counted_layer_norm if "bias" in given else counted_rms_norm
         tail = [given[name] for name in ("weight", "bias", "eps") if name in given]
-        change.become(norm, given["input"], count, some, *tail)
+        rewrite.become(norm, given["input"], count, some, *tail)
 
 
-def resize_group_norm(change: Resizing) -> None:
-    x = change.values["input"]
-    groups = change.values["num_groups"]
-    given = change.arguments
-    keep = change.kept(x, 1)
+def resize_group_norm(rewrite: Rewrite) -> None:
+    x = rewrite.values["input"]
+    groups = rewrite.values["num_groups"]
+    given = rewrite.arguments
+    keep = rewrite.kept(x, 1)
     left = _groups(keep, groups)
-    change.count("num_groups", left)
+    rewrite.count("num_groups", left)
     if keep.sum() * groups != len(keep) * left:
-        count = change.number("input", range(2, x.ndim), len(keep) // groups)
-        change.become(
+        count = rewrite.number("input", range(2, x.ndim), len(keep) // groups)
+        rewrite.become(
             counted_group_norm,
             given["input"],
             given["num_groups"],
@@ -518,54 +521,37 @@ def resize_group_norm(change: Resizing) -> None:
         )
 
 
-def resize_mean(change: Resizing) -> None:
-    x = change.values["self"]
-    given = change.arguments
+def resize_mean(rewrite: Rewrite) -> None:
+    x = rewrite.values["self"]
+    given = rewrite.arguments
     dims = mean_dims(given.get("dim"), x.ndim)
-    if set(dims) & set(change.lost(x)):
+    if set(dims) & set(rewrite.lost(x)):
         if given["dtype"] is not None:
-            change.refuse("it counts them in another dtype")
-        count = change.number("self", dims)
+            rewrite.refuse("it counts them in another dtype")
+        count = rewrite.number("self", dims)
         keepdim = given.get("keepdim", False)
-        change.become(counted_mean, given["self"], count, dims, keepdim)
+        rewrite.become(counted_mean, given["self"], count, dims, keepdim)
 
 
-def resize_attention(change: Resizing) -> None:
+def resize_attention(rewrite: Rewrite) -> None:
     """The width of a head is part of the scale."""
-    q = change.values["query"]
-    if change.arguments["scale"] is None and q.ndim - 1 in change.lost(q):
-        change.arguments["scale"] = q.shape[-1] ** -0.5
+    q = rewrite.values["query"]
+    if rewrite.arguments["scale"] is None and q.ndim - 1 in rewrite.lost(q):
+        rewrite.arguments["scale"] = q.shape[-1] ** -0.5
 
 
-def resize_grouped_mm(change: Resizing) -> None:
+def resize_grouped_mm(rewrite: Rewrite) -> None:
     """Products with one matrix of each expert: torch has them for widths of whole 16
     bytes.
     """
-    given = change.arguments
+    given = rewrite.arguments
     if (
         given["offs"] is None
         or given["bias"] is not None
         or given["out_dtype"] is not None
     ):
-        change.refuse("it is of another form")
-    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
-
-
-def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
-    """The product of rows with the matrix of their expert, of any widths.
-
-    >>> padded_grouped_mm(
-    ...     torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32)
-    ... )
-    tensor([[3., 3., 3., 3., 3.],
-            [3., 3., 3., 3., 3.]])
-    """
-    inner = -w.shape[1] % 8
-    outer = -w.shape[2] % 8
-    x = nn.functional.pad(x, (0, inner))
-    wide = nn.functional.pad(w, (0, outer, 0, inner))
-    made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
-    return made
+        rewrite.refuse("it is of another form")
+    rewrite.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
 
 
 # Of other operations no argument speaks of sizes or places: the proof tells where one
@@ -573,22 +559,22 @@ def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
 RULES: dict[str, Rule] = by_name(
     {
         "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty "
-        "rand randn new_zeros new_ones new_full new_empty": sized,
+        "rand randn new_zeros new_ones new_full new_empty": resize_output,
         "split split_with_sizes unsafe_split unsafe_split_with_sizes tensor_split "
         "chunk unsafe_chunk": resize_split,
-        "repeat tile": repeat,
-        "repeat_interleave": repeat_interleave,
-        "squeeze": squeeze,
-        "slice narrow": cut_slice,
-        "select": cut_select,
-        "index_select": cut_index_select,
-        "index": cut_index,
-        "roll": cut_roll,
-        "slice_scatter select_scatter": cut_slice_scatter,
-        "constant_pad_nd pad": cut_pad,
+        "repeat tile": resize_repeat,
+        "repeat_interleave": resize_repeat_interleave,
+        "squeeze": resize_squeeze,
+        "slice narrow": resize_slice,
+        "select": resize_select,
+        "index_select": resize_index_select,
+        "index": resize_index,
+        "roll": resize_roll,
+        "slice_scatter select_scatter": resize_slice_scatter,
+        "constant_pad_nd pad": resize_pad,
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
         "convolution": resize_convolution,
-        "channel_shuffle": channel_shuffle,
+        "channel_shuffle": resize_channel_shuffle,
         "layer_norm rms_norm": resize_layer_norm,
         "group_norm": resize_group_norm,
         "mean": resize_mean,

@@ -20,7 +20,7 @@ from sparsefn.core.tree import flatten
 from sparsefn.nn.modules import bake, inner_module, params_of
 from sparsefn.shrinking.analysis import analyse, has_shuffles, without_shuffles
 from sparsefn.shrinking.groups import Groups
-from sparsefn.shrinking.plan import Cut, cost, folded_biases, free, taken
+from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free, taken
 from sparsefn.shrinking.proof import Progress, Proof
 from sparsefn.shrinking.rebuild import program, same_class
 from sparsefn.shrinking.trace import Example, calls_of, matched, may_resize, traced
@@ -234,14 +234,14 @@ def _smaller(
 
     still = _traced(masked, example, groups, tell)
     if form != "program":
-        cut = free(analyse(still, masks, counted=True))
-        made = same_class(masked, cut, works, folded_biases(cut, before))
+        plan = free(analyse(still, masks, counted=True))
+        made = same_class(masked, plan, works, folded_biases(plan, before))
         if made.model is not None:
             return Smaller(
                 made.model,
-                _kept(cut),
+                _kept(plan),
                 "class",
-                tuple(_stays(cut, masks)),
+                tuple(_stays(plan, masks)),
                 made.notes,
             ), exact
         why = made.why
@@ -260,8 +260,8 @@ def _smaller(
         free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs
     ]
     # sizes that may change hide what some operations do, and entries then stay
-    cut = min(cuts, key=cost)
-    small = program(cut, folded_biases(cut, before))
+    plan = min(cuts, key=cost)
+    small = program(plan, folded_biases(plan, before))
     exact = {
         name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64
     }
@@ -272,9 +272,9 @@ def _smaller(
         )
     return Smaller(
         small,
-        _kept(cut),
+        _kept(plan),
         "program",
-        tuple(_stays(cut, masks)),
+        tuple(_stays(plan, masks)),
         (why,) if why else (),
     ), exact
 
@@ -301,30 +301,34 @@ def _as_before(small: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
     return small
 
 
-def _kept(cut: Cut) -> dict[str, Kept]:
+def _kept(plan: PruningPlan) -> dict[str, Kept]:
     return {
-        name: Kept(value.shape, cut.indices(name))
-        for name, value in cut.analysis.leaves.items()
+        name: Kept(value.shape, plan.indices(name))
+        for name, value in plan.analysis.leaves.items()
     }
 
 
-def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
+def _stays(plan: PruningPlan, masks: Mapping[str, Tensor]) -> list[str]:
     # Whole rows and columns that masks prune and that stay, with the reason for the
     # first.
     lines = []
-    atoms = cut.analysis.book.atoms
+    channels = plan.analysis.log.channels
     for name, mask in masks.items():
-        value = cut.analysis.leaves.get(name)
+        value = plan.analysis.leaves.get(name)
         for d, label in enumerate(
             value.labels if value is not None and mask.ndim else ()
         ):
             pruned = ~kept_slices(mask, d)
-            still = pruned & cut.kept(label, len(pruned))
+            still = pruned & plan.kept(label, len(pruned))
             if label is None or not still.any():
                 continue
-            row = atoms.resolve(label[np.nonzero(still)[0][:1]])
+            row = channels.resolve(label[np.nonzero(still)[0][:1]])
             why = next(
-                (atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1),
+                (
+                    channels.reasons[i]
+                    for i in channels.reason[row].ravel().tolist()
+                    if i > 1
+                ),
                 "one always stays",
             )
             lines.append(
@@ -365,13 +369,12 @@ def carry(tree: Tree, made: Smaller) -> Tree:
     Raises ValueError for a tensor at such a path that has another shape, with its path.
     """
     leaves, rebuild = flatten(tree)
-    cut = []
+    smaller_leaves = []
     for path, leaf in leaves.items():
         if isinstance(leaf, Tensor):
-            cut.append(_cut(path, leaf, made))
-        else:
-            cut.append(leaf)
-    carried: Any = rebuild(cut)
+            leaf = _cut(path, leaf, made)
+        smaller_leaves.append(leaf)
+    carried: Any = rebuild(smaller_leaves)
     if isinstance(tree, State):
         own = params_of(made.module)
         params = flatten(tree.params)

@@ -26,7 +26,7 @@ from sparsefn.shrinking.layers import (
     counted_rms_norm,
     resize,
 )
-from sparsefn.shrinking.plan import Cut
+from sparsefn.shrinking.plan import PruningPlan
 from tests.shrinking.classes import drawn, same, small_of
 
 KEPT = [0, 2, 3, 6]
@@ -594,7 +594,7 @@ def test_attention_with_keys_of_another_width_and_a_mask():
 
 def test_heads_that_do_not_lose_the_same_are_refused(monkeypatch):
     model = drawn(Attending())
-    cut, kept = groups(model, torch.randn(2, 5, 3)).cut({}), Cut.kept
+    cut, kept = groups(model, torch.randn(2, 5, 3)).cut({}), PruningPlan.kept
     label = cut.analysis.leaves["attention.in_proj_weight"].labels[0]
 
     def uneven(self, one, size=0):
@@ -602,7 +602,7 @@ def test_heads_that_do_not_lose_the_same_are_refused(monkeypatch):
         flags[0] &= one is not label
         return flags
 
-    monkeypatch.setattr(Cut, "kept", uneven)
+    monkeypatch.setattr(PruningPlan, "kept", uneven)
     assert (
         resize(copy.deepcopy(model), cut)
         == "the MultiheadAttention at 'attention' has heads that do not lose the same"

@@ -40,7 +40,7 @@ class Of(nn.Module):
 
 def found(shape, function, x):
     model = Of(shape, function).eval()
-    some = analyse(traced(model, x)).book.products
+    some = analyse(traced(model, x)).log.products
     return (
         sum(product.flops for product in some),
         flops_of(model, (x,)),
@@ -114,7 +114,7 @@ def test_recurrent_layers_multiply_at_every_step():
         nn.LSTM(4, 3, num_layers=2, bidirectional=True).eval(),
         torch.ones(5, 2, 4),
     )
-    some = analyse(traced(model, x)).book.products
+    some = analyse(traced(model, x)).log.products
     assert sum(product.flops for product in some) == 2 * 10 * sum(
         w.numel() for w in model.parameters() if w.ndim == 2
     )
@@ -237,7 +237,8 @@ def test_terms_are_worked_out_once_and_labels_are_told_apart_by_what_they_hold()
     assert terms.value([4]) == 2 * 12 + 2 * 8
     assert terms.value([1]) == 2 * 3 + 2 * 2
     assert (
-        len(distinct(values_in(found.analysis.leaves), found.analysis.book.atoms)) == 1
+        len(distinct(values_in(found.analysis.leaves), found.analysis.log.channels))
+        == 1
     )
 
 

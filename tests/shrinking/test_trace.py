@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import sparsefn as sf
 from sparsefn.nn.modules import as_call
 from sparsefn.shrinking.analysis import without_shuffles
-from sparsefn.shrinking.channels import Atoms
+from sparsefn.shrinking.channels import CoupledChannels
 from sparsefn.shrinking.trace import Parts, calls_of, matched, traced
 from sparsefn.shrinking.values import opname
 from tests.shrinking.compare import check, differs
@@ -422,11 +422,11 @@ class Units(nn.Module):
 
 @pytest.mark.deep
 def test_shuffles_one_after_another_share_few_atoms(monkeypatch):
-    def find(self, ids, real=Atoms.find):
+    def find(self, ids, real=CoupledChannels.find):
         assert ids.ndim < 2 or ids.shape[1] <= 64, f"a label of {ids.shape[1]} columns"
         return real(self, ids)
 
-    monkeypatch.setattr(Atoms, "find", find)
+    monkeypatch.setattr(CoupledChannels, "find", find)
     x = torch.randn(2, 3, 4, 4).double()
     for width, depth, sizes in [
         (48, 4, [1, 1, 1, 3]),
