@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.layers import is_conv1d
+from sparsefn.shrinking.layers import is_transformers_conv
 from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.values import (
     module_of,
@@ -150,7 +150,7 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
     known = type(layer).__module__.startswith(("torch.nn.", "sparsefn."))
-    if (known and not open_) or is_conv1d(layer):
+    if (known and not open_) or is_transformers_conv(layer):
         return  # layer_sizes knows of them
     for key, value in list(vars(layer).items()):
         if not open_ and key in getattr(layer, "__constants__", ()):

@@ -1,9 +1,12 @@
 """Coupled channels: a union-find over the channels of all dimensions of a program. What
-is in one set stays or goes together.
+is in one set stays or goes together. Units of a group are channels of one kind.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -272,3 +275,66 @@ def product(a: ChannelMap, m: int, b: ChannelMap, n: int) -> ChannelMap:
     if not rows:
         return None
     return np.concatenate(rows, 1)
+
+
+def kinds_of(channels: CoupledChannels, labels: Sequence[Ids]) -> Ids:
+    """A number from 1 for channels that lie in the same dimensions, as the same
+    factors; 0 for channels that stay or lie in none.
+    """
+    kinds = np.zeros(channels.count, np.int64)
+    most = 0
+    columns = {column.tobytes(): column for label in labels for column in label.T}
+    for column in columns.values():
+        may_go = channels.reason[column] == 0
+        here = np.unique(column[may_go])
+        if not len(here):
+            continue
+        _, pairs = np.unique(kinds[here], return_inverse=True)
+        kinds[here] = most + 1 + pairs
+        most += int(pairs.max()) + 1
+    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    # channel 0 is the first, and of kind 0
+    order: Ids = first.argsort().argsort()[numbers]
+    return order
+
+
+def factors_of(labels: Sequence[Ids], kinds: Ids) -> dict[int, set[int]]:
+    """Which groups are factors of one product, by number: a group has the channels of
+    one kind.
+    """
+    multiplies_with: dict[int, set[int]] = defaultdict(set)
+    count = int(kinds.max()) + 1
+    for label in labels:
+        rows = kinds[label]
+        for i, j in itertools.combinations(range(rows.shape[1]), 2):
+            pairs = rows[:, i] * count + rows[:, j]
+            for pair in np.unique(pairs).tolist():
+                one, other = divmod(pair, count)
+                if not one or not other or one == other:
+                    continue
+                multiplies_with[one - 1].add(other - 1)
+                multiplies_with[other - 1].add(one - 1)
+    return multiplies_with
+
+
+def preferred_groups(
+    channels: CoupledChannels,
+    units: Sequence[Ids],
+    weights: Sequence[float],
+    multiplies_with: Mapping[int, set[int]],
+) -> set[int]:
+    """The numbers of groups to prune: of those that multiply with each other one, by
+    rank and then by weights.
+    """
+    ranks = [int(channels.rank[own[0]]) for own in units]
+    # the width of the only head is never divided, and has no rank of its own
+    for i, one in enumerate(ranks):
+        others = [ranks[j] for j in multiplies_with[i]]
+        if one == Rank.NONE and Rank.HEADS in others:
+            ranks[i] = Rank.WIDTHS
+    taken = set[int]()
+    order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
+    for i in order:
+        if not multiplies_with[i] & taken and len(units[i]) > 1:
+            taken.add(i)
+    return taken

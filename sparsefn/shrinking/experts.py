@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
-from sparsefn.masks.patterns import Pattern, members_of
+from sparsefn.masks.patterns import Pattern, tied_members
 from sparsefn.nn.modules import bake, inner_module
 from sparsefn.shrinking.attributes import TRIES, Guess, Trial, search
 from sparsefn.shrinking.groups import Member
@@ -160,27 +160,37 @@ def without_experts(
     >>> small.router, small.experts.shape
     (Linear(in_features=3, out_features=3, bias=True), torch.Size([3, 2, 3]))
 
-    Each set of `pattern`, an `sf.patterns.tied` one, ties the experts of a layer:
-    leaves of at least three dimensions, such as [experts, out, in], and leaves of the
-    router, one of which has two, [experts, in]. An expert goes, with its rows of
-    routers, if all of its entries are masked. A masked row of a router gives the logit
-    0, which a softmax counts, so the outputs differ from the masked module's: they
-    equal its outputs when the logits of removed experts are -inf, so that the softmax
-    is over the experts that stay. That is proven as in `sf.shrink`: both modules run in
-    float64 and eval mode on `example` and on other inputs of its shapes, and differ by
-    at most 1e-10. Masks of other leaves are 0 in the copy.
+    Args:
+        module: The module, which does not change.
+        state: State whose masks say what goes: an expert, with its rows of routers, if
+            all of its entries are masked. Masked entries of other leaves are 0 in the
+            copy.
+        example: What the module is called with: a tensor, a tuple of arguments or a
+            dict of keyword arguments.
+        pattern: An `sf.patterns.tied` one, each set of which ties the experts of a
+            layer: leaves of at least three dimensions, such as [experts, out, in], and
+            leaves of the router, one of which has two, [experts, in].
 
-    The copy is of the same class. Whole numbers that modules keep and that are the
-    number of experts become the new one where the proof needs it, and so do such
-    numbers of a config where a new model from it equals the copy, as when all layers
-    lose as many experts; `notes` says where not, and `stays` where an expert is masked
-    in some leaves alone. Returns what `sf.shrinking.smaller` does.
+    Returns:
+        What `sf.shrinking.smaller` does, with a copy of the same class. Whole numbers
+        that modules keep and that are the number of experts become the new one where
+        the proof needs it, and so do such numbers of a config where a new model from it
+        equals the copy, as when all layers lose as many experts; `notes` says where
+        not, and `stays` where an expert is masked in some leaves alone.
 
-    Raises TypeError for anything but a State. ValueError for a pattern without such
-    sets, a set that loses all experts, a router that no product is seen with, and where
-    the proof fails: where fewer experts stay than a token is routed to, where logits
-    are among the outputs, where routers choose by something else too, such as a bias
-    that is added to the probabilities; and as `sf.modules.bake` does.
+    Raises:
+        TypeError: `state` is no State, or `example` is of another type.
+        ValueError: The pattern has no such sets, a set loses all experts, or no product
+            is seen with a router. The proof fails: fewer experts stay than a token is
+            routed to, logits are among the outputs, or routers choose by something else
+            too, such as a bias that is added to the probabilities. Masks are as
+            `sf.modules.bake` refuses.
+
+    A masked row of a router gives the logit 0, which a softmax counts, so the outputs
+    differ from the masked module's: they equal its outputs when the logits of removed
+    experts are -inf, so that the softmax is over the experts that stay. That is proven
+    as in `sf.shrink`: both modules run in float64 and eval mode on `example` and on
+    other inputs of its shapes, and differ by at most 1e-10.
     """
     if not isinstance(state, State):
         raise TypeError(
@@ -271,7 +281,7 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
         "without_experts: expected a pattern such as "
         "sf.patterns.tied([['*.gate.weight', 0], ['*.experts.down_proj', 0]])"
     )
-    found = members_of(pattern, state.params)
+    found = tied_members(pattern, state.params)
     if not found:
         raise ValueError(f"{wanted}, got {pattern}")
     leaves = flatten(state.params)[0]

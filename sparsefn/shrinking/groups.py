@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -24,7 +23,13 @@ from sparsefn.shrinking.analysis import (
     labels_of,
     without_shuffles,
 )
-from sparsefn.shrinking.channels import CoupledChannels, Ids, Rank
+from sparsefn.shrinking.channels import (
+    CoupledChannels,
+    Ids,
+    factors_of,
+    kinds_of,
+    preferred_groups,
+)
 from sparsefn.shrinking.plan import (
     PruningPlan,
     cost,
@@ -135,7 +140,17 @@ class Groups:
     >>> groups[0].size, groups.stays["2.bias", 0], groups.masks({0: [1, 2]})["0.bias"]
     (4, 'it is an output of the model', tensor([ True, False, False,  True]))
 
-    `stays` has the reason for each dimension of a parameter that cannot lose entries.
+    Attributes:
+        groups: The groups by number. Of each, `size` is its number of units, `members`
+            where they lie in the leaves, `entries` how many weights a unit has on
+            average, `multiplies_with` the numbers of groups such as the entries of a
+            head, and `preferred` says whether `pattern()` takes it.
+        stays: By (name, dimension), why a dimension of a parameter cannot lose entries.
+        analysis: What is known of the traced program.
+        channels: By group, the channels of its units in the analysis.
+        originals: Names of parameters that weights are computed from.
+        trace: The program, with the shapes of the example; None for groups of
+            submodules.
     """
 
     groups: tuple[Group, ...]
@@ -185,15 +200,24 @@ class Groups:
     def pattern(
         self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean"
     ) -> Pattern:
-        """The pattern for algorithms: every group is a tied set, named by its first
-        leaf.
+        """The pattern for algorithms that prune units of these groups.
 
-        `only` are the numbers of the groups to prune; of groups that multiply with each
-        other all but one are left out by default: heads rather than the entries of a
-        head (heads of queries where these read one head of keys), entries of a
-        convolution's groups rather than groups.
+        Args:
+            only: Numbers of the groups to prune. Default: all but those that multiply
+                with another one that is pruned: heads rather than the entries of a head
+                (heads of queries where these read one head of keys), entries of a
+                convolution's groups rather than groups.
+            reduce: How the scores of a unit's entries become its score, as in
+                `sf.patterns.tied`.
+
+        Returns:
+            An `sf.patterns.tied` pattern, whose sets are the groups, each named by its
+            first leaf.
+
+        Raises:
+            ValueError: There is no group to prune, or none of such a number.
         """
-        chosen = self.chosen(only)
+        chosen = self._chosen(only)
         if not chosen:
             raise ValueError(
                 "groups: expected groups of units to prune, got none of the model's "
@@ -206,8 +230,7 @@ class Groups:
             sets.append([m.tied() for m in members if m.leaf in parameters])
         return tied(sets, reduce)
 
-    def chosen(self, only: Sequence[int] | None) -> list[int]:
-        """The numbers of the groups to prune: preferred ones by default."""
+    def _chosen(self, only: Sequence[int] | None) -> list[int]:
         if only is not None:
             return list(only)
         return [i for i, group in enumerate(self.groups) if group.preferred]
@@ -221,7 +244,18 @@ class Groups:
         return self.groups[i]
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> PruningPlan:
-        """The program without these units, by number of the group."""
+        """What is left of the program without some units.
+
+        Args:
+            gone: The units that go, by number of the group.
+
+        Returns:
+            The pruning plan, with what goes because of them; one index of each
+            dimension stays.
+
+        Raises:
+            ValueError: There is no such group or unit, or all units of a group go.
+        """
         alive = np.ones(self.analysis.log.channels.count, bool)
         for i, units in gone.items():
             size = self._group(i).size
@@ -240,9 +274,17 @@ class Groups:
         return one_stays(PruningPlan(self.analysis, alive))
 
     def masks(self, gone: Mapping[int, Sequence[int]]) -> dict[str, Tensor]:
-        """The masks of all parameters without these units, by number of the group.
+        """The masks of all parameters without some units.
 
-        0-d True for a parameter that a weight is computed from, which loses nothing.
+        Args:
+            gone: The units that go, by number of the group.
+
+        Returns:
+            Bool tensors on the CPU by name: of the shape of the parameter, or 0-d True
+            for one that a weight is computed from, which loses nothing.
+
+        Raises:
+            ValueError: There is no such group or unit, or all units of a group go.
         """
         plan = self.cut(gone)
         parameters = _parameters(self.analysis)
@@ -264,8 +306,23 @@ class Groups:
         bits: int | None = None,
         compressed: bool = False,
     ) -> int:
-        """What the model costs without these units: its parameters, FLOPs or bytes
-        (`bits=`, `compressed=`).
+        """What the model costs without some units.
+
+        Args:
+            gone: The units that go, by number of the group. Default: none.
+            unit: "params", "flops" of one call on the example, or "bytes" of the
+                parameters.
+            bits: For bytes, how many bits each weight has. Default: those of its dtype.
+            compressed: For bytes, whether to add a bit for each weight of the leaves
+                that may lose units.
+
+        Returns:
+            The exact number.
+
+        Raises:
+            TypeError: `bits` is no int.
+            ValueError: `unit` is another one, `bits` is below 1, `bits` or `compressed`
+                is given for another unit than bytes, or units are as `cut` refuses.
         """
         return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
@@ -276,14 +333,21 @@ class Groups:
         compressed: bool,
         only: Sequence[int] | None,
     ) -> UnitCosts:
-        """The cost by how many units of each set of `pattern(only)` are kept, for
-        `sf.budgets.within`.
+        """The cost by numbers of kept units, for `sf.budgets.within`.
 
-        It is exact wherever the units of a group are alike. Where they are not, such as
-        a channel that a concatenation repeats, it is the most that any choice of so
-        many units costs.
+        Args:
+            unit: As for `cost`.
+            bits: As for `cost`.
+            compressed: As for `cost`.
+            only: As for `pattern`.
+
+        Returns:
+            The costs by the sets of `pattern(only)`. They are exact wherever the units
+            of a group are alike. Where they are not, such as a channel that a
+            concatenation repeats, it is the most that any choice of so many units
+            costs.
         """
-        names = self.set_names(only)
+        names = self._set_names(only)
         terms = terms_of(self.analysis, unit, bits, compressed)
         group = np.full(self.analysis.log.channels.count, -1)
         for place, i in enumerate(names.values()):
@@ -306,13 +370,11 @@ class Groups:
 
         return UnitCosts(dict(zip(names, sizes, strict=True)), cost, scores)
 
-    def set_names(self, only: Sequence[int] | None) -> dict[str, int]:
-        """The numbers of the groups in a pattern, by the names that their sets have in
-        budgets.
-        """
+    def _set_names(self, only: Sequence[int] | None) -> dict[str, int]:
+        # The numbers of the groups in a pattern, by the names of their sets in budgets.
         known = self.analysis.parameters
         names: dict[str, int] = {}
-        for i in self.chosen(only):
+        for i in self._chosen(only):
             leaves = [member.leaf for member in self.groups[i].members]
             first = next(leaf for leaf in leaves if leaf in known)
             name = first
@@ -324,8 +386,18 @@ class Groups:
         return names
 
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
-        """For each group which of its units stay under these masks: all but the units
-        that can go with equal outputs.
+        """Which units stay under some masks: all but those that can go with equal
+        outputs.
+
+        Args:
+            masks: Masks of all parameters by name: bool tensors of their shapes, or
+                0-d for a dense one.
+
+        Returns:
+            For each group a bool tensor of its units, on the CPU.
+
+        Raises:
+            ValueError: A mask is missing, unknown or of another shape.
         """
         shapes = {name: tuple(x.shape) for name, x in self.analysis.parameters.items()}
         missing = sorted(_parameters(self.analysis) - masks.keys())
@@ -377,32 +449,40 @@ def groups(
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
 
-    `example` is what the model is called with: a tensor, a tuple of arguments or a dict
-    of keyword arguments. A group is a set of units that compete; each lies along
-    dimensions of several tensors and goes from all of them at once, and then the
-    outputs equal the outputs of the model with these entries at 0. `Groups.pattern()`
-    is the pattern for algorithms, and `sf.shrink` removes what they prune: sooner with
-    `groups=`, as the model is then traced once.
+    Args:
+        model: The module, which does not change. One on the meta device is analysed
+            there.
+        example: What the model is called with: a tensor, a tuple of arguments or a dict
+            of keyword arguments.
+        only: Globs of submodules, for a model that `torch.export` cannot trace, or a
+            part of one. The groups are each submodule's by itself, as the model calls
+            it the first time on the example, under the names that their leaves have in
+            the model. Algorithms then run on all params of the model. Costs in
+            parameters and bytes are of the model, FLOPs of the submodules. Give
+            `sf.shrink` the same `only`.
+        counted: Whether norms and means may lose entries that are 0, and go on dividing
+            by the old number, so that residual widths can be pruned.
+        equal_parts: Whether the parts of a chunk, and the groups of channels that a
+            shuffle mixes, lose the same entries. The code of the model itself often
+            does not allow others, but its traced program does.
 
-    With `counted`, norms and means may lose entries that are 0, and go on dividing by
-    the old number, so that residual widths can be pruned. Without `equal_parts` the
-    parts of a chunk, and the groups of channels that a shuffle mixes, may lose
-    different entries, which the code of the model itself often does not allow, but its
-    traced program does. `stays` says of each dimension that cannot lose entries which
-    operation is the reason, or that a layer computes its weight, as weight norm does:
-    then the units stay. Nothing of the model changes, and one on the meta device is
-    analysed there.
+    Returns:
+        The groups. Their `stays` says of each dimension that cannot lose entries which
+        operation is the reason, or that a layer computes its weight, as weight norm
+        does: then the units stay.
 
-    With `only`, globs of submodules, the groups are each submodule's by itself,
-    as the model calls it the first time on the example, under the names that their
-    leaves have in the model: for a model that `torch.export` cannot trace, or a part of
-    one. Algorithms then run on all params of the model. Costs in parameters and bytes
-    are of the model, FLOPs of the submodules. Give `sf.shrink` the same
-    `only`.
+    Raises:
+        TypeError: `example` is of another type, or `only` is no glob.
+        ValueError: The model does not run on the example, `torch.export` cannot trace
+            it, or it is in train mode and computes otherwise in eval mode. A glob of
+            `only` matches no submodule, or one that shares a parameter with the rest,
+            or that the model does not call.
 
-    Raises TypeError for another example, and ValueError for a model that does not run
-    on it, that `torch.export` cannot trace, or that computes otherwise in train mode
-    and is in it; for globs as `sf.shrink` does.
+    A group is a set of units that compete; each lies along dimensions of several
+    tensors and goes from all of them at once, and then the outputs equal the outputs of
+    the model with these entries at 0. `Groups.pattern()` is the pattern for algorithms,
+    and `sf.shrink` removes what they prune: sooner with `groups=`, as the model is then
+    traced once.
     """
     own = inner_module(model)
     if only is not None:
@@ -457,7 +537,7 @@ def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
             labels[name, d] = label
             if name in parameters:
                 of_parameters.append(label)
-    kinds = _alike(channels, of_parameters)
+    kinds = kinds_of(channels, of_parameters)
     order = np.argsort(kinds, kind="stable")
     ends = np.bincount(kinds).cumsum()
     units = np.split(order, ends)[1:-1]
@@ -479,8 +559,8 @@ def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
             if name in parameters:
                 share = np.count_nonzero(own >= 0) / len(own)
                 weights[i] += math.prod(analysis.leaves[name].shape) * share
-    multiplies_with = _multiply(analysis, kinds)
-    preferred = _preferred(units, weights, multiplies_with, channels.rank)
+    multiplies_with = factors_of(labels_of(analysis), kinds)
+    preferred = preferred_groups(channels, units, weights, multiplies_with)
     groups = []
     for i, own in enumerate(units):
         entries = round(weights[i] / len(own))
@@ -494,63 +574,6 @@ def _parameters(analysis: Analysis) -> set[str]:
     # Each parameter that the program reads once, under its first name.
     read = {value.name for value in analysis.leaves.values()}
     return {name for name in analysis.parameters if name in read}
-
-
-def _alike(channels: CoupledChannels, labels: Sequence[Ids]) -> Ids:
-    # A number from 1 for channels that lie in the same dimensions of parameters, as the
-    # same factors; 0 for other channels.
-    kinds = np.zeros(channels.count, np.int64)
-    most = 0
-    columns = {column.tobytes(): column for label in labels for column in label.T}
-    for column in columns.values():
-        may_go = channels.reason[column] == 0
-        here = np.unique(column[may_go])
-        if not len(here):
-            continue
-        _, pairs = np.unique(kinds[here], return_inverse=True)
-        kinds[here] = most + 1 + pairs
-        most += int(pairs.max()) + 1
-    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    # channel 0 is the first, and of kind 0
-    order: Ids = first.argsort().argsort()[numbers]
-    return order
-
-
-def _multiply(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
-    # Which groups are factors of one product.
-    multiplies_with: dict[int, set[int]] = defaultdict(set)
-    count = int(kinds.max()) + 1
-    for label in labels_of(analysis):
-        rows = kinds[label]
-        for i, j in itertools.combinations(range(rows.shape[1]), 2):
-            pairs = rows[:, i] * count + rows[:, j]
-            for pair in np.unique(pairs).tolist():
-                one, other = divmod(pair, count)
-                if not one or not other or one == other:
-                    continue
-                multiplies_with[one - 1].add(other - 1)
-                multiplies_with[other - 1].add(one - 1)
-    return multiplies_with
-
-
-def _preferred(
-    units: Any,
-    weights: Any,
-    multiplies_with: Mapping[int, set[int]],
-    rank: Any,
-) -> set[int]:
-    ranks = [int(rank[own[0]]) for own in units]
-    # the width of the only head is never divided, and has no rank of its own
-    for i, one in enumerate(ranks):
-        others = [ranks[j] for j in multiplies_with[i]]
-        if one == Rank.NONE and Rank.HEADS in others:
-            ranks[i] = Rank.WIDTHS
-    taken = set[int]()
-    order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
-    for i in order:
-        if not multiplies_with[i] & taken and len(units[i]) > 1:
-            taken.add(i)
-    return taken
 
 
 def _stays(

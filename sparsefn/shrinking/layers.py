@@ -18,10 +18,10 @@ from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.values import Value, module_of, node_arguments, opname
 
 
-def is_conv1d(layer: nn.Module) -> bool:
+def is_transformers_conv(layer: nn.Module) -> bool:
     """Whether a layer is a `Conv1D` of transformers, known by the name of its class.
 
-    >>> is_conv1d(nn.Conv1d(1, 1, 1))
+    >>> is_transformers_conv(nn.Conv1d(1, 1, 1))
     False
     """
     return any(kind.__name__ == "Conv1D" for kind in type(layer).__mro__)
@@ -416,7 +416,7 @@ def resize(small: nn.Module, plan: PruningPlan) -> str:
             if isinstance(layer, kind) and not getattr(layer, "proj_size", 0):
                 layer.input_size = getattr(layer, f"weight_ih{end}").shape[1]
                 layer.hidden_size = getattr(layer, f"weight_hh{end}").shape[1]
-        if is_conv1d(layer):
+        if is_transformers_conv(layer):
             vars(layer).update(zip(("nx", "nf"), layer.weight.shape, strict=True))
         own = nodes.get(path, [])
         _convolution(layer, plan, own)

@@ -471,10 +471,22 @@ def weights(model: nn.Module, example: Example) -> Weights:
     >>> budget({"0.weight": (4, 1, 3, 3), "2.weight": (2, 64)}, 1.0)
     {'0.weight': 20, '2.weight': 80}
 
+    Args:
+        model: The module, which does not change.
+        example: What the model is called with: a tensor, a tuple of arguments or a dict
+            of keyword arguments.
+
+    Returns:
+        The model for `sf.budgets.within`.
+
+    Raises:
+        TypeError: `example` is of another type.
+        ValueError: The model does not run on the example, `torch.export` cannot trace
+            it, or it is in train mode and computes otherwise in eval mode.
+
     A weight of a product costs 2 FLOPs for each position at which it is used, as in
     `sf.report.flops`; a product with a part of a parameter, or with a tensor that is
-    computed from one, costs what it does dense. Raises what `sf.shrinking.groups`
-    raises for an example that the model does not run on.
+    computed from one, costs what it does dense.
     """
     analysis = analyse(traced(model, example, dynamic=False))
     leaves = dict(analysis.graph.named_parameters())

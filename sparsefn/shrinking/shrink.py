@@ -49,13 +49,21 @@ class Smaller(NamedTuple):
     ... )
     >>> made.form, made.stays, made.kept["0.bias"]
     ('class', (), Kept(shape=(4,), indices=(None,)))
+
+    Attributes:
+        module: The smaller model.
+        kept: Of every parameter and buffer by name: its old `shape`, and the `indices`
+            that stay along each dimension, None for all.
+        form: "class" for a module of the same class, "program" for a traced one.
+        stays: What is masked and stays, with the reasons.
+        notes: What the model's configs cannot say, and why it is no module of its
+            class.
     """
 
     module: nn.Module
-    kept: Mapping[str, Kept]  # of parameters and buffers by name
+    kept: Mapping[str, Kept]
     form: Form
-    stays: tuple[str, ...]  # what is masked and stays, with the reasons
-    # what the model's configs cannot say, and why it is no model of its class
+    stays: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -87,33 +95,41 @@ def shrink(
     >>> torch.allclose(small(x), sf.modules.call(net, state, x), atol=1e-6)
     True
 
-    `example` is what the module is called with: a tensor, a tuple of arguments or a
-    dict of keyword arguments. The masks say what goes, of whatever algorithm they are:
-    every unit that is 0, or that no layer reads, and units that are constant where a
-    bias can take in what they give. A unit that the masks prune only in part stays, and
-    so does one of every dimension. What is pruned and has to stay is named by a
-    UserWarning, with the reason.
+    Args:
+        module: The module, which does not change.
+        state: State whose masks say what goes, of whatever algorithm they are: every
+            unit that is 0, or that no layer reads, and units that are constant where a
+            bias can take in what they give. A unit that the masks prune only in part
+            stays, and so does one of every dimension.
+        example: What the module is called with: a tensor, a tuple of arguments or a
+            dict of keyword arguments.
+        only: Globs of submodules, each of which is made smaller by itself, as it is
+            called on the example. Default: the whole module.
+        buffers: Buffers of the copy by name, such as the batch norm's of
+            `sf.modules.call_with_buffers`. Default: the module's own.
+        form: "class" for a module of the same class, or an error where there is none;
+            "program" for the traced program. Default: of the same class if possible.
+        groups: The module's groups, as `sf.shrinking.groups` made them on this example,
+            whatever has been trained since: with them it is not traced again.
 
-    The smaller module is of the same class where running it proves that its outputs are
-    equal, in eval mode: in float64 on the example, to 1e-10, and on another input of
-    its shapes. Else, or with form="program", it is the traced program with new sizes
-    (`torch.fx.GraphModule`), whose parameters have their old names, and which takes
-    other batch sizes and lengths where it need not keep more for that; with
-    form="class" it is an error. It never returns a module that differs.
+    Returns:
+        A module of the same class where running it proves that its outputs are equal,
+        in eval mode: in float64 on the example, to 1e-10, and on another input of its
+        shapes. Else the traced program with new sizes (`torch.fx.GraphModule`), whose
+        parameters have their old names, and which takes other batch sizes and lengths
+        where it need not keep more for that. Never a module that differs.
 
-    `groups` are the module's, as `sf.shrinking.groups` made them on this example,
-    whatever has been trained since: with them the module is not traced again. Where it
-    takes more than 10 seconds a line on stderr says what it does.
+    Raises:
+        TypeError: `state` is no State, `groups` are no groups, or `example` is of
+            another type.
+        ValueError: The module does not run on the example, `torch.export` cannot trace
+            it, or it is in train mode and computes otherwise in eval mode. `groups` are
+            of another module or example. There is no smaller module of the class, with
+            form="class". Masks or buffers are as `sf.modules.bake` refuses.
 
-    With `only`, globs of submodules, each submodule is made smaller by itself, as it is
-    called on the example. `buffers` are the copy's, by name (the batch norm's of
-    `sf.modules.call_with_buffers`), the module's own by default. `sf.shrinking.smaller`
+    A UserWarning names what is pruned and has to stay, with the reason. Where it takes
+    more than 10 seconds a line on stderr says what it does. `sf.shrinking.smaller`
     returns more: what was kept, for `sf.shrinking.carry`.
-
-    Raises TypeError for anything but a State, and for other groups, and ValueError for
-    a module that does not run on the example or that `torch.export` cannot trace, for
-    one in train mode, for groups of another module or example, and for masks and
-    buffers as `sf.modules.bake` does.
     """
     made = smaller(
         module, state, example, only=only, buffers=buffers, form=form, groups=groups
@@ -149,7 +165,22 @@ def smaller(
     >>> made.form, made.kept["2.weight"].indices
     ('class', (None, tensor([0])))
 
-    `kept` tells of every parameter and buffer.
+    Args:
+        module: As for `sf.shrink`.
+        state: As for `sf.shrink`.
+        example: As for `sf.shrink`.
+        only: As for `sf.shrink`.
+        buffers: As for `sf.shrink`.
+        form: As for `sf.shrink`.
+        groups: As for `sf.shrink`.
+
+    Returns:
+        The module of `sf.shrink`, what it kept of every parameter and buffer, what
+        stays, and notes.
+
+    Raises:
+        TypeError: As by `sf.shrink`.
+        ValueError: As by `sf.shrink`.
     """
     if not isinstance(state, State):
         raise TypeError(
@@ -358,15 +389,23 @@ def carry(tree: Tree, made: Smaller) -> Tree:
     >>> sf.shrinking.carry(state, made).masks["2.weight"]
     tensor([[True]])
 
-    Each tensor at a path that ends in a parameter's or buffer's name, and has its old
-    shape, loses the entries that the smaller model lost: masks, scores, the moments of
-    `sf.optimizers`, averages, what `attach` saves (`sparse.state_dict()`, to be loaded
-    after `attach` to the smaller model). All else stays as it is. The params of a State
-    become the params of the smaller model, which may hold biases that took in
-    constants. An average of the weights that a model of its own holds is made smaller
-    by `sf.shrink` with the same masks.
+    Args:
+        tree: Masks, scores, the moments of `sf.optimizers`, averages, what `attach`
+            saves (`sparse.state_dict()`, to be loaded after `attach` to the smaller
+            model), or a whole State.
+        made: The smaller model, of `sf.shrinking.smaller`.
 
-    Raises ValueError for a tensor at such a path that has another shape, with its path.
+    Returns:
+        A tree of the same structure. Each tensor at a path that ends in a parameter's
+        or buffer's name loses the entries that the smaller model lost; all else stays
+        as it is. The params of a State become the params of the smaller model, which
+        may hold biases that took in constants.
+
+    Raises:
+        ValueError: A tensor at such a path does not have the old shape.
+
+    An average of the weights that a model of its own holds is made smaller by
+    `sf.shrink` with the same masks.
     """
     leaves, rebuild = flatten(tree)
     smaller_leaves = []
@@ -403,9 +442,18 @@ def carry_optimizer(
     >>> after.state[made.module[0].weight]["exp_avg"].shape
     torch.Size([1, 1])
 
-    It is for `load_state_dict` of the new optimizer, which has to have its parameters
-    in the same groups and order. Raises ValueError for a parameter of the optimizer
-    that the model has not.
+    Args:
+        optimizer: The optimizer of the old model.
+        model: The old model.
+        made: The smaller model, of `sf.shrinking.smaller`.
+
+    Returns:
+        A dict for `load_state_dict` of the new optimizer, which has to have its
+        parameters in the same groups and order.
+
+    Raises:
+        ValueError: The optimizer has a parameter that the model has not, or state of
+            another shape than its parameter's.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [

@@ -257,7 +257,12 @@ def test_units_that_there_are_not_are_refused():
         ValueError, match="bits= and compressed= are for unit='bytes', got unit='flops'"
     ):
         found.cost(unit="flops", compressed=True)
-    with pytest.raises(ValueError, match="expected bits >= 1, got 0"):
+    for wrong, got in ((8.0, "float"), (True, "bool")):
+        with pytest.raises(
+            TypeError, match=f"^within: expected bits to be an int, got {got}$"
+        ):
+            found.cost(unit="bytes", bits=wrong)
+    with pytest.raises(ValueError, match="^within: expected bits >= 1, got 0$"):
         found.cost(unit="bytes", bits=0)
 
 
@@ -379,7 +384,7 @@ def test_sets_have_the_names_that_the_pattern_gives_them():
                 continue
             assert [
                 (path, math.prod(units.budgeted)) for path, units in sets.items()
-            ] == [(path, found[i].size) for path, i in found.set_names(only).items()]
+            ] == [(path, found[i].size) for path, i in found._set_names(only).items()]
 
 
 def test_scores_are_the_mean_magnitudes_of_units():

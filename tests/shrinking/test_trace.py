@@ -539,3 +539,25 @@ def test_parts_that_are_not_called_or_have_no_names():
         ValueError, match="expected a forward of 'f' all of whose arguments have names"
     ):
         calls_of(net, ["f"], VECTOR)
+
+
+def test_lazy_layers_have_to_run_first():
+    net = nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(4)).eval()
+    text = (
+        "^expected parameters of the Sequential that have shapes, but lazy layers have "
+        "not made '1.weight', '1.bias' yet: run the module on a batch first$"
+    )
+    with pytest.raises(ValueError, match=text):
+        traced(net, torch.ones(1, 2))
+    net(torch.ones(1, 2))
+    assert traced(net, torch.ones(1, 2))(torch.ones(1, 2)).shape == (1, 4)
+
+
+def test_calls_of_parts_leave_the_model_as_it_was():
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 3)))
+    net(torch.randn(4, 2))
+    before = copy.deepcopy(net.state_dict())
+    assert calls_of(net, ["1"], torch.randn(4, 2))["1"][0].shape == (4, 2)
+    after = net.state_dict()
+    assert all(torch.equal(x, after[name]) for name, x in before.items())
+    assert len(net[1]._forward_pre_hooks) == 1

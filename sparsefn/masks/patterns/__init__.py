@@ -12,7 +12,7 @@ from sparsefn.masks.patterns.kinds import (
     transposable,
     unstructured,
 )
-from sparsefn.masks.patterns.tied_sets import members_of, tied
+from sparsefn.masks.patterns.tied_sets import tied, tied_members
 from sparsefn.masks.patterns.units import Pattern
 
 __all__ = [
@@ -21,12 +21,12 @@ __all__ = [
     "channel",
     "in_groups",
     "kernel",
-    "members_of",
     "nearly_diagonal",
     "nm",
     "out_groups",
     "row_balanced",
     "tied",
+    "tied_members",
     "transposable",
     "unstructured",
 ]

@@ -164,14 +164,14 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     )
 
 
-def members_of(
+def tied_members(
     pattern: Pattern, params: Tree
 ) -> dict[str, list[tuple[str, int, Tensor]]]:
     """Where the units of a tied pattern lie in some params, set by set.
 
     >>> heads = sf.patterns.tied([["*.v.weight", 0, 2], ["*.out.weight", 1, 2]])
     >>> params = {"0.v.weight": torch.ones(4, 3), "0.out.weight": torch.ones(3, 4)}
-    >>> sf.patterns.members_of(heads, params)["0.v.weight"]
+    >>> sf.patterns.tied_members(heads, params)["0.v.weight"]
     [('0.v.weight', 0, tensor([0, 0, 1, 1])), ('0.out.weight', 1, tensor([0, 0, 1, 1]))]
 
     Args:
