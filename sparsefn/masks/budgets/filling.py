@@ -40,7 +40,7 @@ class UnitCosts(NamedTuple):
 
     sizes: Mapping[str, int]
     cost: Callable[[Sequence[int]], Number]
-    scores: Callable[[], Mapping[str, Any]]
+    scores: Callable[[], Mapping[str, npt.NDArray[np.float64]]]
     masks: Mapping[str, int] = {}
 
 
