@@ -541,7 +541,7 @@ def test_a_compiled_number_is_symbolic_where_shapes_are_dynamic():
     assert dynamic(known)(torch.ones(5, 6))[1:] == (False, 6)
 
 
-# ---- compiled code and programs, in _engine/torch_limits.py -------------
+# ---- compiled code, in _engine/torch_limits.py; programs, in shrinking/trace.py ------
 
 
 def test_workarounds_for_old_releases_go_with_them():

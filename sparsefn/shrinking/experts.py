@@ -281,7 +281,9 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
         "without_experts: expected a pattern such as "
         "sf.patterns.tied([['*.gate.weight', 0], ['*.experts.down_proj', 0]])"
     )
-    found = tied_members(pattern, state.params)
+    found = {}
+    if isinstance(pattern, Pattern):
+        found = tied_members(pattern, state.params)
     if not found:
         raise ValueError(f"{wanted}, got {pattern}")
     leaves = flatten(state.params)[0]

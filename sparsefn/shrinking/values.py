@@ -23,8 +23,8 @@ Dims = tuple[tuple[int, ChannelMap], ...]  # the size and the label of each
 
 
 class Value(NamedTuple):
-    """A tensor of the program: for each dimension its label, and which constant each
-    index holds, should it go.
+    """A tensor of the program: of each dimension its label, and the constants that its
+    slices hold if they go.
     """
 
     shape: tuple[int, ...]
@@ -251,12 +251,11 @@ class Product(NamedTuple):
 
 @dataclasses.dataclass
 class AnalysisLog:
-    """What the analysis of one program writes down."""
+    """What the analysis of one program is asked for, and what it finds."""
 
     channels: CoupledChannels
-    counted: (
-        bool  # norms and means may lose entries that are 0, and go on counting them
-    )
+    # norms and means may lose entries that are 0, and go on counting them
+    counted: bool
     equal_parts: bool  # the parts of a chunk lose the same entries
     # of parameters by name; None: what goes is masked in every parameter that holds it
     masks: Mapping[str, Tensor] | None

@@ -185,9 +185,15 @@ def tied_members(
         whose units lie in single leaves.
 
     Raises:
+        TypeError: `pattern` is no pattern.
         ValueError: A member does not fit the shape of its leaf, members have different
             numbers of units, or other sets may prune a unit whole.
     """
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            "tied_members: expected a pattern such as sf.patterns.tied([['*.up', 0]]), "
+            f"got {shown(pattern)}"
+        )
     if not isinstance(pattern, TiedPattern):
         return {}
     found = {}

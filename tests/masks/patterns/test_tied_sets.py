@@ -523,6 +523,8 @@ def test_members_say_where_the_units_of_each_set_lie():
     again = [[leaf, dim, units.tolist()] for leaf, dim, units in found["0.v"]]
     assert sf.patterns.tied_members(sf.patterns.tied(again), params).keys() == {"0.v"}
     assert sf.patterns.tied_members(sf.patterns.block((2,)), params) == {}
+    with pytest.raises(TypeError, match=r"tied_members: expected a pattern .*, got 3"):
+        sf.patterns.tied_members(3, params)
     with pytest.raises(ValueError, match="members with the same number of units"):
         sf.patterns.tied_members(pattern, params | {"0.v": torch.ones(3, 4)})
 
