@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsefn.shrinking.channels import CoupledChannels, product
+from sparsefn.shrinking.channels import (
+    CoupledChannels,
+    Rank,
+    factors_of,
+    kinds_of,
+    preferred_groups,
+    product,
+)
 
 
 def kept(channels, label, alive):
     return alive[channels.resolve(label)].all(1).tolist()
 
 
-def test_new_labels_have_an_atom_for_each_index():
+def test_new_labels_have_a_channel_for_each_index():
     channels = CoupledChannels()
     assert channels.new(2).tolist() == [[1], [2]]
     assert channels.new(3).tolist() == [[3], [4], [5]]
@@ -72,7 +79,7 @@ def test_the_first_reason_stays_and_what_is_joined_has_the_reason_of_the_join():
     assert "nothing" not in channels.reasons
 
 
-def test_a_joined_atom_is_the_product_of_its_factors():
+def test_a_joined_channel_is_the_product_of_its_factors():
     channels = CoupledChannels()
     whole, heads, widths = (
         channels.new(6),
@@ -85,7 +92,7 @@ def test_a_joined_atom_is_the_product_of_its_factors():
     assert kept(channels, whole, alive) == [False] * 3 + [True, True, False]
 
 
-def test_products_of_one_label_with_itself_hold_each_atom_once():
+def test_products_of_one_label_with_itself_hold_each_channel_once():
     channels = CoupledChannels()
     a = channels.new(2)
     assert channels.resolve(np.concatenate([a, a, channels.new(2)], 1)).tolist() == [
@@ -113,7 +120,7 @@ def test_two_divisions_that_do_not_fit_stay():
     )
 
 
-def test_no_atom_becomes_its_own_factor():
+def test_no_channel_becomes_its_own_factor():
     channels = CoupledChannels()
     a, b = channels.new(2), channels.new(2)
     channels.join(a, np.concatenate([a[::-1], b], 1), "turned")
@@ -170,3 +177,22 @@ def test_whatever_goes_both_sides_of_each_join_agree(pairs, frozen, data):
         assert kept(channels, a, alive) == kept(channels, b, alive)
     for i in frozen:
         assert kept(channels, np.array([[i]]), alive) == [True]
+
+
+def test_groups_are_channels_of_one_kind_and_one_factor_of_a_product_is_preferred():
+    channels = CoupledChannels()
+    rows, inputs = channels.new(6), channels.new(3)
+    heads, widths = channels.new(2, Rank.HEADS), channels.new(3, Rank.WIDTHS)
+    channels.join(rows, product(heads, 2, widths, 3), "")
+    channels.freeze(inputs, "it is an input", np.array([True, False, False]))
+    labels = [channels.resolve(rows), channels.resolve(inputs)]
+    kinds = kinds_of(channels, labels)
+    assert [kinds[own].ravel().tolist() for own in (heads, widths, inputs)] == [
+        [2, 2],
+        [3, 3, 3],
+        [0, 1, 1],
+    ]
+    factors = factors_of(labels, kinds)
+    assert dict(factors) == {1: {2}, 2: {1}}
+    units = [np.nonzero(kinds == kind)[0] for kind in (1, 2, 3)]
+    assert preferred_groups(channels, units, [1.0, 1.0, 9.0], factors) == {0, 1}

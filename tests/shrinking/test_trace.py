@@ -421,7 +421,7 @@ class Units(nn.Module):
 
 
 @pytest.mark.deep
-def test_shuffles_one_after_another_share_few_atoms(monkeypatch):
+def test_shuffles_one_after_another_share_few_channels(monkeypatch):
     def find(self, ids, real=CoupledChannels.find):
         assert ids.ndim < 2 or ids.shape[1] <= 64, f"a label of {ids.shape[1]} columns"
         return real(self, ids)
