@@ -312,7 +312,7 @@ class Groups:
             gone: The units that go, by number of the group. Default: none.
             unit: "params", "flops" of one call on the example, or "bytes" of the
                 parameters.
-            bits: For bytes, how many bits each weight has. Default: those of its dtype.
+            bits: For bytes, how many bits each weight has. Default: as its dtype has.
             compressed: For bytes, whether to add a bit for each weight of the leaves
                 that may lose units.
 

@@ -33,7 +33,7 @@ def counted_mean(
     dim: Sequence[int],
     keepdim: bool = False,
 ) -> Tensor:
-    """The mean of `count` entries, all of which that are not in `x` are 0.
+    """The mean over `count` entries; entries that are missing from `x` are 0.
 
     >>> counted_mean(torch.tensor([1.0, 2.0]), 4, [0])
     tensor(0.7500)
@@ -49,8 +49,8 @@ def counted_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The layer norm over the last `ndim` dimensions, which had `count` entries:
-    entries that are left out were 0.
+    """The layer norm over the last `ndim` dimensions, of `count` entries; entries that
+    are missing from `x` are 0.
 
     >>> x, whole = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0, 2.0])
     >>> torch.allclose(
@@ -75,8 +75,8 @@ def counted_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """The RMS norm over the last `ndim` dimensions, which had `count` entries: entries
-    that are left out were 0.
+    """The RMS norm over the last `ndim` dimensions, of `count` entries; entries that
+    are missing from `x` are 0.
 
     >>> x, whole = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0, 0.0, 2.0])
     >>> torch.allclose(
@@ -102,8 +102,8 @@ def counted_group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The group norm of groups which had `count` entries each: entries that are left
-    out were 0.
+    """The group norm of groups of `count` entries each; entries that are missing from
+    `x` are 0.
 
     >>> x, whole = (
     ...     torch.ones(1, 2, 1),
@@ -158,8 +158,8 @@ class _Counted(nn.Module):
 
 
 class CountedLayerNorm(_Counted, nn.LayerNorm):
-    """A LayerNorm that counts `count` entries, where some that were 0 are left out;
-    without `count` as it is.
+    """A LayerNorm over `count` entries, of which some that are 0 are missing from its
+    input; without `count` a plain one.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -170,8 +170,8 @@ class CountedLayerNorm(_Counted, nn.LayerNorm):
 
 
 class CountedRMSNorm(_Counted, nn.RMSNorm):
-    """An RMSNorm that counts `count` entries, where some that were 0 are left out;
-    without `count` as it is.
+    """An RMSNorm over `count` entries, of which some that are 0 are missing from its
+    input; without `count` a plain one.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -182,8 +182,8 @@ class CountedRMSNorm(_Counted, nn.RMSNorm):
 
 
 class CountedGroupNorm(_Counted, nn.GroupNorm):
-    """A GroupNorm that counts `count` channels in a group, where some that were 0 are
-    left out; else as it is.
+    """A GroupNorm over `count` channels a group, of which some that are 0 are missing
+    from its input; without `count` a plain one.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ def contract(
     out: str,
     shift: Any = None,
 ) -> Value:
-    """An einsum plus a shift: of the letters that are summed over an index may go where
-    one of the sides is 0.
+    """An einsum plus a shift. Of a dimension that it sums over, indices may go at which
+    one of the factors is 0.
     """
     labels: dict[str, ChannelMap] = {}
     zeros: dict[str, Flags] = {}

@@ -63,9 +63,9 @@ def same_class(
     """A copy of a model with smaller tensors, whose modules keep fitting sizes.
 
     `works(small, exact)` has to run a model, with the tensors `exact` in float64 in
-    place of its own, which were rounded, and to say whether it gives what is wanted: on
-    the same inputs each time, and an exception is a no. It may copy the model. No model
-    is returned of which it did not say yes.
+    place of its own, which were rounded, and to say whether it gives the wanted
+    outputs: on the same inputs each time, and False where the model fails. It may copy
+    the model. Only a model that `works` accepted is returned.
 
     Tensors have their old names; entries of `tensors` take their place, rounded to the
     dtypes of the model. What torch's layers keep about sizes follows from their

@@ -49,12 +49,11 @@ GROUPS = (Rank.REPEATS, Rank.HEADS)
 
 
 class IndexMap(NamedTuple):
-    """From where the indices of one dimension of an input went: along these output
-    dimensions, -1 for elsewhere.
-    """
+    """Which index of one input dimension each place of an output has."""
 
-    dims: tuple[int, ...]
-    places: npt.NDArray[np.int64]  # the indices, with one axis for each of dims
+    dims: tuple[int, ...]  # of the output, along which the index varies
+    # the index, with an axis for each of dims; -1 where the input is not read
+    places: npt.NDArray[np.int64]
 
 
 def move(step: Step) -> Any:
