@@ -269,8 +269,8 @@ class AnalysisLog:
 
 @dataclasses.dataclass(frozen=True)
 class BiasFold:
-    """Constant inputs of a layer: if they go, its bias takes in what its weights make of
-    them.
+    """Constant inputs of a layer: if they go, its bias takes in what its weights make
+    of them.
     """
 
     bias: str
