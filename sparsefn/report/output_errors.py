@@ -69,11 +69,11 @@ def output_errors(
         blocks: Globs, each for the leaves of a block.
 
     Returns:
-        The errors by path, and those of the blocks by glob. `str()` of it is a table.
-        An error is ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has a row for
-        each input; in a block, the root of the sum of the squared changes of outputs
-        over the sum of their squares. Where outputs were all zero it is 0.0, or inf if
-        they no longer are.
+        The error of each leaf by its path, and of each block by its glob. `str()` of it
+        is a table. An error is ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has
+        a row for each input; in a block, the root of the sum of the squared changes of
+        outputs over the sum of their squares. Where outputs were all zero it is 0.0, or
+        inf if they no longer are.
 
     Raises:
         TypeError: A module is given in place of its weights, `stats` are not by path,

@@ -76,10 +76,11 @@ def perplexity(
         float32 (float64 for float64 logits), and their sums float64.
 
     Raises:
-        TypeError: `tokens` are no integers, or the model gives no logits.
+        TypeError: `tokens` are no integers, a size is not an int, or the model gives no
+            logits.
         ValueError: A text is too short to predict a token or has padding inside, labels
             or logits have another shape, labels are outside of the vocabulary, a module
-            is in train mode, or `stride` is above `window`.
+            is in train mode, a size is too small, or `stride` is above `window`.
 
     Each token is predicted from the tokens before it.
     """
