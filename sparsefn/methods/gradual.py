@@ -51,9 +51,9 @@ def ac_dc(
     Where `sparse` fires, the largest weights of all leaves together are kept, and the
     mask stays as it is until `dense` fires; then every weight trains, pruned weights
     from zero. The optimizer must forget its moments at the start of each dense phase:
-    `reset=dense`. In a run of 100 epochs of E steps the paper prunes at epochs 10, 20,
-    ..., 70 and 85 and goes dense again from 15, 25, ..., 65 and from 75 on:
-    `sparse=sf.at([10 * E, ..., 85 * E])`.
+    `reset=dense`. In a run of 100 epochs of E steps the paper prunes at every tenth
+    epoch from 10 to 70 and at 85, and is dense again from every tenth epoch from 15 to
+    75: `sparse=sf.at([10 * E, ..., 85 * E])`.
 
     Differs from the authors' code: exactly the asked number is kept where magnitudes
     tie.
