@@ -77,7 +77,7 @@ def taylor(
             are classes.
 
     Returns:
-        An algorithm that starts dense.
+        An algorithm that starts dense. Filters that are left train on.
 
     Raises:
         TypeError: `count` is neither an int nor a tensor, or `pattern` is not a

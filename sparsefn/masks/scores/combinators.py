@@ -210,10 +210,10 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
             `fn` gives another shape, or a sparsified leaf is a DTensor.
 
     Of `sf.patterns.tied`, such as the pattern of `sf.shrinking.groups`, a row has the
-    scores of all entries of a unit: members in their order, each row by row. The values
-    are those of the units of each set, by its name, as an entry may be in several
-    units. Give the algorithm the same pattern; it then reads the values, and its
-    `reduce` is not used:
+    scores of all entries of a unit: members in their order, each row by row. There is
+    one value for each unit of each set, by the set's name, as an entry may be in
+    several units. Give the algorithm the same pattern; it then reads the values, and
+    its `reduce` is not used:
 
     >>> mlp = sf.patterns.tied([["up", 0], ["down", 1]])
     >>> norms = sf.scores.by_unit(

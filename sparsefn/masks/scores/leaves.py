@@ -185,8 +185,8 @@ def distance(
 
     With `sf.patterns.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the
     vector of all of its entries in all members, and the others are the units of its
-    set. As in `sf.scores.by_unit` the values are those of units, and the algorithm has
-    the same pattern.
+    set. As in `sf.scores.by_unit` each unit has one value, and the algorithm has the
+    same pattern.
 
     He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
     """
