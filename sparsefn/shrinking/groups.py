@@ -280,7 +280,7 @@ class Groups:
             gone: The units that go, by number of the group.
 
         Returns:
-            Bool tensors on the CPU by name: of the shape of the parameter, or 0-d True
+            Bool tensors on the CPU by name, of the shape of the parameter, or 0-d True
             for one that a weight is computed from, which loses nothing.
 
         Raises:

@@ -103,12 +103,9 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     ... )
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
     >>> state = sf.static(0.5, pattern=net).init(sf.modules.params_of(model))
-    >>> (
-    ...     int(state.masks["0.bias"].sum()),
-    ...     int(state.masks["2.bias"].sum()),
-    ...     int(state.masks["2.weight"].sum()),
-    ... )
-    (2, 2, 4)
+    >>> paths = ["0.bias", "2.bias", "2.weight"]
+    >>> [int(state.masks[path].sum()) for path in paths]
+    [2, 2, 4]
 
     Each set then keeps exactly its count of units, and at least one, also where its
     budget says none: else it would take the entries of all units that meet it. A set is
@@ -189,10 +186,9 @@ def tied_members(
         params: Tree of tensors; only paths and shapes count.
 
     Returns:
-        By name, as budgets know the set: the members of each tied set as (path of a
-        leaf, dimension, units). `units` is an int64 tensor on the CPU with the unit of
-        each index along the dimension, -1 for an index of none. Empty for a pattern
-        whose units lie in single leaves.
+        The members of each tied set, by its name in budgets, as (path of a leaf,
+        dimension, units). `units` is an int64 tensor on the CPU with the unit of each
+        index, -1 for none. Empty for a pattern whose units lie in single leaves.
 
     Raises:
         TypeError: `pattern` is no pattern.
