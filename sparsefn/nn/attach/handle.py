@@ -1,10 +1,10 @@
-"""An algorithm at work in a module: gradients out, effective weights in."""
+"""What `attach` returns: the handle of an algorithm that trains in a module."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,23 +12,26 @@ from torch.optim import Optimizer
 from sparsefn.core.state import State, Trigger, update_of
 from sparsefn.core.timetable import changes_once, unfinished
 from sparsefn.core.tree import Tree, all_finite, identical
-from sparsefn.nn.attach import files, gradients, moments, order, writes
-from sparsefn.nn.attach.optimizer_state import joins
-from sparsefn.nn.attach.placed import Placed
-from sparsefn.nn.attach.records import same_objects, take_out
-from sparsefn.nn.modules.averages import dropped_of
-
-_CALL_AFTER = (
-    "call after_step after every before_step, also where the optimizer skipped its step"
+from sparsefn.nn.attach import files, loop
+from sparsefn.nn.attach.loop import IN_STEP, Loop, ParameterLinks, Position
+from sparsefn.nn.attach.module_state import (
+    ModuleState,
+    check_kinds,
+    fits,
+    nonzero_pruned,
+    seen_in_module,
+    with_module_values,
 )
-
-
-class _Begun(NamedTuple):
-    # A step between before_step and after_step: its number, the dense gradients, and
-    # whether the optimizer's step is left out.
-    number: int
-    dense: dict[str, Tensor]
-    skipped: bool
+from sparsefn.nn.attach.optimizer_state import clear_changed, joins, restart
+from sparsefn.nn.attach.parameters import (
+    are_untouched,
+    dense_gradients,
+    give,
+    gradients_of,
+    take_out,
+    warn_of_zeros,
+)
+from sparsefn.nn.modules.averages import dropped_of
 
 
 class Attached:
@@ -56,32 +59,24 @@ class Attached:
     """
 
     changes: int
-    # the optimizers' parameters at the last look, whether each trained, and the ids of
-    # all that were seen to train beside the algorithm's
-    _members: list[Tensor]
-    _train: list[bool]
-    _known: set[int]
 
     def __init__(
         self,
         model: nn.Module,
-        placed: Placed,
+        module_state: ModuleState,
         skip: Trigger | None,
         reset: Trigger,
         hooks: bool,
     ) -> None:
         self._model = model
-        self._placed = placed
+        self._module_state = module_state
         self._skip = skip
         self._reset = reset
         self._hooks = hooks
-        self._begun: _Begun | None = None
-        # the optimizers that have stepped since after_step
-        self._stepped: list[Optimizer] = []
-        self._told: set[str] = set()  # what there was a warning of
-        self._last = -1
+        self._position = Position()
+        self._warned: set[str] = set()  # what there was a warning of
         self.changes = 0
-        placed.show(placed.state)
+        module_state.write(module_state.state)
         self._watch()
 
     # ---- in the loop -----------------------------------------------------------------
@@ -99,26 +94,26 @@ class Attached:
         somebody wrote since `after_step` are taken over and masked. An optimizer that
         is given a closure calls it after the closure.
         """
-        self._check_attached()
-        self._check_between("before_step")
+        position = self._position
+        position.check_ready("before_step")
         now = (
-            self._last + 1
+            position.last + 1
             if step is None
-            else order.later("before_step", step, self._last)
+            else loop.later("before_step", step, position.last)
         )
-        placed = self._placed
-        records = self._placed.weights.values()
-        writes.check_links(self._links)
-        if new := self._new_members():
-            self._tell("dense", writes.left_dense(placed.algorithm, self._model, new))
-        dense = gradients.dense_gradients(records)
-        if stained := placed.begin_step():
-            self._tell("gradient", writes.gradient_of_others(stained))
+        module_state = self._module_state
+        self._links.check_links()
+        if new := self._links.new_members():
+            self._warn("dense", self._left_dense(new))
+        records = module_state.weights.values()
+        dense = dense_gradients(records)
+        if stained := module_state.begin_step():
+            self._warn("gradient", loop.unmasked_loss(stained))
         skipped = self._skips(now)
-        grads = [] if skipped else placed.masked_gradients(dense, now)
-        placed.show_trained()
-        gradients.give(records, placed.trained, grads, dense)
-        self._begun = _Begun(now, dense, skipped)
+        grads = [] if skipped else module_state.masked_gradients(dense, now)
+        module_state.write_trained()
+        give(records, module_state.trained, grads, dense)
+        self._position = position.begin(now, dense, skipped)
 
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module.
@@ -130,52 +125,47 @@ class Attached:
         where weights moved though the optimizer did not step, and where somebody wrote
         to weights that follow from latents or scores.
         """
-        self._check_attached()
-        begun = self._begun
-        if begun is None:
-            raise RuntimeError(
-                "after_step: call before_step first, between backward and the "
-                "optimizer's step"
-            )
-        step = order.later("after_step", step, self._last)
-        now, dense, skipped = begun
-        placed = self._placed
-        old = placed.state
-        if step != now and (
-            self._skips(step) != skipped or files.reads_step(placed.algorithm)
+        position = self._position
+        position.check_in_step()
+        step = loop.later("after_step", step, position.last)
+        dense = position.gradients
+        module_state = self._module_state
+        algorithm = module_state.algorithm
+        old = module_state.state
+        if step != position.number and (
+            self._skips(step) != position.skipped or files.reads_step(algorithm)
         ):
             raise ValueError(
-                f"after_step: before_step took this for step {now}, got {step}: "
-                f"give it {step}, too"
+                f"after_step: before_step took this for step {position.number}, got "
+                f"{step}: give it {step}, too"
             )
-        if not (self._stepped or skipped):
-            self._tell("order", writes.check_order(placed.weights.values(), dense))
-        if step > self._last + 1:
-            self._tell("steps", order.left_out(placed.algorithm, self._last, step))
-        stepped = placed.moved()
-        self._begun = None
-        self._stepped = []
-        self._last = step
-        for record in placed.trained:
-            record.given = None
+        stays = position.loop is Loop.GRADIENTS_MASKED and not position.skipped
+        if stays and bool(all_finite(dense)):
+            self._warn("order", loop.without_step(module_state.note_writes()))
+        if step > position.last + 1:
+            self._warn("steps", loop.left_out(algorithm, position.last, step))
+        stepped = module_state.read(position.mixes)
+        self._position = Position(last=step)
+        for record in module_state.trained:
+            record.given = (None, -1)
         try:
-            new = update_of(placed.algorithm).inner(stepped, dense, step)
+            new = update_of(algorithm).inner(stepped, dense, step)
             if new is not stepped and not (
                 identical(new, stepped) or bool(all_finite(dense))
             ):
                 new = stepped
         except BaseException:
-            placed.show(stepped)
+            module_state.write(stepped)
             raise
         if new is not old:
-            rows = placed.rows(new)
-            moments.clear_changed(rows, placed.algorithm.view.get(stepped))
+            rows = module_state.rows(new)
+            clear_changed(rows, algorithm.view.get(stepped))
             if not identical(new.masks, old.masks):
                 self.changes += 1
-                gradients.warn_of_zeros(dense, step)
-            placed.show(new, stepped, rows)
+                warn_of_zeros(dense, step)
+            module_state.write(new, stepped, rows)
         if bool(self._reset(step)):
-            moments.restart(placed.trained)
+            restart(module_state.trained)
 
     # ---- what the hooks of the optimizers call ---------------------------------------
 
@@ -183,27 +173,32 @@ class Attached:
         """Check the order of the calls, and, unless a closure will, that gradients and
         moments are masked.
         """
-        if any(one is optimizer for one in self._stepped):
+        position = self._position
+        if optimizer in position.stepped:
             raise RuntimeError(
                 "step: the optimizer has stepped since before_step: call after_step "
                 "before the next one"
             )
-        self._placed.moving = None  # a step that raised may have left it
+        if position.moving is not None:  # of a step that raised
+            self._position = position._replace(moving=None)
         if closes:
             if joins(optimizer):  # LBFGS reads its history before it calls the closure
-                self._placed.mask_states(optimizer)
+                self._module_state.mask_states(optimizer)
             return
-        if self._begun is None and self._hooks:
+        if position.loop not in IN_STEP and self._hooks:
             self.before_step()
-        if self._begun is None:
-            raise RuntimeError(order.STEP_ALONE)
-        self._placed.settle(optimizer, self._begun.skipped)
+        position = self._position
+        if position.loop not in IN_STEP:
+            raise RuntimeError(loop.STEP_ALONE)
+        mixes = self._module_state.before_optimizer(optimizer, position.skipped)
+        self._position = position.enter(optimizer, mixes)
 
     def leave_step(self, optimizer: Optimizer) -> None:
         """Note what the optimizer has written."""
-        if self._begun is not None:  # else its closure skipped the batch
-            self._stepped.append(optimizer)
-            self._placed.leave(optimizer)
+        position = self._position
+        if position.loop in IN_STEP:  # else its closure skipped the batch
+            self._position = position.leave(optimizer)
+            self._module_state.after_optimizer(optimizer, position.mixes)
             if self._hooks:
                 self.end_step()
 
@@ -211,8 +206,8 @@ class Attached:
         """Call `after_step` where a step has begun, also one that a GradScaler left
         out.
         """
-        if self._begun is not None:
-            self.after_step(self._begun.number)
+        if self._position.loop in IN_STEP:
+            self.after_step(self._position.number)
 
     def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure that makes gradients: with effective weights, and
@@ -223,61 +218,57 @@ class Attached:
         `before_step` and leaves all gradients alone, as Lightning's wrapper has it,
         does nothing.
         """
-        # this optimizer has moved the weights since the last call
-        if self._placed.moving is optimizer:
-            self._placed.leave(optimizer)
-        begun = self._begun
-        before = None if begun is None else gradients.gradients_of(self._model)
-        self._reopen()
+        module_state = self._module_state
+        position = self._position
+        if position.moving is optimizer:  # it has moved the weights since the last call
+            module_state.after_optimizer(optimizer, position.mixes)
+            position = self._position = position._replace(moving=None)
+        in_step = position.loop in IN_STEP
+        before = gradients_of(self._model) if in_step else None
+        self._begin_again()
         result = closure()
         skips = result is None and all(p.grad is None for p in self._model.parameters())
-        untouched = before is not None and gradients.are_untouched(self._model, before)
-        if untouched and result is None and self._begun is None:
-            self._placed.show_trained()
-            self._begun = begun
-        if self._begun is None and not skips:
+        untouched = before is not None and are_untouched(self._model, before)
+        if untouched and result is None and self._position.loop is Loop.READY:
+            module_state.write_trained()
+            self._position = position
+        if self._position.loop not in IN_STEP and not skips:
             self.before_step()
-        left_out = self._begun is None or skips or self._begun.skipped
-        self._placed.settle(optimizer, left_out)
+        position = self._position
+        left_out = position.loop not in IN_STEP or skips or position.skipped
+        mixes = module_state.before_optimizer(optimizer, left_out)
+        self._position = position.enter(optimizer, mixes)
         return result
-
-    def _new_members(self) -> list[Tensor]:
-        # The parameters that the optimizers train since the last look. They are looked
-        # at one by one where they, or whether they train, differ.
-        members = writes.members_of(self._placed.optimizers)
-        train = [parameter.requires_grad for parameter in members]
-        if same_objects(members, self._members) and train == self._train:
-            return []
-        new = writes.check_members(self._placed.trained, members, self._known)
-        self._members = members
-        self._train = train
-        self._known |= {id(parameter) for parameter in new}
-        return new
 
     def _skips(self, step: int) -> bool:
         return self._skip is not None and bool(self._skip(step))
 
-    def _reopen(self) -> None:
+    def _left_dense(self, new: list[Tensor]) -> str:
+        return loop.left_dense(self._module_state.algorithm, self._model, new)
+
+    def _begin_again(self) -> None:
         # Back to before `before_step`, with the present weights, and effective weights
         # in the module.
-        if self._begun is not None:
-            moved = self._placed.moved()
-            self._begun = None
-            self._placed.show(moved)
+        module_state = self._module_state
+        position = self._position
+        if position.loop in IN_STEP:
+            moved = module_state.read(position.mixes)
+            self._position = position.begin_again()
+            module_state.write(moved)
         else:
-            self._placed.take_over("step")
+            module_state.accept_writes("step")
 
     # ---- the state -------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
         """Whether `detach` has not been called."""
-        return bool(self._placed.weights)
+        return self._position.loop is not Loop.DETACHED
 
     @property
     def masks(self) -> Tree:
         """The masks of the state, without a copy: read them only."""
-        return self._placed.state.masks
+        return self._module_state.state.masks
 
     @property
     def state(self) -> State:
@@ -294,11 +285,11 @@ class Attached:
 
         `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
-        placed = self._placed
-        state = self._placed.state
-        if self._begun is None:
-            state = writes.taken_over("state", state, placed.weights.values())
-        return placed.own(state)  # type: ignore[no-any-return]
+        module_state = self._module_state
+        state = module_state.state
+        if self._position.loop not in IN_STEP:
+            state = with_module_values("state", state, module_state.weights.values())
+        return module_state.snapshot(state)  # type: ignore[no-any-return]
 
     def apply_masks(self) -> None:
         """Mask what somebody wrote to the module: call it after a write between the
@@ -320,9 +311,8 @@ class Attached:
         have values in the state, as under `ste`. Raises RuntimeError for weights that
         follow from latents or scores.
         """
-        self._check_attached()
-        self._check_between("apply_masks")
-        self._placed.take_over("apply_masks")
+        self._position.check_ready("apply_masks")
+        self._module_state.accept_writes("apply_masks")
 
     def check(self, average: nn.Module | Mapping[str, Tensor] | None = None) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the
@@ -331,17 +321,16 @@ class Attached:
         One pass over the weights, between the steps. With an average of the module's
         weights, as `sf.modules.mask_average` takes it, they have to be zero there.
         """
-        self._check_attached()
-        self._check_between("check")
+        self._position.check_ready("check")
         if average is not None:
             self._check_average(average)
             return
-        placed = self._placed
-        stains = writes.stains(placed.state, placed.weights.values())
-        if stains:
-            name = next(iter(stains))
+        module_state = self._module_state
+        counts = nonzero_pruned(module_state.state, module_state.weights.values())
+        if counts:
+            name = next(iter(counts))
             raise RuntimeError(
-                f"check: {stains[name]} pruned entries of {name!r} are not zero in the "
+                f"check: {counts[name]} pruned entries of {name!r} are not zero in the "
                 "module: somebody wrote them since after_step: call apply_masks()"
             )
 
@@ -359,12 +348,10 @@ class Attached:
 
         `sf.report.summary` has them at its end.
         """
-        steps = self._last + 1
-        return (
-            unfinished(self._placed.algorithm, steps, "the {} steps so far")
-            if steps
-            else []
-        )
+        steps = self._position.last + 1
+        if not steps:
+            return []
+        return unfinished(self._module_state.algorithm, steps, "the {} steps so far")
 
     def _check_average(self, average: nn.Module | Mapping[str, Tensor]) -> None:
         for row in dropped_of(average, self.masks).rows:
@@ -382,7 +369,7 @@ class Attached:
 
         `sf.report.summary` of what `attach` returned is the summary of this state.
         """
-        return writes.in_module(self.state, self._placed.weights.values())
+        return seen_in_module(self.state, self._module_state.weights.values())
 
     def state_dict(self) -> dict[str, object]:
         """What `load_state_dict` needs: tensors by path, the last step, the algorithm's
@@ -392,11 +379,21 @@ class Attached:
         of the optimizer beside it. Raises RuntimeError between `before_step` and
         `after_step`.
         """
-        self._check_between("state_dict")
-        placed = self._placed
-        visible = [name for name, record in placed.weights.items() if not record.hidden]
-        state = writes.taken_over("state_dict", placed.state, placed.hidden)
-        return files.saved(placed.algorithm, state, self._last, visible, placed.own)
+        self._position.check_between("state_dict")
+        module_state = self._module_state
+        shown = [
+            name for name, record in module_state.weights.items() if not record.hidden
+        ]
+        state = with_module_values(
+            "state_dict", module_state.state, module_state.hidden
+        )
+        return files.saved(
+            module_state.algorithm,
+            state,
+            self._position.last,
+            shown,
+            module_state.snapshot,
+        )
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True
@@ -411,16 +408,20 @@ class Attached:
         argument, and for tensors that do not fit, naming the path; then nothing is
         changed.
         """
-        self._check_attached()
-        placed = self._placed
-        writes.check_kinds("load_state_dict", placed.state, placed.weights.values())
-        state, self._last = files.loaded(
-            placed.algorithm, state_dict, placed.state, placed.unmasked(), strict
+        self._position.check_attached()
+        module_state = self._module_state
+        records = module_state.weights.values()
+        check_kinds("load_state_dict", module_state.state, records)
+        state, last = files.loaded(
+            module_state.algorithm,
+            state_dict,
+            module_state.state,
+            module_state.unmasked(),
+            strict,
         )
-        self._begun = None
-        self._stepped = []
-        placed.show(state)
-        placed.forget_states()  # they may be of other masks
+        self._position = Position(last=last)
+        module_state.write(state)
+        module_state.forget_states()  # they may be of other masks
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights.
@@ -440,59 +441,45 @@ class Attached:
             ...
         RuntimeError: this algorithm was detached: attach it again
         """
-        self._check_attached()
-        placed = self._placed
-        for sentence in changes_once(
-            placed.algorithm, self._last + 1, f"{self._last + 1} steps"
-        ):
-            self._tell("once", f"detach: {sentence}")
+        self._position.check_attached()
+        module_state = self._module_state
+        steps = self._position.last + 1
+        for sentence in changes_once(module_state.algorithm, steps, f"{steps} steps"):
+            self._warn("once", f"detach: {sentence}")
+        records = module_state.weights.values()
         # else there is none to show
-        if all(writes.fits(placed.state, record) for record in placed.weights.values()):
-            placed.drop_writes()
-            self._reopen()
+        if all(fits(module_state.state, record) for record in records):
+            module_state.drop_writes()
+            self._begin_again()
         self._unwatch()
-        take_out(placed.extra)
-        placed.state = placed.own(placed.state)
-        self._begun = None
-        placed.weights = {}
-        placed.extra = []
-        placed.records = []
+        take_out(module_state.extra)
+        module_state.release()
+        self._position = Position(Loop.DETACHED, steps - 1)
 
     # ---- checks and copies -----------------------------------------------------------
 
-    def _tell(self, what: str, sentence: str) -> None:
-        if sentence and what not in self._told:
-            self._told.add(what)
+    def _warn(self, what: str, sentence: str) -> None:
+        if sentence and what not in self._warned:
+            self._warned.add(what)
             warnings.warn(sentence, stacklevel=3)
 
-    def _check_attached(self) -> None:
-        if not self.is_attached:
-            raise RuntimeError("this algorithm was detached: attach it again")
-
-    def _check_between(self, call: str) -> None:
-        if self._begun is not None:
-            raise RuntimeError(
-                f"{call}: called between before_step and after_step: {_CALL_AFTER}"
-            )
-
     def _watch(self) -> None:
-        self._links = writes.links_of(self._model, self._placed.weights.values())
-        self._members = []
-        self._train = []
-        self._known = set()
-        self._new_members()
-        self._unwatch = order.watch(self, self._placed.records, self._hooks)
+        module_state = self._module_state
+        self._links = ParameterLinks(
+            self._model, module_state.weights.values(), module_state.trained
+        )
+        self._unwatch = loop.watch(self, module_state.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
-        self._check_between("copy")
+        self._position.check_between("copy")
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in ("_links", "_members", "_train", "_known", "_unwatch")
+            if name not in ("_links", "_unwatch")
         }
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        for record in self._placed.weights.values():
+        for record in self._module_state.weights.values():
             record.noted = (-1, -1)  # of another tensor
         self._watch()
