@@ -71,44 +71,6 @@ def attach(
     >>> int(model[0].weight.count_nonzero())
     8
 
-    A step needs one backward pass.
-
-    The module gets the effective weights at once. It trains as `with_optimizer` would:
-    the same masks, moments that start anew where weights are pruned and where they
-    grow; but the optimizer may be any of torch's, or several. The module gets no hooks,
-    and no parameter is renamed or remodule. Each optimizer gets two step hooks, which
-    see the order of the calls: a step without `before_step`, or before `after_step`,
-    raises RuntimeError. What the algorithm trains beside the parameters (scores of
-    `supermask`, latents of `reparametrised`) joins the optimizer as new parameters, in
-    the groups of the weights, or in one group with the options of `extra_group`, such
-    as `{"lr": 1e-2}`. Make schedulers after `attach` then, as they count the groups
-    when they are made.
-
-    `skip` leaves out the optimizer's step where it fires, and `reset` starts the
-    optimizer anew after the update, as in `with_optimizer`. With `steps`, the length of
-    the run, a warning says what of the algorithm's schedules and triggers lies after
-    its end. Warnings also name a leaf of which the mask keeps nothing, and a model of
-    which nearly all weights are frozen, as with adapters. Both at once, where the leaf
-    is all zeros as a new adapter is, are an error. Later warnings, each once: steps
-    that leave out where a trigger fires, gradients for which no optimizer stepped,
-    pruned weights that somebody wrote between the steps, and a weight that is added to
-    an optimizer or unfrozen after `attach` and so stays dense.
-
-    With `hooks` the optimizer's step calls both methods itself, and counts the steps,
-    for frameworks that call `step()` themselves. Gradients are then clipped before they
-    are masked. An optimizer that accelerate or Lightning has wrapped is taken out of
-    its wrapper. One that takes the place of this optimizer has no hooks: call `detach`,
-    then attach again.
-
-    Moments are the tensors of the optimizer's state with an entry for each one of the
-    weight: also nested, flat, in 8-bit codes, or in an optimizer inside this one. They
-    start at zero, and copies of the weights at the weight. A state of which this is not
-    known is refused, here or in the first step that shows it. `clear` serves such
-    states, and moments that start elsewhere: a function that gets the optimizer's state
-    of one masked parameter, and a bool tensor of the parameter's shape, and sets
-    moments to their first values where that is true. It is called after each step and
-    each change of masks, in place of the library's own rule.
-
     >>> def clear(state, entries):
     ...     state["exp_avg"].masked_fill_(entries, 0.0)
     ...     state["exp_avg_sq"].masked_fill_(entries, 1e-6)
@@ -120,15 +82,67 @@ def attach(
     ...     clear=clear,
     ... )
 
-    A parameter that requires no gradient is left alone, and so is one that no optimizer
-    has and that the algorithm leaves dense. Raises TypeError for other arguments,
-    ValueError for a parameter that is sparsified and that no optimizer has, for one
-    that several have, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves,
-    for an optimizer whose moments are not known or that moves copies of the weights or
-    steps during backward, for new adapters that the masks would keep nothing of, for a
-    masked parameter that a layer computes its weight from, as weight norm does, and for
-    a score that multiplies weights by gradients without `skip`.
+    Args:
+        algorithm: Algorithm without an optimizer inside: torch's take its place.
+        model: Module that gets the effective weights at once. It gets no hooks, and no
+            parameter is renamed or replaced. A parameter that requires no gradient is
+            left alone, and so is one that no optimizer has and that the algorithm
+            leaves dense.
+        optimizer: Any torch optimizer of the model, or a list or tuple of several. Each
+            gets two step hooks, which see the order of the calls. An optimizer that
+            accelerate or Lightning has wrapped is taken out of its wrapper. One that
+            takes the place of this optimizer has no hooks: call `detach`, then attach
+            again.
+        hooks: Whether the optimizer's step calls `before_step` and `after_step` itself
+            and counts the steps, for frameworks that call `step()` themselves.
+            Gradients are then clipped before they are masked.
+        extra_group: Options of one new parameter group, such as `{"lr": 1e-2}`, for
+            what the algorithm trains beside the parameters (scores of `supermask`,
+            latents of `reparametrised`). Default: they join the groups of the weights.
+            Make schedulers after `attach` then, as they count the groups when they are
+            made.
+        skip: Trigger that leaves out the optimizer's step where it fires, as in
+            `with_optimizer`. Default: no step is left out.
+        reset: Trigger that starts the optimizer anew after the update, as in
+            `with_optimizer`. Default: it never fires.
+        steps: Length of the run. With it, a warning says what of the algorithm's
+            schedules and triggers lies after its end.
+        clear: Function of the optimizer's state of one masked parameter, and of a bool
+            tensor of the parameter's shape, which sets moments to their first values
+            where that is true. It is called after each step and each change of masks,
+            in place of the library's own rule: for states that the rule does not know,
+            and for moments that start elsewhere. Default: the rule.
+
+    Returns:
+        An `Attached`: call its `before_step` after one backward pass, and its
+        `after_step` after the optimizer's step.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: No optimizer has a parameter that is sparsified, or several have it;
+            a masked parameter is one that a layer computes its weight from, as weight
+            norm does; the model is attached already; the algorithm has an optimizer
+            inside; a score multiplies weights by gradients, and `skip` is None;
+            `extra_group` is given, and the algorithm trains nothing beside parameters.
+        ValueError: There are hooks on several optimizers, SparseAdam on masked leaves,
+            an optimizer whose moments are not known, here or in the first step that
+            shows it, or one that moves copies of the weights or steps during backward.
+        ValueError: The masks would keep nothing of a leaf of zeros, as a new adapter
+            is, and nearly all weights are frozen.
+        RuntimeError: Later, an optimizer steps without `before_step`, or a second time
+            before `after_step`.
+
+    The module trains as `with_optimizer` would: the same masks, and moments that start
+    anew where weights are pruned and where they grow. Moments are the tensors of the
+    optimizer's state with an entry for each one of the weight: also nested, flat, in
+    8-bit codes, or in an optimizer inside this one. They start at zero, and copies of
+    the weights at the weight.
+
+    Warnings also name a leaf of which the mask keeps nothing, and a model of which
+    nearly all weights are frozen, as with adapters. Later warnings, each once: steps
+    that leave out where a trigger fires, gradients for which no optimizer stepped,
+    pruned weights that other code wrote between the steps, and a weight that is added
+    to an optimizer or unfrozen after `attach` and so stays dense.
     """
     if not isinstance(algorithm, Algorithm):
         got = uncalled(algorithm) or type(algorithm).__name__

@@ -49,10 +49,13 @@ class Attached:
     >>> int(layer.weight.count_nonzero())
     1
 
+    Attributes:
+        changes: How many updates wrote masks.
+
     The module holds the effective weights. Where the state's params have no other
     values, the state has no copy of them. Until the first step the weights from before
     `attach` masked them are kept, for `load_state_dict`. Only parameters that require a
-    gradient are read or written. `changes` counts the updates that wrote masks.
+    gradient are read or written.
 
     Copy or pickle it with its module and optimizers, as in
     `copy.deepcopy((model, optimizer, sparse))`.
@@ -84,15 +87,23 @@ class Attached:
     def before_step(self, step: int | None = None) -> None:
         """Make each `p.grad` the gradient that the optimizer sees.
 
-        Call after backward, before gradients are clipped. The dense gradients are kept
-        for `after_step`. A parameter without a gradient stays without one; the
-        algorithm sees zeros. `step` is the step that `after_step` will get, if it is
-        not the next; only `skip` and terms that change with the step read it. Raises
-        RuntimeError where no parameter has a new gradient, for a second call without
-        `after_step` between, for parameters that were replaced, and for weights that
-        somebody wrote though they follow from latents or scores. Other weights that
-        somebody wrote since `after_step` are taken over and masked. An optimizer that
-        is given a closure calls it after the closure.
+        Call it after backward, before gradients are clipped. An optimizer that is given
+        a closure calls it after the closure.
+
+        Args:
+            step: Number that `after_step` will get, if it is not the next: only `skip`
+                and terms that change with the step read it.
+
+        Raises:
+            RuntimeError: No parameter has a new gradient; it is a second call without
+                `after_step` between; parameters were replaced; or other code wrote
+                weights that follow from latents or scores.
+            TypeError: `step` is not an int.
+            ValueError: `step` is not after the last step.
+
+        The dense gradients are kept for `after_step`. A parameter without a gradient
+        stays without one; the algorithm sees zeros. Other weights that other code wrote
+        since `after_step` are taken over and masked.
         """
         position = self._position
         position.check_ready("before_step")
@@ -118,12 +129,22 @@ class Attached:
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module.
 
-        Call after the optimizer's step. Steps only rise. Pruned weights are zeroed,
-        also if other code wrote them; other weights, and moments, are written where
-        masks changed. A step whose gradients are not finite, such as one that a
-        GradScaler skips, changes no mask. Raises RuntimeError without `before_step`,
-        where weights moved though the optimizer did not step, and where somebody wrote
-        to weights that follow from latents or scores.
+        Call it after the optimizer's step.
+
+        Args:
+            step: Number of the step, an int. Steps only rise.
+
+        Raises:
+            RuntimeError: `before_step` was not called; weights moved though the
+                optimizer did not step; or other code wrote weights that follow from
+                latents or scores.
+            TypeError: `step` is not an int.
+            ValueError: `step` is not after the last step, or `before_step` took another
+                number for it, and `skip` or the gradients depend on the number.
+
+        Pruned weights are zeroed, also if other code wrote them; other weights, and
+        moments, are written where masks changed. A step whose gradients are not finite,
+        such as one that a GradScaler skips, changes no mask.
         """
         position = self._position
         position.check_in_step()
@@ -292,7 +313,7 @@ class Attached:
         return module_state.snapshot(state)  # type: ignore[no-any-return]
 
     def apply_masks(self) -> None:
-        """Mask what somebody wrote to the module: call it after a write between the
+        """Mask what other code wrote to the module: call it after a write between the
         steps, and before the loss.
 
         >>> layer = torch.nn.Linear(2, 1)
@@ -307,19 +328,26 @@ class Attached:
         >>> int(layer.weight.count_nonzero())
         1
 
+        Raises:
+            RuntimeError: It is called between `before_step` and `after_step`, or other
+                code wrote weights that follow from latents or scores.
+
         Entries that are kept take the values that were written. So do pruned ones that
-        have values in the state, as under `ste`. Raises RuntimeError for weights that
-        follow from latents or scores.
+        have values in the state, as under `ste`.
         """
         self._position.check_ready("apply_masks")
         self._module_state.accept_writes("apply_masks")
 
     def check(self, average: nn.Module | Mapping[str, Tensor] | None = None) -> None:
-        """Raise RuntimeError unless pruned weights are zero in the module, naming the
-        first that are not.
+        """Check that pruned weights are zero in the module, in one pass over them.
 
-        One pass over the weights, between the steps. With an average of the module's
-        weights, as `sf.modules.mask_average` takes it, they have to be zero there.
+        Args:
+            average: Average of the module's weights, as `sf.modules.mask_average` takes
+                it, to look at in place of the module. Default: the module.
+
+        Raises:
+            RuntimeError: Pruned weights are not zero, naming the first that are not, or
+                it is called between `before_step` and `after_step`.
         """
         self._position.check_ready("check")
         if average is not None:
@@ -364,10 +392,11 @@ class Attached:
                 )
 
     def in_module(self) -> State:
-        """A snapshot of what the module holds: its weights, and masks of the entries
-        that are kept or not zero.
+        """A snapshot of what the module holds.
 
-        `sf.report.summary` of what `attach` returned is the summary of this state.
+        Returns:
+            State of the module's weights, and of masks of the entries that are kept or
+            not zero. `sf.report.summary` of what `attach` returned summarises it.
         """
         return seen_in_module(self.state, self._module_state.weights.values())
 
@@ -375,9 +404,13 @@ class Attached:
         """What `load_state_dict` needs: tensors by path, the last step, the algorithm's
         name and its arguments.
 
-        Weights that the module has are left out: save the state dicts of the module and
-        of the optimizer beside it. Raises RuntimeError between `before_step` and
-        `after_step`.
+        Returns:
+            Dict with "algorithm", "arguments", "step" and "tensors". Weights that the
+            module has are left out: save the state dicts of the module and of the
+            optimizer beside it.
+
+        Raises:
+            RuntimeError: It is called between `before_step` and `after_step`.
         """
         self._position.check_between("state_dict")
         module_state = self._module_state
@@ -401,12 +434,20 @@ class Attached:
         """Go on from a `state_dict`: masks, scores and step, and effective weights into
         the module.
 
+        Args:
+            state_dict: What `state_dict` returned.
+            strict: Whether the algorithm has to have the same arguments.
+
+        Raises:
+            ValueError: The state is of another algorithm, naming both, with `strict` of
+                one with other arguments, naming the argument, or has tensors that do
+                not fit, naming the path. Then nothing is changed.
+            RuntimeError: `detach` was called, or a parameter has another dtype, device
+                or shape than it had.
+
         Load the module and the optimizer as torch has it, before or after `attach` and
         this; but an optimizer that got new parameters from `attach`, as for
-        `supermask`, after it. Raises ValueError for the state of another algorithm,
-        naming both, for one with other arguments unless `strict` is False, naming the
-        argument, and for tensors that do not fit, naming the path; then nothing is
-        changed.
+        `supermask`, after it.
         """
         self._position.check_attached()
         module_state = self._module_state
