@@ -246,6 +246,11 @@ def shared(_: Any) -> Any:
     return wrong
 
 
+def by_nobody(_: Any) -> Any:
+    """Which optimizers have stepped is forgotten."""
+    return lambda self, optimizer: self._replace(moving=None)
+
+
 def always(value: Any) -> Any:
     return lambda _: lambda *arguments, **options: value
 
@@ -364,9 +369,10 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "replaced layers are not looked at": (
         Setup("rigl"),
         loop.ParameterLinks,
-        "check_links",
+        "check_module",
         always(None),
     ),
+    "who stepped is forgotten": (Setup("rigl"), loop.Position, "leave", by_nobody),
     "others may move weights": (Setup("rigl"), loop, "without_step", always("")),
 }
 

@@ -113,7 +113,7 @@ class Attached:
             else loop.later("before_step", step, position.last)
         )
         module_state = self._module_state
-        self._links.check_links()
+        self._links.check_module()
         if new := self._links.new_members():
             self._warn("dense", self._left_dense(new))
         records = module_state.weights.values()

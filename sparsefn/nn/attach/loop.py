@@ -333,7 +333,7 @@ class ParameterLinks:
     >>> weights = [Record("weight", layer.weight, optimizer)]
     >>> links = ParameterLinks(layer, weights, weights)
     >>> layer.weight = torch.nn.Parameter(torch.ones(1, 2))
-    >>> links.check_links()
+    >>> links.check_module()
     Traceback (most recent call last):
         ...
     RuntimeError: before_step: 'weight', or a layer that holds it, was replaced since
@@ -353,7 +353,7 @@ class ParameterLinks:
         self.known: set[int] = set()
         self.new_members()
 
-    def check_links(self) -> None:
+    def check_module(self) -> None:
         """Raise RuntimeError where a parameter, or a layer that holds it, was
         replaced.
         """

@@ -96,7 +96,8 @@ class ModuleState:
         self._dtypes = {record.parameter.dtype for record in self.records}
 
     def accept_writes(self, call: str) -> None:
-        """Let state and module have what somebody has written since `write`, masked;
+        """Take what other code wrote since `write` into state and module, masked.
+
         `call` begins the errors.
         """
         self.write(
@@ -112,8 +113,8 @@ class ModuleState:
             record.parameter.copy_(leaf)
 
     def begin_step(self) -> Collection[str]:
-        """Take over what somebody has written, as far as it reaches a step; names of
-        weights that were not masked.
+        """Take what other code wrote, as far as it reaches a step; names of weights
+        that were not masked.
 
         torch counts most writes, but not writes through `.data`. What these writes
         leave at pruned entries waits for `read`, unless the state has values of its
@@ -132,7 +133,7 @@ class ModuleState:
         return ()
 
     def check_following(self, call: str) -> None:
-        """Raise RuntimeError where somebody wrote to weights that follow from
+        """Raise RuntimeError where other code wrote to weights that follow from
         something.
         """
         if self.following and not self.shows(self.following):
@@ -265,8 +266,8 @@ class ModuleState:
                 record.note()
 
     def unmasked(self) -> dict[str, Tensor]:
-        """The module's weights; for a weight that nobody has written to since `attach`
-        masked it, its value before that.
+        """The module's weights; for a weight that no code has written to since
+        `attach` masked it, its value before that.
         """
         weights = {
             name: record.parameter.detach() for name, record in self.weights.items()
@@ -288,8 +289,8 @@ class ModuleState:
         return weights
 
     def before_optimizer(self, optimizer: Optimizer, skipped: bool) -> bool:
-        """Just before an optimizer steps: mask the gradients and moments that somebody
-        has written, and note weights; whether it may let entries reach other entries.
+        """Just before an optimizer steps: mask the gradients and moments that other
+        code wrote, and note weights; whether it may let entries reach other entries.
 
         A step that is left out has no gradients. Where entries may reach others,
         everything is masked.
@@ -453,7 +454,7 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
 
 
 def with_module_values(call: str, state: State, records: Collection[Record]) -> State:
-    """The state with the values of some parameters of the module, which somebody may
+    """The state with the values of some parameters of the module, which other code may
     have written.
 
     >>> weight = torch.nn.Parameter(torch.tensor([7.0, 8.0]))
@@ -469,7 +470,7 @@ def with_module_values(call: str, state: State, records: Collection[Record]) -> 
 
     Of a leaf whose pruned entries have values in the state alone (`hidden`), pruned
     entries are taken that are not zero in the module. Raises RuntimeError for a weight
-    that somebody wrote and that follows from what trains in its place.
+    that other code wrote and that follows from what trains in its place.
     """
     check_kinds(call, state, records)
     check_followers(call, state, [record for record in records if record.follows])

@@ -157,12 +157,6 @@ def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
     """The states of a parameter in its optimizer and in the optimizers inside it, each
     with its optimizer.
 
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> optimizer.state[weight] = {"momentum_buffer": None}
-    >>> [state for _, state in optimizer_states(Record("w", weight, optimizer))]
-    [{'momentum_buffer': None}]
-
     LBFGS has one state for all parameters: it is the state of each.
     """
     found = {}
@@ -496,17 +490,6 @@ def _forget_history(
 def clear_changed(rows: Sequence[tuple[Record, Tensor, Tensor]], old: Tree) -> None:
     """Set moments to their first values where weights are pruned, grew, or were set by
     an update.
-
-    >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    >>> optimizer.state[weight]["momentum_buffer"] = torch.ones(1, 2)
-    >>> algorithm = sf.one_shot(0.5)
-    >>> old = algorithm.init({"w": weight.detach()})
-    >>> new = algorithm.update(old, {"w": torch.ones(1, 2)}, 0)
-    >>> record = Record("w", weight, optimizer, support=old.masks["w"])
-    >>> clear_changed([(record, new.params["w"], new.masks["w"])], old.params)
-    >>> optimizer.state[weight]
-    {'momentum_buffer': tensor([[0., 1.]])}
 
     Args:
         rows: Each record, which knows the support before, with its leaf and support

@@ -75,7 +75,7 @@ class Record:
         return next(groups_with(self.optimizer, self.parameter))
 
     def is_written(self) -> bool:
-        """Whether somebody has written to the parameter, or moved it to other memory,
+        """Whether other code has written to the parameter, or moved it to other memory,
         since `note`.
         """
         return bool(written_among([self]))
@@ -233,7 +233,7 @@ def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def written_among(records: Collection[Record]) -> list[Record]:
-    """The records of parameters to which somebody has written since `note`."""
+    """The records of parameters to which other code has written since `note`."""
     found = []
     places = addresses([record.parameter for record in records])
     for record, place in zip(records, places, strict=True):
@@ -439,7 +439,7 @@ def gradients_of(model: nn.Module) -> list[tuple[Tensor | None, int]]:
 def are_untouched(
     model: nn.Module, before: Sequence[tuple[Tensor | None, int]]
 ) -> bool:
-    """Whether a module has the gradients that it had, and nobody has written to them.
+    """Whether a module has the gradients that it had, and no code wrote to them.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> before = gradients_of(layer)

@@ -258,7 +258,7 @@ def test_places_are_found_through_wrappers_and_containers():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     records = list(owned_parameters(model, [optimizer]).values())
     links = ParameterLinks(model, reversed(records), records)
-    links.check_links()
+    links.check_module()
     # module, layers, two layers, four parameters
     assert len(links.links) == 8
     model.module.layers[1] = torch.nn.Linear(2, 2)
@@ -266,7 +266,7 @@ def test_places_are_found_through_wrappers_and_containers():
         RuntimeError,
         match=r"before_step: 'layers.1.bias', or a layer that holds it, was replaced",
     ):
-        links.check_links()
+        links.check_module()
 
 
 def test_new_members_of_an_optimizer():
