@@ -114,7 +114,7 @@ def attach(
             and for moments that start elsewhere. Default: the rule.
 
     Returns:
-        An `Attached`: call its `before_step` after one backward pass, and its
+        An `Attached`. Call its `before_step` after one backward pass, and its
         `after_step` after the optimizer's step.
 
     Raises:
