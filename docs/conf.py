@@ -46,6 +46,8 @@ extensions = [
     "sphinxcontrib.bibtex",
     "sphinx_copybutton",
 ]
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
 myst_heading_anchors = 4
 smartquotes = False
 add_module_names = False
@@ -263,7 +265,8 @@ def converted(block: list[str]) -> list[str]:
             continue
         after = i and re.match(r"\w", part)  # `leaf`s
         plain = re.sub(
-            r"(\*\*\S.*?\S\*\*)|([\\*|]|_(?!\w))",
+            # napoleon has escaped the stars of *args
+            r"(\*\*\S.*?\S\*\*|\\[*])|([\\*|]|_(?!\w))",
             lambda m: m[1] or "\\" + m[2],
             part,
             flags=re.DOTALL,

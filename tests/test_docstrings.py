@@ -75,6 +75,9 @@ def lacks(value: Any) -> list[str]:
         found.append(f"a section Raises for {prose[0]}, which the prose speaks of")
     if "Raises" in have and not items(have["Raises"]):
         found.append("errors in its section Raises, as `ValueError: When ...`")
+    first = re.sub("`.*?`", "", have.get("Returns", "").split("\n")[0])
+    if ":" in first:  # what is before it would be shown as a type
+        found.append("a section Returns without a colon in its first line")
     if inspect.isclass(value):
         section, names = "Attributes", fields(value)
         if names is None:

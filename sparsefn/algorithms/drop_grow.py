@@ -87,25 +87,65 @@ def drop_grow(
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 0).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    Where `when` fires, `count(drop_fraction, active)` weights are dropped (round half
-    even) and as many grown as the sparsity asks for, so that exactly n_kept are active
-    afterwards; where too many are active (a dense start) more are dropped. `sparsity`
-    is a float, a Schedule, a 0-d tensor, None where the pattern fixes it, "current" to
-    grow back what was dropped, or a count that the growth scores decide, among the
-    weights that may be kept, with an `init` that needs no sparsity; `drop_fraction` is
-    a float, a Schedule or a 0-d tensor, or a count that the drop scores of the kept
-    weights decide, such as `sf.counts.below(0.1)`.
-    Say how long the run is: `steps` makes masks change every 100 steps (in a run below
-    10,000, every hundredth part of it) in its first three quarters, while the
-    drop_fraction falls from 0.3 to 0 as half a cosine wave. `when` and `drop_fraction`
-    go before that where given; without `steps` they are `every(100)` and 0.3.
-    Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its
-    value unless `restart_dropped`. Newly grown weights start at
-    `grown(state, grown_masks, step)`. `grow_count` says how many really grow, all that
-    are wanted by default; `sf.redistribute.independently` gives each a chance of its
-    own. `redistribute` moves regrowth between leaves (sum exact, none above its size).
-    The drop reads the weights as they are, the growth the gradient of the same step;
-    inside `with_optimizer` both see the optimizer's state in `state.opt`.
+    Args:
+        sparsity: Fraction of the weights that is pruned: a float, a schedule, a 0-d
+            tensor, or a count that the growth scores decide among the weights that may
+            be kept, with an `init` that needs no sparsity. None where the pattern fixes
+            it. "current" grows back as many as were dropped.
+        drop: Score whose lowest kept weights are dropped. It reads the weights as they
+            are.
+        grow: Score whose highest pruned weights grow. It reads the gradient of the same
+            step.
+        drop_fraction: Fraction of the kept weights that is dropped: a float, a
+            schedule, a 0-d tensor, or a count that the drop scores of the kept weights
+            decide, such as `sf.counts.below(0.1)`. None: as `steps` says, else 0.3.
+        count: Function of (drop fraction, number of kept weights) that returns how many
+            are dropped. Default: round half even.
+        grown: Function of (state, grown masks, step) that returns a tree like params:
+            newly grown weights start at its values.
+        grow_count: Function of (growth scores, free units, wanted counts), a row for
+            each group, that returns how many really grow. None: all that are wanted.
+            `sf.redistribute.independently` gives each a chance of its own.
+        exclude_dropped: Whether just-dropped weights may not grow back.
+        restart_dropped: Whether a just-dropped weight that grows back starts at
+            `grown`. Default: it keeps its value.
+        redistribute: How regrowth moves between leaves, such as
+            `sf.redistribute.mean_active`: the sum is exact, and no leaf grows above its
+            size. None: each leaf keeps its own count.
+        when: Trigger at which masks change. None: as `steps` says, else
+            `sf.every(100)`.
+        steps: Length of the run in steps. Give it: masks change every 100 steps (in a
+            run below 10,000, every hundredth part of it) in its first three quarters,
+            while the drop fraction falls from 0.3 to 0 as half a cosine wave. `when`
+            and `drop_fraction` replace these where given.
+        where: Which leaves are sparsified: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers.
+        pattern: Which weights are kept or pruned as one, and which compete. Default:
+            each weight by itself, in its whole leaf.
+        distribution: How the kept weights are split between leaves. Default: each leaf
+            has the same sparsity.
+        key: PRNG key of random masks and scores. None: `sf.random.key(0)`.
+        init: First masks, as in `sf.static`. With sparsity "current", "random" and
+            "magnitude" are "dense".
+        pruned: What becomes of pruned weights, as in `sf.static`.
+
+    Returns:
+        Algorithm. Where `when` fires, `count(drop_fraction, active)` weights of each
+        group are dropped and as many grown as the sparsity asks for, so that exactly
+        n_kept are active afterwards. Where too many are active (a dense start) more are
+        dropped.
+
+    Raises:
+        TypeError: An argument is of another kind, or `sparsity` is None and the pattern
+            leaves the count open.
+        ValueError: A fraction is outside [0, 1] or a name unknown; the pattern picks
+            its units together; `redistribute` comes with a pattern or `global_()`,
+            `steps` with both `when` and `drop_fraction`, a count by scores with a
+            pattern that fixes it, with another distribution than `uniform()` and
+            `global_()`, or beside `count` or the rate of `redistribute`; or, in the
+            algorithm's `init`, as in `sf.static`.
+
+    Inside `with_optimizer` both scores see the optimizer's state in `state.opt`.
     """
     check_call("count", count, "fraction", "active")
     check_call("grown", grown, "state", "grown", "step")

@@ -78,12 +78,7 @@ def gmp(
     {'w': tensor([[4., 3.],
             [0., 0.]])}
 
-    At each trigger the best weights by score are kept.
-
-    Say how long the run is, and the sparsity of its end: with `steps` masks change
-    every 100 steps (in a run below 10,000, every hundredth part of it) in its first
-    three quarters, while the sparsity rises from 0 to the float or 0-d tensor
-    `sparsity` as 1 - (1 - t)^3, equation 1 of the paper:
+    Say how long the run is, and the sparsity of its end:
 
     >>> state = sf.gmp(0.9, steps=400).init({"w": torch.randn(10, 100)})
     >>> kept = {}
@@ -93,17 +88,42 @@ def gmp(
     >>> [kept[step] for step in (0, 100, 200, 296, 399)]
     [1000, 361, 131, 100, 100]
 
-    `when` goes before that where given. A Schedule rises by itself, and `steps` beside
-    one is a ValueError. Without `steps` masks may change at every step, and a float is
-    the sparsity from the start on.
+    Args:
+        sparsity: Fraction of the weights that is pruned: a float, a schedule or a 0-d
+            tensor; None where the pattern fixes it. It may be a count that the scores
+            decide, such as `sf.counts.above(0.1)`, with `uniform()` or `global_()`.
+            Without `steps` a float is the sparsity from the start on.
+        score: Score of the weights, by which the best are kept.
+        when: Trigger at which masks change. None: as `steps` says, else every step.
+        steps: Length of the run in steps: masks change every 100 steps (in a run below
+            10,000, every hundredth part of it) in its first three quarters, while the
+            sparsity rises from 0 to the float or 0-d tensor `sparsity` as 1 - (1 -
+            t)^3, equation 1 of the paper. `when` replaces that where given.
+        where: Which leaves are sparsified: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers.
+        pattern: Which weights are kept or pruned as one, and which compete. Default:
+            each weight by itself, in its whole leaf.
+        distribution: How the kept weights are split between leaves. Default: each leaf
+            has the same sparsity.
+        key: PRNG key of random masks and scores. None: `sf.random.key(0)`.
+        init: First masks, as in `sf.static`. "magnitude" keeps the largest weights by
+            `sparsity(0)`; it is "dense" for a count by another score than magnitude,
+            because its threshold says nothing about magnitudes.
+        pruned: What becomes of pruned weights, as in `sf.static`.
+        regrow: Whether every weight competes each time. Default: masks only ever
+            shrink, so where the schedule falls the mask stays.
 
-    The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so
-    where the schedule falls the mask stays; with `regrow=True` every weight competes
-    each time. `score` is any Score;
-    `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it. It
-    may be a count that the scores decide, such as `sf.counts.above(0.1)`, with
-    `uniform()` or `global_()`. Another score than magnitude then starts from dense
-    masks, because its threshold says nothing about magnitudes.
+    Returns:
+        Algorithm that keeps the best weights at each trigger.
+
+    Raises:
+        TypeError: An argument is of another kind, or `sparsity` is None and the pattern
+            leaves the count open.
+        ValueError: A fraction is outside [0, 1] or a name unknown; a count comes with a
+            pattern that fixes it or another distribution; `steps` comes with None, a
+            schedule or a count, which say themselves how many are kept; or, in the
+            algorithm's `init`, as in `sf.static`.
+
     Zhu & Gupta 2017, arXiv 1710.01878.
     """
     rule = Competition(pattern, distribution).check()
@@ -191,12 +211,36 @@ def iterative(
     >>> int(algorithm.update(state, state.params, 5).masks["w"].sum())
     30
 
-    `count(fraction, active)` units are pruned (round half even), or `count` itself
-    where it is an int or a 0-d int tensor: per competing group, or in total with
-    `global_()`. `fraction` is a float, a Schedule or a 0-d tensor. An int count above
-    what is active is a ValueError, a tensor is clamped, and on a device, where looking
-    would wait, an int is, too; a distribution other than these two would need a total
-    and is a ValueError.
+    Args:
+        fraction: Fraction of the remaining units that is pruned: a float, a schedule or
+            a 0-d tensor. None where `count` says how many.
+        count: How many units are pruned: an int or a 0-d int tensor, or a function of
+            (fraction, number of remaining units) that returns it. It is per competing
+            group, or in total with `global_()`. A tensor above what is active is
+            clamped, and so is an int on a device, where looking would wait. Default:
+            round half even.
+        when: Trigger at which masks change.
+        score: Score of the weights, by which the best stay.
+        where: Which leaves are sparsified: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers.
+        pattern: Which weights are kept or pruned as one, and which compete. Default:
+            each weight by itself, in its whole leaf.
+        distribution: `uniform()` or `global_()`; another one would need a total.
+        key: PRNG key of random masks and scores. None: `sf.random.key(0)`.
+        init: First masks, as in `sf.static`.
+        pruned: What becomes of pruned weights, as in `sf.static`.
+
+    Returns:
+        Algorithm whose masks only ever shrink.
+
+    Raises:
+        TypeError: An argument is of another kind, or there are both a fraction and a
+            count, or neither.
+        ValueError: A fraction is outside [0, 1] or a name unknown; an int count is
+            negative, or, in an update, above what is active; the pattern fixes the
+            count; the distribution is another one; or, in the algorithm's `init`, as in
+            `sf.static`.
+
     Frankle & Carbin 2019, arXiv 1803.03635.
     """
     rule = Competition(pattern, distribution).check()

@@ -48,12 +48,27 @@ def reparametrised(
     >>> algorithm.update(state, {"w": torch.tensor([[1.0]])}, 0).scores["latent"]
     {'latent': {'w': tensor([[1.6000]])}}
 
-    `inner` masks the result. `state.scores` holds "latent" and "step", the step that
-    random or scheduled maps are drawn at; `state.parts` holds the state of `inner`
-    (default `dense()`). `state.params` are the weights made from the latents, so
-    `sf.effective` works as on any state. Every update makes the weights again, on
-    skipped optimizer steps too: `update(step)` draws for step + 1. Leaves that are not
-    chosen train directly. A weight that `inner` grows back resumes from its latent.
+    Args:
+        reparam: Map from latents to weights, such as `sf.reparam.power(2.0)`.
+        inner: Algorithm that masks the weights. None: `dense()`. A weight that it grows
+            back resumes from its latent.
+        where: Which leaves are made from latents: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers. Other leaves train directly.
+        key: PRNG key of random maps. None: `sf.random.key(0)`.
+
+    Returns:
+        Algorithm whose `state.params` are the weights made from the latents, so
+        `sf.effective` works as on any state. `state.scores` holds "latent" and "step",
+        the step that random or scheduled maps are drawn at; `state.parts` holds the
+        state of `inner`.
+
+    Raises:
+        TypeError: `reparam` is no Reparametrisation, or `inner` no Algorithm.
+        ValueError: `inner` has a view of its own (latents or terms), or, in the
+            algorithm's `init`, an optimizer: put `with_optimizer` outermost.
+
+    Every update makes the weights again, on skipped optimizer steps too: `update(step)`
+    draws for step + 1.
     """
     if not isinstance(reparam, Reparametrisation):
         got = uncalled(reparam) or repr(reparam)
@@ -216,10 +231,17 @@ def settled(algorithm: Algorithm, state: State) -> State:
     >>> sf.effective(state), sf.effective(sf.settled(algorithm, state))
     ({'w': tensor([[2., 4.]])}, {'w': tensor([[0., 0.]])})
 
-    `params` and `masks` are for evaluation: without noise, and with hard gates. Pass
-    this state to `effective`, reports, `bake` and `shrink`; train on with the given
-    state, which is returned where nothing differs. Raises TypeError for anything but an
-    Algorithm and a State.
+    Args:
+        algorithm: Algorithm that made the state.
+        state: State of training. Train on with it.
+
+    Returns:
+        State whose `params` and `masks` are for evaluation, without noise and with hard
+        gates. Pass it to `effective`, reports, `bake` and `shrink`. It is the given
+        state where nothing differs.
+
+    Raises:
+        TypeError: The arguments are not an Algorithm and a State.
     """
     if not isinstance(algorithm, Algorithm) or not isinstance(state, State):
         got = f"{type(algorithm).__name__} and {type(state).__name__}"

@@ -52,16 +52,30 @@ def rewrite(
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[0.0000, 2.4950]]), 'b': tensor([1.])}
 
-    Starts dense. At each trigger `fn(path, weight, mask, step)` is called for every
-    sparsified leaf, with its weights in `state.params` and its mask, and returns the
-    new ones, of the same shapes and dtypes, as new tensors. With `pruned="zero"`
-    weights off the mask become +0.0 and do not train; with "keep" they are what `fn`
-    returns; with "train" an optimizer moves them, as proximal steps need it, whose
-    masks may grow again. Counts are those of `fn`. Inside `vmap` and compiled code `fn`
-    runs at every step, and its results are taken where the trigger fires.
+    Args:
+        fn: Function of (path, weight, mask, step) that returns the new weight and mask
+            of a leaf, of the same shapes and dtypes, as new tensors. At each trigger it
+            is called for every sparsified leaf, with its weights in `state.params` and
+            its mask.
+        when: Trigger at which `fn` is called.
+        where: Which leaves are sparsified: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers.
+        pruned: What becomes of weights off the mask: with "zero" they become +0.0 and
+            do not train; with "keep" they are what `fn` returns; with "train" an
+            optimizer moves them, as proximal steps need it, whose masks may grow again.
 
-    Raises ValueError or TypeError, naming the path, for results of other shapes or
-    dtypes, and ValueError for DTensors: `fn` needs whole leaves.
+    Returns:
+        Algorithm that starts dense. Its counts are what `fn` decides.
+
+    Raises:
+        TypeError: An argument is of another kind; or, in an update, a result is no pair
+            of tensors or has another dtype. The text names the path.
+        ValueError: `pruned` is unknown; in an update, a result has another shape or
+            device; or, in the algorithm's `init`, a leaf is a DTensor: `fn` needs whole
+            leaves. The text names the path.
+
+    Inside `vmap` and compiled code `fn` runs at every step, and its results are taken
+    where the trigger fires.
     """
     check_call("fn", fn, "path", "weight", "mask", "step")
     check_trigger("when", when)

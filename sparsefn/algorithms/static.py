@@ -38,6 +38,9 @@ def dense() -> Algorithm:
 
     >>> sf.dense().init({"w": torch.ones(2, 2)}).masks
     {'w': tensor(True)}
+
+    Returns:
+        Algorithm whose masks are 0-d True.
     """
 
     def init(params: Tree) -> State:
@@ -65,11 +68,35 @@ def static(
     >>> int(state.masks["w"].sum()), state.masks["b"]
     (4, tensor(True))
 
-    `sparsity` is a float, a Schedule (read at step 0), or a 0-d tensor; None where the
-    pattern fixes it, and with `init="from_zeros"`, a function or a masks tree. With
-    `init="magnitude"` it may be a count that the weights decide, such as
-    `sf.counts.above(0.1)`. `pruned="keep"` keeps the weights off the mask in `params`,
-    frozen; "train" lets an optimizer move them.
+    Args:
+        sparsity: Fraction of the weights that is pruned: a float, a schedule (read at
+            step 0) or a 0-d tensor. None where the pattern fixes it, and where `init`
+            needs none. With `init="magnitude"` it may be a count that the weights
+            decide, such as `sf.counts.above(0.1)`.
+        where: Which leaves are sparsified: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers.
+        pattern: Which weights are kept or pruned as one, and which compete. Default:
+            each weight by itself, in its whole leaf.
+        distribution: How the kept weights are split between leaves. Default: each leaf
+            has the same sparsity.
+        key: PRNG key of a random mask. None: `sf.random.key(0)`.
+        init: First masks: "random" keeps random weights, exactly as many as the
+            sparsity says; "bernoulli" each weight with that chance; "magnitude" the
+            largest; "checkerboard" a regular pattern, at a float sparsity; "dense" all;
+            "from_zeros" the weights that are not 0. An algorithm, a function of params
+            or a tree of bools like params gives the masks.
+        pruned: What becomes of pruned weights. "zero" sets them to +0.0; "keep" keeps
+            them in `params`, frozen; "train" lets an optimizer move them.
+
+    Returns:
+        Algorithm whose masks never change.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        ValueError: A fraction is outside [0, 1] or a name unknown; a count comes with a
+            pattern that fixes it or another distribution than `uniform()` and
+            `global_()`; or, in the algorithm's `init`, the masks need a sparsity or do
+            not fit params, a glob matches no leaf, or a leaf does not fit the pattern.
     """
     rule = Competition(pattern, distribution).check()
     kept = Memory({}, pruned)
@@ -91,8 +118,18 @@ def from_masks(masks: Tree) -> Algorithm:
     ... ).params
     {'w': tensor([1., 0.])}
 
-    `masks` has the structure of params: bool, each of its leaf's shape, or 0-d True for
-    a dense leaf.
+    Args:
+        masks: Bool tensors, a tree with the structure of params: each mask has the
+            shape of its leaf, or is 0-d True for a dense leaf.
+
+    Returns:
+        Algorithm whose masks never change.
+
+    Raises:
+        TypeError: In the algorithm's `init`, a mask is not bool.
+        ValueError: A mask is 0-d False; or, in the algorithm's `init`, the structure or
+            a shape differs from params, or a mask is for a parameter that a weight is
+            computed from.
     """
     check_given(masks)
 

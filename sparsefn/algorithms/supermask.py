@@ -80,27 +80,49 @@ def supermask(
     >>> state.scores["learned"], state.masks
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
-    `mode` is what trains: "supermask" the scores, "joint" scores and weights, "ste" the
-    weights (scores change by `rescore` alone). Leaves that are not sparsified always
-    train. Gradients are those of `gate`: a weight's is the gradient on the mask, a
-    score's is gradient * weight, with `mask_gradient=True` only on the mask. Weights
-    off the mask keep their value and their moments: masks may come back to them.
+    Args:
+        sparsity: Fraction of the weights that is pruned, at each step: a float, a
+            schedule, a 0-d tensor, or a count that the linked scores decide, as in
+            `sf.methods.soft_movement`. None where the pattern fixes it. "bernoulli"
+            keeps each weight with probability `link(score)`, clamped to [0, 1]: init
+            draws for step 0, update(step) for step + 1, from (key, path).
+        mode: What trains: "supermask" the scores, "joint" scores and weights, "ste" the
+            weights (scores change by `rescore` alone). Leaves that are not sparsified
+            always train.
+        mask_gradient: Whether a score's gradient, which is gradient * weight, is 0 off
+            the mask. A weight's gradient always is: see `sf.masks.gate`.
+        init: First scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a
+            function of params, or a tree like params.
+        link: Function of the scores of a leaf, whose results compete, and whose slope
+            goes into their gradient: `torch.abs` is edge-popup. None: the scores
+            themselves.
+        when: Trigger at which masks follow the scores.
+        where: Which leaves are sparsified: a function of (path, leaf), a glob or
+            several globs. Default: the weights of layers.
+        pattern: Which weights are kept or pruned as one, and which compete. Default:
+            each weight by itself, in its whole leaf. Not with "bernoulli".
+        distribution: How the kept weights are split between leaves. Default: each leaf
+            has the same sparsity. Not with "bernoulli".
+        key: PRNG key of random scores and masks. None: `sf.random.key(0)`.
 
-    `state.scores["learned"]` has the treedef of params, 0-d zero where a leaf is not
-    sparsified (it is `state.scores["score"]` in mode "ste", whose scores do not train);
-    `state.params` are the whole weights. Scores train inside `with_optimizer` alone:
-    `with_params` refuses a state that learns.
+    Returns:
+        Algorithm whose `state.params` are the whole weights. Off the mask they keep
+        their value and their moments, because masks may come back to them.
+        `state.scores["learned"]` has the treedef of params, 0-d zero where a leaf is
+        not sparsified (it is `state.scores["score"]` in mode "ste", whose scores do not
+        train).
 
-    `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a
-    function of params, or a tree like params. `link` maps scores before they compete,
-    and its slope goes into their gradient: `torch.abs` is edge-popup. Masks follow the
-    scores at `sparsity(step)` where `when` fires. `sparsity` may be a count that the
-    linked scores decide, as in `sf.methods.soft_movement`.
+    Raises:
+        TypeError: An argument is of another kind, scores are not floating-point
+            tensors, or `sparsity` is None and the pattern leaves the count open.
+        ValueError: A fraction is outside [0, 1] or a name unknown; scores have another
+            structure or shape than params; a count comes with a pattern that fixes it
+            or another distribution than `uniform()` and `global_()`; or "bernoulli"
+            with a pattern or a distribution.
 
-    `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to
-    [0, 1]: init draws for step 0, update(step) for step + 1, from (key, path). It takes
-    no pattern and no distribution. The last bits of `torch.sigmoid` may differ under
-    `vmap`; a sum, a product or `abs` has the same everywhere.
+    Scores train inside `with_optimizer` alone: `with_params` refuses a state that
+    learns. The last bits of `torch.sigmoid` as a link may differ under `vmap`; a sum, a
+    product or `abs` has the same everywhere.
 
     Ramanujan et al. 2020, arXiv 1911.13299; with mode="joint", init="zeros": Sanh et
     al. 2020, arXiv 2005.07683.
@@ -284,11 +306,18 @@ def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
     >>> algorithm.update(state, state.params, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    For states of `supermask`. Masks follow at the next update. The scores stay what
-    `fn` made of them until they train or are scored again; moments of an optimizer are
-    left alone. A stack of states is rescored under `vmap`. Raises ValueError for a
-    state without scores and for scores of another shape, TypeError for scores that are
-    not floating-point; they keep their dtype.
+    Args:
+        state: State of `supermask`; a stack of states under `vmap`.
+        fn: Function of (score, weight) of a leaf that returns its new score, of the
+            same shape. The state keeps the dtype of the old one.
+
+    Returns:
+        State with these scores, until they train or are scored again. Masks follow at
+        the next update; moments of an optimizer are left alone.
+
+    Raises:
+        TypeError: `fn` gives scores that are not floating-point tensors.
+        ValueError: `state` has no scores, or `fn` gives scores of another shape.
     """
     role = next(
         (

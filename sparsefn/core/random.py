@@ -44,9 +44,16 @@ def key(seed: int) -> Tensor:
     >>> sf.random.key(7)
     tensor([0, 7])
 
-    `seed` is an int in [0, 2^64); its high word comes first. The key is on the CPU;
-    move it with `.to(device)` to draw elsewhere, bits are the same. Raises TypeError
-    for a seed that is not an int, ValueError for one out of range.
+    Args:
+        seed: An int in [0, 2^64). Its high word comes first.
+
+    Returns:
+        The key, on the CPU. Move it with `.to(device)` to draw elsewhere; the bits are
+        the same.
+
+    Raises:
+        TypeError: `seed` is not an int.
+        ValueError: `seed` is out of range.
     """
     check_int("", "seed", seed)
     if not 0 <= seed < 1 << 64:
@@ -60,7 +67,16 @@ def split(key: Tensor, n: int) -> Tensor:
     >>> sf.random.split(sf.random.key(0), 2).shape
     torch.Size([2, 2])
 
-    Key i does not depend on `n`. Keys of shape (..., 2) give (..., n, 2).
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2).
+        n: Number of new keys, an int >= 0. Key i does not depend on it.
+
+    Returns:
+        Keys of shape (n, 2), or (..., n, 2), on the device of `key`.
+
+    Raises:
+        TypeError: `key` is not an int64 tensor, or `n` is not an int.
+        ValueError: `key` has another shape, or `n` is negative.
     """
     draws.check_key(key)
     check_int("split(key, n)", "n", n, 0)
@@ -76,10 +92,19 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     ... )
     True
 
-    `data` is an int in [-2^63, 2^63), a 0-d int64 tensor (the same key as its int) or a
-    str (taken by its BLAKE2b digest). Numbers and names are told apart: `3` and `"3"`
-    give unrelated keys. Keys of shape (..., 2) are each folded. Raises TypeError for
-    other data, ValueError for an int out of range or a tensor that is not 0-d.
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2), each of which is folded.
+        data: An int in [-2^63, 2^63), a 0-d int64 tensor (the same key as its int) or a
+            str (taken by its BLAKE2b digest). Numbers and names are told apart: `3` and
+            `"3"` give unrelated keys.
+
+    Returns:
+        New keys of the shape of `key`.
+
+    Raises:
+        TypeError: `key` is not an int64 tensor, or `data` is of another type or dtype.
+        ValueError: `key` has another shape, an int is out of range, or a tensor is not
+            0-d.
     """
     draws.check_key(key)
     if isinstance(data, str):
@@ -110,8 +135,19 @@ def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor
     >>> sf.random.leaf_key(sf.random.key(0), "0.weight", 5).shape
     torch.Size([2])
 
-    It depends on the key, the dotted path and the step, and not on the leaf's position
-    in the tree.
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2).
+        path: Dotted path of the leaf.
+        step: An int or a 0-d int64 tensor, as the `data` of `fold_in`. None: no step is
+            folded in.
+
+    Returns:
+        The key of the leaf. It depends on the key, the path and the step, and not on
+        the leaf's position in the tree.
+
+    Raises:
+        TypeError: As `fold_in`.
+        ValueError: As `fold_in`.
     """
     folded = fold_in(key, path)
     return folded if step is None else fold_in(folded, step)
@@ -123,6 +159,18 @@ def leaf_keys(key: Tensor, tree: Tree, step: int | Tensor | None = None) -> Tree
     >>> keys = sf.random.leaf_keys(sf.random.key(0), {"a": torch.zeros(3)})
     >>> bool((keys["a"] == sf.random.leaf_key(sf.random.key(0), "a")).all())
     True
+
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2).
+        tree: Tree of any leaves.
+        step: As in `leaf_key`.
+
+    Returns:
+        A tree of keys, with the structure of `tree`.
+
+    Raises:
+        TypeError: As `fold_in`.
+        ValueError: As `fold_in`, or two leaves share a dotted path.
     """
     return map_with_path(lambda path, _: leaf_key(key, path, step), tree)
 
@@ -139,9 +187,18 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
     ... ]
     ['0x6b200159', '0x99ba4efe']
 
-    `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0,
-    2^32), in the order of Random123 (its known answers hold). Element i of a draw has
-    the counter (i >> 32, i & 0xffffffff).
+    Args:
+        key: Key words, int64 of shape (..., 2).
+        counter: Counter words, int64 of shape (..., 2) that broadcasts with `key`.
+            Element i of a draw has the counter (i >> 32, i & 0xffffffff).
+
+    Returns:
+        Words in [0, 2^32), int64 of the broadcast shape, in the order of Random123 (its
+        known answers hold).
+
+    Raises:
+        TypeError: `key` is not an int64 tensor.
+        ValueError: `key` has another shape, or `counter` another dtype or shape.
     """
     draws.check_key(key)
     if (
@@ -166,9 +223,19 @@ def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> T
     >>> sf.random.bits(sf.random.key(0), (2,)).tolist()
     [1797259609, 928981903]
 
-    Element i in row-major order is the first word of block i. `index`, an int64 tensor
-    of that shape, draws those global elements instead. Keys of shape (..., 2) give
-    (..., *shape). Raises TypeError or ValueError for a bad key, shape or index.
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2).
+        shape: Shape of the draw of one key.
+        index: Which global elements to draw, int64 of that shape. None: element i in
+            row-major order is the first word of block i.
+
+    Returns:
+        Tensor of shape `shape`, or (..., *shape) for several keys, on the device of
+        `key`.
+
+    Raises:
+        TypeError: `key` or `index` is not an int64 tensor, or `shape` is an int.
+        ValueError: `key` or `index` has another shape, or a size is negative.
     """
     return draws.draws_of(key, shape, index, "words", torch.int64)
 
@@ -185,9 +252,20 @@ def uniform(
     >>> sf.random.uniform(sf.random.key(0), (3,))
     tensor([0.4185, 0.2163, 0.9653])
 
-    As many leading bits of a block as `dtype` holds exactly: float32 is
-    `(word >> 8) * 2**-24`, float16 has 11 bits, bfloat16 8, float64 53 (of both words).
-    `key`, `shape` and `index` as in `bits`. Raises TypeError for another dtype.
+    Args:
+        key: As in `bits`.
+        shape: As in `bits`.
+        dtype: float16, bfloat16, float32 or float64. A number has as many leading bits
+            of a block as the dtype holds exactly: float32 is `(word >> 8) * 2**-24`,
+            float16 has 11 bits, bfloat16 8, float64 53 (of both words).
+        index: As in `bits`.
+
+    Returns:
+        Tensor of that dtype, shaped as in `bits`.
+
+    Raises:
+        TypeError: As `bits`, or for another dtype.
+        ValueError: As `bits`.
     """
     draws.check_draw_dtype(dtype)
     return draws.draws_of(key, shape, index, "uniform", dtype)
@@ -205,9 +283,21 @@ def normal(
     >>> sf.random.normal(sf.random.key(0), (3,))
     tensor([-1.0655,  0.5837, -0.1782])
 
+    Args:
+        key: As in `bits`.
+        shape: As in `bits`.
+        dtype: float16, bfloat16, float32 or float64.
+        index: As in `bits`.
+
+    Returns:
+        Tensor of that dtype, shaped as in `bits`. Magnitudes end at 6.67.
+
+    Raises:
+        TypeError: As `bits`, or for another dtype.
+        ValueError: As `bits`.
+
     Box and Muller (1958) on the two words of a block, in float64 by IEEE-exact
-    operations, then rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and
-    `index` as in `bits`. Raises TypeError for a dtype that `uniform` does not take.
+    operations, then rounded to `dtype`.
     """
     draws.check_draw_dtype(dtype)
     return draws.draws_of(key, shape, index, "normal", dtype)
@@ -224,13 +314,23 @@ def uniform_like(
     ... )
     True
 
-    For a DTensor they are a DTensor of the same placements. The numbers are as in
-    `uniform(key, leaf.shape, dtype)`, and they are where the leaf is, for which a key
-    on the CPU is not copied: nothing waits for a device. They do not depend on how the
-    leaf is sharded. Each process draws the part that it holds, and nothing is sent. The
-    dtype is float32 whatever the leaf's is. Raises the errors of `uniform`, and
-    ValueError for a DTensor that is partial or has parts that torch.chunk would not
-    make, or with several keys.
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2). A key on the CPU serves every
+            device without a copy: nothing waits for the device.
+        leaf: Tensor or DTensor whose shape, device and placements the numbers get.
+        dtype: float16, bfloat16, float32 or float64. The dtype of `leaf` is not read.
+
+    Returns:
+        The numbers of `uniform(key, leaf.shape, dtype)`, where the leaf is; for a
+        DTensor, a DTensor of the same placements.
+
+    Raises:
+        TypeError: As `uniform`.
+        ValueError: As `uniform`; the DTensor is partial, or has parts that torch.chunk
+            would not make; or several keys come with a DTensor.
+
+    The numbers do not depend on how the leaf is sharded. Each process draws the part
+    that it holds, and nothing is sent.
     """
     draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "uniform", dtype)
@@ -247,8 +347,18 @@ def normal_like(
     ... )
     True
 
-    For a DTensor they are a DTensor of the same placements. To `normal` as
-    `uniform_like` is to `uniform`.
+    Args:
+        key: As in `uniform_like`.
+        leaf: As in `uniform_like`.
+        dtype: float16, bfloat16, float32 or float64. The dtype of `leaf` is not read.
+
+    Returns:
+        The numbers of `normal(key, leaf.shape, dtype)`, where the leaf is; for a
+        DTensor, a DTensor of the same placements.
+
+    Raises:
+        TypeError: As `uniform_like`.
+        ValueError: As `uniform_like`.
     """
     draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "normal", dtype)
@@ -266,13 +376,25 @@ def bernoulli(
     >>> sf.random.bernoulli(sf.random.key(0), torch.tensor([0.0, 0.5, 1.0]))
     tensor([False,  True,  True])
 
-    `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape`
-    (default: the shape of `p`). True where the 32-bit word is below `p * 2**32`,
-    computed in float64: 0 never fires, 1 always; in a tensor, entries above 1 always
-    fire, entries below 0 or NaN never do. `key` and `index` as in `bits`. A DTensor of
-    probabilities gives a DTensor of the same placements, with the flips that the whole
-    would give. Raises ValueError for a number outside [0, 1], and for a DTensor with
-    another shape, an index or several keys.
+    Args:
+        key: As in `bits`.
+        p: A number in [0, 1], or a float tensor or DTensor of probabilities that
+            broadcasts to `shape`. In a tensor, entries above 1 always fire, entries
+            below 0 or NaN never do.
+        shape: Shape of the draw of one key. None: the shape of `p`, () for a number.
+        index: As in `bits`.
+
+    Returns:
+        Bool tensor, shaped as in `bits`. For a DTensor, a DTensor of the same
+        placements, with the flips that the whole would give.
+
+    Raises:
+        TypeError: As `bits`, or `p` is neither a number nor a float tensor.
+        ValueError: As `bits`; a number is outside [0, 1]; a tensor does not broadcast;
+            or a DTensor comes with another shape, an index or several keys.
+
+    True where the 32-bit word is below `p * 2**32`, computed in float64: 0 never fires,
+    1 always.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():
@@ -318,8 +440,18 @@ def permutation(key: Tensor, n: int) -> Tensor:
     >>> sf.random.permutation(sf.random.key(1), 5)
     tensor([2, 3, 0, 4, 1])
 
-    Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError
-    for n < 0.
+    Args:
+        key: Key of shape (2,), or keys of shape (..., 2).
+        n: Length of the order, an int >= 0.
+
+    Returns:
+        Tensor of shape (n,), or (..., n) for several keys, on the device of `key`.
+
+    Raises:
+        TypeError: `key` is not an int64 tensor, or `n` is not an int.
+        ValueError: `key` has another shape, or `n` is negative.
+
+    Sorts n draws of 64 bits; the lower index goes first among equals.
     """
     check_int("permutation(key, n)", "n", n, 0)
     return (

@@ -82,6 +82,16 @@ def constant(value: Real) -> Schedule:
 
     >>> sf.schedules.constant(0.9)(100)
     0.9
+
+    Args:
+        value: The number.
+
+    Returns:
+        Schedule of that value.
+
+    Raises:
+        TypeError: `value` is neither a number nor a float tensor.
+        ValueError: `value` is NaN, infinite, or a tensor that is not 0-d.
     """
     (number,) = numbers(value=value)
     return lambda step: _pick([number], [True], _step(step))
@@ -94,7 +104,17 @@ def linear(init: Real, slope: Real) -> Schedule:
     >>> sf.schedules.linear(0.5, 0.25)(2)
     1.0
 
-    `linear_decay` and `polynomial(power=1)` have a last step.
+    Args:
+        init: Value at step 0.
+        slope: What each step adds.
+
+    Returns:
+        Schedule of that line. `linear_decay` and `polynomial(power=1)` have a last
+        step.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`.
     """
     a, b = numbers(init=init, slope=slope)
     return lambda step: a + _time(step) * b
@@ -106,6 +126,18 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
 
     >>> sf.schedules.exponential(0.0, gamma=-0.5)(0)
     0.0
+
+    Args:
+        init: Value at step 0.
+        gamma: Rate in each step.
+        final: Limit for a negative `gamma`.
+
+    Returns:
+        Schedule of that curve.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`.
     """
     a, b, rate = numbers(init=init, final=final, gamma=gamma)
 
@@ -125,7 +157,16 @@ def power(init: Real, beta: Real) -> Schedule:
     >>> sf.schedules.power(0.8, 0.5)(2)
     0.2
 
-    Raises ValueError for a negative beta.
+    Args:
+        init: Value at step 0.
+        beta: Factor of each step.
+
+    Returns:
+        Schedule of that product.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`, or `beta` is negative.
     """
     a, b = numbers(init=init, beta=beta)
     if not isinstance(b, Tensor) and b < 0:
@@ -140,9 +181,19 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
     >>> [sf.schedules.cosine(1.0, 2)(step) for step in range(5)]
     [1.0, 0.5, 0.0, 0.5, 1.0]
 
-    `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`. Raises
-    ValueError for a half_period that is not positive. `cosine_decay` stays at the
-    bottom.
+    Args:
+        init: Value at step 0, and at every even multiple of `half_period`.
+        half_period: Number of steps from `init` to `minimum`, above 0.
+        minimum: Value at every odd multiple of `half_period`.
+
+    Returns:
+        Schedule of
+        `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`.
+        `cosine_decay` stays at the bottom.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`, or `half_period` is not positive.
     """
     a, b, half = numbers(init=init, minimum=minimum, half_period=half_period)
     check_positive("half_period", half)
@@ -164,9 +215,20 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     >>> [sf.schedules.cosine_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
     [0.5, 0.25, 0.0, 0.0]
 
-    Raises ValueError for steps that are not positive. The drop fraction of Evci, Gale,
-    Menick, Castro and Elsen, "Rigging the lottery", 2020, arXiv 1911.11134, section
-    3(2).
+    Args:
+        init: Value at step 0.
+        steps: Number of steps down to `final`, above 0.
+        final: Value at the end.
+
+    Returns:
+        Schedule of that curve.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`, or `steps` is not positive.
+
+    The drop fraction of Evci, Gale, Menick, Castro and Elsen, "Rigging the lottery",
+    2020, arXiv 1911.11134, section 3(2).
     """
     a, b, end = numbers(init=init, final=final, steps=steps)
     check_positive("steps", end)
@@ -186,7 +248,17 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     >>> [sf.schedules.linear_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
     [0.5, 0.25, 0.0, 0.0]
 
-    Raises ValueError for steps that are not positive.
+    Args:
+        init: Value at step 0.
+        steps: Number of steps to `final`, above 0.
+        final: Value at the end.
+
+    Returns:
+        Schedule of that line.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`, or `steps` is not positive.
     """
     a, b, end = numbers(init=init, final=final, steps=steps)
     check_positive("steps", end)
@@ -207,10 +279,25 @@ def polynomial(
     >>> [schedule(step) for step in (0, 100, 200, 300, 400)]
     [0.0, 0.0, 0.7000000000000001, 0.8, 0.8]
 
-    `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`, and
-    constant before and after. Raises ValueError for end <= begin or a power that is not
-    positive. With power 3 the sparsity of Zhu and Gupta, "To prune, or not to prune",
-    2017, arXiv 1710.01878, equation 1.
+    Args:
+        init: Value up to step `begin`.
+        final: Value from step `end` on.
+        begin: First step of the change.
+        end: Last step of the change, above `begin`.
+        power: Exponent, above 0.
+
+    Returns:
+        Schedule of
+        `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`,
+        constant before and after.
+
+    Raises:
+        TypeError: As `constant`.
+        ValueError: As `constant`, `end` is not above `begin`, or `power` is not
+            positive.
+
+    With power 3 the sparsity of Zhu and Gupta, "To prune, or not to prune", 2017,
+    arXiv 1710.01878, equation 1.
     """
     a, b, start, stop, exponent = numbers(
         init=init, final=final, begin=begin, end=end, power=power
@@ -241,11 +328,19 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     >>> [schedule(step) for step in (0, 10, 19, 20, 30)]
     [0.5, 0.5, 0.5, 0.8, 0.5]
 
-    `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...: the first firing
-    sees `values[0]`, and so does every step before it. `when` is a trigger that counts:
-    `every`, `at`, `always`, `never`, or a callable with a method `count(step)`, the
-    number of firings at steps up to and including `step`. Raises TypeError for a
-    trigger without one, ValueError for no values.
+    Args:
+        values: One number or more.
+        when: Trigger that counts: `every`, `at`, `always`, `never`, or a callable with
+            a method `count(step)`, the number of firings at steps up to and including
+            `step`.
+
+    Returns:
+        Schedule of `values[j % len(values)]` from the j-th firing on, j = 0, 1, ... The
+        first firing sees `values[0]`, and so does every step before it.
+
+    Raises:
+        TypeError: As `constant`, or `when` does not count.
+        ValueError: As `constant`, or there are no values.
     """
     count = getattr(when, "count", None)
     if not callable(count):
@@ -273,10 +368,17 @@ def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Sched
     >>> [schedule(step) for step in (0, 99, 100)]
     [0.5, 0.5, 0.8]
 
-    The first one also holds before. `values` is `{begin: value}` or pairs of the two,
-    in any order; where a begin is a 0-d int64 tensor, in order of time: the last pair
-    that has begun holds. Raises TypeError for a begin that is not an int, ValueError
-    for one that is negative or given twice and for no values.
+    Args:
+        values: `{begin: value}`, or pairs of the two, in any order. Where a begin is a
+            0-d int64 tensor, in order of time: the last pair that has begun holds.
+
+    Returns:
+        Schedule of these values. The first value also holds before its begin.
+
+    Raises:
+        TypeError: As `constant`, or a begin is not an int.
+        ValueError: As `constant`, a begin is negative or given twice, or there are no
+            values.
     """
     pairs = list(values.items() if isinstance(values, Mapping) else values)
     for begin, _ in pairs:
@@ -301,8 +403,17 @@ def as_schedule(value: Level) -> Schedule:
     >>> sf.schedules.as_schedule(0.9)(0)
     0.9
 
-    Raises TypeError for an int (write 1.0 for all), ValueError for a list (see
-    `cycling`) or dict (see `piecewise`).
+    Args:
+        value: A schedule, a float or a 0-d float tensor.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        TypeError: `value` is an int (write 1.0 for all), or something else that is no
+            schedule.
+        ValueError: `value` is a list (see `cycling`) or a dict (see `piecewise`), NaN
+            or infinite.
     """
     if isinstance(value, (float, Tensor)):
         return constant(value)
@@ -335,9 +446,21 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     >>> sf.schedules.min_max_end(sf.schedules.cosine(1.0, 2), 0, 3)
     (0.0, 1.0, 0.5)
 
-    Both ends are included. Every step is evaluated, so the result is exact and the time
-    is linear in `end - begin`. A schedule of your own that cannot be vmapped, or not in
-    float64, is called step by step. Raises ValueError for end < begin.
+    Args:
+        schedule: The schedule. One of your own that cannot be vmapped, or not in
+            float64, is called step by step.
+        begin: First step, an int >= 0.
+        end: Last step, included.
+
+    Returns:
+        Three floats, or three 0-d tensors where the schedule gives tensors.
+
+    Raises:
+        TypeError: `begin` or `end` is not an int.
+        ValueError: `begin` is negative, or `end` is below `begin`.
+
+    Every step is evaluated, so the result is exact and the time is linear in
+    `end - begin`.
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)

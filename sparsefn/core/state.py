@@ -56,15 +56,23 @@ class State(NamedTuple):
     >>> state.masks, state.scores
     ({'w': tensor(True)}, ())
 
-    `params` are the weights before masks; run `sf.effective(state)`. `masks` has the
-    treedef of `params`: bool, True = kept, 0-d True for a leaf that is not sparsified.
-    `scores` holds the tensors that the algorithm accumulates or learns, a dict of trees
-    by role. The trees "learned" and "latent" can be trained only by an optimizer inside
-    the algorithm. `key` is the PRNG key, `opt` the inner optimizer's state. `support`
-    says which weights move: a tree of masks, or `()` if it is `masks` itself. `parts`
-    are the states of the algorithms that a composition is made of; what they share with
-    the whole is `()` in them, and the `masks` of a part may be a dict keyed by the
-    paths that it sparsifies. An unused field is `()`.
+    Attributes:
+        params: Weights before masks, a tree of tensors. Run the model with
+            `sf.effective(state)`.
+        masks: Bool tensors, a tree with the treedef of `params`: True = kept, 0-d True
+            for a leaf that is not sparsified.
+        scores: Tensors that the algorithm accumulates or learns, a dict of trees by
+            role. The trees "learned" and "latent" can be trained only by an optimizer
+            inside the algorithm.
+        key: PRNG key, int64 of shape (2,).
+        opt: State of the optimizer inside the algorithm.
+        support: Tree of masks that says which weights move, or `()` if it is `masks`
+            itself.
+        parts: States of the algorithms that a composition is made of. What they share
+            with the whole is `()` in them, and the `masks` of a part may be a dict
+            keyed by the paths that it sparsifies.
+
+    An unused field is `()`.
     """
 
     params: Tree
@@ -85,10 +93,13 @@ class TrainView(NamedTuple):
     >>> algorithm.view.get(state)
     {'w': tensor([1., 1.])}
 
-    `get` reads the trained tree, `put` writes it back, `grads(state, grads, step)`
-    turns the gradient at the effective weights into the gradient of `get(state)`, and
-    `support` is a bool tree like `get(state)`: where it moves and keeps moments (0-d
-    True = everywhere).
+    Attributes:
+        get: Function of a state that reads the trained tree.
+        put: Function of (state, trained tree) that returns the state with that tree.
+        grads: Function of (state, grads, step) that turns the gradient at the effective
+            weights into the gradient of `get(state)`.
+        support: Function of a state that returns a bool tree like `get(state)`: where
+            it moves and keeps moments (0-d True = everywhere).
     """
 
     get: Callable[[State], Tree]
@@ -111,9 +122,12 @@ class Accumulated(Made, _Memory):
     >>> ema.init({"w": torch.ones(2)})
     {'w': tensor([0., 0.])}
 
-    `init(params)` makes the memory, `accumulate(memory, state, grads, step)` advances
-    it on every step, `value(memory, state, grads, step)` reads the scores when a
-    trigger fires.
+    Attributes:
+        init: Function of params that makes the memory.
+        accumulate: Function of (memory, state, grads, step) that returns the next
+            memory. Called on every step.
+        value: Function of (memory, state, grads, step) that returns the scores, a tree
+            like params. Called when a trigger fires.
     """
 
 
@@ -179,9 +193,18 @@ def apply_masks(tree: Tree, masks: Tree) -> Tree:
     ... )
     {'w': tensor([1., 0., 0.])}
 
-    It selects and does not multiply: -0.0, NaN and inf off the mask become +0.0. A 0-d
-    mask keeps its leaf whole. Differentiable in `tree`. Raises ValueError for another
-    structure or a mask of another shape, TypeError for a mask that is not bool.
+    Args:
+        tree: Tree of tensors.
+        masks: Bool tensors, a tree with the structure of `tree`: each mask has the
+            shape of its leaf, or is 0-d and keeps its leaf whole.
+
+    Returns:
+        A tree like `tree`, differentiable in it. Entries are selected and not
+        multiplied: -0.0, NaN and inf off the mask become +0.0.
+
+    Raises:
+        ValueError: The structures differ, or a mask has another shape.
+        TypeError: A mask is not bool.
     """
     check_masks(masks, tree)
     return inside(masks, tree)
@@ -213,7 +236,14 @@ def effective(state: State) -> Tree:
     >>> sf.effective(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}
 
-    Raises TypeError for anything but a State.
+    Args:
+        state: State of any algorithm.
+
+    Returns:
+        A tree like `state.params`, with +0.0 for pruned weights.
+
+    Raises:
+        TypeError: `state` is not a State.
     """
     if not isinstance(state, State):
         got = f"{type(state).__name__}{mend_of('state', state)}"
@@ -237,11 +267,19 @@ def with_params(state: State, params: Tree) -> State:
     >>> sf.with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
     {'w': tensor([2., 0.])}
 
-    Weights are taken at the entries of the support: the mask, or everything under
-    `pruned="train"`; elsewhere the state keeps its own. For algorithms whose view
-    trains params. Raises ValueError or TypeError for another structure, shape or dtype,
-    naming the path, and ValueError for a state of `reparametrised` or of a `supermask`
-    whose scores train.
+    Args:
+        state: State of an algorithm whose view trains params.
+        params: Weights after the optimizer's step, a tree like `state.params` with its
+            shapes and dtypes.
+
+    Returns:
+        The state with these weights at the entries of the support, which is the mask,
+        or everything under `pruned="train"`. Elsewhere the state keeps its own weights.
+
+    Raises:
+        ValueError: The structure or a shape differs (the text names the path), or the
+            state is of `reparametrised` or of a `supermask` whose scores train.
+        TypeError: A dtype differs, or a leaf is not a tensor; the text names the path.
     """
     _check_outside(state)
     check_like("the new params", params, state.params)
@@ -329,15 +367,24 @@ class Algorithm(Made, _Pair):
     {'w': tensor([[False, False],
             [ True,  True]])}
 
-    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what
-    an optimizer trains. `within(masks)` is the same algorithm choosing only among what
-    `masks` keep (used by `sf.chain`); masks of an algorithm without `within` are
-    intersected, and `_replace` of `init` or `update` clears it. `settled(state)` is the
-    state to evaluate, where it is another one: see `sf.settled`.
+    Attributes:
+        init: Function of params, a tree of floating-point tensors, that returns the
+            first state. The state holds copies.
+        update: Function of (state, grads, step) that returns the next state. `grads` is
+            the dense gradient of the loss at `sf.effective(state)`, a tree like params;
+            `step` is an int >= 0 or a 0-d int64 tensor.
+        view: What an optimizer trains. Default: params, where the support lets them
+            move.
+        within: Function of masks that returns the same algorithm choosing only among
+            what they keep, for `sf.chain`. None: a chain intersects its masks.
+            `_replace` of `init` or `update` clears it.
+        settled: Function of a state that returns the state to evaluate: see
+            `sf.settled`. None: they are the same.
+        unchecked: Update for algorithms around this one, where the library made it.
+            `_replace` of `update` clears it.
 
     The repr of an algorithm that a function of this library made is that call. It
-    pickles if the arguments do. `unchecked` is the update for algorithms around it,
-    where the library made it.
+    pickles if the arguments do.
     """
 
     ways_of: ClassVar = {"within": ("init", "update"), "unchecked": ("update",)}

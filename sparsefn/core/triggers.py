@@ -206,12 +206,21 @@ def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     >>> torch.vmap(lambda n: sf.triggers.every(n)(6))(torch.tensor([2, 3, 4]))
     tensor([ True,  True, False])
 
-    `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Each
-    may be a 0-d int64 tensor, so that members of an ensemble differ. Called with only
-    ints it gives a bool, else a 0-d bool tensor. `.count(step)` is the number of
-    firings at steps up to and including `step`. Raises TypeError for anything but ints,
-    ValueError for n < 1, start < 0, or stop <= start (that is `never()`). The value of
-    a tensor is not read: an n below 1 counts as 1, and stop <= start never fires.
+    Args:
+        n: Number of steps from one firing to the next, at least 1.
+        start: First step at which it fires, at least 0. It sets the phase.
+        stop: Step from which on it fires no more, above `start`. None: it never stops.
+
+    Returns:
+        Trigger. For ints alone it gives a bool, else a 0-d bool tensor. Its
+        `.count(step)` is the number of firings at steps up to and including `step`.
+
+    Raises:
+        TypeError: An argument is neither an int nor a 0-d int64 tensor.
+        ValueError: n < 1, start < 0, or stop <= start (that is `never()`).
+
+    Arguments may be 0-d int64 tensors, so that members of an ensemble differ. The value
+    of a tensor is not read: an n below 1 counts as 1, and stop <= start never fires.
     """
     call = "every(n, start, stop)"
     check_whole("every(n)", "n", n, 1)
@@ -242,10 +251,16 @@ def at(steps: Iterable[Step]) -> At:
     ... )
     tensor([ True, False])
 
-    A step may be a 0-d int64 tensor, and all of them one 1-D tensor. Result and
-    `.count` as for `every`.
-    Raises TypeError for steps that are not ints, ValueError for a negative step or an
-    empty list (that is `never()`).
+    Args:
+        steps: Ints >= 0 or 0-d int64 tensors, or one 1-D tensor of all.
+
+    Returns:
+        Trigger. Its result and `.count` are as for `every`.
+
+    Raises:
+        TypeError: `steps` cannot be iterated over, or a step is neither an int nor a
+            0-d int64 tensor.
+        ValueError: A step is negative, or there are none (that is `never()`).
     """
     if not isinstance(steps, Iterable) or (
         isinstance(steps, Tensor) and not steps.ndim
@@ -271,6 +286,9 @@ def always() -> Every:
 
     >>> sf.triggers.always()(7)
     True
+
+    Returns:
+        The trigger of `every(1)`.
     """
     return Every(1)
 
@@ -281,6 +299,9 @@ def never() -> At:
 
     >>> sf.triggers.never()(7), sf.triggers.never()(torch.tensor(7))
     (False, False)
+
+    Returns:
+        A trigger, which counts as `every` does.
 
     It is False for a tensor, too, and no transform hides that: a compiled graph holds
     nothing of what waits for it.

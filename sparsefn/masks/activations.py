@@ -87,20 +87,34 @@ def activation_sparsifier(
     >>> state.mask, act.apply(state, x)[1]
     (tensor([ True, False, False]), tensor([1., 0., 0.]))
 
-    `observe` sets the aggregate to `aggregate(old, x)`, where the first old value is
-    `start(x)`; it keeps the shape and dtype of `start(x)`. For batches of several sizes
-    give a `start` without the batch. `update` makes a new mask and resets the
-    aggregate; without an observation since the last update the mask stays. `apply`
-    gives a new tensor, +0.0 off the mask (-0.0, NaN and inf too), and is differentiable
-    in x. `mask` gives bools that broadcast to the activation.
+    Args:
+        aggregate: Function of (old aggregate, activation) that gives the new aggregate,
+            of the shape and dtype of the old one.
+        reduce: Function of the aggregate.
+        mask: Function of what `reduce` gives. Its bools broadcast to the activation.
+        start: Function of an activation that gives the first old aggregate. For batches
+            of several sizes give one without the batch.
+        features: Indices along `axis`. Each of these slices of size 1 has an aggregate
+            and a mask of its own, and the rest of the activation passes through. None
+            is one mask for all of it.
+        axis: The dimension of the features.
 
-    With `features`, indices along `axis`, each of these slices of size 1 has an
-    aggregate and a mask of its own, and the rest of the activation passes through.
+    Returns:
+        Pure functions. `init(example)` gives a state, and `observe(state, x)` one with
+        a new aggregate. `update(state)` makes a new mask and resets the aggregate;
+        without an observation since the last update the mask stays. `apply(state, x)`
+        gives a new tensor, +0.0 off the mask (-0.0, NaN and inf too), and is
+        differentiable in `x`.
+
+    Raises:
+        TypeError: An argument is not a function, a feature is not an int, or a function
+            gives something else than a tensor, a mask that is not bool or an aggregate
+            of another dtype.
+        ValueError: `features` come without `axis` or the reverse, none is given, one is
+            negative, repeated or out of range, or shapes do not fit.
+
     Observations are detached. Works under `grad`, `vmap` and `compile`; there and
     eagerly both branches are computed and one is selected, without a device sync.
-    Raises ValueError for features without an axis (and the reverse), for features that
-    are negative, repeated or out of range, and for shapes that do not fit; TypeError
-    for an argument that is not a function, and for a mask that is not bool.
     """
     for name, fn in (
         ("aggregate", aggregate),

@@ -27,8 +27,21 @@ def from_zeros(params: Tree, where: Where = default_where) -> Tree:
     ... )
     {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
 
-    Leaves that `where` does not choose get the 0-d True. NaN is not zero, -0.0 is.
-    Raises and warns as `where` does: see `sparsefn.where.select_leaves`.
+    Args:
+        params: Tree of floating-point tensors. NaN is not zero, -0.0 is.
+        where: Which leaves get a mask of their shape: a function of (path, leaf), a
+            glob or a sequence of globs. Default: the weights of layers.
+
+    Returns:
+        Masks tree like `params`, with the 0-d True for every other leaf.
+
+    Raises:
+        TypeError: A leaf is not a floating-point tensor, or `where` of another kind.
+        ValueError: A glob matches no path, or a weight is computed from a chosen leaf,
+            as from `weight_v` of weight norm.
+
+    Warns where no leaf is chosen, and where `sf.default_where` leaves out a weight that
+    a parametrization computes.
     """
     return masks_tree(
         params, {path: leaf != 0 for path, leaf in select_leaves(params, where).items()}
@@ -46,10 +59,21 @@ def from_dict(
     ... )
     {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
 
-    Weights that are not zero are kept. Leaves that `where` does not choose and that are
-    not given are dense.
-    Raises ValueError for a chosen leaf without a mask, a path that params lack, and
-    another shape; warns and raises as `where` does.
+    Args:
+        params: Tree of floating-point tensors.
+        given: Tensors of any dtype by dotted path, of the shapes of the leaves. An
+            entry that is not zero keeps its weight.
+        where: Which leaves must have a mask, as in `from_zeros`.
+
+    Returns:
+        Masks tree like `params`, with the 0-d True for leaves that are not given.
+
+    Raises:
+        TypeError: As in `from_zeros`.
+        ValueError: A chosen leaf has no mask, `params` have no leaf at a path, a mask
+            has another shape, or as in `from_zeros`.
+
+    Warns as `from_zeros` does.
     """
     leaves = flatten(params)[0]
     known = ", ".join(map(repr, given)) or "none"
@@ -85,22 +109,30 @@ def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
     >>> int(shuffled["w"].sum()), shuffled["b"]
     (3, tensor(True))
 
-    With `within`, a dimension, positions are shuffled within each of its indices, and
-    each keeps its count: within 0 every output of a linear layer keeps its number of
-    inputs, within 1 every input its number of outputs.
-
     >>> rows = {
     ...     "w": torch.tensor([[True, True, False, False], [True, True, True, False]])
     ... }
     >>> sf.masks.shuffle(rows, sf.random.key(0), within=0)["w"].sum(1)
     tensor([2, 3])
 
-    Every arrangement that keeps the counts is equally likely, by key and path alone.
-    Raises TypeError for a leaf that is not a bool mask, ValueError for a DTensor and
-    for a mask without that dimension.
+    Args:
+        masks: Masks tree.
+        key: A key from `sf.random.key`. Positions depend on it and the path alone.
+        within: A dimension, of which each index keeps its count: 0 keeps the number of
+            inputs of every output of a linear layer, 1 the number of outputs of every
+            input. None keeps only the count of the leaf.
 
-    So a run says what a method's choice of weights adds to its counts: Frankle et al.
-    2021, arXiv 2009.08576, sec. 5.
+    Returns:
+        Masks tree like `masks`. Every arrangement that keeps the counts is equally
+        likely.
+
+    Raises:
+        TypeError: A leaf is not a bool mask, `key` is no key, or `within` is no int.
+        ValueError: A mask is a DTensor, or has no dimension `within`.
+
+    A run with such masks says what a method's choice of weights adds to its counts.
+
+    Frankle et al. 2021, arXiv 2009.08576, sec. 5.
     """
     check_masks(masks, masks)
     if within is not None:
@@ -143,11 +175,23 @@ def checkerboard(
     tensor([[False,  True, False,  True],
             [ True, False,  True, False]])
 
-    Every row of the last dimension keeps about `(1 - sparsity) * columns`; leading
-    dimensions count as rows in row-major order. `sparsity` is a float in [0, 1] or a
-    0-d floating tensor (which may be batched; NaN is 0). 1.0, and any density under
-    2**-31, keeps nothing. Raises TypeError for an int sparsity, ValueError outside [0,
-    1] (the value of a tensor is not looked at) or for a shape without dimensions.
+    Args:
+        shape: Sizes of one dimension or more; leading dimensions count as rows in
+            row-major order.
+        sparsity: Fraction of zeros: a float in [0, 1] or a 0-d floating-point tensor,
+            which may be batched and whose NaN is 0. 1.0, and any density under 2**-31,
+            keeps nothing.
+        device: Where the mask is made. Default: the device of a tensor `sparsity`, else
+            the CPU.
+
+    Returns:
+        Bool tensor of this shape. Every row of the last dimension keeps about
+        `(1 - sparsity) * columns`.
+
+    Raises:
+        TypeError: `sparsity` is neither a float nor a 0-d floating-point tensor.
+        ValueError: A float `sparsity` is outside [0, 1], or `shape` has no dimension or
+            a negative one.
     """
     check_sparsity(sparsity)
     if device is None:

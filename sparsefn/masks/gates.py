@@ -51,14 +51,25 @@ def gate(
     >>> torch.func.grad(lambda s: sf.masks.gate(x, s, mask, mode="supermask").sum())(s)
     tensor([2., 3.])
 
-    The scores are those that made the mask. With dy the gradient of the result:
-    `mode="ste"` gives x the gradient dy on the mask and the scores none; "supermask"
-    gives the scores dy * x, with `mask_gradient=True` only on the mask, and x none;
-    "joint" gives both. The mask may be any bool tensor: `sparsify` takes the best
-    scores, `bernoulli_mask` draws. Where x or a score is not finite, that score's
-    gradient is zero. Correct under grad, jvp, vmap and compile (see
-    `straight_through`). Raises ValueError for another mode or shapes that differ,
-    TypeError for a mask that is not bool.
+    Args:
+        x: Tensor of weights or activations.
+        scores: Tensor of the shape of `x`: the scores that made the mask.
+        mask: Bool tensor of the shape of `x`. `sparsify` takes the best scores,
+            `bernoulli_mask` draws.
+        mode: What has a gradient, with dy the gradient of the result. "ste" gives `x`
+            dy on the mask and the scores none; "supermask" gives the scores dy * x and
+            `x` none; "joint" gives both.
+        mask_gradient: Whether the scores have a gradient on the mask only.
+
+    Returns:
+        Tensor like `x`, +0.0 off the mask.
+
+    Raises:
+        TypeError: The mask is not bool.
+        ValueError: `mode` is unknown, or shapes differ.
+
+    Where `x` or a score is not finite, the gradient of that score is zero. Correct
+    under grad, jvp, vmap and compile (see `straight_through`).
     """
     check_mode(mode)
     if mask.dtype != torch.bool:
@@ -98,9 +109,21 @@ def sparsify(
     >>> torch.func.grad(lambda h: sf.masks.sparsify(h, h.abs(), 2).sum())(h)
     tensor([[0., 1., 1., 0.]])
 
-    `x` may be weights or activations. `topk_mask(scores, n_keep, pattern=pattern)`
-    through `gate`: gradients, modes and errors are theirs. Scores that depend on x
-    receive their gradient through it, except in mode "ste".
+    Args:
+        x: Tensor of weights or activations.
+        scores: Floating-point tensor of the shape of `x`. Scores that depend on `x`
+            pass their gradient on to it, except in mode "ste".
+        n_keep: As in `topk_mask`, which makes the mask.
+        pattern: As in `topk_mask`.
+        mode: As in `gate`, which applies the mask.
+        mask_gradient: As in `gate`.
+
+    Returns:
+        Tensor like `x`, +0.0 off the mask.
+
+    Raises:
+        TypeError: As in `topk_mask`.
+        ValueError: As in `topk_mask` and `gate`.
     """
     return gate(
         x,

@@ -24,10 +24,17 @@ def pack(masks: Tree) -> Tree:
     >>> sf.masks.unpack(packed, {"w": torch.zeros(2, 3)})["w"].tolist()
     [[True, False, True], [False, True, True]]
 
-    A mask of n weights becomes uint8 of shape (ceil(n / 8),): bit j of byte i is
-    element 8 i + j in row-major order, and unused bits are zero. A 0-d True stays as it
-    is. Raises TypeError for a leaf that is not a bool mask, ValueError for a DTensor,
-    whose parts would share bytes.
+    Args:
+        masks: Masks tree.
+
+    Returns:
+        Tree like `masks`. A mask of n weights becomes uint8 of shape (ceil(n / 8),).
+        Bit j of byte i is element 8 i + j in row-major order, and unused bits are zero.
+        A 0-d True stays as it is.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: A mask is a DTensor, whose parts would share bytes.
     """
     check_masks(masks, masks)
     return map_with_path(
@@ -60,9 +67,19 @@ def unpack(packed: Tree, like: Tree) -> Tree:
     ... )
     {'w': tensor([False,  True, False])}
 
-    Raises ValueError for another structure or number of bytes and, on the CPU, for
-    unused bits that are set, as in damaged bytes; TypeError for a dtype that is neither
-    uint8 nor (0-d) bool. All name the path.
+    Args:
+        packed: Tree of packed masks: uint8 tensors, and 0-d bools.
+        like: Tree of params or masks, which has the shapes.
+
+    Returns:
+        Masks tree like `like`.
+
+    Raises:
+        TypeError: A leaf is not a tensor, or a packed one neither uint8 nor a 0-d bool.
+        ValueError: The trees have different structures, a leaf has another number of
+            bytes or, on the CPU, unused bits that are set, as in damaged bytes.
+
+    Errors name the path.
     """
 
     def mask_of(path: str, bits: Tensor, leaf: Tensor) -> Tensor:

@@ -63,22 +63,36 @@ def channels(
     >>> weight[:, found.order][mask].sum()
     tensor(10.)
 
+    Args:
+        weight: Floating-point tensor of finite numbers.
+        n: How many of every `m` consecutive channels the mask keeps.
+        m: The size of a group of channels.
+        axis: The dimension of the input channels: 1 for linear layers and convolutions.
+        escapes: How often a few random pairs of channels change places at the end. What
+            follows is kept if it ends higher.
+        rounds: The most rounds, in each of which every group meets one other. None goes
+            on until no pair of groups gains.
+        key: A key from `sf.random.key`, for the escapes. Default: the key of seed 0.
+
+    Returns:
+        The order, and the sums of |w| that are kept without and with it. It is never
+        worse than the given order, and the same on every device and for any number of
+        threads: sizes are rounded to 2^-23 of the largest one, and added as integers.
+
+    Raises:
+        TypeError: The weight is not floating-point, or a number is not an int.
+        ValueError: A number is out of range, `m` does not divide the axis, a weight is
+            NaN or inf, or `weight` is a DTensor.
+
     Groups of m channels are compared two by two. For m up to 4 all ways to share out
     the channels of two groups are tried, for larger m all exchanges of one channel for
-    another; the best is taken where it gains. This ends where no pair of groups gains,
-    or after so many `rounds`, in each of which every group meets one other. Then, as
-    often as `escapes` says, a few random pairs of channels change places, and what
-    follows is kept if it ends higher; the draws are from `key`.
+    another; the best is taken where it gains.
 
-    The result is never worse than the given order, and the same on every device and for
-    any number of threads: sizes are rounded to 2^-23 of the largest one, and added as
-    integers. `axis` is that of the channels: 1 for linear layers and convolutions. The
-    layer gives the same outputs if its inputs are in this order too: permute the rows
-    of the layers before it, with their biases and norms, and the inputs of all others
-    that read them.
+    The layer gives the same outputs if its inputs are in this order too: permute the
+    rows of the layers before it, with their biases and norms, and the inputs of all
+    others that read them.
 
-    Pool & Yu 2021, "Channel permutations for N:M sparsity". Raises ValueError for an
-    axis that m does not divide, for weights that are not finite and for a DTensor.
+    Pool & Yu 2021, "Channel permutations for N:M sparsity".
     """
     check_plain("permutation.channels", "weight", weight)
     for name, value, least in (("escapes", escapes, 0), ("rounds", rounds, 1)):

@@ -26,19 +26,29 @@ def linear_pair(
     ... )
     (tensor([[0., 4.]]), tensor([[1., 2.]]))
 
-    With dy the gradient of the result, x has the gradient dy @ w_backward, `w_forward`
-    has dy.T @ x on all entries, and `w_backward` has none. So a weight that is masked
-    N:M along its inputs for the forward product, and along its outputs for the product
-    of the backward pass, trains with both products sparse: `w_forward` is then
-    `sf.masks.straight_through(masked, weight)`. Shapes are as in
-    `torch.nn.functional.linear`, and both weights are (outputs, inputs).
+    Args:
+        x: Tensor of shape (..., inputs).
+        w_forward: Tensor of shape (outputs, inputs) for the forward product. With dy
+            the gradient of the result, its gradient is dy.T @ x on all entries.
+        w_backward: Tensor of the same shape for the backward pass: the gradient of `x`
+            is dy @ w_backward. It has no gradient of its own.
+        bias: Tensor of shape (outputs,), or None.
+
+    Returns:
+        Tensor of shape (..., outputs), as from `torch.nn.functional.linear`.
+
+    Raises:
+        ValueError: The weights have different shapes, or are not 2-D.
+
+    A weight that is masked N:M along its inputs for the forward product, and along its
+    outputs for the product of the backward pass, trains with both products sparse:
+    `w_forward` is then `sf.masks.straight_through(masked, weight)`.
 
     Right under grad, vmap and compile. In compiled code it costs one more product:
     torch compiles the gradient of a custom function as if it had none of its own.
-    Raises ValueError for weights of different shapes.
+
     Bi-Mask: Zhang et al. 2023, arXiv 2302.06058; BDWP: Fang et al. 2023,
-    arXiv 2309.13015;
-    SLoPe: Mozaffari et al. 2024, arXiv 2405.16325.
+    arXiv 2309.13015; SLoPe: Mozaffari et al. 2024, arXiv 2405.16325.
     """
     if w_forward.shape != w_backward.shape or w_forward.ndim != 2:
         raise ValueError(

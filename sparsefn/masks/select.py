@@ -93,11 +93,24 @@ def topk_mask(
     >>> sf.masks.topk_mask(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
     tensor([False,  True, False, False])
 
-    `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern;
-    `nm` and `nearly_diagonal` fix it (pass None). An int outside [0, units of a group],
-    or another than the pattern's, is a ValueError; a tensor is not compared: it is
-    clamped, or the pattern's count is taken.
-    Returns a bool mask of the shape of `scores`.
+    Args:
+        scores: Floating-point tensor of any shape. NaN ranks below every number.
+        n_keep: How many units each group keeps: an int, a 0-d integer tensor, or one
+            count a group. A tensor is clamped to the units of a group. None where the
+            pattern fixes the count, as `nm` and `nearly_diagonal` do; a tensor is then
+            ignored.
+        pattern: Which elements form a unit, and which units compete. Default: each
+            element is a unit, and all compete.
+
+    Returns:
+        Bool tensor of the shape of `scores`. Ties go to the lowest row-major index.
+
+    Raises:
+        TypeError: `scores` is not floating-point, or `n_keep` neither an int nor an
+            integer tensor.
+        ValueError: An int `n_keep` is outside [0, units of a group] or is not the
+            pattern's count, a tensor has another shape, or the pattern does not fit
+            the shape of `scores`.
     """
 
     def keep(units: Units, here: Tensor) -> Tensor:
@@ -117,7 +130,17 @@ def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) ->
     >>> sf.masks.threshold_mask(torch.tensor([1.0, 3.0, 2.0]), 5.0, min_keep=1)
     tensor([False,  True, False])
 
-    The count depends on the data. NaN is above nothing.
+    Args:
+        scores: Floating-point tensor of any shape. NaN is above nothing.
+        tau: The threshold: a number, or a tensor that broadcasts to `scores`.
+        min_keep: The number of best scores that are kept in any case.
+
+    Returns:
+        Bool tensor of the shape of `scores`. Its count depends on the data.
+
+    Raises:
+        TypeError: `scores` is not floating-point, or `min_keep` is not an int.
+        ValueError: `min_keep` is outside [0, number of scores].
     """
     check_float("scores", scores)
     floor = _check_count("min_keep", min_keep, 1, scores.numel())
@@ -165,11 +188,25 @@ def drop_lowest(
     ... )
     tensor([False,  True, False])
 
-    Among ties the higher index goes first, NaN before all. A unit is active if any
-    element is kept, or with the `zeros` of a block, if more are kept than of a pruned
-    block. Units that a pattern never keeps are cleared too. An int above the number of
-    active units is a ValueError, a tensor is clamped. So is an int where the mask is on
-    a device, whose units are not counted for Python: nothing waits.
+    Args:
+        scores: Floating-point tensor of any shape. Among ties the higher index goes
+            first, NaN before all.
+        mask: Bool tensor of the shape of `scores`. A unit is kept if any element is,
+            or with the `zeros` of a block, if more are kept than of a pruned block.
+        n_drop: How many units each group drops, as `n_keep` of `topk_mask`. Where the
+            mask is on a device an int is clamped, too, as nothing waits.
+        pattern: As in `topk_mask`, with units that are chosen one by one.
+
+    Returns:
+        Bool tensor, the mask without the dropped units, and without units that the
+        pattern never keeps.
+
+    Raises:
+        TypeError: `scores` is not floating-point, or `n_drop` neither an int nor an
+            integer tensor.
+        ValueError: An int `n_drop` is outside [0, kept units of a group], a tensor has
+            another shape, the mask is not bool or has another shape, or the pattern
+            does not fit, or chooses units together, as `transposable` does.
     """
 
     check_single("drop_lowest", pattern)
@@ -204,8 +241,24 @@ def grow_highest(
     ... )
     tensor([ True,  True, False])
 
-    Kept and excluded units do not compete. An int above the number of eligible units is
-    a ValueError; a tensor, and an int for a mask on a device, is clamped.
+    Args:
+        scores: Floating-point tensor of any shape. NaN ranks below every number.
+        mask: Bool tensor of the shape of `scores`. Kept units, as in `drop_lowest`, do
+            not compete.
+        n_grow: How many units each group grows, as `n_drop` of `drop_lowest`.
+        pattern: As in `drop_lowest`.
+        exclude: Bool tensor of the shape of `scores`. A unit with a True element does
+            not compete.
+
+    Returns:
+        Bool tensor, the mask with the grown units.
+
+    Raises:
+        TypeError: `scores` is not floating-point, or `n_grow` neither an int nor an
+            integer tensor.
+        ValueError: An int `n_grow` is outside [0, eligible units of a group], a tensor
+            has another shape, `mask` or `exclude` is not bool or has another shape, or
+            the pattern does not fit, or chooses units together.
     """
 
     check_single("grow_highest", pattern)
@@ -236,7 +289,19 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     ... )
     {'a': tensor([False,  True]), 'b': tensor([ True, False])}
 
-    Ties go to the earlier leaf in optree's order, then to the lower index.
+    Args:
+        scores: Tree of floating-point tensors. NaN ranks below every number.
+        n_keep: How many elements all leaves keep together: an int, or a 0-d integer
+            tensor, which is clamped.
+
+    Returns:
+        Tree of bool tensors like `scores`. Ties go to the earlier leaf in optree's
+        order, then to the lower index.
+
+    Raises:
+        TypeError: A leaf is not a floating-point tensor, or `n_keep` neither an int nor
+            an integer tensor.
+        ValueError: An int `n_keep` is outside [0, number of elements].
     """
     leaves, rebuild = flatten(scores)
     if not leaves:
@@ -273,6 +338,18 @@ def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
 
     >>> sf.masks.bernoulli_mask(torch.tensor([0.0, 1.0]), sf.random.key(0))
     tensor([False,  True])
+
+    Args:
+        probs: Floating-point tensor of probabilities. Above 1 always keeps, below 0 and
+            NaN never do.
+        key: A key from `sf.random.key`.
+
+    Returns:
+        Bool tensor of the shape of `probs`.
+
+    Raises:
+        TypeError: `probs` is not floating-point, or `key` is not an int64 tensor.
+        ValueError: The last dimension of `key` is not of size 2.
     """
     return random.bernoulli(key, probs)
 
@@ -298,8 +375,17 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     ... )(soft)
     tensor([1., 1.])
 
+    Args:
+        hard: Tensor of any dtype, such as a bool mask.
+        soft: Floating-point tensor that broadcasts with `hard`. Where it is inf or NaN
+            the result is NaN.
+
+    Returns:
+        `hard` in the dtype of `soft`.
+
     The detach form, right under grad, vmap, jvp and compile (a custom autograd Function
-    is silently ignored by a compiled `torch.func.grad`). Bengio et al. 2013,
-    arXiv 1308.3432.
+    is silently ignored by a compiled `torch.func.grad`).
+
+    Bengio et al. 2013, arXiv 1308.3432.
     """
     return hard.detach().to(soft.dtype) + (soft - soft.detach())

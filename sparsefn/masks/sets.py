@@ -43,11 +43,18 @@ def n_total(masks: Tree, params: Tree | None = None) -> int:
     >>> sf.masks.n_total(masks, {"w": torch.zeros(1, 3), "b": torch.zeros(5)})
     8
 
-    A 0-d mask has no size of its own, so a masks tree alone counts sparsified leaves
-    only; with `params` every leaf counts. Always an int: shapes say it. In a stack of
-    states 0-d masks have become (B,): count inside `vmap` or one member at a time.
-    Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not
-    fit params.
+    Args:
+        masks: Masks tree. A 0-d mask has no size of its own. In a stack of states it
+            has become (B,): count inside `vmap` or one member at a time.
+        params: Tree like `masks`, with which every leaf counts. None counts sparsified
+            leaves only.
+
+    Returns:
+        An int in any case, as shapes say it.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The masks do not fit `params`.
     """
     return sum(mask.numel() * size for mask, size in _sizes(masks, params))
 
@@ -60,9 +67,17 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     ... )
     1
 
-    An int, or a 0-d int64 tensor where `vmap` or `torch.compile` hides values. With
-    `params` the weights of leaves that are not sparsified count as kept. Raises as
-    `n_total` does.
+    Args:
+        masks: Masks tree, as in `n_total`.
+        params: Tree like `masks`, with which the weights of leaves that are not
+            sparsified count as kept. None leaves them out.
+
+    Returns:
+        An int, or a 0-d int64 tensor where `vmap` or `torch.compile` hides values.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The masks do not fit `params`.
     """
     # a 0-d mask keeps its leaf whole, as its shape alone says
     rows = _sizes(masks, params)
@@ -97,9 +112,18 @@ def sparsity(masks: Tree, params: Tree | None = None) -> float | Tensor:
     >>> sf.masks.sparsity({"b": torch.tensor(True)})
     0.0
 
-    A float, or a 0-d float64 tensor of the same bits where a transform hides values.
-    With `params` it is the fraction over all weights; 0.0 where there are none. Raises
-    as `n_total` does.
+    Args:
+        masks: Masks tree, as in `n_total`.
+        params: Tree like `masks`, with which the fraction is of all weights. None
+            leaves out leaves that are not sparsified.
+
+    Returns:
+        A float, or a 0-d float64 tensor of the same bits where a transform hides
+        values; 0.0 where there are no weights.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The masks do not fit `params`.
     """
     total = n_total(masks, params)
     pruned = total - n_kept(masks, params)
@@ -131,8 +155,16 @@ def intersect(a: Tree, b: Tree) -> Tree:
     ... )
     {'w': tensor([ True, False])}
 
-    Raises ValueError for another structure or shape, naming the path, TypeError for a
-    mask not bool.
+    Args:
+        a: Masks tree.
+        b: Masks tree of the same structure and shapes.
+
+    Returns:
+        Masks tree like `a`.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The structures differ, or the shapes of two masks at a path.
     """
     return _pairwise(_both, a, b)
 
@@ -153,7 +185,16 @@ def union(a: Tree, b: Tree) -> Tree:
     ... )
     {'w': tensor([ True, False])}
 
-    Raises as `intersect` does.
+    Args:
+        a: Masks tree.
+        b: Masks tree of the same structure and shapes.
+
+    Returns:
+        Masks tree like `a`.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The structures differ, or the shapes of two masks at a path.
     """
     return _pairwise(_either, a, b)
 
@@ -178,10 +219,18 @@ def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
     >>> sf.masks.n_kept(state.masks), sf.masks.n_kept(seen)
     (8, 13)
 
-    `seen` is a masks tree, or None before the first state; the result is new tensors.
-    Of a state the masks are read and nothing else, so masks will do:
-    `explored(seen, state.masks)`. Call it wherever masks may have changed;
-    `sf.report.itop` counts it. Raises as `intersect` does.
+    Args:
+        seen: Masks tree of the states before, or None before the first state.
+        state_or_masks: A state, of which the masks alone are read, or its masks.
+
+    Returns:
+        Masks tree of new tensors.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The structures differ, or the shapes of two masks at a path.
+
+    Call it wherever masks may have changed; `sf.report.itop` counts it.
     """
     masks = (
         state_or_masks.masks if isinstance(state_or_masks, State) else state_or_masks
@@ -205,8 +254,20 @@ def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
     >>> sf.masks.difference(new, old)
     {'w': tensor([False,  True])}
 
-    Between two 0-d masks nothing is left, and that needs a shape, as a 0-d mask is
-    always True: then `params` must be given (ValueError). Raises as `intersect` does.
+    Args:
+        a: Masks tree.
+        b: Masks tree of the same structure and shapes.
+        params: Tree like `a`, which says the shape of a leaf where both masks are 0-d.
+            Nothing is left there.
+
+    Returns:
+        Masks tree like `a`.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The structures differ, or the shapes of two masks at a path; two
+            masks at a path are 0-d, and there are no `params`; `a` does not fit
+            `params`.
     """
     leaves = {}
     if params is not None:
@@ -234,8 +295,16 @@ def hamming(a: Tree, b: Tree) -> int | Tensor:
     >>> sf.masks.hamming({"w": torch.tensor([True, False])}, {"w": torch.tensor(True)})
     1
 
-    An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect`
-    does.
+    Args:
+        a: Masks tree.
+        b: Masks tree of the same structure and shapes.
+
+    Returns:
+        An int, or a 0-d int64 tensor where a transform hides values.
+
+    Raises:
+        TypeError: A leaf is not a bool mask.
+        ValueError: The structures differ, or the shapes of two masks at a path.
     """
     differs = _pairwise(lambda path, x, y: x ^ y, a, b)
     return _sum(kept_in(leaves_of(differs)))

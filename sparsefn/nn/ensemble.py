@@ -28,10 +28,19 @@ def stack(states: Sequence[Tree]) -> Tree:
     >>> torch.vmap(sf.effective)(stacked)["w"].shape
     torch.Size([3, 2])
 
-    A 0-d mask becomes (B,), so masks of a stack are applied inside `vmap`. Any trees of
-    tensors may be stacked. Raises ValueError for no member, or a member whose structure
-    or shapes differ from member 0's, TypeError for another dtype or a leaf that is not
-    a tensor, naming the member and the path.
+    Args:
+        states: States, or any trees of tensors, all with the structure, shapes and
+            dtypes of the first.
+
+    Returns:
+        A tree like one member. A 0-d mask becomes (B,), so masks of a stack are applied
+        inside `vmap`.
+
+    Raises:
+        ValueError: There is no member, or a member has another structure or shape than
+            member 0. The text names the member and the path.
+        TypeError: `states` is no sequence, a member has another dtype, or a leaf is not
+            a tensor.
     """
     if hasattr(states, "_fields") or not isinstance(states, Sequence):
         raise TypeError(
@@ -50,7 +59,16 @@ def size(state: Tree) -> int:
     >>> sf.ensemble.size({"w": torch.zeros(3, 2), "b": torch.zeros(3)})
     3
 
-    Raises ValueError where leaves disagree about their first dimension or have none.
+    Args:
+        state: A stack: a tree of tensors with the members along their first dimension.
+
+    Returns:
+        The size of the first dimension.
+
+    Raises:
+        ValueError: Leaves disagree about their first dimension or have none, or there
+            are no leaves.
+        TypeError: A leaf is not a tensor.
     """
     leaves = flatten(state)[0]
     if not leaves:
@@ -78,8 +96,17 @@ def member(state: Tree, i: int) -> Tree:
     >>> sf.ensemble.member({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, -1)
     {'w': tensor([3., 4.])}
 
-    It shares no memory with the stack. Raises IndexError for an index out of range,
-    TypeError for one that is not an int, and as `size` does.
+    Args:
+        state: A stack.
+        i: Index of the member, from -size to size - 1.
+
+    Returns:
+        A tree that shares no memory with the stack.
+
+    Raises:
+        IndexError: The index is out of range.
+        TypeError: The index is not an int, or as in `size`.
+        ValueError: As in `size`.
     """
     n = size(state)
     check_int("", "the index of a member", i)
@@ -94,7 +121,15 @@ def unstack(state: Tree) -> list[Tree]:
     >>> sf.ensemble.unstack({"w": torch.tensor([[1.0], [2.0]])})
     [{'w': tensor([1.])}, {'w': tensor([2.])}]
 
-    Raises as `size` does.
+    Args:
+        state: A stack.
+
+    Returns:
+        A list of trees that share no memory with the stack.
+
+    Raises:
+        ValueError: As in `size`.
+        TypeError: As in `size`.
     """
     return [member(state, i) for i in range(size(state))]
 
@@ -106,6 +141,21 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
     >>> sf.ensemble.freeze(old, new, torch.tensor([True, False, False]))["w"].tolist()
     [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
 
+    Args:
+        old: A stack of states, or of other trees of tensors.
+        new: A stack with the structure, shapes and dtypes of `old`.
+        frozen: Which members keep their `old` leaves: a bool tensor of shape (B,), or
+            0-d inside `vmap`, or (A, B) for a stack of stacks. Its dimensions are the
+            first ones of every leaf.
+
+    Returns:
+        A stack like `new`. Leaves are selected and not computed with, so a frozen
+        member keeps every bit: weights, masks, scores, key and optimizer.
+
+    Raises:
+        TypeError: `frozen` is not a bool tensor, or leaves have another dtype.
+        ValueError: Structures or shapes differ. The text names the path.
+
     To keep the best state of each member, freeze the members that have not improved:
 
     >>> best, lowest = {"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([0.5, 0.3])
@@ -116,12 +166,6 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
     ... )
     >>> best["w"].tolist(), lowest
     ([[5.0], [2.0]], tensor([0.4000, 0.3000]))
-
-    `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack
-    of stacks: its dimensions are the first ones of every leaf. Leaves are selected and
-    not computed with, so a frozen member keeps every bit: weights, masks, scores, key
-    and optimizer. Raises TypeError for a tensor that is not bool or for leaves of
-    another dtype, ValueError for another structure or shape, naming the path.
     """
     check_like("the new states", new, old)
     if not isinstance(frozen, Tensor) or frozen.dtype != torch.bool:
@@ -283,13 +327,22 @@ def summary(states: State) -> Summary:
             [0.3106, 1.0000, 0.0969],
             [0.0969, 0.0969, 1.0000]], dtype=torch.float64)
 
+    Args:
+        states: A stack of states. For a stack of stacks, ask for one stack at a time.
+
+    Returns:
+        A `Summary`, whose `str()` is the table. Counts come from the masks, exact to
+        the last weight.
+
+    Raises:
+        ValueError: Masks do not fit params, there is no member, or as in `size`.
+        TypeError: A mask is not bool, or as in `size`.
+
     The overlap of two members is the number of weights that both keep over the number
     that at least one keeps (Jaccard), as in `sf.report.changed`; the table shows its
     mean over pairs of members. Two random masks that keep shares p and q have p * q /
-    (p + q - p * q). Counts come from the masks, exact to the last weight, by a product
-    of (B, weights) matrices: no (B, B, weights) tensor is made. For a stack of stacks,
-    ask for one stack at a time. Raises as `size` does, ValueError where masks do not
-    fit params or there is no member, and TypeError for a mask that is not bool.
+    (p + q - p * q). It is computed by a product of (B, weights) matrices: no (B, B,
+    weights) tensor is made.
     """
     members = size(states)
     if not members:

@@ -51,9 +51,22 @@ def adam(
     >>> optimizer.update(torch.tensor([3.0, -0.01]), optimizer.init(torch.zeros(2)))[0]
     tensor([-0.1000,  0.1000])
 
-    `lr` as in `sgd`. The bias correction is float64; half-precision leaves are computed
-    in float32 and rounded once. Raises ValueError for a number out of range and grads
-    that do not fit, TypeError for another type.
+    Args:
+        lr: Learning rate, as in `sgd`.
+        betas: The factors, in [0, 1), of the old means of the gradient and of its
+            square.
+        eps: What is added to the root of the mean square.
+        weight_decay: The factor of the params that is added to the gradient.
+
+    Returns:
+        The optimizer. The bias correction is float64; half-precision leaves are
+        computed in float32 and rounded once.
+
+    Raises:
+        TypeError: A number is of another type; in an update, a gradient is of another
+            dtype than its leaf.
+        ValueError: A number is out of range, or `betas` are not two; in an update,
+            grads do not fit, or `params` are missing for the weight decay.
 
     Kingma and Ba, "Adam: a method for stochastic optimization", 2014, arXiv 1412.6980,
     algorithm 1.
@@ -75,7 +88,18 @@ def adamw(
     >>> optimizer.update(torch.tensor([0.0]), optimizer.init(params), params=params)[0]
     tensor([-0.1000])
 
-    As `adam` in all else; the decay of one update is `lr * weight_decay * params`.
+    Args:
+        lr: Learning rate, as in `sgd`.
+        betas: As in `adam`.
+        eps: As in `adam`.
+        weight_decay: The decay of one update is `lr * weight_decay * params`.
+
+    Returns:
+        The optimizer, as `adam` in all else.
+
+    Raises:
+        TypeError: As in `adam`.
+        ValueError: As in `adam`.
 
     Loshchilov and Hutter, "Decoupled weight decay regularization", 2017,
     arXiv 1711.05101, algorithm 2.

@@ -27,17 +27,26 @@ def ema(state: State, decay: Real, average: Tree = None) -> Tree:
     ... )
     {'w': tensor([1.5000, 0.0000])}
 
-    `decay * average + (1 - decay) * weights`, and +0.0 where the masks prune: a weight
-    that grows back starts from zero. Without an average, a copy of the effective
-    weights starts one. `decay` is a number in [0, 1] or a 0-d float tensor, which may
-    be batched. An average keeps its dtypes: half-precision weights hardly move a
-    half-precision average, so start theirs as
-    `optree.tree_map(torch.Tensor.float, sf.effective(state))`. To run the model with
-    it, put it in place of `sf.effective(state)`.
+    Args:
+        state: The state, or the `state` of what `attach` returns.
+        decay: The factor of the old average: a number in [0, 1], or a 0-d
+            floating-point tensor, which may be batched.
+        average: The old average, a tree like the params. None starts one: a copy of the
+            effective weights.
 
-    ValueError for an average that does not fit the params, with the path, and a decay
-    out of range; TypeError for anything but a State. `state` may also be the `state` of
-    what `attach` returns.
+    Returns:
+        `decay * average + (1 - decay) * weights` in the dtypes of `average`, and +0.0
+        where the masks prune: a weight that grows back starts from zero.
+
+    Raises:
+        TypeError: `state` is not a State, `decay` no number, or a leaf of `average` no
+            tensor.
+        ValueError: `decay` is out of range, or `average` does not fit the params, with
+            the path.
+
+    Half-precision weights hardly move a half-precision average, so start theirs as
+    `optree.tree_map(torch.Tensor.float, sf.effective(state))`. To run the model with
+    the average, put it in place of `sf.effective(state)`.
     """
     share = number("decay", decay)
     if not isinstance(share, Tensor) and not 0.0 <= share <= 1.0:

@@ -49,19 +49,23 @@ class Optimizer(Made, _Pair):
     >>> optree.tree_map(torch.add, params, updates)
     {'w': tensor([0.8000])}
 
-    `init(params) -> state`; `update(grads, state, *, params=None, inplace=False) ->
-    (updates, state)` where the updates are to be added to the params. `params` is
-    needed for weight decay. A state holds tensors only and goes through `vmap` (use
-    `vmap(init)` for stacked params), `torch.compile` and checkpoints; the updates are
-    differentiable.
+    Attributes:
+        init: Function of params that gives the first state, a tree of tensors. Stacked
+            params take `vmap(init)`.
+        update: Function of (grads, state, *, params=None, inplace=False) that gives
+            (updates, state). Add the updates to the params. Weight decay needs
+            `params`.
+        under_masks: Function of (grads, state, params, masks) that gives
+            (params, state): the whole step under masks in one pass, which
+            `with_optimizer` then takes. It has the bits of `update` on gradients that
+            are +0.0 off the masks, with the updates added only on the masks; or it
+            gives None where there is no faster way. It is for optimizers that step each
+            entry by itself: in compiled code `with_optimizer` makes their updates from
+            whole gradients. None leaves it to `update`. `_replace(update=...)` clears
+            it, as it is a way of the old update.
 
-    `under_masks(grads, state, params, masks) -> (params, state)` is optional: the whole
-    step under masks in one pass, which `with_optimizer` then takes. It has the bits of
-    `update` on gradients that are +0.0 off the masks, with the updates added only on
-    the masks; or it gives None where there is no faster way. It is for optimizers that
-    step each entry by itself: in compiled code `with_optimizer` makes their updates
-    from whole gradients. `_replace(update=...)` clears it, as it is a way of the old
-    update.
+    A state goes through `vmap`, `torch.compile` and checkpoints; the updates are
+    differentiable.
     """
 
     ways_of: ClassVar = {"under_masks": ("update",)}

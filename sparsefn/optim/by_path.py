@@ -27,17 +27,23 @@ def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
     >>> optimizer.update(params, optimizer.init(params))[0]
     {'0.bias': tensor([-1.]), '0.weight': tensor([-0.5000])}
 
-    The first match wins. A rule is a `where` as in `partition` (a glob, a sequence of
-    globs or a function of (path, leaf)) and an optimizer: one of this module, or
-    `Optimizer(init, update)` of another library's pair. Each sees its leaves as a flat
-    dict by path and has a count of its own; the state is the tuple of their states. A
-    function may go by the path and the number of dimensions, as for no weight decay on
-    biases and norms, but not by sizes: `with_optimizer` looks for moments with leaves
-    of other sizes.
+    Args:
+        rules: Pairs of a `where` as in `partition` (a glob, a sequence of globs or a
+            function of (path, leaf)) and an optimizer: one of this module, or
+            `Optimizer(init, update)` of another library's pair. The first match wins.
 
-    ValueError for a leaf that no rule matches, a glob that no path matches and a rule
-    whose leaves all go to earlier rules; TypeError for something else than pairs of a
-    `where` and an optimizer. Leaves are matched in `init` and in every update.
+    Returns:
+        The optimizer. Each of its optimizers sees its leaves as a flat dict by path and
+        has a count of its own; the state is the tuple of their states.
+
+    Raises:
+        TypeError: A rule is not a pair of a `where` and an optimizer.
+        ValueError: There is no rule; in `init` and in every update, no rule matches a
+            leaf, a glob matches no path, or all leaves of a rule go to earlier rules.
+
+    A function may go by the path and the number of dimensions, as for no weight decay
+    on biases and norms, but not by sizes: `with_optimizer` looks for moments with
+    leaves of other sizes.
     """
     pairs = list(rules)
     if not pairs:
@@ -78,11 +84,19 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
     >>> state.opt["scores"]
     SgdState(count=tensor(0), momentum=())
 
-    For algorithms that train more than params: `supermask(mode="joint")` trains
-    "params" and "scores", `reparametrised` "latent" and "rest". It is `by_path` with a
-    name in place of a glob: the state is a dict by part. A part without leaves may be
-    left out. ValueError for an unknown part and one without an optimizer, TypeError for
-    something else than a dict of optimizers.
+    Args:
+        optimizers: Optimizers by part, for algorithms that train more than params:
+            `supermask(mode="joint")` trains "params" and "scores", `reparametrised`
+            "latent" and "rest". A part without leaves may be left out.
+
+    Returns:
+        The optimizer, whose state is a dict by part. It is `by_path` with a name in
+        place of a glob.
+
+    Raises:
+        TypeError: `optimizers` is not a dict of optimizers.
+        ValueError: `optimizers` is empty; in `init` and in every update, a part is
+            unknown, or has no optimizer.
     """
     if not isinstance(optimizers, Mapping):
         raise TypeError(

@@ -28,19 +28,30 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     >>> sf.optimizers.clip_norm(grads, 0.5, masks)
     {'w': tensor([ 0.3000, 10.0000,  0.4000])}
 
+    Args:
+        grads: Tree of floating-point tensors.
+        max_norm: The largest norm: a number above 0, or a 0-d floating-point tensor,
+            which may be batched.
+        masks: Masks tree like `grads`. Only the entries that it keeps count in the
+            norm, even if others are not finite. None counts all.
+
+    Returns:
+        Tree like `grads`. All entries are scaled by the same factor, so that entries
+        off the masks, by which `rigl` grows weights, keep their order.
+
+    Raises:
+        TypeError: A gradient is not a floating-point tensor, `max_norm` no number, or a
+            mask not bool.
+        ValueError: A gradient is a DTensor, `max_norm` is out of range, or the masks do
+            not fit.
+
     The factor is that of `torch.nn.utils.clip_grad_norm_`: `max_norm / (norm + 1e-6)`,
-    and 1 at most. With `masks` only the entries that they keep count in the norm, even
-    if others are not finite. All entries are scaled by the same factor, so that those
-    off the masks, by which `rigl` grows weights, keep their order.
+    and 1 at most. As in torch a norm of NaN makes every entry NaN, and an infinite one
+    makes finite entries 0. The norm counts as a constant where derivatives are taken.
 
     The sum of squares is taken in one order, so that its bits do not depend on device,
-    threads, layout, `vmap` or `torch.compile`; nothing waits for the device. `max_norm`
-    is a number above 0 or a 0-d float tensor, which may be batched. Half-precision
-    leaves are computed in float32 and rounded once. The norm counts as a constant where
-    derivatives are taken. As in torch a norm of NaN makes every entry NaN, and an
-    infinite one makes finite entries 0. TypeError for a leaf that is not a
-    floating-point tensor; ValueError for a DTensor, for a `max_norm` out of range, and
-    for masks that do not fit.
+    threads, layout, `vmap` or `torch.compile`; nothing waits for the device.
+    Half-precision leaves are computed in float32 and rounded once.
     """
     limit = number("max_norm", max_norm)
     check_positive("max_norm", limit)

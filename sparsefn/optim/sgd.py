@@ -43,11 +43,22 @@ def sgd(
     >>> updates
     tensor([-0.4750, -0.4750])
 
-    `lr` is a number, a 0-d tensor (which may be batched) or a schedule of the
-    optimizer's own count: the first update uses `lr(0)`. The weight decay is added to
-    the gradient. Half-precision leaves are computed in float32 and rounded once. Raises
-    ValueError for a number out of range, nesterov without momentum, and grads that do
-    not fit; TypeError for another type.
+    Args:
+        lr: Learning rate: a number of at least 0, a 0-d tensor (which may be batched),
+            or a schedule of the optimizer's own count: the first update uses `lr(0)`.
+        momentum: The factor of the old momentum; 0 keeps none.
+        nesterov: Whether the step is Nesterov's, which looks ahead.
+        weight_decay: The factor of the params that is added to the gradient.
+
+    Returns:
+        The optimizer. Half-precision leaves are computed in float32 and rounded once.
+
+    Raises:
+        TypeError: A number is of another type; in an update, a gradient is of another
+            dtype than its leaf.
+        ValueError: A number is negative or not finite, or `nesterov` is without
+            momentum; in an update, grads do not fit, or `params` are missing for the
+            weight decay.
 
     Sutskever et al., "On the importance of initialization and momentum in deep
     learning", 2013.

@@ -34,6 +34,12 @@ def l1(strength: float) -> Term:
     ...     0,
     ... )
     {'w': tensor([ 0.5000,  0.0000, -0.5000])}
+
+    Args:
+        strength: The factor.
+
+    Returns:
+        The term, a function of (state, step).
     """
     return lambda state, step: optree.tree_map(
         lambda w: strength * torch.sign(wide(w)), state.params
@@ -48,6 +54,12 @@ def l2(strength: float) -> Term:
     ...     sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)}), 0
     ... )
     {'w': tensor([ 1.0000, -0.5000])}
+
+    Args:
+        strength: The factor.
+
+    Returns:
+        The term, a function of (state, step).
     """
     return lambda state, step: optree.tree_map(
         lambda w: strength * wide(w), state.params
@@ -64,8 +76,13 @@ def pruned_decay(strength: Real) -> Term:
     >>> sf.terms.pruned_decay(0.1)(state, 0)
     {'w': tensor([ 0.0000, -0.1000])}
 
-    For algorithms whose pruned weights train on (`ste`). Zhou et al. 2021,
-    arXiv 2102.04010, eq. 8.
+    Args:
+        strength: The factor: a number, or a 0-d tensor.
+
+    Returns:
+        The term, for algorithms whose pruned weights train on (`ste`).
+
+    Zhou et al. 2021, arXiv 2102.04010, eq. 8.
     """
 
     def leaf(w: Tensor, mask: Tensor) -> Tensor:
@@ -85,6 +102,12 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
     >>> term = sf.terms.penalty(lambda params, step: (params["w"] ** 3).sum())
     >>> term(sf.State({"w": torch.tensor([2.0])}, {"w": torch.tensor(True)}), 0)
     {'w': tensor([12.])}
+
+    Args:
+        fn: Function of (params, step) that gives a 0-d tensor.
+
+    Returns:
+        The term, a function of (state, step).
     """
 
     def term(state: State, step: Step) -> Tree:
@@ -111,6 +134,17 @@ def noise(std: float, key: Tensor) -> Term:
     ...     sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)}), 3
     ... )
     {'w': tensor([0., 0.])}
+
+    Args:
+        std: The standard deviation, at least 0.
+        key: A key from `sf.random.key`.
+
+    Returns:
+        The term, a function of (state, step).
+
+    Raises:
+        TypeError: When the term is computed, `key` is no key.
+        ValueError: `std` is negative or NaN.
     """
     if not std >= 0:
         raise ValueError(f"expected std >= 0, got {std}")
@@ -132,9 +166,20 @@ def on(where: Where, term: Term) -> Term:
     >>> sf.terms.on("*.weight", sf.terms.l2(0.5))(state, 0)
     {'1.weight': tensor([1.]), '1.bias': tensor([0.])}
 
-    `where` is a glob, a sequence of globs, or a function of (path, leaf), as for an
-    algorithm. ValueError for a glob that matches no path of the trained tree. An l1
-    term on the scales of batch norms is network slimming: Liu et al. 2017,
+    Args:
+        where: Which leaves, as for an algorithm: a glob, a sequence of globs, or a
+            function of (path, leaf).
+        term: The term, a function of (state, step).
+
+    Returns:
+        The term, which is zero on other leaves.
+
+    Raises:
+        TypeError: When the term is computed, `where` is of another kind.
+        ValueError: When the term is computed, a glob matches no path of the trained
+            tree.
+
+    An l1 term on the scales of batch norms is network slimming: Liu et al. 2017,
     arXiv 1708.06519, eq. 1.
     """
 

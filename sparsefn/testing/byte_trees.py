@@ -31,7 +31,11 @@ class Form(NamedTuple):
     >>> sf.testing.Form(columns=4).least
     0
 
-    The multiples are of rows and columns. A least size of 0 allows empty leaves.
+    Attributes:
+        rows: What the size of the first dimension is a multiple of.
+        columns: What the size of the last dimension is a multiple of.
+        least: The least of these multiples. 0 allows empty leaves.
+        ndims: The numbers of dimensions.
     """
 
     rows: int = 1
@@ -48,6 +52,12 @@ class Case(NamedTuple):
     ... )
     >>> case.sparsity
     0.5
+
+    Attributes:
+        params: A tree of parameters.
+        grads: A tree of gradients for each update.
+        sparsity: The sparsity that is asked for, in [0, 1].
+        seed: Number that the key is made from.
     """
 
     params: Tree

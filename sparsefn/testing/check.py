@@ -55,24 +55,38 @@ def check_laws(
     >>> report.held
     ['counts_are_exact', 'the_best_are_kept', 'masks_only_shrink']
 
-    `make_algorithm(sparsity, key)` gives the algorithm; with a third parameter it gets
-    the params, too. The sparsity is a float in [0, 1], or a 0-d tensor under `vmap`
-    (unless it reads its value, as `float(sparsity)` does); random draws use the key.
-    `meta` says what the algorithm promises, beside what the call that made it says.
-    Trees are drawn (nested, of several dtypes, with ties, NaN, empty leaves); with
-    `params` they have its structure, shapes and dtypes. The checks that need most
-    examples try `max_examples`, other checks fewer: the same ones each time for a
-    `seed`, new ones each time for None.
+    Args:
+        make_algorithm: Function of (sparsity, key), or of (sparsity, key, params), that
+            gives the algorithm. The sparsity is a float in [0, 1], or a 0-d tensor
+            under `vmap` (unless the function reads its value, as `float(sparsity)`
+            does); random draws use the key.
+        meta: What the algorithm promises, beside what the call that made it says.
+        params: A tree whose structure, shapes and dtypes all drawn trees have. Default:
+            trees of drawn structure (nested, of several dtypes, with ties, NaN, empty
+            leaves).
+        max_examples: How many examples the checks try that need most; other checks try
+            fewer.
+        laws: The laws to check. Default: all.
+        seed: Number from which examples are drawn: the same ones each time. None draws
+            new ones each time.
+        on_fail: "raise" stops at the first failure; "report" makes all checks and
+            raises nothing: `print(report)` shows them.
+        suggest: Whether to do as "report" does, and look for the `Meta` that would
+            hold: `report.suggestion`.
 
-    The first check that fails, or where the algorithm itself raises, raises `Broken`,
-    an AssertionError, with a smallest example. With `on_fail="report"` all checks are
-    made, and nothing is raised;
-    `print(report)` shows them. `suggest` does the same, and looks for the `Meta` that
-    would hold: `report.suggestion`. Drawn cases that were too easy are a failure, too,
-    where 100 or more were drawn: `sf.testing.coverage` says how many of them must have
-    ties, NaN and other hard things. With `params` these shares are only shown. Raises
-    TypeError or ValueError for a bad argument, and for a `meta` that the call
-    contradicts.
+    Returns:
+        The `Report`, with the outcome of every check.
+
+    Raises:
+        Broken: A check fails, or the algorithm itself raises in it; it is an
+            AssertionError with a smallest example. Drawn cases that were too easy are a
+            failure, too, where 100 or more were drawn: `sf.testing.coverage` says how
+            many of them must have ties, NaN and other hard things. With `params` these
+            shares are only shown.
+        TypeError: `make_algorithm` takes other arguments or gives no Algorithm, or
+            `meta` is no `Meta`.
+        ValueError: `on_fail` is another word, or `meta` contradicts the call that made
+            the algorithm.
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')
@@ -154,6 +168,19 @@ def check_row(
     ...     row,
     ...     max_examples=5,
     ... )
+
+    Args:
+        law: The law that the check belongs to.
+        check: The check.
+        row: The algorithm.
+        params: As in `check_laws`.
+        max_examples: As in `check_laws`.
+        seed: As in `check_laws`.
+
+    Raises:
+        Broken: The check fails, or the algorithm itself raises in it.
+        TypeError: As in `check_laws`.
+        ValueError: As in `check_laws`.
     """
     row = completed(row, params)
     _raise(row, outcome_of(law, check, row, params, max_examples, seed))

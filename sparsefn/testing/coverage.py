@@ -44,12 +44,17 @@ def traits(case: Case) -> set[str]:
     ... )
     ['0-d leaf', 'half of a unit', 'ties']
 
-    "ties": two weights of one leaf that the laws sparsify (`sf.default_where`) have one
-    magnitude, or two entries of one of its gradients. "nan": such a leaf or its
-    gradient holds one. "half of a unit": sparsity times the entries of such a leaf, or
-    of all of them, ends in one half, so that the count has to be rounded to even.
-    "three leaves of several dtypes": so many are sparsified, and not all are of one
-    dtype. "empty leaf" and "0-d leaf": any leaf is.
+    Args:
+        case: The case.
+
+    Returns:
+        Names of traits. "ties" means that two weights of one leaf that the laws
+        sparsify (`sf.default_where`) have one magnitude, or two entries of one of its
+        gradients. "nan": such a leaf or its gradient holds one. "half of a unit":
+        sparsity times the entries of such a leaf, or of all of them, ends in one half,
+        so that the count has to be rounded to even. "three leaves of several dtypes":
+        so many are sparsified, and not all are of one dtype. "empty leaf" and "0-d
+        leaf": any leaf is.
     """
     trees = [flatten(tree)[0] for tree in (case.params, *case.grads)]
     chosen = [path for path, leaf in trees[0].items() if default_where(path, leaf)]
@@ -84,7 +89,12 @@ def trait_shares(counted: Counter[str]) -> dict[str, float]:
     >>> sf.testing.coverage.trait_shares(Counter({"cases": 4, "ties": 3}))["ties"]
     0.75
 
-    Count with `counted.update([*traits(case), "cases"])`.
+    Args:
+        counted: Counts of traits and "cases". Count with
+            `counted.update([*traits(case), "cases"])`.
+
+    Returns:
+        Dict from each trait of `LEAST` to a share in [0, 1].
     """
     return {name: counted[name] / max(counted[CASES], 1) for name in LEAST}
 
@@ -98,8 +108,13 @@ def missing(counted: Counter[str], least: Mapping[str, float] = LEAST) -> list[s
     ... )
     ['nan in 0% of 400 cases, expected 10% or more']
 
-    There are none for fewer than `ENOUGH` cases. Too few are three standard deviations
-    less than so many draws have on average with the least share.
+    Args:
+        counted: Counts of traits and "cases".
+        least: The least share of cases with each trait.
+
+    Returns:
+        List of lines, empty for fewer than `ENOUGH` cases. Too few are three standard
+        deviations less than so many draws have on average with the least share.
     """
     n = counted[CASES]
     found = trait_shares(counted)
@@ -119,6 +134,12 @@ def of_cases(cases: Iterable[Case]) -> Counter[str]:
 
     >>> sf.testing.coverage.of_cases([])
     Counter()
+
+    Args:
+        cases: The cases.
+
+    Returns:
+        Counts of traits and "cases".
     """
     counted: Counter[str] = Counter()
     for case in cases:

@@ -81,14 +81,18 @@ class Launches(Onlooker):
     >>> counted.launches, counted.bytes, counted.waits
     (1, 8000, [])
 
+    Attributes:
+        operations: Counter of operations by name.
+        bytes: Sum of the tensors that each operation reads and writes, each once; an
+            operation that passes over memory several times, as a sort does, moves more.
+        waits: Names of what makes Python wait until the device has done all before: a
+            value that is read, a shape that depends on values, a copy between a device
+            and the CPU. `torch.tensor(numbers, device=...)` copies past every mode, and
+            is not seen.
+
     `launches` counts the operations that run: one for each, whatever number of kernels
-    a device makes of it, and none for a view. `operations` counts them by name. `bytes`
-    adds up the tensors that each operation reads and writes, each once; an operation
-    that passes over memory several times, as a sort does, moves more. `waits` names
-    what makes Python wait until the device has done all before: a value that is read, a
-    shape that depends on values, a copy between a device and the CPU.
-    `torch.tensor(numbers, device=...)` copies past every mode, and is not seen. An
-    operation that is opaque, such as one of `torch.library`, counts as one.
+    a device makes of it, and none for a view. An operation that is opaque, such as one
+    of `torch.library`, counts as one.
     """
 
     def __init__(self) -> None:

@@ -45,17 +45,25 @@ Declared = Mapping[str, Any]  # fields of Meta
 
 
 class Check(NamedTuple):
-    """One check of a law: `run(row, case)` raises AssertionError if it fails.
+    """One check of a law: a function that raises an error where the law does not hold.
 
     >>> check = sf.testing.laws.PURITY.checks[0]
     >>> check.name, check.binds(sf.testing.Meta())
     ('states_keep_their_structure', True)
 
-    `binds` says which rows it applies to, and `declare(meta)` what else a `Meta` may
-    say of an algorithm that fails it, the stronger promises first. `examples` is what
-    it is tried on, and `share` what fraction of the examples asked for it tries: most
-    failures show early. Cases of a check that is not `hard` are easy on purpose, and
-    `coverage` leaves them out.
+    Attributes:
+        run: Function of (row, case) that makes the check.
+        binds: Function of a `Meta`: whether the check applies to the row.
+        declare: Function of a `Meta`: what else it may say of an algorithm that fails
+            the check, the stronger promises first.
+        examples: Function of a `Meta` and params, or None, that gives the strategy of
+            cases to try.
+        share: Fraction of the examples asked for that it tries: most failures show
+            early.
+        hard: Whether `coverage` counts its cases. Other cases are easy on purpose.
+
+    Raises:
+        AssertionError: In `run`, the law does not hold.
     """
 
     run: Callable[[Row, Case], None]
@@ -78,6 +86,10 @@ class Law(NamedTuple):
 
     >>> [law.name for law in sf.testing.LAWS][:3]
     ['exact_count', 'selection_optimality', 'monotonicity']
+
+    Attributes:
+        name: The name.
+        checks: The checks.
     """
 
     name: str
@@ -98,6 +110,16 @@ def drawn(
     ...     lambda case: True,
     ... ).params["w"].shape
     torch.Size([2, 2])
+
+    Args:
+        meta: Promises of the row, whose pattern says which trees are drawn.
+        like: A tree whose structure, shapes and dtypes drawn trees have.
+        palettes: As in `sf.testing.strategies.params_trees`. Default: all but "rare",
+            and without "wild", whose sums round, where the pattern pools scores.
+        distinct: Whether no two magnitudes are equal.
+
+    Returns:
+        A Hypothesis strategy of cases.
     """
     # Where a pattern pools scores, rounding would give the oracle other ties than the
     # library.
@@ -327,5 +349,12 @@ def bound(meta: Meta, laws: Sequence[Law] = LAWS) -> Iterator[tuple[Law, Check]]
     ...     }
     ... )
     ['exact_count', 'monotonicity']
+
+    Args:
+        meta: The promises.
+        laws: The laws whose checks are looked at. Default: all.
+
+    Returns:
+        An iterator over (law, check).
     """
     return ((law, check) for law in laws for check in law.checks if check.binds(meta))

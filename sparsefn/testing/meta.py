@@ -34,9 +34,12 @@ class Exchange(NamedTuple):
     >>> exchange.conserves
     True
 
-    The worst by `drop` go, as many as `fraction` says, and the best by `grow` come;
-    None where those are drawn. With `exclude` none comes back at once. With `conserves`
-    as many come as go, and they start at zero.
+    Attributes:
+        drop: Score whose worst go.
+        grow: Score whose best come. None where they are drawn.
+        fraction: Schedule of the fraction of kept units that goes.
+        exclude: Whether none comes back at once.
+        conserves: Whether as many come as go, and start at zero.
     """
 
     drop: Score
@@ -84,44 +87,43 @@ class Meta(NamedTuple):
     >>> meta.needs_grads, meta.exact_count
     (False, True)
 
-    As the call says that made an algorithm of this library, where nothing is declared:
-    `when`            the steps at which masks may change; else any
-    `pattern`         what is kept or pruned as one
-    `distribution`    how many of each leaf
-    `where`           which leaves
-    `pruned`          weights off the mask are set to "zero", "keep" their values or
-                      "train" on; where some of these train, the sparsity asked for ->
-                      the schedule of the sparsity of mask and trained weights together
+    Attributes:
+        when: Trigger: the steps at which masks may change.
+        pattern: Pattern or `sf.testing.Layout`: what is kept or pruned as one.
+        distribution: How many of each leaf are kept.
+        where: Which leaves are sparsified.
+        pruned: What becomes of weights off the mask: they are set to "zero", "keep"
+            their values or "train" on. Where some of these train, a function from the
+            sparsity asked for to the schedule of the sparsity of mask and trained
+            weights together.
+        level: Function from the sparsity asked for to the schedule that the counts
+            follow.
+        exact_count: Where counts hold to the unit, after init and every trigger. True:
+            in every leaf, as `distribution` says; "total": over all leaves alone;
+            "relative": the sparsity is of what remains; False: it says no count.
+        start: How the first mask comes about: "dense", "random", "magnitude" or
+            "other".
+        choose: The score whose best make the mask at a trigger, or the
+            `sf.testing.Exchange` of weights. None where nothing is said.
+        monotone: Whether masks only shrink.
+        needs_grads: Whether masks depend on gradients.
+        stochastic: Whether masks depend on the key; "anew": by a new draw at every
+            trigger.
+        scale_free: Whether masks do not depend on the scale of weights and gradients.
+        permutes: Whether permuted weights without ties have permuted masks (a score
+            must not tie where weights do not).
+        idle: Whether a step without a trigger leaves the state alone and does no tensor
+            work, unless an optimizer is inside or latents are.
+        baseline: Function that makes the algorithm that it equals at sparsity 0, bit
+            for bit. None where the sparsity has no ends.
 
-    How many are kept:
-    `level`           the sparsity asked for -> the schedule that the counts follow
-    `exact_count`     to the unit after init and every trigger: True of every leaf, as
-                      `distribution` says; "total" over all leaves alone; "relative"
-                      where the sparsity is of what remains; False where it says no
-                      count
+    Raises:
+        TypeError: There is no such field; the text names the closest one.
+        ValueError: A field has a word that it does not know.
 
-    Which ones:
-    `start`           how the first mask comes about: "dense", "random", "magnitude" or
-                      "other"
-    `choose`          the score whose best make the mask at a trigger, or the
-                      `sf.testing.Exchange` of weights
-    `monotone`        masks only shrink
-
-    Masks depend on:
-    `needs_grads`     gradients
-    `stochastic`      the key; "anew": a new draw at every trigger
-    `scale_free`      not the scale of weights and gradients
-    `permutes`        permuted weights without ties have permuted masks (a score must
-                      not tie where weights do not)
-
-    And the rest:
-    `idle`            a step without a trigger leaves the state alone and does no tensor
-                      work, unless an optimizer is inside or latents are
-    `baseline`        the algorithm that it equals at sparsity 0, bit for bit; None
-                      where the sparsity has no ends
-
-    Raises TypeError for another name, and says what to write for one that there was;
-    ValueError for another word.
+    The call that made an algorithm of this library says the first five, where they are
+    not declared. Else their defaults are every step, single weights, uniform,
+    `sf.default_where` and zeros.
     """
 
     when: Trigger = always()
@@ -257,7 +259,12 @@ class Row(NamedTuple):
     ... ].sum()
     tensor(2)
 
-    `reference` is where to import it from.
+    Attributes:
+        name: Name of the algorithm in reports and tests.
+        make: The function that gives the algorithm.
+        meta: What it promises.
+        reference: Where another process imports a function that `check_laws` takes, as
+            "module:name". Without it processes are not compared.
     """
 
     name: str

@@ -26,6 +26,21 @@ class Layout(NamedTuple):
     ...     sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])
     ... ).form.rows
     1
+
+    Attributes:
+        pattern: The pattern.
+        unit: Function from the shape of a leaf to the shape of a unit. Default: single
+            elements.
+        group: Function from the grid, the number of units along each dimension, to the
+            shape of a competing group, in units. Default: all of a leaf.
+        reduce: Function from the scores of a unit's elements to the unit's score. None
+            where a unit is one element.
+        fixed: How many units a group keeps, or a function of the grid that says so.
+            None where the pattern leaves it open.
+        allowed: Function of the grid: whether each unit, in row-major order, may be
+            kept. Default: all.
+        zeros: How many elements a pruned unit loses. None for all.
+        form: Leaf shapes that the pattern accepts.
     """
 
     pattern: Pattern

@@ -30,12 +30,21 @@ def parametrize_laws(
     ... def test_laws(law, check, row):
     ...     sf.testing.check_row(law, check, row)
 
-    There is a test for each check that binds a row, named `check-row`.
+    Args:
+        rows: The algorithms: each a `Row`, or a function as `check_laws` takes it with
+            its `Meta`.
+        expected_failures: Reasons by the name of a check, or by `check-row` for one row
+            alone.
+        strict: Whether an expected failure that passes all the same fails.
+        laws: The laws to check. Default: all.
 
-    A row is a `Row`, or a function as `check_laws` takes it with its `Meta`.
-    `expected_failures` gives reasons by the name of a check, or by `check-row` for one
-    row alone; with `strict` one that passes all the same fails. Raises ValueError for a
-    name that no test has, and TypeError for what is not a row; needs pytest.
+    Returns:
+        A decorator. There is a test for each check that binds a row, named `check-row`.
+
+    Raises:
+        ValueError: No test has a name of `expected_failures`.
+        TypeError: A row is something else.
+        ModuleNotFoundError: pytest is not installed.
     """
     import pytest
 

@@ -87,8 +87,26 @@ def passive(
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    Put it into a loop of your own, around `with_optimizer` or inside: all bits are the
-    same as without it. After `init` and after every `update` it asserts
+    Args:
+        algorithm: The algorithm.
+        meta: What it promises, as for `check_laws`, of which `when`, `pruned` and
+            `monotone` are read. Default: what is known of the algorithms of this
+            library that choose masks by a sparsity (`gmp`, `rigl` and their kin, also
+            with terms or an optimizer around them); for any other, purity and structure
+            alone.
+        sparsity: The sparsity that the algorithm has. With it `level`, `pattern` and
+            `distribution` of `meta` say its counts.
+
+    Returns:
+        An algorithm with the same bits, for a loop of your own. It may stand around
+        `with_optimizer` or inside.
+
+    Raises:
+        ValueError: `algorithm` is `sf.donated(...)`, or a sparsity is given without
+            meta.
+        TypeError: `algorithm` is no Algorithm, or `meta` no `Meta`.
+
+    After `init` and after every `update` it asserts
 
     - purity: no tensor of params, state or gradients is written to, by the counters
       that torch keeps of writes (a write through `Tensor.numpy()` is not counted), and
@@ -104,18 +122,10 @@ def passive(
     - counts: after `init` and after every trigger each leaf, or all leaves together,
       keep as many units as the sparsity says.
 
-    Purity and structure bind every algorithm. What the other three promise is known of
-    the algorithms of this library that choose masks by a sparsity (`gmp`, `rigl` and
-    their kin, also with terms or an optimizer around them). Say it yourself, as for
-    `check_laws`, for any other: `meta.when`, `meta.pruned`, `meta.monotone`, and with
-    the `sparsity` that the algorithm has, its counts by `meta.level`, `meta.pattern`
-    and `meta.distribution`.
-
     Under `vmap`, derivatives and `torch.compile`, on the device "meta" and for DTensors
     values cannot be read, and structure alone is checked; inside `sf.donated`, which
     writes over states, `init` alone. On a GPU Python waits at each step that changes a
-    mask, and once for each other step. Raises ValueError for `sf.donated(...)` and for
-    a sparsity without meta, TypeError for anything but an Algorithm.
+    mask, and once for each other step.
     """
     check_algorithm("passive", algorithm)
     if any(call.make is donated for call in own_calls(algorithm)):

@@ -27,12 +27,19 @@ class Report:
     >>> report.ok, report.held[0]
     (True, 'states_keep_their_structure')
 
-    `str(report)` is a table, after the failures in plain words.
+    Attributes:
+        name: Name of the algorithm.
+        rows: Outcomes in the order of the laws; checks that do not bind the algorithm
+            are there, too.
+        meta: What the algorithm promises.
+        seed: As in `check_laws`.
+        max_examples: As in `check_laws`.
+        suggestion: The `Meta` that would hold, with `suggest=True`.
+        coverage: Shares of the drawn cases, by trait.
+        cases: Number of drawn cases.
+        easy: A line for each share that is too small. None where that is not judged.
 
-    `rows` are in the order of the laws; checks that do not bind the algorithm are
-    there, too. `coverage` holds shares of the drawn `cases`, by trait, `easy` has a
-    line for each share that is too small, or is None where that is not judged, and
-    `suggestion` is there with `suggest=True`.
+    `str(report)` is a table, after the failures in plain words.
     """
 
     name: str
@@ -83,6 +90,9 @@ class Report:
         >>> import json
         >>> sorted(json.loads(report.to_json())["versions"])
         ['hypothesis', 'python', 'sparsefn', 'torch']
+
+        Returns:
+            Text of a JSON object.
         """
         made = {
             "hypothesis": version("hypothesis"),

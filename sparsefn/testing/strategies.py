@@ -53,6 +53,12 @@ def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
     >>> from hypothesis import find
     >>> find(strategy, lambda _: True) in "abc"
     True
+
+    Args:
+        build: Function of a `Source`, from whose bytes it picks choices and values.
+
+    Returns:
+        A Hypothesis strategy.
     """
     return st.binary(min_size=Source.size, max_size=Source.size).map(
         lambda data: build(Source(data))
@@ -74,10 +80,15 @@ def params_trees(
     ... )
     True
 
-    `form` says which shapes, `palettes` which values: some of "ties", "exact" (sums do
-    not round), "holes" (NaN and infinities), "rare" (mostly zeros) and "wild"
-    (subnormals and the largest numbers, too). With `distinct` no two magnitudes are
-    equal.
+    Args:
+        form: Which shapes leaves have.
+        palettes: Which values: some of "ties", "exact" (sums do not round), "holes"
+            (NaN and infinities), "rare" (mostly zeros) and "wild" (subnormals and the
+            largest numbers, too). Default: all but "rare".
+        distinct: Whether no two magnitudes are equal.
+
+    Returns:
+        A Hypothesis strategy.
     """
     return cases(form, palettes, distinct).map(lambda case: case.params)
 
@@ -92,6 +103,13 @@ def grads_like(
     ...     "w"
     ... ].shape
     torch.Size([2, 3])
+
+    Args:
+        params: The params.
+        palettes: As in `params_trees`.
+
+    Returns:
+        A Hypothesis strategy.
     """
     return cases(palettes=palettes, like=params).map(lambda case: case.grads[0])
 
@@ -102,6 +120,9 @@ def steps() -> st.SearchStrategy[int | Tensor]:
     >>> from hypothesis import find
     >>> int(find(sf.testing.strategies.steps(), lambda _: True)) >= 0
     True
+
+    Returns:
+        A Hypothesis strategy.
     """
     numbers = st.one_of(st.integers(0, 90), st.integers(0, 2**40))
     return st.one_of(numbers, numbers.map(torch.tensor))
@@ -114,7 +135,11 @@ def sparsities(size: int = 12) -> st.SearchStrategy[float]:
     >>> 0.0 <= find(sf.testing.strategies.sparsities(), lambda _: True) <= 1.0
     True
 
-    Rounding shows at halves of a unit.
+    Args:
+        size: Number of units. Rounding shows at halves of a unit.
+
+    Returns:
+        A Hypothesis strategy.
     """
     return examples(lambda source: byte_trees.drawn_sparsity(source, [size]))
 
@@ -125,6 +150,9 @@ def schedules() -> st.SearchStrategy[Schedule]:
     >>> from hypothesis import find
     >>> 0.0 <= find(sf.testing.strategies.schedules(), lambda _: True)(7) <= 1.0
     True
+
+    Returns:
+        A Hypothesis strategy.
     """
 
     def build(source: Source) -> Schedule:
@@ -152,6 +180,9 @@ def triggers() -> st.SearchStrategy[Trigger]:
     >>> from hypothesis import find
     >>> find(sf.testing.strategies.triggers(), lambda _: True)(3) in (True, False)
     True
+
+    Returns:
+        A Hypothesis strategy.
     """
 
     def build(source: Source) -> Trigger:
@@ -177,6 +208,9 @@ def patterns() -> st.SearchStrategy[Pattern]:
     ...     find(sf.testing.strategies.patterns(), lambda _: True), sf.patterns.Pattern
     ... )
     True
+
+    Returns:
+        A Hypothesis strategy.
     """
 
     def build(source: Source) -> Pattern:
@@ -217,8 +251,15 @@ def cases(
     ... )
     (3, True)
 
-    `form`, `palettes` and `distinct` are as in `params_trees`; with `like` the trees
-    have its structure.
+    Args:
+        form: As in `params_trees`.
+        palettes: As in `params_trees`.
+        distinct: As in `params_trees`.
+        like: A tree whose structure, shapes and dtypes the trees have. Default: it is
+            drawn.
+
+    Returns:
+        A Hypothesis strategy of `Case`.
     """
     return examples(
         lambda source: byte_trees.case(source, form, palettes, distinct, like)
@@ -231,7 +272,13 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])
 
-    In so large a leaf two masks do not agree by chance.
+    Args:
+        form: Form that the shape of each leaf fits.
+        elements: The least number of elements of the largest leaf. In so large a leaf
+            two masks do not agree by chance.
+
+    Returns:
+        The `Case`, the same each time.
     """
     generator, of_wide = (torch.Generator("cpu").manual_seed(seed) for seed in (7, 8))
     size = math.isqrt(elements // (form.rows * form.columns)) + 1

@@ -52,9 +52,12 @@ class Suggestion(NamedTuple):
     >>> sf.testing.Suggestion(sf.testing.Meta(), "Meta()").broken
     ()
 
-    `text` is `meta` with a reason beside each field, `held` are the checks that hold
-    with it, and `broken` has a line for each that fails whatever is declared: a bug, or
-    something that `Meta` cannot say.
+    Attributes:
+        meta: The promises.
+        text: `meta` with a reason beside each field.
+        held: Names of the checks that hold with it.
+        broken: A line for each check that fails whatever is declared: a bug, or
+            something that `Meta` cannot say.
     """
 
     meta: Meta

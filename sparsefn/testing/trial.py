@@ -25,9 +25,17 @@ class Outcome(NamedTuple):
     >>> sf.testing.Outcome("purity", "functions_are_pure", "passed", examples=5).failed
     False
 
-    `said` has a sentence for each distinct failure; `declare` is what to declare in
-    `Meta` if that is meant, and `case` the smallest example. `examples` counts the
-    examples tried until it failed.
+    Attributes:
+        law: Name of the law.
+        check: Name of the check.
+        status: "passed", "failed", "error" (the algorithm itself raises) or "does not
+            bind".
+        said: A sentence for each distinct failure.
+        declare: What to declare in `Meta` if that is meant, or "".
+        case: The smallest example of a failure.
+        seconds: How long the check took.
+        examples: Number of examples tried until it failed.
+        cause: What was raised.
     """
 
     law: str
@@ -46,14 +54,26 @@ class Outcome(NamedTuple):
         return self.status in ("failed", "error")
 
     def lines(self, name: str) -> list[str]:
-        """A line of at most 200 characters for each failure, of the algorithm of that
-        name.
+        """Say what failed, in short.
+
+        Args:
+            name: Name of the algorithm.
+
+        Returns:
+            A line of at most 200 characters for each failure.
         """
         hint = self._hint
         return [shortened(text, hint) for text in self._texts(name)]
 
     def details(self, name: str) -> list[str]:
-        """The lines that are longer, in full, and the example."""
+        """Say what failed, where `lines` are too short for it.
+
+        Args:
+            name: Name of the algorithm.
+
+        Returns:
+            The lines that are longer, in full, and the example.
+        """
         whole = [text + self._hint for text in self._texts(name)]
         if self.failed and self.case is not None:
             example = [f"{self.check} on {self.case}"]

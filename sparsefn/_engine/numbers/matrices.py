@@ -20,10 +20,17 @@ def as_matrix(
     >>> matrix.shape, stats["gram"].shape, restore(matrix).shape
     (torch.Size([5, 18]), torch.Size([18, 18]), torch.Size([5, 2, 3, 3]))
 
-    `stats` are one leaf's, from `sf.calibration.inputs`. Columns are in the order
-    of "square" and "gram". Where parts of the outputs read other inputs, as in a
-    convolution with groups, the matrix is (groups, outputs of one, inputs). ValueError
-    for a weight that the statistics do not fit.
+    Args:
+        weight: A leaf, of two dimensions or more.
+        stats: The statistics of this leaf from `sf.calibration.inputs`.
+
+    Returns:
+        The matrix, with columns in the order of "square" and "gram", and the function.
+        Where parts of the outputs read other inputs, as in a convolution with groups,
+        the matrix is (groups, outputs of one, inputs).
+
+    Raises:
+        ValueError: The statistics do not fit the weight.
     """
     count = stats["count"]
     square = stats["square"]

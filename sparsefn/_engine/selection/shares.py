@@ -32,13 +32,24 @@ def apportion(
     ... )
     {'a': 4, 'b': 3, 'c': 3}
 
-    The sum is exact. The part of a share above its cap goes to the others by share;
-    equal remainders go to the name that sorts first, so that the order of the dict is
-    irrelevant. NaN counts as 0; names of share 0 get something only when all others are
-    full. A positive share below 2**-400 of the largest counts as that. Ints in, ints
-    out; with any tensor the counts are 0-d int64 tensors. A total above the sum of caps
-    or above 2**53, or a negative or infinite share, is a ValueError (where the values
-    are known; an infinite one in a tensor counts as the largest number).
+    Args:
+        shares: By name, a float or a 0-d tensor. NaN counts as 0. A positive share
+            below 2**-400 of the largest counts as that, and an infinite one in a tensor
+            as the largest number.
+        total: The sum of all counts, an int or a 0-d integer tensor.
+        caps: By name, the largest count. By default `total`.
+
+    Returns:
+        Counts by name, whose sum is exactly `total`. They are ints, or 0-d int64
+        tensors where any argument is a tensor.
+
+    Raises:
+        ValueError: `total` is above the sum of the caps or above 2**53, or a share is
+            negative or infinite, where the values are known.
+
+    The part of a share above its cap goes to the others by share. Equal remainders go
+    to the name that sorts first, so that the order of the dict is irrelevant. Names of
+    share 0 get something only when all others are full.
     """
     names = sorted(shares)
     parts: list[float | Tensor] = []

@@ -32,32 +32,38 @@ def captured(algorithm: Algorithm) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.ones(8, 8)}, 0).masks["w"].sum()
     tensor(32)
 
-    Python needs longer to launch the kernels of an update than a GPU to run them. A
-    graph launches all of them at once. The new state has the same bits as without, in
-    tensors that no later update writes to.
+    Args:
+        algorithm: Algorithm to capture. Put `captured` around `with_optimizer`, and
+            `donated` around `captured`.
 
-    The first update of each kind is slow: it runs twice, and is captured. Of one kind
-    are updates of one structure (the trees of state and gradients, and the shapes,
-    strides, dtypes and devices of their leaves) on one CUDA stream at which the same
-    triggers fire. For that give the step as an int: Python then asks the triggers, and
-    an update in which no mask changes computes none. What else depends on the step,
-    such as schedules, sees it as a tensor on the device. With a step on the device
-    every update computes new masks, as it does without `captured`.
+    Returns:
+        Algorithm whose new states have the same bits as without, in tensors that no
+        later update writes to. It is `algorithm` itself on other devices, with leaves
+        on several devices and with DTensors; under `vmap`, `torch.compile`,
+        `torch.autocast` and derivatives through the update; and inside another
+        algorithm, `sf.attach` and a capture of yours. Copies and pickles hold no
+        graphs.
+
+    Raises:
+        TypeError: `algorithm` is no Algorithm.
+        ValueError: An update waits for the device, as `float(x)` or `if x > 0` do in a
+            score or a trigger of yours (the text names the line), or moves a leaf of
+            the state to another device.
+
+    Python needs longer to launch the kernels of an update than a GPU to run them. A
+    graph launches all of them at once. The first update of each kind is slow: it runs
+    twice, and is captured. Updates of one kind have one structure (the trees of state
+    and gradients, and the shapes, strides, dtypes and devices of their leaves), run on
+    one CUDA stream, and fire the same triggers. Give the step as an int: Python then
+    asks the triggers, and an update in which no mask changes computes none. What else
+    depends on the step, such as schedules, sees it as a tensor on the device. With a
+    step on the device every update computes new masks, as it does without `captured`.
+    What the algorithm was made of, such as the data of a score, is read when an update
+    is captured: do not write to it.
 
     Memory holds a copy of the state and of the gradients for each structure, the
     results of each graph, and the temporaries of the largest: of 8 structures, and of
     16 graphs for each. A new one replaces the one that was used longest ago.
-
-    Put `captured` around `with_optimizer`, and `donated` around `captured`. It is the
-    algorithm itself on other devices; with leaves on several; under `vmap`,
-    `torch.compile`, `torch.autocast` and derivatives through the update; with DTensors;
-    inside another algorithm, `sf.attach` and a capture of yours. Copies and pickles
-    hold no graphs. What the algorithm was made of, such as the data of a score, is read
-    when an update is captured: do not write to it.
-
-    TypeError for anything but an Algorithm. An update raises ValueError if it waits for
-    the device, as `float(x)` or `if x > 0` do in a score or a trigger of yours: the
-    text names the line. So it does if it moves a leaf of the state to another device.
     """
     check_algorithm("captured", algorithm)
     record = update_of(algorithm)

@@ -28,12 +28,24 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     {'w': tensor([[False, False],
             [False,  True]])}
 
-    Counts of every part refer to the whole leaf. Where a pattern has several groups,
-    such as rows, a group in which fewer units are left than its part of the leaf's
-    count leaves the rest of it to the other groups. If fewer entries are left than a
-    part asks for, all of them are kept. Only the last part may let pruned weights train
-    on, else ValueError. Not `sequence`, where the state passes through and a later part
-    may regrow.
+    Args:
+        *algorithms: One algorithm or more, without optimizers. Only the last may let
+            pruned weights train on.
+
+    Returns:
+        Algorithm whose masks are the intersection. Counts of every part refer to the
+        whole leaf.
+
+    Raises:
+        TypeError: An argument is no Algorithm.
+        ValueError: There is no algorithm, or one has a view of its own (latents or
+            terms); or, in the algorithm's `init`, one has an optimizer, or one that is
+            not the last lets pruned weights train on.
+
+    Where a pattern has several groups, such as rows, a group in which fewer units are
+    left than its part of the leaf's count leaves the rest of it to the other groups. If
+    fewer entries are left than a part asks for, all of them are kept. Not `sequence`,
+    where the state passes through and a later part may regrow.
     """
     check_trained("chain", algorithms)
 

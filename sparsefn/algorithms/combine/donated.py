@@ -30,25 +30,32 @@ def donated(algorithm: Algorithm) -> Algorithm:
         ...
     ValueError: expected a tensor, got <given away: float32 of shape (64, 64)>: ...
 
-    This is what JAX calls donated buffers. The new state has the same bits as without.
-    The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU leaves are made
-    in place: beside the state and the gradients, such a step needs the memory of a few
-    blocks, where the pure update needs memory for a second state. Masks that change are
-    new tensors; most algorithms write their weights over the old ones, and work on one
-    leaf after another: such a step needs the memory of a second tree of masks and of
-    one leaf.
+    Args:
+        algorithm: Algorithm whose update may write over its state. Put `donated`
+            outermost, around `with_optimizer`.
+
+    Returns:
+        Algorithm whose new states have the same bits as without. Under `vmap`,
+        `torch.compile` and derivatives through the update, with DTensors, and inside
+        another algorithm and `sf.attach`, nothing is given away.
+
+    Raises:
+        TypeError: `algorithm` is no Algorithm.
+
+    This is what JAX calls donated buffers. The steps of `sf.optimizers.sgd`, `adam` and
+    `adamw` on float32 CPU leaves are made in place: beside the state and the gradients,
+    such a step needs the memory of a few blocks, where the pure update needs memory for
+    a second state. Masks that change are new tensors; most algorithms write their
+    weights over the old ones, and work on one leaf after another: such a step needs the
+    memory of a second tree of masks and of one leaf.
 
     The old state is given away, with every tensor in it. You may hold some of these
     tensors under other names: the dense leaves of `sf.effective(old)`, and views such
     as `old.params["w"][0]`, whose values then change. To keep a state, copy it before:
     `optree.tree_map(torch.clone, state)`. Arguments that do not fit leave it as it was;
-    an error that a function of yours raises inside the update, a score's say, gives it
-    away. Code of your own that calls such an optimizer inside the update reads what it
-    needs of the old state before the call: later, reading raises.
-
-    Under `vmap`, `torch.compile` and derivatives through the update, with DTensors, and
-    inside another algorithm and `sf.attach`, nothing is given away. Put `donated`
-    outermost, around `with_optimizer`. TypeError for anything but an Algorithm.
+    an error that a function of yours, such as a score, raises inside the update gives
+    it away. Code of your own that calls such an optimizer inside the update reads what
+    it needs of the old state before the call: later, reading raises.
     """
     check_algorithm("donated", algorithm)
     record = update_of(algorithm)

@@ -36,10 +36,20 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     >>> state.masks["head"]["w"], int(state.masks["body"]["w"].sum())
     (tensor(True), 2)
 
-    The first match wins, and the rest stays dense. Each part sees its leaves as a flat
-    dict by dotted path and applies its own `where` to them, so random draws are the
-    same as without a partition. An optimizer may be inside a part or around the whole.
-    A glob that matches no leaf is a ValueError.
+    Args:
+        parts: Pairs of (where, algorithm): `where` is a function of (path, leaf), a
+            glob or several globs. The first match wins, and the rest stays dense. An
+            optimizer may be inside a part or around the whole.
+
+    Returns:
+        Algorithm in which each part sees its leaves as a flat dict by dotted path, and
+        applies its own `where` to them. So random draws are the same as without a
+        partition.
+
+    Raises:
+        TypeError: `parts` does not hold pairs, or a pair holds no Algorithm.
+        ValueError: There are no parts, or, in the algorithm's `init`, a glob matches no
+            leaf.
     """
     rules = list(parts)
     if not rules:

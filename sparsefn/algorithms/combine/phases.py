@@ -52,10 +52,21 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     >>> state
     State(params={'w': tensor([[0., 2.]])}, masks={'w': tensor([[True, True]])}, ...)
 
-    `schedule` is a list of (begin, algorithm); the first begin is 0, and begins
-    increase. At its begin an algorithm is initialised from the effective weights and
-    then updated, so the loop must call the update at exactly that step. Masks of a leaf
-    that any phase sparsifies have full shape throughout.
+    Args:
+        schedule: Pairs of (begin, algorithm): begins are ints, the first is 0, and they
+            increase. The algorithms have no optimizers.
+
+    Returns:
+        Algorithm that at each begin initialises the next algorithm from the effective
+        weights and then updates it, so the loop must call the update at exactly that
+        step. Masks of a leaf that any phase sparsifies have full shape throughout.
+
+    Raises:
+        TypeError: `schedule` does not hold pairs, a begin is not an int, or a pair
+            holds no Algorithm.
+        ValueError: The begins do not start at 0 and increase, there are no phases, an
+            algorithm has a view of its own (latents or terms), or, in the algorithm's
+            `init`, an optimizer.
     """
     check_pairs("phases", schedule)
     begins = [begin for begin, _ in schedule]

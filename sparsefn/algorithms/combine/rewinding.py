@@ -29,19 +29,29 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
     >>> state.params
     {'w': tensor([[0., 4.]])}
 
-    Where `to` fires, the weights that this update leaves are kept in
-    `state.scores["rewind"]`; before it ever fires they are the weights of `init`, so
-    that `to=sf.never()` goes back to the start. `to=sf.at([k])` means after k + 1 steps
-    of the optimizer. Where `when` fires, masks change first, and then all weights,
-    those of dense leaves too, are those that were kept: under the new masks, with +0.0
-    where weights are pruned (their present values under `pruned="keep"`). Where both
-    fire, weights are kept and nothing goes back.
+    Args:
+        algorithm: Algorithm that trains params, without an optimizer.
+        to: Trigger at which the weights that the update leaves are kept, in
+            `state.scores["rewind"]`. `to=sf.at([k])` means after k + 1 steps of the
+            optimizer. Before it ever fires the weights of `init` are kept, so that
+            `to=sf.never()` goes back to the start.
+        when: Trigger at which masks change first, and then all weights, of dense leaves
+            too, go back to the kept ones: under the new masks, with +0.0 where weights
+            are pruned (their present values under `pruned="keep"`). Where both fire,
+            weights are kept and nothing goes back.
+
+    Returns:
+        Algorithm whose state has one more tree of weights.
+
+    Raises:
+        TypeError: `algorithm` is no Algorithm, or a trigger cannot be called with a
+            step.
+        ValueError: `algorithm` trains something else than params, or, in the
+            algorithm's `init`, has an optimizer: put `with_optimizer` outermost.
 
     `with_optimizer(..., reset=when)` starts the optimizer again: iterative magnitude
     pruning with weight rewinding, Frankle et al. 2020, arXiv 1912.05671. Learning-rate
-    rewinding (Renda et al. 2020, arXiv 2003.02389) is that without `rewinding`. The
-    state has one more tree of weights. ValueError for an algorithm that trains
-    something else than params.
+    rewinding (Renda et al. 2020, arXiv 2003.02389) is that without `rewinding`.
     """
     check_trained("rewinding", [algorithm])
     check_trigger("to", to)

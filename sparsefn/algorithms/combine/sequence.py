@@ -30,12 +30,24 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 1).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    Each algorithm may regrow what earlier algorithms pruned. Prune then regrow at the
-    same triggers is GraNet (Liu et al. 2021, arXiv 2106.10404). The first algorithm
-    that sparsifies a leaf makes its initial mask. Not `chain`, where masks intersect.
-    Inside a chain every algorithm of the sequence chooses among what the parts before
-    it kept: SRigL with ablation (Lasby et al. 2024, arXiv 2305.02299) is a chain of a
-    choice of rows and a sequence that prunes and regrows.
+    Args:
+        *algorithms: One algorithm or more, without optimizers. Each may regrow what
+            earlier ones pruned; the first that sparsifies a leaf makes its initial
+            mask.
+
+    Returns:
+        Algorithm. Inside a `chain` each of its parts chooses among what the algorithms
+        before the sequence kept.
+
+    Raises:
+        TypeError: An argument is no Algorithm.
+        ValueError: There is no algorithm, or one has a view of its own (latents or
+            terms), or, in the algorithm's `init`, an optimizer.
+
+    Not `chain`, where masks intersect. Prune then regrow at the same triggers is GraNet
+    (Liu et al. 2021, arXiv 2106.10404). SRigL with ablation (Lasby et al. 2024,
+    arXiv 2305.02299) is a chain of a choice of rows and a sequence that prunes and
+    regrows.
     """
     check_trained("sequence", algorithms)
     return _sequence(algorithms)

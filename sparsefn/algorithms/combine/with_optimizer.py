@@ -41,10 +41,18 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     >>> state.params, state.opt.momentum
     ({'w': tensor([[0.0000, 1.5000]])}, {'w': tensor([[1., 1.]])})
 
-    Their moments are kept, too. The same weights move as before; only moments are
-    dense, so that a grown weight starts with its momentum (with `reset_grown=False`)
-    and scores may read momenta of pruned weights in `state.opt`. ValueError for an
-    algorithm that has another view (latents, terms).
+    Args:
+        algorithm: Algorithm that trains params.
+
+    Returns:
+        Algorithm whose optimizer keeps moments of pruned weights, too. The same weights
+        move as before; only moments are dense, so that a grown weight starts with its
+        momentum (with `reset_grown=False`) and scores may read momenta of pruned
+        weights in `state.opt`.
+
+    Raises:
+        TypeError: `algorithm` is no Algorithm.
+        ValueError: `algorithm` has another view (latents, terms).
     """
     check_algorithm("with_dense_gradients", algorithm)
     if algorithm.view is not masked_view:
@@ -87,25 +95,41 @@ def with_optimizer(
     >>> snip.update(state, {"w": torch.tensor([[3.0, 1.0]])}, 0).params
     {'w': tensor([[1., 0.]])}
 
-    Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks ->
-    moments. So drop scores see the stepped weights and grow scores the gradient of the
-    same step. Moments are zero outside the view's support (`mask_moments`). They start
-    from the optimizer's first values, those of its `init`, where the support turns on
-    again or where the algorithm itself sets a kept weight (`reset_grown`); `reset`
-    starts the whole optimizer again. With `skip_nonfinite` a step in which an entry of
-    grads, pruned or not, is NaN or infinite changes nothing in the state. Scores see
-    the stepped optimizer's state in `state.opt`, but not inside `partition` and
-    `reparametrised`, whose parts are other trees.
+    Args:
+        algorithm: Algorithm without an optimizer.
+        optimizer: Pair of functions `init(params)` and
+            `update(grads, state, *, params, inplace)`, as in TorchOpt and
+            `sf.optimizers`. It must be pure and is called with `inplace=False`; its
+            state holds only tensors.
+        skip: Trigger at which the optimizer's step is left out. None: at no step.
+        reset: Trigger at which the whole optimizer starts again.
+        reset_grown: Whether moments start from the values that the optimizer's `init`
+            gives them, where the support turns on again or where the algorithm itself
+            sets a kept weight.
+        mask_moments: Whether moments are zero outside the view's support.
+        skip_nonfinite: Whether a step in which an entry of grads, pruned or not, is NaN
+            or infinite changes nothing in the state.
 
-    The optimizer must be pure and is called with `inplace=False`; its state holds only
-    tensors. A moment is a tensor of that state with the shape of a trained leaf.
-    Statistics of rows and columns, as Adafactor's, see masked gradients and are not
-    touched. TypeError for something without init and update and for a state that holds
-    a number. ValueError for an algorithm that has an optimizer already, for a score
-    that multiplies weights by gradients (`saliency`, `movement`) without `skip`, for
-    updates unlike the params, and, unless `mask_moments` and `reset_grown` are both
-    off, for a state that joins leaves in one tensor, or holds moments in integers, of
-    low rank or in another basis.
+    Returns:
+        Algorithm with the optimizer's state in `state.opt`. The order in one update is
+        gradient terms -> optimizer (not when `skip` fires) -> masks -> moments.
+
+    Raises:
+        TypeError: `algorithm` is no Algorithm, `optimizer` lacks init or update, a
+            trigger cannot be called with a step, or, in the algorithm's `init` or an
+            update, the optimizer's state holds something else than tensors.
+        ValueError: A score multiplies weights by gradients (`saliency`, `movement`) and
+            `skip` is None; in the algorithm's `init`, there is an optimizer already,
+            or, unless `mask_moments` and `reset_grown` are both off, the optimizer's
+            state joins leaves in one tensor, or holds moments in integers, of low rank
+            or in another basis; or, in an update, the optimizer's updates are unlike
+            the params.
+
+    Drop scores see the stepped weights and grow scores the gradient of the same step.
+    Scores see the stepped optimizer's state in `state.opt`, but not inside `partition`
+    and `reparametrised`, whose parts are other trees. A moment is a tensor of the
+    optimizer's state with the shape of a trained leaf. Statistics of rows and columns,
+    as Adafactor's, see masked gradients and are not touched.
     """
     check_algorithm("with_optimizer", algorithm)
     check_paired("with_optimizer", algorithm, skip)

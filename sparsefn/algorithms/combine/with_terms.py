@@ -23,12 +23,21 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     >>> algorithm.view.grads(state, {"w": torch.zeros(2)}, 0)
     {'w': tensor([ 0.1000, -0.2000])}
 
-    Each `term(state, step)` is a tree like `view.get(state)`, read before the
-    optimizer's step and added where the support lets weights move. Where latents or
-    scores train, a term sees them: its state has the trained tree for params, and for
-    masks where that tree moves. Sums are in float32 or wider. Another structure or
-    shape is a ValueError, and so is an algorithm that has its optimizer already: terms
-    go inside `with_optimizer`.
+    Args:
+        algorithm: Algorithm without an optimizer: terms go inside `with_optimizer`.
+        *terms: Functions of (state, step) that return a tree like `view.get(state)`,
+            read before the optimizer's step and added where the support lets weights
+            move. Where latents or scores train, a term sees them: its state has the
+            trained tree for params, and for masks where that tree moves.
+
+    Returns:
+        Algorithm whose view has these gradients. Sums are in float32 or wider.
+
+    Raises:
+        TypeError: `algorithm` is no Algorithm, or a term cannot be called with (state,
+            step).
+        ValueError: In `init`, `algorithm` has an optimizer already; or, in a step, a
+            term has another structure or shape.
     """
     check_algorithm("with_terms", algorithm)
     for i, term in enumerate(terms):

@@ -28,13 +28,16 @@ class Reparametrisation(Made, _Map):
     >>> sf.reparam.power(2.0).init({"w": torch.tensor([4.0])}, sf.random.key(0))
     {'latent': {'w': tensor([2.])}}
 
-    `init(leaves, key)` makes a dict of trees by name from the chosen leaves,
-    `{path: tensor}`;
-    `apply(latents, step, key)` gives `({path: weights}, {path: masks})`: the weights
-    are differentiable in the latents, a mask is bool of the leaf's shape or 0-d True.
-
-    `settled(latents, step)` gives the weights and masks of evaluation, where they are
-    others (see `sf.settled`). `project(latents, step)` gives the latents that each
-    update puts in place of those that the optimizer has stepped. `held` are the names
-    of trees that no optimizer trains.
+    Attributes:
+        init: Function of (leaves, key) that makes the latents, a dict of trees by name,
+            from the chosen leaves, `{path: tensor}`.
+        apply: Function of (latents, step, key) that returns
+            `({path: weights}, {path: masks})`: the weights are differentiable in the
+            latents, a mask is bool of the leaf's shape or 0-d True.
+        settled: Function of (latents, step) that returns the weights and masks of
+            evaluation: see `sf.settled`. None: the same as in training.
+        project: Function of (latents, step) that returns what each update puts in the
+            place of the latents that the optimizer has stepped. None: they stay as they
+            are.
+        held: Names of the trees that no optimizer trains.
     """

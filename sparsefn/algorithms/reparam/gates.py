@@ -41,16 +41,7 @@ def hard_concrete(
     >>> weights["w"]
     tensor([[0.9791, 1.9605]])
 
-    This is L0 regularisation. The latents are
-    `{"latent": {path: v}, "gate": {path: log alpha}}`. A gate is drawn from (key, path,
-    step): with u uniform in (0, 1), s = sigmoid((log u - log(1 - u) + log alpha) /
-    beta) and z = min(1, max(0, s * (zeta - gamma) + gamma)); the mask is z > 0. Without
-    noise, in `sf.settled`, s = sigmoid(log alpha). After each step log alpha is clamped
-    to +-log 100. It starts normal around log((1 - droprate) / droprate), with deviation
-    0.01.
-
-    With a `pattern` such as `channel(1)` there is one gate for each unit. The penalty
-    is a term on the gates, with `chance_kept` for P(z > 0):
+    The penalty is a term on the gates, with `chance_kept` for P(z > 0):
 
     >>> def penalty(trained, step):
     ...     return 1e-3 * sum(
@@ -61,10 +52,30 @@ def hard_concrete(
     ...     sf.reparametrised(sf.reparam.hard_concrete()), sf.terms.penalty(penalty)
     ... )
 
-    Gates are computed in float64, with the device's own exp and log, and rounded: the
-    last bits of float64 leaves may differ between kinds of machines. ValueError for
-    beta <= 0, for gamma and zeta that do not lie outside [0, 1], for a droprate outside
-    (0, 1), and, with a pattern of larger units, for a DTensor.
+    Args:
+        beta: Temperature of the gates, above 0.
+        gamma: Lower end of the interval that they are stretched to, below 0.
+        zeta: Upper end of that interval, above 1.
+        droprate: Number in (0, 1). log alpha starts normal around log((1 - droprate) /
+            droprate), with deviation 0.01.
+        pattern: Units that have one gate each, such as `channel(1)`. Default: each
+            weight.
+
+    Returns:
+        Reparametrisation with the latents
+        `{"latent": {path: v}, "gate": {path: log alpha}}`.
+
+    Raises:
+        ValueError: beta <= 0, gamma and zeta do not lie outside [0, 1], droprate is
+            outside (0, 1), or, with a pattern of larger units, a leaf is a DTensor.
+
+    This is L0 regularisation. A gate is drawn from (key, path, step): with u uniform in
+    (0, 1), s = sigmoid((log u - log(1 - u) + log alpha) / beta) and z = min(1, max(0,
+    s * (zeta - gamma) + gamma)); the mask is z > 0. Without noise, in `sf.settled`, s
+    = sigmoid(log alpha). After each step log alpha is clamped to +-log 100. Gates are
+    computed in float64, with the device's own exp and log, and rounded: the last bits
+    of float64 leaves may differ between kinds of machines.
+
     Louizos et al. 2018, arXiv 1712.01312, eqs. 10 to 13.
     """
     _check_stretch("hard_concrete", beta, gamma, zeta)
@@ -182,9 +193,19 @@ def chance_kept(
     >>> sf.reparam.chance_kept(torch.tensor([0.0, -2.0]))
     tensor([0.8318, 0.4010])
 
-    It is sigmoid(log alpha - beta * log(-gamma / zeta)). Its sum is the expected number
-    of gates that are not zero. Clamped to [1e-6, 1 - 1e-6], beyond which its slope is
-    0.
+    Args:
+        log_alpha: Float tensor of log alphas.
+        beta: As in `hard_concrete`.
+        gamma: As in `hard_concrete`.
+        zeta: As in `hard_concrete`.
+
+    Returns:
+        sigmoid(log alpha - beta * log(-gamma / zeta)), of the shape of `log_alpha`,
+        clamped to [1e-6, 1 - 1e-6], beyond which its slope is 0. Its sum is the
+        expected number of gates that are not zero.
+
+    Raises:
+        ValueError: beta <= 0, or gamma and zeta do not lie outside [0, 1].
     """
     _check_stretch("chance_kept", beta, gamma, zeta)
     chance = sigmoid(log_alpha - beta * math.log(-gamma / zeta))
@@ -227,19 +248,30 @@ def sigmoid_gate(
     >>> map_.apply(latents, 10, sf.random.key(0))[0], map_.settled(latents, 10)[0]
     ({'w': tensor([2.0000e+00, 8.2446e-09])}, {'w': tensor([2., 0.])})
 
-    This is continuous sparsification. The latents are
-    `{"latent": {path: v}, "gate": {path: s}}`, where s starts at `init`: with b = 1 the
-    first weights are v, up to rounding. `temperature` b is a float or a schedule; the
-    masks of training keep everything. In `sf.settled` the gate is 1 / sigmoid(init)
-    where s > 0, and the rest is pruned.
+    Args:
+        temperature: b, a float or a schedule.
+        init: Finite number at which s starts. With b = 1 the first weights are v, up to
+            rounding.
+        round_end: Trigger at which, after the optimizer's step, s becomes min(b * s,
+            init): gates that are open start the next round at `init`, and closed ones
+            stay closed. The schedule begins again at the next step, as in
+            `lambda step: 200.0 ** ((step % 100) / 99)` with
+            `round_end=sf.every(100, start=99)`.
 
-    Where `round_end` fires, after the optimizer's step, s becomes min(b * s, init):
-    gates that are open start the next round at `init`, and closed ones stay closed. The
-    schedule begins again at the next step, as in
-    `lambda step: 200.0 ** ((step % 100) / 99)` with
-    `round_end=sf.every(100, start=99)`. The penalty on the gates is a term:
+    Returns:
+        Reparametrisation whose latents by name are
+        `{"latent": {path: v}, "gate": {path: s}}`. The masks of training keep
+        everything. In `sf.settled` the gate is 1 / sigmoid(init) where s > 0, and the
+        rest is pruned.
+
+    Raises:
+        TypeError: `temperature` is no float and no schedule, or `round_end` no trigger.
+        ValueError: `init` is not a finite number.
+
+    This is continuous sparsification. The penalty on the gates is a term:
     `sf.terms.penalty`. Gates are computed in float64 and rounded, as in
     `hard_concrete`.
+
     Savarese et al. 2020, arXiv 1912.04427, eqs. 5 to 9.
     """
     beta = as_schedule(temperature)

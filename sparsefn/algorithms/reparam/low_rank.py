@@ -42,30 +42,38 @@ def low_rank(
             [ 2.,  3.]])}, {'w': tensor([[ True, False],
             [ True,  True]])})
 
-    W is frozen, and its zeros are the mask.
+    Args:
+        rank: Rows of A and columns of B, at least 1.
+        alpha: Positive number that scales B A by alpha / rank. None: the factor is 1.
+        dropout: Fraction in [0, 1) of the inputs of A that are left out; the others are
+            divided by 1 - dropout. These are columns of A, drawn from (key, path,
+            step), the same for all examples of a step: LoRA draws them for each
+            example, which no weight can say. There is none in `sf.settled`.
+        stacked: Number of first axes that stack matrices, as 1 for
+            `[experts, outputs, inputs]`, with an A and a B for each entry. Of the other
+            axes the first is outputs, and all others are inputs: a kernel is flattened.
 
-    The latents are `{"base": {path: W}, "a": {path: A}, "b": {path: B}}`; "base" does
-    not train. A is (rank, inputs), uniform in +-1 / sqrt(inputs) by the key of
-    `reparametrised` (Kaiming, as in the authors' code), and B, (outputs, rank), is
-    zero: the first weights are W. Without `alpha` the factor is 1. The weights are
-    merged at every step, and exactly the zeros of W stay; an `inner` algorithm may
-    prune more. A, B and the sum are float32 for leaves of half precision. In a module W
-    has to require a gradient, from which A and B get their gradients: freeze only what
-    has none.
+    Returns:
+        Reparametrisation with the latents
+        `{"base": {path: W}, "a": {path: A}, "b": {path: B}}`. W is frozen, its zeros
+        are the mask, and exactly these zeros stay. A is (rank, inputs), uniform in +-1
+        / sqrt(inputs) by the key of `reparametrised` (Kaiming, as in the authors'
+        code), and B, (outputs, rank), is zero: the first weights are W. A, B and the
+        sum are float32 for leaves of half precision.
 
-    The first axis of a leaf is outputs, and all others are inputs: a kernel is
-    flattened. Of a stack of matrices, as in `[experts, outputs, inputs]`, the first
-    `stacked` axes have an A and a B for each entry.
+    Raises:
+        TypeError: `rank` or `stacked` is not an int.
+        ValueError: `rank` is below 1, `stacked` negative, `alpha` not positive and
+            finite, or `dropout` outside [0, 1); a leaf has fewer axes than `stacked`
+            and two more, or is a DTensor.
 
-    `dropout` leaves out inputs of A, and divides the others by 1 - dropout: the columns
-    of A, drawn from (key, path, step), the same for all examples of a step. LoRA draws
-    them for each example, which no weight can say. It is left out in `sf.settled`.
+    The weights are merged at every step; an `inner` algorithm may prune more. In a
+    module W has to require a gradient, from which A and B get their gradients: freeze
+    only what has none. The last bits of B A are as the device's matrix product gives
+    them.
 
-    The last bits of B A are as the device's matrix product gives them. ValueError for a
-    rank below 1, an alpha that is not positive and finite, a dropout outside [0, 1),
-    leaves of fewer axes than `stacked` and two more, and DTensors. Hu et al. 2021,
-    arXiv 2106.09685, eq. 3; the mask: Munoz et al. 2024, arXiv 2410.03750; columns left
-    out: Lin et al. 2024, arXiv 2404.09610.
+    Hu et al. 2021, arXiv 2106.09685, eq. 3; the mask: Munoz et al. 2024,
+    arXiv 2410.03750; columns left out: Lin et al. 2024, arXiv 2404.09610.
     """
     check_int("low_rank", "rank", rank, 1)
     check_int("low_rank", "stacked", stacked, 0)

@@ -38,15 +38,25 @@ def faded(
     >>> map_.apply(latents, 0, sf.random.key(0))[0], map_.settled(latents, 0)[0]
     ({'w': tensor([4.0000, 0.5000])}, {'w': tensor([4., 0.])})
 
-    `factor` is a float or a schedule. Falling from 1 to 0 it is mask decay: Kao et al.
-    2022, arXiv 2209.07617. The mask follows the latents at each step: as many as the
-    pattern says, or as `sparsity` leaves, a float or a schedule. The masks in the state
-    keep everything until the factor is 0.
+    Args:
+        pattern: Pattern of the mask, which follows the latents at each step.
+        factor: A float or a schedule. Falling from 1 to 0 it is mask decay: Kao et al.
+            2022, arXiv 2209.07617.
+        sparsity: Fraction that the mask prunes: a float, a schedule or a 0-d tensor.
+            None where the pattern fixes it.
+        slope: What gradients off the mask are multiplied with: a float or a schedule.
+            None: `factor`.
 
-    `slope` is what gradients off the mask are multiplied with, `factor` itself if None.
+    Returns:
+        Reparametrisation. Its masks keep everything until the factor is 0.
+
+    Raises:
+        TypeError: `pattern` is no pattern, or `sparsity` is given where the pattern
+            fixes the count, or missing where it leaves the count open.
+        ValueError: `sparsity` is outside [0, 1].
+
     With factor 0.0, slope 1.0 is `sf.ste`, slope 0.0 a hard mask, and a slope that
-    falls from 1 to 0 gradient annealing: Kundu et al. 2023, arXiv 2304.06941. TypeError
-    without a sparsity where the pattern leaves the count open.
+    falls from 1 to 0 gradient annealing: Kundu et al. 2023, arXiv 2304.06941.
     """
     if not isinstance(pattern, Pattern):
         raise TypeError(
@@ -123,16 +133,24 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
     >>> gates, gates.sum()
     (tensor([0.0474, 0.2689, 0.7311, 0.9526]), tensor(2.))
 
-    c makes the gates of a leaf add up to the count that is kept.
+    Args:
+        sparsity: Fraction of each leaf that is pruned: a float, a schedule or a 0-d
+            tensor. c makes the gates of a leaf add up to the count that is kept.
+        sharpness: A float or a schedule; the sharper, the closer to the `topk_mask` of
+            |v|.
 
-    `sparsity` and `sharpness` are floats or schedules; the sharper, the closer to the
-    `topk_mask` of |v|. Gradients pass through c, too. The masks of training keep
-    everything. In `sf.settled` only the entries of the `topk_mask` are left, with the
-    weights that they have: the projection of Spartan, whose soft mask comes from
-    optimal transport.
+    Returns:
+        Reparametrisation. The masks of training keep everything. In `sf.settled` only
+        the entries of the `topk_mask` are left, with the weights that they have: the
+        projection of Spartan, whose soft mask comes from optimal transport.
 
-    Where |v| is NaN the gate is 0. ValueError for a DTensor: sums are over whole
-    leaves.
+    Raises:
+        TypeError: An argument is neither a float nor a schedule.
+        ValueError: `sparsity` is outside [0, 1], or a leaf is a DTensor: sums are over
+            whole leaves.
+
+    Gradients pass through c, too. Where |v| is NaN the gate is 0.
+
     Tai et al. 2022, arXiv 2205.14107; a sigmoid with a threshold a leaf is in PDP, Cho
     et al. 2023, arXiv 2305.11203.
     """
@@ -239,15 +257,27 @@ def soft_nm(
     ... )
     ({'w': tensor([ 3.,  0., -2.,  0.])}, {'w': tensor([ True, False,  True, False])})
 
-    t is the largest of the m - n smallest |v| of each m. Weights change continuously
-    where the mask changes, because both entries are 0 then. Gradients pass to v as they
-    are, on the mask and off it (straight through). With `rescale`, scale is one number
-    a leaf that never changes: the least squares of the first weights, kept in the
-    latents `{"latent": {path: v}, "scale": {path: scale}}`, of which "scale" does not
-    train; without it 1. The axis counts as in `sf.patterns.nm`.
+    Args:
+        n: Number of entries kept of each m.
+        m: Number of entries in a row that compete.
+        axis: Axis of these rows, which counts as in `sf.patterns.nm`.
+        rescale: Whether scale is one number a leaf that never changes: the least
+            squares of the first weights, kept in the latents as "scale", which does not
+            train. Without it scale is 1.
 
-    ValueError for a leaf that the pattern does not fit, and for a DTensor. S-STE: Hu et
-    al. 2024, arXiv 2409.09099.
+    Returns:
+        Reparametrisation with the latents
+        `{"latent": {path: v}, "scale": {path: scale}}`. t is the largest of the m - n
+        smallest |v| of each m. Gradients pass to v as they are, on the mask and off it
+        (straight through).
+
+    Raises:
+        TypeError: `n` or `m` is not an int.
+        ValueError: n > m, the pattern does not fit a leaf, or a leaf is a DTensor.
+
+    Weights change continuously where the mask changes, because both entries are 0 then.
+
+    S-STE: Hu et al. 2024, arXiv 2409.09099.
     """
     pattern = nm(n, m, axis)
 

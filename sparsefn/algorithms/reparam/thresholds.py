@@ -29,16 +29,27 @@ def soft_threshold(
     >>> map_.apply(latents, 0, sf.random.key(0))
     ({'w': tensor([ 0.2500, -0.0000, -1.0000])}, {'w': tensor([ True, False,  True])})
 
-    The latents are `{"latent": {path: v}, "threshold": {path: s}}`. There is no target
-    sparsity: weight decay in the optimizer moves s. At init=-3200 sigmoid and its slope
-    are exactly 0 in float32, so at first only weight decay moves s. The slope of s is a
-    sum over the leaf, made by autograd: its last bits depend on the number of threads
-    where the leaf has more than 32,768 rows, and of processes where it is a DTensor.
-    Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
+    Args:
+        f: Differentiable function that turns s into the threshold.
+        init: Number at which s starts. At -3200 sigmoid and its slope are exactly 0 in
+            float32, so at first only weight decay moves s.
+        slope: Derivative below the threshold in place of 0, a float or a schedule:
+            pruned weights then train on, more slowly. It changes gradients alone.
+            Falling from 1 to 0 it is AutoSparse: Kundu et al. 2023, arXiv 2304.06941.
 
-    `slope`, a float or a schedule, is the derivative below the threshold in place of 0:
-    pruned weights then train on, more slowly. It changes gradients alone. Falling from
-    1 to 0 it is AutoSparse: Kundu et al. 2023, arXiv 2304.06941.
+    Returns:
+        Reparametrisation with the latents
+        `{"latent": {path: v}, "threshold": {path: s}}`. There is no target sparsity:
+        weight decay in the optimizer moves s.
+
+    Raises:
+        TypeError: `slope` is neither a float nor a schedule.
+
+    The gradient of s is a sum over the leaf, made by autograd: its last bits depend on
+    the number of threads where the leaf has more than 32,768 rows, and of processes
+    where it is a DTensor.
+
+    Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
     """
     below = as_schedule(slope)
     hard = slope == 0.0 if isinstance(slope, float) else False
@@ -82,8 +93,16 @@ def power(alpha: float) -> Reparametrisation:
     ... )[0]
     {'w': tensor([ 0.2500, -4.0000,  0.0000])}
 
-    alpha = 1 is the identity; alpha < 1 is a ValueError. The gradient at v = 0 is 0 for
-    alpha > 1.
+    Args:
+        alpha: Exponent, at least 1. 1 is the identity; above it the gradient at v = 0
+            is 0.
+
+    Returns:
+        Reparametrisation with one tree of latents by path, "latent" (v).
+
+    Raises:
+        ValueError: `alpha` is below 1.
+
     Schwarz et al. 2021, arXiv 2110.00296, eq. 1.
     """
     if not alpha >= 1:

@@ -70,10 +70,17 @@ def check_step(step: Step) -> Step:
     >>> checks.check_step(3)
     3
 
-    Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a
-    tensor: that graph serves every step. Raises TypeError for another type or dtype,
-    ValueError for an int that is negative or above 2**63 - 2 and for a tensor that is
-    not 0-d.
+    Args:
+        step: The value to check. Under `vmap` a tensor is 0-d per member.
+
+    Returns:
+        The step. While compiling, an int comes back as a tensor, so that the graph
+        serves every step. An integer of another kind, such as NumPy's, comes back as an
+        int.
+
+    Raises:
+        TypeError: `step` is of another type or dtype.
+        ValueError: An int is negative or above 2**63 - 2, or a tensor is not 0-d.
     """
     step = check_kind(step)
     if isinstance(step, Tensor):

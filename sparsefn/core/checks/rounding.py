@@ -26,7 +26,15 @@ def rounded(fraction: Real, n: int | Tensor) -> int | Tensor:
     >>> sf.budgets.rounded(0.5, 5), sf.budgets.rounded(0.5, torch.tensor([5, 7]))
     (2, tensor([2, 4]))
 
-    A NaN in a tensor counts as 0; a float that is NaN is a ValueError.
+    Args:
+        fraction: A float or a float tensor. NaN in a tensor counts as 0.
+        n: Number of units: an int or an int tensor.
+
+    Returns:
+        The count, an int for a float and an int, else an int64 tensor.
+
+    Raises:
+        ValueError: A float is NaN.
     """
     return _whole(fraction, n, round, torch.round)
 
@@ -37,6 +45,16 @@ def rounded_up(fraction: Real, n: int | Tensor) -> int | Tensor:
     >>> sf.budgets.rounded_up(0.21, 5)
     2
     >>> algorithm = sf.rigl(0.5, drop_fraction=0.3, count=sf.budgets.rounded_up)
+
+    Args:
+        fraction: As in `rounded`.
+        n: As in `rounded`.
+
+    Returns:
+        The count, as from `rounded`.
+
+    Raises:
+        ValueError: A float is NaN.
     """
     return _whole(fraction, n, math.ceil, torch.ceil)
 
@@ -46,6 +64,16 @@ def rounded_down(fraction: Real, n: int | Tensor) -> int | Tensor:
 
     >>> sf.budgets.rounded_down(0.99, 15)
     14
+
+    Args:
+        fraction: As in `rounded`.
+        n: As in `rounded`.
+
+    Returns:
+        The count, as from `rounded`.
+
+    Raises:
+        ValueError: A float is NaN.
     """
     return _whole(fraction, n, math.floor, torch.floor)
 
@@ -107,10 +135,19 @@ def n_kept(n: int, sparsity: Real) -> int | Tensor:
     >>> sf.budgets.n_kept(10, 0.9), sf.budgets.n_kept(5, 0.5)
     (1, 3)
 
-    An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's
-    description:
-    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, whose
-    value is not read, is clamped, and NaN in it is sparsity 0: everything is kept.
+    Args:
+        n: Number of units.
+        sparsity: A float in [0, 1], or a 0-d float tensor. The value of a tensor is not
+            read: it is clamped, and NaN in it is sparsity 0, so that everything is
+            kept.
+
+    Returns:
+        The count, an int for a float, a 0-d int64 tensor for a tensor.
+
+    Raises:
+        TypeError: `sparsity` is an int or of another type, or a tensor is not 0-d or
+            not of floats.
+        ValueError: A float is outside [0, 1] or NaN.
     """
     checked = check_sparsity(sparsity)
     return n - rounded(

@@ -205,6 +205,19 @@ def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
 
     >>> sf.tree.map_with_path(lambda path, leaf: path, {"a": [0, 1]})
     {'a': ['a.0', 'a.1']}
+
+    Args:
+        fn: Function of (path, leaf, ...): a leaf of `tree`, and one of each tree of
+            `rest`.
+        tree: Tree whose structure the result has.
+        *rest: Trees of the structure of `tree`.
+
+    Returns:
+        A tree of what `fn` returns.
+
+    Raises:
+        ValueError: A tree of `rest` has another structure, or two leaves share a dotted
+            path.
     """
     leaves, rebuild = flatten(tree)
     others = [leaves_like(other, tree) for other in rest]

@@ -58,7 +58,11 @@ def leaves_of(tree: Tree) -> list[Tree]:
     >>> sf.tree.leaves_of({"b": 1, "a": [2, {}]})
     [2, 1]
 
-    There optree itself refuses a dict without tensors.
+    Args:
+        tree: Any tree.
+
+    Returns:
+        A new list. In compiled code optree itself refuses a dict without tensors.
     """
     return opened(tree)[0]
 
@@ -69,6 +73,13 @@ def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     >>> leaves, rebuild = sf.tree.opened({"b": 1, "a": [2, {}]})
     >>> rebuild([leaf + 1 for leaf in leaves])
     {'b': 2, 'a': [3, {}]}
+
+    Args:
+        tree: Any tree.
+
+    Returns:
+        A list of the leaves in optree's order, and a function that makes a tree of the
+        same structure from as many values.
     """
     if torch.compiler.is_compiling():
         return [leaf for _, leaf in _walk(tree)], lambda values: _refilled(
@@ -211,7 +222,15 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
     >>> rebuild([1, 2])
     [1, (2,)]
 
-    Raises ValueError where two leaves share a dotted path.
+    Args:
+        tree: Any tree.
+
+    Returns:
+        A dict of the leaves by dotted path, in optree's order, and a function that
+        makes a tree of the same structure from as many values.
+
+    Raises:
+        ValueError: Two leaves share a dotted path.
     """
     if torch.compiler.is_compiling():  # one walk, as each is traced
         rows = _walk(tree)

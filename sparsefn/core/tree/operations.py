@@ -22,6 +22,12 @@ def copied(tree: Tree) -> Tree:
     >>> state = sf.State(sf.tree.copied(params), {"w": torch.tensor(True)})
     >>> params["w"].zero_(), state.params["w"]
     (tensor([0., 0.]), tensor([1., 1.]))
+
+    Args:
+        tree: Tree of tensors.
+
+    Returns:
+        A tree of tensors that share no memory with `tree`.
     """
 
     def copy(leaf: Tensor) -> Tensor:
@@ -104,7 +110,14 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     >>> sf.tree.choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
 
-    It is an `if` where the value is known in Python, else a `torch.where`.
+    Args:
+        pred: A bool, or a 0-d bool tensor.
+        new: Function of `old` that returns a tree of its structure.
+        old: Tree of tensors.
+
+    Returns:
+        One of the two trees. It is an `if` where the value of `pred` is known in
+        Python, else a `torch.where` of each leaf.
     """
     holds = concrete(pred) if isinstance(pred, Tensor) else pred
     if isinstance(pred, Tensor) and holds is None:

@@ -55,6 +55,13 @@ def default_where(path: str, leaf: Tensor) -> bool:
     ... ]
     ['fc.weight', 'head.weight']
 
+    Args:
+        path: Dotted path of the leaf.
+        leaf: The leaf, of which only the shape is read.
+
+    Returns:
+        Whether the leaf is sparsified.
+
     True for a leaf of two dimensions or more, unless its lower-cased path
 
     - has `embed`, `norm`, `lm_head`, `rel_pos` or `pe_helper` anywhere in it,

@@ -49,13 +49,16 @@ class Counted(Made, _Count):
     >>> algorithm.update(state, state.params, 0).masks
     {'w': tensor([[ True,  True, False, False]])}
 
-    `count(scores, active, step)` gets the scores of units and a bool for each unit that
-    may be kept, both as (groups, units of a group), and gives an integer tensor of
-    shape (groups,). With `global_()` there is one group. `of` says what is counted: the
-    units that are kept, or those that are "dropped"; the others are then dropped or
-    kept, wherever the count is used. A count with `whole=False` adds up flags of units
-    alone: it is called with a fourth argument, which counts the flags that are set in
-    each group, and so serves a group that lies on several processes.
+    Attributes:
+        count: Function of (scores, active, step): the scores of units and a bool for
+            each unit that may be kept, both of shape (groups, units of a group), and
+            the step. It gives an integer tensor of shape (groups,). With `global_()`
+            there is one group.
+        of: What is counted: units that are "kept" or "dropped". The others are then
+            dropped or kept, wherever the count is used.
+        whole: Whether groups must be whole. With False `count` adds up flags of units
+            alone: it is called with a fourth argument, which counts the flags that are
+            set in each group, and so serves a group that lies on several processes.
     """
 
 
@@ -65,7 +68,13 @@ def in_rows(flags: Tensor) -> Tensor:
     >>> sf.counts.in_rows(torch.tensor([[True, False, True]]))
     tensor([2])
 
-    It is the `total` of a count whose groups are whole.
+    Args:
+        flags: Bool tensor of shape (groups, units of a group).
+
+    Returns:
+        Int64 tensor of shape (groups,).
+
+    It is the fourth argument of a count whose groups are whole.
     """
     return flags.sum(-1)
 
@@ -82,10 +91,19 @@ def above(tau: Level, at_least: int = 0) -> Counted:
     >>> algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])}).masks
     {'w': tensor([[ True,  True, False, False]])}
 
-    `tau` is a number, a Schedule or a 0-d tensor, and is compared in float32 or wider.
-    A unit that scores exactly tau is not above it, nor is NaN. Each group keeps
-    `at_least` so many of its units, the best, where it has them. Raises TypeError or
-    ValueError for another tau, and for an `at_least` that is not an int >= 0.
+    Args:
+        tau: The threshold: a number, a Schedule or a 0-d tensor. It is compared in
+            float32 or wider. A unit that scores exactly tau is not above it, nor is
+            NaN.
+        at_least: How many units each group keeps in any case, the best, where it has
+            them.
+
+    Returns:
+        The count of kept units.
+
+    Raises:
+        TypeError: `tau` is no number, or `at_least` is not an int.
+        ValueError: `tau` is not finite or not 0-d, or `at_least` is negative.
     """
     level = rounding.as_number(tau, "tau")
     check_int("above", "at_least", at_least, 0)
@@ -110,10 +128,20 @@ def below(tau: Level, spare: int = 0) -> Counted:
     ...     0.5, drop_fraction=sf.counts.below(0.1, spare=1), key=sf.random.key(0)
     ... )
 
-    The complement of `above`: a unit that scores exactly tau, or NaN, is dropped. Each
-    group spares its `spare` best units. `tau` and the errors are as in `above`. With a
-    threshold that follows the number of dropped weights this is the rule of Mostafa &
-    Wang 2019, arXiv 1902.05967.
+    Args:
+        tau: The threshold, as in `above`: a unit that scores exactly tau, or NaN, is
+            dropped.
+        spare: How many units each group keeps in any case, the best.
+
+    Returns:
+        The count of dropped units.
+
+    Raises:
+        TypeError: `tau` is no number, or `spare` is not an int.
+        ValueError: `tau` is not finite or not 0-d, or `spare` is negative.
+
+    With a threshold that follows the number of dropped weights this is the rule of
+    Mostafa & Wang 2019, arXiv 1902.05967.
     """
     level = rounding.as_number(tau, "tau")
     check_int("below", "spare", spare, 0)
@@ -138,10 +166,19 @@ def mass(share: float | Tensor) -> Counted:
     >>> sf.counts.mass(0.75).count(rows, torch.ones(1, 4, dtype=torch.bool), 0)
     tensor([2])
 
-    The sum is over the active units of each group, in float64; scores that are negative
-    or NaN count as 0. `share` is a float in [0, 1] or a 0-d tensor, which is clamped,
-    else TypeError or ValueError. The sums have the same bits on every device.
-    ValueError for a DTensor whose groups lie on several processes.
+    Args:
+        share: The share: a float in [0, 1], or a 0-d floating-point tensor, which is
+            clamped.
+
+    Returns:
+        The count of kept units. The sum is over the active units of each group, in
+        float64, with the same bits on every device. Scores that are negative or NaN
+        count as 0.
+
+    Raises:
+        TypeError: `share` is neither a float nor a 0-d floating-point tensor.
+        ValueError: A float `share` is outside [0, 1]; when a mask is made, a group of a
+            DTensor lies on several processes.
     """
     fraction = check_sparsity(share, "share")
 

@@ -42,9 +42,18 @@ def compensated(sparsity: float, total: int, dense: int) -> float:
     >>> round(sf.budgets.compensated(0.6, total=100, dense=20), 3)
     0.75
 
-    `total` weights, `dense` of them dense, at `sparsity` over all: the other weights
-    are at `sparsity * total / (total - dense)`. ValueError if they would keep less than
-    nothing.
+    Args:
+        sparsity: Fraction of zeros over all weights, a float in [0, 1].
+        total: The number of all weights.
+        dense: The number of weights that stay dense.
+
+    Returns:
+        `sparsity * total / (total - dense)`.
+
+    Raises:
+        TypeError: `sparsity` is not a float.
+        ValueError: `sparsity` is outside [0, 1], `dense` outside [0, total], or the
+            other weights would keep none.
     """
     if isinstance(check_sparsity(sparsity), Tensor):
         raise TypeError(
@@ -70,19 +79,25 @@ def uniform(dense_first: bool | str = False) -> Distribution:
     >>> sf.budgets.uniform()({"a": (4, 4), "b": (10,)}, 0.5)
     {'a': 8, 'b': 5}
 
-    With `dense_first=True` the first leaf stays dense, which is what papers call
-    uniform. It is the first in the order of paths, as `sf.report.plan` lists them;
-    where the name of the first layer is not, give its path or a glob. Every other leaf
-    is at the sparsity itself, so that less is pruned over all: `compensated` says what
-    to ask for instead.
-
     >>> sf.budgets.uniform(dense_first="stem.*")(
     ...     {"fc.weight": (4, 4), "stem.weight": (4, 1)}, 0.5
     ... )
     {'fc.weight': 8, 'stem.weight': 4}
 
-    A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134,
-    sec. 3.
+    Args:
+        dense_first: Whether the first leaf stays dense, which is what papers call
+            uniform. True is the first in the order of paths, as `sf.report.plan` lists
+            them; where the name of the first layer is not, give its path or a glob.
+
+    Returns:
+        The distribution. Every other leaf is at the sparsity itself, so that less is
+        pruned over all: `compensated` says what to ask for instead.
+
+    Raises:
+        TypeError: `dense_first` is neither a bool nor a glob.
+        ValueError: When a budget is made, the glob matches no leaf.
+
+    Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
     if not isinstance(dense_first, bool | str):
         raise TypeError(
@@ -154,9 +169,14 @@ def erdos_renyi() -> Distribution:
     >>> sf.budgets.erdos_renyi()({"a": (100, 100), "b": (10, 100)}, 0.9)
     {'a': 710, 'b': 390}
 
-    A leaf whose share exceeds its size is dense, and the other leaves share the rest.
-    Leaves of fewer than 2 dimensions are a ValueError. Mocanu et al. 2018,
-    arXiv 1707.04780, eq. 3.
+    Returns:
+        The distribution. A leaf whose share exceeds its size is dense, and the other
+        leaves share the rest.
+
+    Raises:
+        ValueError: When a budget is made, a leaf has fewer than 2 dimensions.
+
+    Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
     """
 
     def density(shape: tuple[int, ...]) -> float:
@@ -172,10 +192,19 @@ def erk(power: float = 1.0) -> Distribution:
     >>> sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9)
     {'a': 1267, 'b': 640}
 
-    Density is in proportion to (sum of dims / product of dims) ** power. The total is
-    exact; a leaf whose share exceeds its size is dense, and the other leaves share the
-    rest. Leaves of fewer than 2 dimensions are a ValueError. Evci et al. 2020,
-    arXiv 1911.11134, sec. 3.
+    Args:
+        power: The exponent: density is in proportion to
+            (sum of dims / product of dims) ** power.
+
+    Returns:
+        The distribution. The total is exact; a leaf whose share exceeds its size is
+        dense, and the other leaves share the rest.
+
+    Raises:
+        ValueError: `power` is not finite; when a budget is made, a leaf has fewer than
+            2 dimensions, or a density overflows.
+
+    Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
     if not math.isfinite(power):
         raise ValueError(f"expected a finite power, got {power}")
@@ -202,8 +231,16 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     ... )
     {'head.weight': 10, 'body.weight': 1}
 
-    Other leaves get the algorithm's own sparsity. A glob that matches no leaf is a
-    ValueError.
+    Args:
+        table: Sparsities, floats in [0, 1], by glob.
+
+    Returns:
+        The distribution. Other leaves get the algorithm's own sparsity.
+
+    Raises:
+        TypeError: A sparsity is not a float.
+        ValueError: A sparsity is outside [0, 1]; when a budget is made, a glob matches
+            no leaf.
     """
     for glob, sparsity in table.items():
         check_sparsity(sparsity, f"the sparsity of {glob!r}")
@@ -228,14 +265,25 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
     >>> owl({"0.weight": (10, 10), "1.weight": (10, 10), "2.weight": (10, 10)}, 0.5)
     {'0.weight': 40, '1.weight': 60, '2.weight': 50}
 
-    What each block keeps is within 2 * spread of the others. `ratios` has the ratio of
-    outliers of each block, by a glob for its leaves, as `sf.calibration.outlier_ratios`
-    gives them; only their differences, relative to the largest one, matter. A block's
-    leaves have one sparsity. The mean over blocks of what is kept is 1 - sparsity, so
-    blocks of one size keep that share together. With equal ratios it is `uniform`.
-    Leaves of all blocks need not be given at once. ValueError for a leaf that no glob
-    matches, and where a block would keep less than nothing or more than all. Yin et al.
-    2023, arXiv 2310.05175, sec. 3.
+    Args:
+        ratios: The ratio of outliers of each block, by a glob for its leaves, as
+            `sf.calibration.outlier_ratios` gives them. Only their differences, relative
+            to the largest one, matter; with equal ratios it is `uniform`.
+        spread: Half of the largest difference between the shares that two blocks keep,
+            in [0, 0.5].
+
+    Returns:
+        The distribution. A block's leaves have one sparsity. The mean over blocks of
+        what is kept is 1 - sparsity, so blocks of one size keep that share together.
+        Leaves of all blocks need not be given at once.
+
+    Raises:
+        TypeError: `ratios` is no dict, or empty.
+        ValueError: A ratio is not finite, or `spread` outside [0, 0.5]; when a budget
+            is made, no glob matches a leaf, or a block would keep less than nothing or
+            more than all.
+
+    Yin et al. 2023, arXiv 2310.05175, sec. 3.
     """
     if not isinstance(ratios, Mapping) or not ratios:
         raise TypeError(
@@ -286,11 +334,21 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
     ... )
     {'a': 12, 'b': 6, 'c': 4}
 
-    The total stays exact. A leaf of fewer units is dense. What these leaves get is
-    taken from the others, in proportion to what they keep above `least`. Counts are of
-    whole leaves: a pattern such as `sf.patterns.balanced` gives every output its
-    inputs. Raises TypeError for `global_`, which has `floor=`, and ValueError for a
-    total that is too small, where its value is known; where it is not, the total rises.
+    Args:
+        distribution: A distribution that gives counts, such as `uniform()`. `global_`
+            has a `floor` of its own.
+        least: The fewest units of a leaf. A leaf of fewer units is dense.
+
+    Returns:
+        The distribution. The total stays exact, as what these leaves get is taken from
+        the others, in proportion to what they keep above `least`. Counts are of whole
+        leaves: a pattern such as `sf.patterns.row_balanced` gives every output its
+        inputs.
+
+    Raises:
+        TypeError: `distribution` is `global_` or no function, or `least` is not an int.
+        ValueError: `least` is below 1; when a budget is made, the total is too small.
+            Where its value is not known, the total rises.
     """
     check_int("at_least", "least", least, 1)
     if isinstance(distribution, Global) or not callable(distribution):
@@ -398,10 +456,18 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
     >>> algorithm.update(state, state.params, 0).masks
     {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
 
-    The total is exact. Each leaf keeps at least ceil(floor * n) and at most
-    floor(ceiling * n) of its n units. The products are exact, of the simplest fraction
-    that rounds to the float: 0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the
-    total cannot meet are a ValueError.
+    Args:
+        floor: The least fraction of a leaf's n units that it keeps: ceil(floor * n).
+        ceiling: The largest fraction: floor(ceiling * n).
+
+    Returns:
+        The distribution. The total is exact. So are the products, of the simplest
+        fraction that rounds to the float: 0.07 of 100 is 7, and 1 / 3 of 3 is 1.
+
+    Raises:
+        TypeError: A bound is no number.
+        ValueError: A bound is outside [0, 1], or `floor` is above `ceiling`; when a
+            budget is made, the total cannot meet the bounds.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
         if not is_number(value):

@@ -66,13 +66,20 @@ class Redistribute(NamedTuple):
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    `share(scores, before, after)` gives the shares, which need not sum to 1: NaN counts
-    as 0, and if all are 0 the numbers of free entries are the shares. `score` is any
-    Score, its memory advanced on every step; None for the growth scores. A leaf grows
-    into at most the fraction `most` of its free entries, and beyond only once all other
-    leaves have reached theirs, so that the total is exact.
-    `rate(fraction, scores, masks)` gives each leaf its own drop fraction. A function in
-    place of a Redistribute is its `share`.
+    Attributes:
+        share: Function of (scores, masks before the drop, masks after it), each a dict
+            of tensors by path, that gives the shares by path. They need not sum to 1:
+            NaN counts as 0, and if all are 0 the numbers of free entries are the
+            shares.
+        score: A Score for `share`, its memory advanced on every step. None takes the
+            growth scores.
+        most: The fraction of its free entries that a leaf grows into at most. It passes
+            this only once all other leaves have reached theirs, so that the total is
+            exact.
+        rate: Function of (drop fraction, scores, masks) that gives each leaf its own
+            drop fraction, by path. None is one drop fraction for all.
+
+    A function in place of a Redistribute is its `share`.
     """
 
     share: Share
@@ -81,7 +88,16 @@ class Redistribute(NamedTuple):
     rate: Rate | None = None
 
     def shares(self, scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-        """What `share` gives, as numbers that are complete on every process."""
+        """What `share` gives, as numbers that are complete on every process.
+
+        Args:
+            scores: Scores by path.
+            before: Masks before the drop, by path.
+            after: Masks after the drop, by path.
+
+        Returns:
+            0-d tensors by path.
+        """
         given = self.share(scores, before, after)
         return dict(zip(given, full_tensors(list(given.values())), strict=True))
 
@@ -132,7 +148,15 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     ... )
     {'w': tensor(3., dtype=torch.float64)}
 
-    NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
+    Args:
+        scores: Scores by path.
+        before: Masks before the drop, by path.
+        after: Not used.
+
+    Returns:
+        0-d float64 tensors by path; NaN for a leaf without active weights.
+
+    Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
     """
     del after
     values = [scores[path] for path in before]
@@ -148,6 +172,14 @@ def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     >>> mask = torch.tensor([True, False])
     >>> sf.redistribute.active({}, {"w": mask}, {"w": mask})
     {'w': tensor(1)}
+
+    Args:
+        scores: Not used.
+        before: Masks before the drop, by path.
+        after: Not used.
+
+    Returns:
+        0-d int64 tensors by path.
     """
     del scores, after
     return dict(zip(before, _counts(list(before.values())), strict=True))
@@ -159,6 +191,14 @@ def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     >>> mask = torch.tensor([True, True])
     >>> sf.redistribute.survivors({}, {"w": mask}, {"w": torch.tensor([True, False])})
     {'w': tensor(1)}
+
+    Args:
+        scores: Not used.
+        before: Not used.
+        after: Masks after the drop, by path.
+
+    Returns:
+        0-d int64 tensors by path.
 
     Mostafa & Wang 2019, arXiv 1902.05967.
     """
@@ -172,7 +212,15 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     >>> sf.redistribute.lost({}, {"w": mask}, {"w": torch.tensor([True, False])})
     {'w': tensor(1)}
 
-    A leaf grows as many as it dropped. The same as no redistribution; for a
+    Args:
+        scores: Not used.
+        before: Masks before the drop, by path.
+        after: Masks after the drop, by path.
+
+    Returns:
+        0-d int64 tensors by path.
+
+    A leaf grows as many as it dropped: the same as no redistribution, for a
     `Redistribute` that has a `rate`.
     """
     del scores
@@ -190,9 +238,19 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     >>> rate(0.3, scores, {"a": torch.arange(10) < 9, "b": torch.arange(10) < 9})
     {'a': tensor(0.1000, dtype=torch.float64), 'b': tensor(0.3000, dtype=torch.float64)}
 
-    A leaf whose sparsity is under `below` and whose share is above the average drops at
-    most its sparsity, so a dense one drops nothing. `below` is a float in [0, 1], else
-    ValueError.
+    Args:
+        share: Function of (scores, masks, masks) that gives the importance of each
+            leaf, as in `Redistribute`.
+        below: The sparsity under which a leaf is nearly dense, a float in [0, 1].
+
+    Returns:
+        A `rate` of `Redistribute`. A leaf whose sparsity is under `below` and whose
+        share is above the average drops at most its sparsity, so a dense one drops
+        nothing.
+
+    Raises:
+        ValueError: `below` is outside [0, 1].
+
     Dettmers & Zettlemoyer 2019, arXiv 1907.04840, as in the authors' code.
     """
     if not 0.0 <= below <= 1.0:
@@ -231,9 +289,20 @@ def allocate(
     >>> sf.redistribute.allocate(shares, 235, room, most=0.99)
     {'a': 15, 'b': 110, 'c': 110}
 
-    No leaf gets more than `most` of its `room` until all have that much. `room` is the
-    largest count of each leaf. It is `apportion` with these caps: the sum is exact, and
-    errors are the same; ValueError for a `most` outside [0, 1].
+    Args:
+        shares: Share of each leaf, by path.
+        total: The sum of the counts: an int, or a 0-d integer tensor.
+        room: The largest count of each leaf, by path.
+        most: The fraction of its `room` that a leaf gets at most until all leaves have
+            that much.
+
+    Returns:
+        Counts by path, whose sum is exact, as from `sf.budgets.apportion` with these
+        caps: ints, or 0-d int64 tensors where a value is a tensor.
+
+    Raises:
+        ValueError: `most` is outside [0, 1], a share is negative or infinite, or the
+            total is above the sum of `room`.
     """
     check_most(most)
     if most == 1.0 or not room:
@@ -284,9 +353,15 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
     ... )
     tensor([1])
 
-    On average the wanted number grows. For uniform growth scores in [0, 1), as
-    `sf.scores.random` of single weights: a weight grows if its score is at least 1 -
-    wanted / free.
+    Args:
+        scores: Uniform growth scores in [0, 1), as `sf.scores.random` of single
+            weights: floating-point tensor of shape (groups, weights of a group).
+        free: Bool tensor of this shape: the pruned weights.
+        wanted: Integer tensor of shape (groups,): how many grow on average.
+
+    Returns:
+        Int64 tensor of shape (groups,), how many grow. A weight grows if its score is
+        at least 1 - wanted / free.
     """
     chance = wanted.double() / free.sum(-1).clamp(min=1)
     is_drawn = scores.double() >= (1 - chance)[..., None]

@@ -156,38 +156,46 @@ def within(
     ({'0.weight': 7}, 95, 95)
     >>> algorithm = sf.gmp(1.0, pattern=groups.pattern(), distribution=budget)
 
-    One more unit of any of them would pass the limit.
+    Args:
+        limit: The highest cost, in the unit that `unit` counts.
+        model: What the model is made of: `sf.shrinking.groups(model, example)` for
+            units, with `pattern=groups.pattern(only)`, or
+            `sf.shrinking.weights(model, example)` for single weights.
+        unit: What is counted, each time from all sizes, as what a unit costs depends on
+            what others keep. "params" are entries of parameters, shared ones once; of
+            single weights, the weights that are not zero. "flops" are of one call on
+            the example, as `sf.report.flops` counts them. "bytes" are of the
+            parameters. A table has the cost of each leaf or set by its path, as a
+            sequence by kept count, from 0 on, or a dict by count, in which counts that
+            are missing cost what the next larger one does. The sum counts, such as of
+            measured times. Where fewer units cost more than more units do, they count
+            as much as the largest cost below.
+        prefer: What loses units. "uniform": the same share of units everywhere. A dict
+            of weights by glob: shares in proportion to the weights (0: stays whole,
+            others 1). "global": the units of the smallest mean magnitude in all of the
+            model as it is. A dict of a tensor of scores for each leaf or set: the
+            units of the lowest scores.
+        bits: How many bits an entry takes, for "bytes". None takes the dtypes.
+        compressed: Whether "bytes" are what the masked model takes with a bit for each
+            weight of the leaves that lose some, as `sf.checkpoint.compress` stores
+            them. Single weights need it.
+        only: The numbers of the groups that may lose units, as in
+            `groups.pattern(only)`. Single weights ignore it.
 
-    `model` are `sf.shrinking.groups(model, example)` for units, with
-    `pattern=groups.pattern(only)`, or `sf.shrinking.weights(model, example)` for single
-    weights. The sparsity of an algorithm is how far on the way to the limit it is: at
-    1.0 the cost is at most the limit, at 0.0 the model is whole, and between them the
-    bound falls in proportion. Each leaf or set keeps a unit at least; those that
-    `where` leaves out stay whole.
+    Returns:
+        The distribution. The sparsity of an algorithm is how far on the way to the
+        limit it is: at 1.0 the cost is at most the limit, at 0.0 the model is whole,
+        and between them the bound falls in proportion. Each leaf or set keeps a unit at
+        least, and one more unit of any would pass the limit; what `where` leaves out
+        stays whole.
 
-    `unit` is what is counted, each time from all sizes, as what a unit costs
-    depends on what others keep:
+    Raises:
+        TypeError: `limit` is no number, or `model` is neither of the two.
+        ValueError: `limit` cannot be met (the text has the least cost), `unit` or
+            `prefer` is unknown or does not fit, or leaves have other sizes.
 
-    - "params": entries of parameters, shared ones once; of single weights those that
-      are not zero.
-    - "flops": of one call on the example, as `sf.report.flops` counts them.
-    - "bytes": of the parameters in their dtypes, or in so many `bits` each. With
-      `compressed` they are what the masked model takes with a bit for each weight of
-      the leaves that lose some, as `sf.checkpoint.compress` stores them.
-    - a table: the cost of each leaf or set by its path, as a sequence by kept count,
-      from 0 on, or a dict by count, in which counts that are missing cost what the next
-      larger one does. The sum counts, such as of measured times. Where fewer units cost
-      more than more units do, they count as much as the largest cost below.
-
-    `prefer` says who loses: "uniform", the same share of units everywhere; a dict of
-    weights by glob, in proportion to which shares are lost (0: stays whole, others 1);
-    "global", the units of the smallest mean magnitude in all of the model as it is; or
-    a dict of a tensor of scores for each leaf or set. All are deterministic: the common
-    bound is the highest that fits, then units are added one by one in this order until
-    none fits.
-
-    Raises ValueError for a limit that cannot be met, with the least cost, for another
-    unit, and for leaves of other sizes; TypeError for a limit that is no number.
+    All is deterministic: the common bound is the highest that fits, then units are
+    added one by one in the order of `prefer` until none fits.
     """
     if not is_number(limit):
         raise TypeError(

@@ -74,6 +74,9 @@ def unstructured() -> Pattern:
     ...     torch.tensor([0.3, 0.1, 0.2]), 2, pattern=sf.patterns.unstructured()
     ... )
     tensor([ True, False,  True])
+
+    Returns:
+        The pattern, which is the default.
     """
     return Pattern("unstructured()", _ones, lambda grid: grid)
 
@@ -87,12 +90,23 @@ def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     ... )
     tensor([ True, False, False,  True])
 
-    The axis counts in the tensor as it is: `sf.modules.pattern_axis` says which one a
-    layer sums over.
-    0 <= n <= m, else ValueError; the axis must be divisible by m, else ValueError when
-    a mask is made. `n` may be a 0-d int64 tensor, one a member of an ensemble: it is
-    clamped, and give the algorithm no sparsity, which is not compared with it. Mishra
-    et al. 2021, arXiv 2104.08378.
+    Args:
+        n: How many are kept: an int in [0, m], or a 0-d int64 tensor, one a member of
+            an ensemble. A tensor is clamped; give the algorithm no sparsity, which is
+            not compared with it.
+        m: How many consecutive elements form a group.
+        axis: The dimension of the tensor as it is: `sf.modules.pattern_axis` says which
+            one a layer sums over.
+
+    Returns:
+        The pattern, which fixes the count of a group.
+
+    Raises:
+        TypeError: A number is not an int, or a tensor `n` not 0-d int64.
+        ValueError: `n` is outside [0, m] or `m` below 1; when a mask is made, the axis
+            is missing or not divisible by `m`.
+
+    Mishra et al. 2021, arXiv 2104.08378.
     """
     check_int("", "m", m, 1)
     check_int("", "axis", axis)
@@ -127,15 +141,7 @@ def block(
     tensor([[False, False,  True],
             [False, False,  True]])
 
-    Blocks start at index 0; those at the far borders may be partial and are reduced
-    over the elements that exist. `reduce` is "mean", "sum", "max", "min", "l2", whose
-    sums have one order everywhere, or a callable over the last dimension of contiguous
-    rows, the scores of some blocks at a time where there are many: its own sums may
-    depend on threads and compilers. A tensor of fewer dimensions is a ValueError.
-
-    With `zeros`, a pruned block loses its `zeros` worst elements only (all, if it has
-    no more); counts and sparsities stay those of blocks. Where no block is kept, all
-    are pruned so:
+    Where no block is kept, all are pruned as `zeros` says:
 
     >>> sf.masks.topk_mask(
     ...     torch.tensor([4.0, 1.0, 2.0, 3.0]),
@@ -143,6 +149,24 @@ def block(
     ...     pattern=sf.patterns.block((4,), zeros=2),
     ... )
     tensor([ True, False, False,  True])
+
+    Args:
+        shape: The sizes of a block. Blocks start at index 0; at the far borders they
+            may be partial, and are reduced over the elements that exist.
+        reduce: How the scores of a block become one: "mean", "sum", "max", "min" or
+            "l2", whose sums have one order everywhere, or a callable over the last
+            dimension of contiguous rows, the scores of some blocks at a time where
+            there are many. Its own sums may depend on threads and compilers.
+        zeros: How many elements a pruned block loses, its worst: all of them, if it has
+            no more. Counts and sparsities stay those of blocks. Default: all.
+
+    Returns:
+        The pattern.
+
+    Raises:
+        TypeError: A size or `zeros` is not an int.
+        ValueError: A size is below 1, `zeros` is outside [0, elements of a block] or
+            `reduce` is unknown; when a mask is made, the tensor has fewer dimensions.
     """
     box = tuple(shape)
     for size in box:
@@ -180,11 +204,20 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     tensor([[False, False],
             [ True,  True]])
 
-    The axis counts in the tensor as it is: `sf.modules.channel_axis` says along which
-    one a layer's outputs lie. `norm` is the order p of the vector norm: any float, inf
-    included. With `groups`, slices compete inside each of several equal blocks of them,
-    such as the 4 gates of an LSTM, and an int count is a count of each block; an axis
-    that they do not divide is a ValueError.
+    Args:
+        axis: The dimension of the tensor as it is: `sf.modules.channel_axis` says along
+            which one a layer's outputs lie.
+        norm: The order p of the vector norm: any float, inf included.
+        groups: The number of equal blocks of slices, such as the 4 gates of an LSTM.
+            Slices compete inside each block, and an int count is a count of each.
+
+    Returns:
+        The pattern.
+
+    Raises:
+        TypeError: `axis` or `groups` is not an int.
+        ValueError: `groups` is below 1; when a mask is made, the axis is missing or not
+            divisible by `groups`.
     """
     check_int("", "axis", axis)
     name = f"channel(axis={axis}, norm={norm}" + (
@@ -206,7 +239,14 @@ def kernel(reduce: Reduce = "mean") -> Pattern:
     >>> sf.masks.topk_mask(scores, 1, pattern=sf.patterns.kernel()).sum((2, 3))
     tensor([[0, 4]])
 
-    On a 2-D leaf a kernel is one element.
+    Args:
+        reduce: How the scores of a kernel become one, as in `block`.
+
+    Returns:
+        The pattern. On a 2-D leaf a kernel is one element.
+
+    Raises:
+        ValueError: `reduce` is unknown.
     """
 
     def unit(size: Box) -> Box:
@@ -237,8 +277,16 @@ def out_groups(groups: int) -> Pattern:
     tensor([[ True, False],
             [False,  True]])
 
-    An int count is a count of each group. Dimension 0 must be divisible by g, else
-    ValueError.
+    Args:
+        groups: The number g of blocks.
+
+    Returns:
+        The pattern. An int count is a count of each group.
+
+    Raises:
+        TypeError: `groups` is not an int.
+        ValueError: `groups` is below 1; when a mask is made, dimension 0 is not
+            divisible by it.
     """
     name = f"out_groups({groups})"
     return Pattern(name, _ones, _blocks(name, groups, 0))
@@ -254,8 +302,16 @@ def in_groups(groups: int) -> Pattern:
     tensor([[ True, False],
             [False,  True]])
 
-    An int count is a count of each group. Dimension 1 must be divisible by g, else
-    ValueError.
+    Args:
+        groups: The number g of blocks.
+
+    Returns:
+        The pattern. An int count is a count of each group.
+
+    Raises:
+        TypeError: `groups` is not an int.
+        ValueError: `groups` is below 1; when a mask is made, dimension 1 is missing or
+            not divisible by it.
     """
     name = f"in_groups({groups})"
     return Pattern(name, _ones, _blocks(name, groups, 1))
@@ -273,9 +329,18 @@ def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
     tensor([[ True, False],
             [False,  True]])
 
-    An int count is a count of each row. `axis` is the outputs' axis: 1 for the Conv1D
-    of transformers, (0, 1) for experts in one leaf, [experts, out, in], and (0, 2)
-    where they are stored as [experts, in, out]. Lasby et al. 2024, arXiv 2305.02299.
+    Args:
+        axis: The dimension of the outputs, or several: 1 for the Conv1D of
+            transformers, (0, 1) for experts in one leaf, [experts, out, in], and (0, 2)
+            where they are stored as [experts, in, out].
+
+    Returns:
+        The pattern. An int count is a count of each row.
+
+    Raises:
+        ValueError: When a mask is made, the tensor has no such axis.
+
+    Lasby et al. 2024, arXiv 2305.02299.
     """
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     shown = axes[0] if len(axes) == 1 else axes
@@ -304,10 +369,18 @@ def nearly_diagonal(nearliness: int) -> Pattern:
     {'w': tensor([[ True, False],
             [False,  True]])}
 
-    They are within nearliness // 2 of it. `nearliness` is odd, the number of diagonals;
-    0 and less keep nothing. Rows and columns beyond the band of an oblong matrix are
-    all False. An even one above 0 is a ValueError; when a mask is made, so are a tensor
-    that is not 2-D and nearliness // 2 >= min(rows, columns).
+    Args:
+        nearliness: The number of diagonals, which is odd: entries within
+            nearliness // 2 of the main one are kept. 0 and less keep nothing.
+
+    Returns:
+        The pattern, which fixes the count. Rows and columns beyond the band of an
+        oblong matrix are all False.
+
+    Raises:
+        TypeError: `nearliness` is not an int.
+        ValueError: `nearliness` is even and above 0; when a mask is made, the tensor is
+            not 2-D, or nearliness // 2 >= min(rows, columns).
     """
     check_int("", "nearliness", nearliness)
     if nearliness > 0 and nearliness % 2 == 0:
@@ -370,6 +443,22 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
     tensor([[False,  True],
             [ True, False]])
 
+    Args:
+        n: How many are kept in each row and column of a tile.
+        m: The size of a tile along both dimensions.
+        axes: The two dimensions of a tile: by default outputs and inputs of linear
+            layers and convolutions.
+
+    Returns:
+        The pattern, which fixes the count, so give algorithms no sparsity. Its units
+        are picked together and not one by one, so algorithms that drop and grow units
+        do not take it, nor do DTensors.
+
+    Raises:
+        TypeError: A number is not an int.
+        ValueError: `n` is outside [0, m], or `axes` are not two different ones; when a
+            mask is made, an axis is missing or not divisible by `m`.
+
     The weight and its transpose are both N:M. The tile with the largest sum of
     scores is kept: sums are in float64, added in one order. NaN never wins: tiles with
     fewer NaN come first. Of equal sums the lowest pattern wins: the one whose first row
@@ -378,12 +467,6 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
     a greedy choice and then exchanges between two rows as long as one gains: the same
     mask everywhere, but not always the best one.
 
-    `axes` are the two dimensions of a tile: outputs and inputs of linear layers and
-    convolutions by default. Both must be divisible by m. Units are picked together and
-    not one by one, so algorithms that drop and grow units take no such pattern, nor do
-    DTensors. Give algorithms no sparsity. Raises ValueError for n outside [0, m] and
-    for axes that are not two different ones, and, when a mask is made, for a shape that
-    does not fit.
     Hubara et al. 2021, arXiv 2102.08124.
     """
     check_int("transposable", "m", m, 1)

@@ -113,24 +113,34 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     Each set then keeps exactly its count of units, and at least one, also where its
     budget says none: else it would take the entries of all units that meet it. A set is
     known in budgets by the path of its first leaf; others that begin with this leaf are
-    `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
+    `path:1`, `path:2` and so on. A unit is kept if one of its entries is.
 
-    A unit's score is of all of its entries, also of entries that other sets prune,
-    pooled by `reduce` as in `sf.patterns.block`: members in their order, each row by
-    row. It is kept if one of its entries is. Globs in `where` choose the sets of all
-    leaves that they match, and so does the default; another function is asked about the
-    first leaf of a set, for all of it. Only algorithms take it: a mask of one tensor
-    has no other leaves. Where single entries are drawn or move between leaves (`snfs`,
-    `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
+    Args:
+        members: The members of the sets, in one of these forms. A glob that is the path
+            of a leaf is that leaf alone.
+        reduce: How the scores of a unit become one, as in `sf.patterns.block`. They are
+            of all of its entries, also of entries that other sets prune: members in
+            their order, each row by row.
+
+    Returns:
+        The pattern, for algorithms alone, as a mask of one tensor has no other leaves.
+        Where single entries are drawn or move between leaves (`snfs`, `redistribute`,
+        `supermask("bernoulli")`) it is refused, as other patterns are.
+
+    Raises:
+        TypeError: `members` have another form.
+        ValueError: There is no member, a block or the number of parts is below 1, unit
+            numbers leave one out, or `reduce` is unknown. `init` raises it for a glob
+            that no path matches, where no set has a leaf for each member, for members
+            whose numbers of units differ, where other sets may prune a unit whole
+            though they keep one of theirs, for a `where` that chooses all leaves of a
+            set without choosing it, and for given masks that prune a unit in part (on
+            the CPU, where values are read).
+
+    Globs in `where` choose the sets of all leaves that they match, and so does the
+    default; another function is asked about the first leaf of a set, for all of it.
     `sf.shrinking.groups(model, example)` finds the sets of a whole model, and
     `sf.shrink(model, state, example)` removes the units that are pruned.
-
-    Raises TypeError for members of another form, ValueError for unit numbers that leave
-    one out. `init` raises ValueError for a glob that no path matches, where no set has
-    a leaf for each member, for members whose numbers of units differ, where other sets
-    may prune a unit whole though they keep one of theirs, for a `where` that chooses
-    all leaves of a set without choosing it, and for given masks that prune a unit in
-    part (on the CPU, where values are read).
     """
     if not _is_list(members):
         raise TypeError(

@@ -49,12 +49,19 @@ class Pattern(Made):
     >>> sf.patterns.nm(2, 4) == sf.patterns.nm(2, 4, axis=-1)
     True
 
-    `unit(shape)` is the box of elements that form one unit, `group(grid)` the box of
-    units that compete (both with one entry a dimension), `reduce` turns the scores in a
-    unit, along the last dimension, into the unit's score. Where the pattern says so,
-    `fixed` is the count that a group keeps (an int, a 0-d tensor or a function of the
-    grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is how
-    many elements a pruned unit loses: its worst, where None is all of them.
+    Attributes:
+        name: The text of `repr`. Patterns of one name are equal.
+        unit: Function of a shape: the box of elements that form one unit, with one
+            entry a dimension.
+        group: Function of the grid of units: the box of units that compete, with one
+            entry a dimension.
+        reduce: Function of the scores of units along the last dimension that gives a
+            score for each unit. None where a unit is one element.
+        fixed: How many units a group keeps, where the pattern says it: an int, a 0-d
+            tensor or a function of the grid.
+        allowed: Function of the grid: bool tensor of the units that may be kept at all.
+            None is all of them.
+        zeros: How many elements a pruned unit loses: its worst. None is all of them.
 
     The units of this class are boxes of one tensor, and are chosen one by one. Another
     kind is a subclass that overrides what differs.
@@ -86,20 +93,51 @@ class Pattern(Made):
         return self.zeros is not None
 
     def leaves_in(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses."""
+        """The leaves that `where` chooses.
+
+        Args:
+            params: Tree of floating-point tensors.
+            where: A function of (path, leaf), a glob or a sequence of globs.
+
+        Returns:
+            The leaves by path.
+        """
         return select_leaves(params, where)
 
     def grids(self, leaves: Leaves) -> Grids:
-        """The units of some leaves; errors name the leaf."""
+        """The units of some leaves.
+
+        Args:
+            leaves: Tensors by path.
+
+        Returns:
+            The grids of units, by path.
+
+        Raises:
+            ValueError: The pattern does not fit a leaf, which is named.
+        """
         units = units_of_leaves(self, leaves)
         return Grids(units)
 
     def winners(self, entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
-        """The best units of each group, as many as its count says."""
+        """The best units of each group, as many as its count says.
+
+        Args:
+            entries: The scores of the units of each leaf, and which of them compete.
+            counts: How many units the groups of each leaf keep.
+
+        Returns:
+            Flags of the kept units, a bool tensor for each entry.
+        """
         return winners(entries, counts)
 
     def check_masks(self, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
-        """Raise for given masks that prune a unit in part, where that cannot be."""
+        """Raise for given masks that prune a unit in part, where that cannot be.
+
+        Args:
+            masks: Bool tensors by path.
+            leaves: The leaves of these masks, by path.
+        """
 
 
 # Not frozen, which would take a microsecond for each; nothing writes to it.

@@ -36,10 +36,25 @@ def compress(
     ... )
     True
 
-    `pattern` is `sf.patterns.nm(n, m, axis)`, or a list of (where, pattern) pairs of
-    which the first match counts, as in `sf.partition`: transposed convolutions have
-    another axis (`sf.modules.pattern_axis`). A leaf with a 0-d mask is stored
-    unchanged. Any other leaf becomes four tensors:
+    Args:
+        state: A State, whose pruned weights are lost.
+        pattern: `sf.patterns.nm(n, m, axis)`, or a list of (where, pattern) pairs of
+            which the first match counts, as in `sf.partition`: transposed convolutions
+            have another axis (`sf.modules.pattern_axis`).
+
+    Returns:
+        Dict of contiguous tensors that share no memory with the state or each other, as
+        safetensors wants it. Bits are copied, NaN and -0.0 included.
+
+    Raises:
+        ValueError: A mask has a group that keeps more than n, m does not divide the
+            axis, a pattern is not `nm`, a leaf with a full-shape mask has no pattern,
+            two tensors have one name, or a tensor is of the meta device. The text names
+            the path.
+        TypeError: `state` is not a State, params are not floating-point, or `pattern`
+            holds something else than patterns.
+
+    A leaf with a 0-d mask is stored unchanged. Any other leaf becomes four tensors:
 
     - `<path>.values`: the leaf's shape with n entries for every m along the axis. They
       are the kept entries in their order; a group that keeps fewer than n ends in
@@ -47,13 +62,6 @@ def compress(
     - `<path>.bitmask`: the mask as `sf.masks.pack` packs it, uint8.
     - `<path>.shape`: the sizes of the leaf, int64.
     - `<path>.nm`: n, m and the axis, counted from 0, int64.
-
-    Bits are copied, NaN and -0.0 included; pruned weights are lost. All tensors are
-    contiguous and share no memory with the state or each other, as safetensors wants
-    it. Raises ValueError, naming the path, for a mask with a group that keeps more than
-    n, an axis that m does not divide, a pattern other than `nm`, a leaf of full-shape
-    mask without a pattern, two tensors of one name and tensors of the meta device;
-    TypeError for anything but a State.
     """
     if not isinstance(state, State):
         raise TypeError(f"compress: expected a State, got {type(state).__name__}")
@@ -102,15 +110,24 @@ def decompress(tensors: Mapping[str, Tensor]) -> State:
     ... ).params
     {'w': tensor([3., 0.])}
 
-    Masks are the same bit for bit, weights too, with 0.0 where they are pruned. Nothing
-    is shared with the tensors. Other trees than flat dicts:
-    `sf.checkpoint.load_state_dict(params, state.params)`. To train on, start from the
-    masks: `sf.from_masks(state.masks).init(state.params)`.
-    Raises ValueError for missing tensors, for tensors that do not fit each other, for
-    bits that are set where `compress` leaves zeros and, before any memory is asked for,
-    for a tensor that repeats its bytes (an expanded one: a small file could ask for any
-    amount); TypeError for names that are no strings, for other dtypes and leaves that
-    are not dense. All name the path.
+    Args:
+        tensors: Tensors by name, as `compress` gives them.
+
+    Returns:
+        A State that shares nothing with the tensors. Masks are the same bit for bit,
+        weights too, with 0.0 where they are pruned.
+
+    Raises:
+        ValueError: Tensors are missing or do not fit each other, bits are set where
+            `compress` leaves zeros or, before any memory is asked for, a tensor repeats
+            its bytes (an expanded one: a small file could ask for any amount). The text
+            names the path.
+        TypeError: `tensors` is no dict, a name is no string, a tensor has another dtype
+            or is not dense. The text names the path.
+
+    For other trees than flat dicts use `sf.checkpoint.load_state_dict(params,
+    state.params)`. To train on, start from the masks:
+    `sf.from_masks(state.masks).init(state.params)`.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(

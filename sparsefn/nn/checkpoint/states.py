@@ -35,16 +35,22 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
     ... )["mask"].shape
     torch.Size([1017])
 
-    The order is optree's, whatever the insertion order of dicts. `torch.save` and
-    `torch.load(weights_only=True)` take it. Tensors are detached and shared with the
-    state, except views of a larger storage (a member of a stack), which are copied:
-    `torch.save` would write the whole storage.
+    Args:
+        state: The tree.
+        pack: Whether every bool tensor that is not 0-d takes one bit an element. It
+            becomes a vector of uint8: the number of dimensions, each size in 8 bytes,
+            the lowest first, and the bytes of `sf.masks.pack`. `load_state_dict`
+            recognizes packed masks.
 
-    With `pack` every bool tensor that is not 0-d takes one bit an element. It becomes a
-    vector of uint8: the number of dimensions, each size in 8 bytes, the lowest first,
-    and the bytes of `sf.masks.pack`. `load_state_dict` recognizes packed masks. Raises
-    ValueError for two leaves of one path, TypeError for a leaf that is not a tensor, or
-    is a sparse, nested or quantised one.
+    Returns:
+        Dict in optree's order, whatever the insertion order of dicts, for `torch.save`
+        and `torch.load(weights_only=True)`. Tensors are detached and shared with the
+        state, except views of a larger storage (a member of a stack), which are copied:
+        `torch.save` would write the whole storage.
+
+    Raises:
+        ValueError: Two leaves have one path.
+        TypeError: A leaf is not a tensor, or is a sparse, nested or quantised one.
     """
     return {
         path: _saved(as_dense("the state", path, leaf), pack)
@@ -156,16 +162,25 @@ def load_state_dict(
     >>> sf.checkpoint.load_state_dict(larger, saved, strict=False).params
     {'w': tensor([3., 4.]), 'new': tensor([0.])}
 
-    The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes
-    and devices; its values are not used. Packed masks are unpacked. With `strict=False`
-    a path that `sd` lacks keeps the template's value and one that the template lacks is
-    left out: for a state of other params than the template's. The result shares no
-    memory with `sd` or the template. Raises ValueError for paths that are missing or
-    unexpected, for another shape, for a 0-d False among the masks of a state or a stack
-    of states (0-d masks are True: the leaf is dense), for unused bits of a packed mask
-    that are set, as in damaged bytes, and for tensors of the meta device, which hold no
-    values; TypeError for another dtype and for sparse, nested and quantised tensors.
-    All name the path.
+    Args:
+        template: A tree, `algorithm.init(params)` for example, which gives structure,
+            shapes, dtypes and devices. Its values are not used.
+        sd: Tensors by path, as `state_dict` gives them. Packed masks are unpacked.
+        strict: Whether both must have the same paths. If not, a path that `sd` lacks
+            keeps the template's value and one that the template lacks is left out: for
+            a state of other params than the template's.
+
+    Returns:
+        A tree that shares no memory with `sd` or the template.
+
+    Raises:
+        ValueError: Paths are missing or unexpected, a tensor has another shape, a mask
+            of a state or a stack of states is a 0-d False (0-d masks are True: the leaf
+            is dense), unused bits of a packed mask are set, as in damaged bytes, or a
+            tensor is of the meta device, which holds no values. The text names the
+            path.
+        TypeError: `sd` is no dict, a tensor has another dtype, or is sparse, nested or
+            quantised. The text names the path.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
@@ -307,9 +322,16 @@ def tree_equal(a: Tree, b: Tree) -> bool:
     >>> sf.checkpoint.tree_equal(torch.tensor(0.0), torch.tensor(-0.0))
     False
 
-    Shapes and dtypes count, devices do not. A NaN equals a NaN of the same bits, and
-    0.0 is not -0.0.
-    Raises TypeError for a leaf that is not a dense tensor.
+    Args:
+        a: A tree of tensors.
+        b: Another one.
+
+    Returns:
+        True where structures, shapes, dtypes and bits agree. Devices do not count. A
+        NaN equals a NaN of the same bits, and 0.0 is not -0.0.
+
+    Raises:
+        TypeError: A leaf is not a dense tensor.
     """
     if optree.tree_structure(a) != optree.tree_structure(b):
         return False

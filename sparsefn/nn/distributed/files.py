@@ -35,19 +35,25 @@ def save(state: Tree, folder: str | os.PathLike[str]) -> None:
     >>> sf.checkpoint.tree_equal(again, state)
     True
 
-    Each process writes the shards that it holds. A checkpoint of
-    `torch.distributed.checkpoint`: params, masks, scores, moments, keys and step counts
-    by dotted path. `load` reads it on any number of processes, with any layout: one
-    process and plain tensors, too. Every process of the default process group must call
-    it, with a folder that all of them see; without a process group one process saves
-    alone. What several processes hold is written once.
+    Args:
+        state: The tree. Each process writes the shards that it holds; what several
+            processes hold is written once.
+        folder: A new folder, which all processes see.
+
+    Raises:
+        TypeError: A leaf is not a dense tensor.
+        ValueError: A leaf is of the meta device, or the folder holds a checkpoint:
+            writing over one would lose it if this process ended halfway.
+
+    Every process of the default process group must call it; without a process group one
+    process saves alone. It is a checkpoint of `torch.distributed.checkpoint`: params,
+    masks, scores, moments, keys and step counts by dotted path. `load` reads it on any
+    number of processes, with any layout: one process and plain tensors, too. The file
+    `.metadata` comes last, so that a save that was interrupted is no checkpoint.
 
     `sf.checkpoint.state_dict` is for one process: a dict of what is here, for one file
     of `torch.save` or safetensors, where masks may be packed. Here they take a byte a
-    weight. The file `.metadata` comes last, so that a save that was interrupted is no
-    checkpoint. Raises TypeError for a leaf that is not a dense tensor, ValueError for
-    one of the meta device and for a folder that holds a checkpoint: writing over one
-    would lose it if this process ended halfway.
+    weight.
     """
     with agreement(everyone()):
         tensors = {
@@ -79,19 +85,28 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     ValueError: expected the paths of the template, but missing are ['w'] and unexpected
     ['key', 'masks.w', 'params.w']
 
-    `save` may have run on other processes and with another layout. The template,
-    `algorithm.init(params)` for example, gives structure, shapes, dtypes, devices and
-    how DTensors are laid out; its values are not read, and it is not changed. Each
-    process reads what it holds. Every process of the default process group must call
-    it. Nothing in the folder is run, even if a stranger wrote it: of its pickled file
-    `.metadata` only names, shapes, dtypes and places of tensors are taken, and torch
-    reads tensors with `weights_only=True`.
+    Args:
+        template: A tree, `algorithm.init(params)` for example, which gives structure,
+            shapes, dtypes, devices and how DTensors are laid out. Its values are not
+            read, and it is not changed.
+        folder: The folder that `save` wrote, on other processes perhaps and with
+            another layout.
 
-    Raises ValueError for paths that are missing or unexpected, for another shape, for a
-    0-d False among the masks of a state, for a template of the meta device and for
-    files that hold anything else, which it names, TypeError for another dtype and for a
-    leaf that is not a dense tensor, all naming the path, and FileNotFoundError where no
-    checkpoint is.
+    Returns:
+        A new tree. Each process reads what it holds.
+
+    Raises:
+        ValueError: Paths are missing or unexpected, a tensor has another shape, a mask
+            of a state is a 0-d False, the template is of the meta device, or a file
+            holds anything else. The text names the path or the file.
+        TypeError: A tensor has another dtype, or a leaf is not a dense tensor. The text
+            names the path.
+        FileNotFoundError: There is no checkpoint.
+
+    Every process of the default process group must call it. Nothing in the folder is
+    run, even if a stranger wrote it: of its pickled file `.metadata` only names,
+    shapes, dtypes and places of tensors are taken, and torch reads tensors with
+    `weights_only=True`.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader

@@ -22,19 +22,25 @@ from sparsefn.nn.distributed.ends import everyone
 
 
 def check_replicas(state: Tree) -> None:
-    """Raise ValueError on every process where copies of a tensor differ.
+    """Raise an error on every process where copies of a tensor differ.
 
     >>> sf.distributed.check_replicas(
     ...     {"w": torch.ones(2)}
     ... )  # one process: nothing to compare
 
-    The error names the path and the ranks. `state` may be any tree of tensors, such as
-    its masks alone. Processes that hold the same part of a leaf are compared: all
-    processes for plain tensors, as under `DistributedDataParallel`, and for DTensors
-    the processes along mesh dimensions that replicate the leaf. Every process of the
-    default process group must call it; each sends 16 bytes a leaf, of hashes, and reads
-    all its tensors once: a check for now and then. Bits count: NaN equals NaN, and 0.0
-    is not -0.0.
+    Args:
+        state: Any tree of tensors, such as a state, or its masks alone.
+
+    Raises:
+        ValueError: Copies of a tensor differ, by path and ranks, processes have other
+            leaves, or a tensor is of the meta device.
+        TypeError: A leaf is not a dense tensor.
+
+    Processes that hold the same part of a leaf are compared: all processes for plain
+    tensors, as under `DistributedDataParallel`, and for DTensors the processes along
+    mesh dimensions that replicate the leaf. Every process of the default process group
+    must call it; each sends 16 bytes a leaf, of hashes, and reads all its tensors once:
+    a check for now and then. Bits count: NaN equals NaN, and 0.0 is not -0.0.
     """
     groups = everyone()
     if not groups:

@@ -27,15 +27,22 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     Parameter containing:
     tensor([[3., 0.]], requires_grad=True)
 
+    Args:
+        model: The module. Names are as in the module without wrappers.
+        state: A State. Each process writes the shard that it holds: nothing is sent.
+        partial: Whether the state may lack parameters, which then do not change.
+
+    Raises:
+        TypeError: `model` is not a module, `state` is not a State, or a weight has
+            another dtype than the parameter.
+        ValueError: Names are missing or unknown, a weight has another shape or is not
+            sharded as the parameter is, or a weight is computed from a masked
+            parameter.
+
     Use it for modules that `sf.modules.call` refuses, as their gradients come from
     hooks of their own: modules under `torch.distributed.fsdp.fully_shard`, tensor
     parallelism and `DistributedDataParallel`. The next forward runs with these weights;
-    `grads_of` takes the gradients. Names are as in the module without wrappers, and
-    each process writes the shard that it holds: nothing is sent. With `partial`,
-    parameters that the state lacks do not change. Raises TypeError for anything but a
-    module and a State and for another dtype, ValueError for names that are missing or
-    unknown, another shape, and weights that are not sharded as the parameter is. Then
-    nothing is written.
+    `grads_of` takes the gradients. Where it raises an error, nothing is written.
     """
     check_state("commit", state, " second")
     weights = tensors_for(model, "parameters", state, partial)
@@ -57,13 +64,23 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     >>> sf.distributed.grads_of(model, state), model.weight.grad
     ({'weight': tensor([[1., 1.]])}, None)
 
-    Call it after backward, on weights that `commit` wrote. The gradients are what the
-    module's wrapper has made of them, averaged over the processes by `fully_shard` and
-    `DistributedDataParallel`, and are laid out as the params. The gradient of a
-    parameter that the loss does not use is zero. Raises TypeError for anything but a
-    module and a State and for another dtype, and ValueError where no parameter has a
-    gradient, for names that the module lacks, and for params that are not sharded as
-    the parameters are. Then no gradient is taken off.
+    Args:
+        model: The module, after backward, on weights that `commit` wrote.
+        state: The State.
+
+    Returns:
+        A tree laid out as the params. The gradients are what the module's wrapper has
+        made of them, averaged over the processes by `fully_shard` and
+        `DistributedDataParallel`. The gradient of a parameter that the loss does not
+        use is zero.
+
+    Raises:
+        TypeError: `model` is not a module, `state` is not a State, or a param has
+            another dtype than the parameter.
+        ValueError: No parameter has a gradient, the module lacks a name, or a param has
+            another shape or is not sharded as the parameter is.
+
+    Where it raises an error, no gradient is taken off.
     """
     check_state("grads_of", state, " second")
     own = tensors_by_name(model)

@@ -40,14 +40,27 @@ class SparsityCallback(Callback):
     >>> callback.sparse is None  # until `Trainer(callbacks=[callback]).fit(...)`
     True
 
-    `algorithm` is an Algorithm, or a function that makes it from
-    `trainer.estimated_stepping_batches`. `extra_group`, `skip` and `reset` are those of
-    `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in
-    its weights from `on_fit_start` on, so also in the validation before training. After
-    `fit`, `callback.sparse.detach()` leaves an ordinary module for a loop of your own.
-    Beside Lightning's `WeightAveraging`, which writes its average into the module when
-    `fit` ends, `sf.modules.mask_average(module, callback.sparse.masks)` makes the
-    sparse copy; a UserWarning says so.
+    Args:
+        algorithm: An Algorithm, or a function that makes it from
+            `trainer.estimated_stepping_batches`.
+        extra_group: As in `sf.attach`.
+        skip: As in `sf.attach`.
+        reset: As in `sf.attach`.
+
+    Raises:
+        ValueError: In `fit`, there are several optimizers, the model has DTensors, or
+            the checkpoint lacks the callback's state or has the state of other weights
+            or steps, and as in `sf.attach`.
+        TypeError: `algorithm` is neither an Algorithm nor a function, and as in
+            `sf.attach`.
+        ModuleNotFoundError: lightning is not installed.
+
+    `callback.sparse` is what `attach` returned. The module has zeros in its weights
+    from `on_fit_start` on, so also in the validation before training. After `fit`,
+    `callback.sparse.detach()` leaves an ordinary module for a loop of your own. Beside
+    Lightning's `WeightAveraging`, which writes its average into the module when `fit`
+    ends, `sf.modules.mask_average(module, callback.sparse.masks)` makes the sparse
+    copy; a UserWarning says so.
 
     A step of the algorithm is a step of the optimizer, however many batches are
     accumulated, and however many steps manual optimization makes of a batch. A batch
@@ -56,10 +69,6 @@ class SparsityCallback(Callback):
     second `fit` goes on where the first ended, with the new optimizer that Lightning
     makes, and `fit(ckpt_path=...)` where the checkpoint was written, with the same
     bits.
-
-    Raises ValueError for several optimizers, for a checkpoint without the callback's
-    state, or with that of other weights or steps, and for DTensors; TypeError for other
-    arguments; ModuleNotFoundError without lightning.
     """
 
     sparse: Attached | None
@@ -88,7 +97,12 @@ class SparsityCallback(Callback):
         self.sparse = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach the algorithm, once optimizers and weights are there."""
+        """Attach the algorithm, once optimizers and weights are there.
+
+        Args:
+            trainer: The Trainer, with its optimizer.
+            pl_module: The module to attach to.
+        """
         check_plain_model(pl_module)
         if len(trainer.optimizers) != 1:
             raise ValueError(
@@ -125,7 +139,12 @@ class SparsityCallback(Callback):
         self._done = saved.get("done", saved["sparse"]["step"] + 1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the run goes on where the state was saved."""
+        """Check that the run goes on where the state was saved.
+
+        Args:
+            trainer: The Trainer, which counts the steps that were made.
+            pl_module: The module.
+        """
         # some strategies load checkpoints after on_fit_start
         if self._loaded is not None:
             self._load(self._loaded)
@@ -143,6 +162,11 @@ class SparsityCallback(Callback):
     ) -> None:
         """Mask the gradients, which are complete and not clipped yet; the step's own
         hook updates the masks.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The module, whose parameters have the gradients.
+            optimizer: The optimizer that is about to step.
         """
         assert self.sparse is not None
         self.sparse.end_step()  # one that a GradScaler left out
@@ -150,7 +174,12 @@ class SparsityCallback(Callback):
             self.sparse.before_step()
 
     def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
-        """Note how many steps the trainer counts."""
+        """Note how many steps the trainer counts.
+
+        Args:
+            trainer: The Trainer.
+            *args: The module, outputs, batch and index, which are not used.
+        """
         assert self.sparse is not None
         self.sparse.end_step()
         self._done = trainer.global_step
@@ -158,6 +187,10 @@ class SparsityCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn where the module has left its masks, as where a callback has written an
         average into it.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The module.
         """
         assert self.sparse is not None
         try:
@@ -171,7 +204,12 @@ class SparsityCallback(Callback):
             )
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint has of it."""
+        """What a checkpoint has of the callback.
+
+        Returns:
+            Dict of the state of `sparse` and of the number of steps; empty before
+            `fit`.
+        """
         if self.sparse is None:
             return {}
         return {"sparse": self.sparse.state_dict(), "done": self._done}
@@ -179,6 +217,8 @@ class SparsityCallback(Callback):
     def load_state_dict(self, state_dict: Saved) -> None:
         """Take what a checkpoint has.
 
-        It is put into the module when the algorithm is attached.
+        Args:
+            state_dict: What `state_dict` returned. It is put into the module when the
+                algorithm is attached.
         """
         self._loaded = state_dict

@@ -33,34 +33,41 @@ def keep_zeros(model: _Model) -> _Model:
     >>> int(merged[0].weight.count_nonzero())
     3
 
-    It returns the model.
+    Args:
+        model: What `get_peft_model` or `PeftModel.from_pretrained` returned, before
+            training and before merging. Layers with a zero are changed in place, as
+            peft itself does: each gets a buffer of one byte a weight, which is not
+            saved.
 
-    Call it on what `get_peft_model` or `PeftModel.from_pretrained` returned, before
-    training and before merging: each layer then computes x W' + x (mask * scale * B
-    A)', the update that it merges. Training, `merge_and_unload`, `merge_adapter`,
-    `unmerge_adapter`, batches of several adapters and the peft model's `add_adapter`,
-    `load_adapter` and `add_weighted_adapter` all go through it; after transformers' own
-    `add_adapter` call it again. What is merged has exactly the zeros of the base: where
-    a weight and its update cancel out, it is the smallest number of its dtype.
-    `save_pretrained` of the merged model saves the zeros; `save_pretrained` of the peft
-    model saves A and B alone, so call `keep_zeros` again after they are loaded. Dropout
-    is peft's own. Calling it twice changes nothing.
+    Returns:
+        The model itself. Calling it twice changes nothing.
 
-    It changes the layers in place, as peft itself does: each gets a buffer of one byte
-    a weight, which is not saved, and the update is a matrix of the weight's size for
-    the time of a forward and backward pass. Layers without a zero are left alone.
-    `unload` and `merge_and_unload` leave the base's own layers.
+    Raises:
+        TypeError: The model has no LoRA layers.
+        ValueError: Zeros cannot be kept; the text names what loses them: no zero
+            beneath any adapter; an `init_lora_weights` that rewrites the base; adapters
+            that are merged already; DoRA and other variants; layers other than linear
+            ones and convolutions of one group, such as quantised ones, and
+            `target_parameters`, such as experts in one leaf, if they have zeros;
+            weights of which one in a hundred or more are zero that train whole, or have
+            copies in `modules_to_save`; DTensors. Adding such an adapter later, which
+            leaves none of it, and a merge raise it, too.
+        RuntimeError: In a merge, the base has other zeros than when `keep_zeros` was
+            called.
+        ModuleNotFoundError: peft is not installed.
 
-    Raises TypeError for a model without LoRA layers. Raises ValueError where zeros
-    cannot be kept, naming what loses them: no zero beneath any adapter; an
-    `init_lora_weights` that rewrites the base; adapters that are merged already; DoRA
-    and other variants; layers other than linear ones and convolutions of one group,
-    such as quantised ones, and `target_parameters`, such as experts in one leaf, if
-    they have zeros; weights of which one in a hundred or more are zero that train
-    whole, or have copies in `modules_to_save`; DTensors. So does adding such an adapter
-    later, which leaves none of it, and a merge, which also raises RuntimeError where
-    the base has other zeros than when `keep_zeros` was called. Needs peft. Hu et al.
-    2021, arXiv 2106.09685; the mask: Munoz et al. 2024, arXiv 2410.03750.
+    Each layer then computes x W' + x (mask * scale * B A)', the update that it merges.
+    Training, `merge_and_unload`, `merge_adapter`, `unmerge_adapter`, batches of several
+    adapters and the peft model's `add_adapter`, `load_adapter` and
+    `add_weighted_adapter` all go through it; after transformers' own `add_adapter` call
+    it again. What is merged has exactly the zeros of the base: where a weight and its
+    update cancel out, it is the smallest number of its dtype. `save_pretrained` of the
+    merged model saves the zeros; `save_pretrained` of the peft model saves A and B
+    alone, so call `keep_zeros` again after they are loaded. `unload` and
+    `merge_and_unload` leave the base's own layers. Dropout is peft's own. The update is
+    a matrix of the weight's size for the time of a forward and backward pass.
+
+    Hu et al. 2021, arXiv 2106.09685; the mask: Munoz et al. 2024, arXiv 2410.03750.
     """
     from peft.tuners.tuners_utils import BaseTuner
 

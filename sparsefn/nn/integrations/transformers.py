@@ -47,23 +47,34 @@ class SparsityCallback(TrainerCallback):
     >>> callback.sparse is None  # until `Trainer(..., callbacks=[callback]).train()`
     True
 
-    `algorithm` is an Algorithm, or a function that makes it from the number of
-    optimizer steps. `extra_group`, `skip` and `reset` are those of `sf.attach`.
-    `callback.sparse` is what `attach` returned; its `state` stays when training ends,
-    and the model is then an ordinary one with zeros in its weights.
+    Args:
+        algorithm: An Algorithm, or a function that makes it from the number of
+            optimizer steps.
+        resume_from: Folder of the checkpoint that `train(resume_from_checkpoint=...)`
+            goes on from. Give it where that checkpoint is not in the `output_dir` of
+            the run.
+        extra_group: As in `sf.attach`.
+        skip: As in `sf.attach`.
+        reset: As in `sf.attach`.
 
-    A step of the algorithm is a step of the optimizer, however many batches are
-    accumulated. `Trainer` clips before the gradients are masked. Each checkpoint gets a
-    file `sparse.pt`. `train(resume_from_checkpoint=...)` goes on with the same bits; a
-    checkpoint that is not in the `output_dir` of the run is given as `resume_from`,
-    too. With `load_best_model_at_end` the masks are those of the best checkpoint. An
+    Raises:
+        ValueError: In `train`, the checkpoint lacks the file `sparse.pt` or has the
+            file of other weights, the model has DTensors, and as in `sf.attach`.
+        RuntimeError: A second `train` starts from step 0.
+        TypeError: `algorithm` is neither an Algorithm nor a function, and as in
+            `sf.attach`.
+        ModuleNotFoundError: transformers is not installed.
+
+    `callback.sparse` is what `attach` returned; its `state` stays when training ends,
+    and the model is then an ordinary one with zeros in its weights. A step of the
+    algorithm is a step of the optimizer, however many batches are accumulated.
+    `Trainer` clips before the gradients are masked.
+
+    Each checkpoint gets a file `sparse.pt`, and a resumed run goes on with the same
+    bits. With `load_best_model_at_end` the masks are those of the best checkpoint. An
     algorithm that trains tensors beside the weights, such as `supermask`, cannot go on
     in a new process, where the optimizer is loaded before it is attached (torch raises
-    ValueError): call `sf.attach` before `train` for that.
-
-    Raises ValueError for a checkpoint without the file, or with that of other weights,
-    and for DTensors; RuntimeError for a second run that begins anew; TypeError for
-    other arguments; ModuleNotFoundError without transformers.
+    an error): call `sf.attach` before `train` for that.
     """
 
     sparse: Attached | None
@@ -103,6 +114,14 @@ class SparsityCallback(TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Attach the algorithm.
+
+        Args:
+            args: Arguments of the Trainer, with its `output_dir`.
+            state: State of the Trainer, which counts the steps.
+            control: Not used.
+            model: The model to attach to.
+            optimizer: The optimizer, or accelerate's wrapper of it.
+            **kwargs: Not used.
 
         A run that goes on from a checkpoint gets its masks.
         """
@@ -145,7 +164,14 @@ class SparsityCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Mask the gradients."""
+        """Mask the gradients.
+
+        Args:
+            args: Arguments of the Trainer, not used.
+            state: State of the Trainer, which counts the steps.
+            control: Not used.
+            **kwargs: Not used.
+        """
         assert self.sparse is not None
         self.sparse.before_step(state.global_step)
 
@@ -156,7 +182,14 @@ class SparsityCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Update the masks."""
+        """Update the masks.
+
+        Args:
+            args: Arguments of the Trainer, not used.
+            state: State of the Trainer, which counts the steps.
+            control: Not used.
+            **kwargs: Not used.
+        """
         assert self.sparse is not None
         self.sparse.after_step(state.global_step)
         self._steps = state.global_step + 1
@@ -168,7 +201,14 @@ class SparsityCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Save the state of the algorithm beside the weights."""
+        """Save the state of the algorithm beside the weights.
+
+        Args:
+            args: Arguments of the Trainer, with its `output_dir`.
+            state: State of the Trainer, which says which process writes.
+            control: Not used.
+            **kwargs: Not used.
+        """
         if (
             state.is_world_process_zero
             and self.sparse is not None
@@ -183,7 +223,14 @@ class SparsityCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Leave an ordinary model, with the masks of the weights that it ends with."""
+        """Leave an ordinary model, with the masks of the weights that it ends with.
+
+        Args:
+            args: Arguments of the Trainer, with `load_best_model_at_end`.
+            state: State of the Trainer, which names the best checkpoint.
+            control: Not used.
+            **kwargs: Not used.
+        """
         assert self.sparse is not None
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self.sparse.load_state_dict(self._saved(state.best_model_checkpoint))

@@ -90,35 +90,33 @@ def mask_average(
     >>> int(final.module[0].weight.count_nonzero()), dropped.all.weights
     (1, 3)
 
-    Where masks change during a run, an average has weights at all places that were kept
-    while it was made, and is denser than the model. The copy is zero where the present
-    masks prune. Evaluate and ship the copy; `sf.optimizers.ema` makes an average that
-    is never denser.
-
-    `average` is a module or a dict of tensors by name, such as a `state_dict`: torch's
-    `AveragedModel`, the `ema` of timm's `ModelEmaV2` and `ModelEmaV3`, a copy of the
-    model, or the model itself where a framework has written its average into it, as
-    Lightning's `WeightAveraging` does after `fit`. Names are as in the masked model, or
-    these names with one prefix, such as `module.`. `masks` are the masks of a state, or
-    `sparse.masks` of what `attach` returned. Batch norm's running means and variances
-    come from the average: `torch.optim.swa_utils.update_bn(loader, final)` measures
-    them under the masks.
-
     Args:
-        average: The module or the dict of tensors. It is not changed.
-        masks: The masks tree: bool tensors of the shapes of the weights, or 0-d for
-            dense leaves, which need no weight.
+        average: A module or a dict of tensors by name, such as a `state_dict`: torch's
+            `AveragedModel`, the `ema` of timm's `ModelEmaV2` and `ModelEmaV3`, a copy
+            of the model, or the model itself where a framework has written its average
+            into it, as Lightning's `WeightAveraging` does after `fit`. Names are as in
+            the masked model, or these names with one prefix, such as `module.`. It is
+            not changed.
+        masks: The masks of a state, or `sparse.masks` of what `attach` returned: bool
+            tensors of the shapes of the weights, or 0-d for dense leaves, which need no
+            weight.
 
     Returns:
-        A module or dict like `average`, and the `Dropped`: for each masked leaf how
-        many weights were not zero where the mask prunes, and their norm divided by the
-        norm of the leaf.
+        A module or dict like `average`, which is zero where the masks prune, and the
+        `Dropped`: for each masked leaf how many weights were not zero there, and their
+        norm divided by the norm of the leaf.
 
     Raises:
         TypeError: `average` is neither a module nor a dict of tensors, or `masks` is no
             tree of bool tensors.
-        ValueError: the average lacks a masked weight, has one in another shape, has the
+        ValueError: The average lacks a masked weight, has one in another shape, has the
             names under several prefixes, or is sharded.
+
+    Where masks change during a run, an average has weights at all places that were kept
+    while it was made, and is denser than the model. Evaluate and ship the copy;
+    `sf.optimizers.ema` makes an average that is never denser. Batch norm's running
+    means and variances come from the average: `torch.optim.swa_utils.update_bn(loader,
+    final)` measures them under the masks.
     """
     leaves = _leaves(average, masks)
     masked = {leaf.name: inside(leaf.mask, leaf.tensor.detach()) for leaf in leaves}

@@ -76,24 +76,40 @@ def call(
     ... )
     (tensor([3.]), tensor([8.]))
 
-    Params may be any tree whose dotted paths are the names of the module's parameters;
-    with `partial` some may be missing; the module's own take their place, as constants.
-    Buffers are the module's own, or those given; a forward that changes them (BatchNorm
-    in train mode) changes copies, which are dropped with a UserWarning:
-    `call_with_buffers` returns them, and says what such buffers need under `vmap`. So
-    it is with the table of an embedding with `max_norm`, whose rows the forward scales
-    down: what it looks up is right, and params stay as they were. The module is left as
-    it was: attributes that the forward or one of its hooks sets are put back. Works
-    under `grad`, `vmap` and `torch.compile`, where nothing warns and only a part with
-    hooks is put back.
+    Args:
+        module: The module. It is left as it was: attributes that the forward or one of
+            its hooks sets are put back.
+        state_or_params: A State, or any tree of tensors whose dotted paths are the
+            names of the module's parameters.
+        *args: Arguments of the forward.
+        buffers: Tensors by name, of which the forward gets copies. Default: the
+            module's own.
+        partial: Whether names may be missing. The module's own parameters take their
+            place, as constants.
+        **kwargs: Keyword arguments of the forward.
 
-    Raises TypeError unless it gets a module and a tree of tensors, ValueError for names
-    that are unknown or missing, for a tensor of another shape and for a module inside
-    of `DistributedDataParallel` or sharded by `fully_shard`. RuntimeError for a forward
-    with activation checkpointing where a gradient may be asked for, and for one that
-    writes into any other parameter: then the one that it was given is changed. Writes
-    into the memory of `param.data` alone, as `param.data.mul_(2)`, are not seen;
-    outside of `grad`, torch does not count them.
+    Returns:
+        What the forward returns.
+
+    Raises:
+        TypeError: `module` is not a module, or weights or buffers are no tree of
+            tensors.
+        ValueError: Names are unknown or missing, a tensor has another shape, a weight
+            is computed from a masked parameter, or the module is inside of
+            `DistributedDataParallel` or sharded by `fully_shard`.
+        RuntimeError: The forward has activation checkpointing where a gradient may be
+            asked for, looks up an embedding with `max_norm` under `vmap` over inputs,
+            or writes into a parameter: then the one that it was given is changed.
+
+    A forward that changes buffers (BatchNorm in train mode) changes the copies, which
+    are dropped with a UserWarning: `call_with_buffers` returns them, and says what such
+    buffers need under `vmap`. So it is with the table of an embedding with `max_norm`,
+    whose rows the forward scales down: what it looks up is right, and params stay as
+    they were.
+
+    Works under `grad`, `vmap` and `torch.compile`, where nothing warns and only a part
+    with hooks is put back. Writes into the memory of `param.data` alone, as
+    `param.data.mul_(2)`, are not seen; outside of `grad`, torch does not count them.
     """
     out, _, dropped = _run(module, state_or_params, buffers, partial, args, kwargs)
     if dropped:
@@ -124,10 +140,26 @@ def call_with_buffers(
     >>> buffers["running_mean"], buffers["num_batches_tracked"], norm.running_mean
     (tensor([1.]), tensor(1), tensor([0.]))
 
-    The buffers given are not changed. Under `grad` return them as the auxiliary output.
+    Args:
+        module: As in `call`.
+        state_or_params: As in `call`.
+        buffers: Tensors by name, as `buffers_of` has them. They are not changed.
+        *args: Arguments of the forward.
+        partial: As in `call`.
+        **kwargs: Keyword arguments of the forward.
+
+    Returns:
+        What the forward returns, and a dict of the buffers after it. Under `grad`
+        return the dict as the auxiliary output.
+
+    Raises:
+        TypeError: As in `call`.
+        ValueError: As in `call`.
+        RuntimeError: As in `call`.
+
     Under `vmap` over members every member needs its own buffers: stack them
     (`sf.ensemble.stack([buffers] * B)`) and map over them, as batched values cannot be
-    written into an unbatched buffer. Raises as `call` does.
+    written into an unbatched buffer.
     """
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 

@@ -23,19 +23,26 @@ def scaled_init(module: nn.Module, state: State) -> State:
     >>> sf.modules.scaled_init(layer, state).params["weight"][:, 0]
     tensor([2., 1.])
 
+    Args:
+        module: The module whose layers say what the inputs of an output are.
+        state: The State that `init` returned. Call it once.
+
+    Returns:
+        A state in which each kept weight is multiplied by sqrt(n / k), where n is the
+        number of inputs of its output (of a convolution times the window), and k the
+        number that the mask keeps. Other leaves, leaves without a mask, pruned weights
+        and outputs without an input do not change.
+
+    Raises:
+        TypeError: `state` is not a State, or `module` is not a module.
+        ValueError: A masked leaf is no parameter of the module or has another shape, or
+            the state trains latents or learned scores, which follow from no params.
+
     Weights are initialised for a dense layer, with a variance in proportion to 1 /
     inputs. Under a mask an output has fewer inputs, and signals fade from layer to
-    layer. Here each kept weight is multiplied by sqrt(n / k), where n is the number of
-    inputs of its output (of a convolution times the window), and k the number that the
-    mask keeps. No key is needed, and any initialisation keeps its form. Call it once,
-    on what `init` returns.
-
-    It scales the weights of linear and bilinear layers, convolutions, transposed ones
-    too, recurrent layers, projections of attention and `Conv1D` of transformers. Other
-    leaves, leaves without a mask, pruned weights and outputs without an input do not
-    change. Raises TypeError for anything but a State, ValueError for a masked leaf that
-    is no parameter of the module or has another shape, and as `sf.with_params` does,
-    such as for latents.
+    layer. It scales the weights of linear and bilinear layers, convolutions, transposed
+    ones too, recurrent layers, projections of attention and `Conv1D` of transformers.
+    No key is needed, and any initialisation keeps its form.
 
     Evci et al. 2022, arXiv 2010.03533, sec. 3: He initialisation by the fan-in of each
     output.

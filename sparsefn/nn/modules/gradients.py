@@ -28,15 +28,25 @@ def value_and_grad(
     ... )
     (tensor(11.), {'w': tensor([3., 4.]), 'unused': tensor([0.])})
 
-    The gradient has the structure of params, with zeros for unused ones. With `has_aux`
-    the loss returns `(value, aux)` and f `((value, aux), gradient)`; aux is a tree of
-    tensors. Under a transform or `torch.compile`, in inference mode and for tensors
-    made there this is `torch.func.grad_and_value`, else `torch.autograd.grad`, which is
-    faster; results are detached from any graph outside `torch.func` and no `.grad` is
-    touched. The results agree, except for last bits where torch uses another formula
-    for a backward that may be differentiated again (group norm): see
-    docs/training-step.md. Raises TypeError for params that are not floating point,
-    ValueError for a loss that is not 0-d.
+    Args:
+        loss: A function `loss(params, ...)` that returns a 0-d tensor.
+        has_aux: Whether the loss returns `(value, aux)`, where aux is a tree of
+            tensors.
+
+    Returns:
+        A function. Its gradient has the structure of params, with zeros for unused
+        ones. With `has_aux` it returns `((value, aux), gradient)`. Outside `torch.func`
+        results are detached from any graph, and no `.grad` is touched.
+
+    Raises:
+        TypeError: On a call, params are not floating point, or a loss with `has_aux`
+            returns no pair.
+        ValueError: On a call, the value of the loss is not 0-d.
+
+    Under a transform or `torch.compile`, in inference mode and for tensors made there
+    this is `torch.func.grad_and_value`, else `torch.autograd.grad`, which is faster.
+    The results agree, except for last bits where torch uses another formula for a
+    backward that may be differentiated again (group norm): see docs/training-step.md.
     """
 
     def value_and_gradient(

@@ -20,12 +20,23 @@ def params_of(module: nn.Module, *, trainable: bool = False) -> dict[str, Tensor
     >>> list(sf.modules.params_of(torch.nn.Linear(3, 2)))
     ['weight', 'bias']
 
-    Detached copies, in the order of `named_parameters`; tied weights appear once, under
-    their first name. Names are as in the module without `DistributedDataParallel`,
-    `torch.compile` and checkpointing wrappers in it, as random draws depend on them.
-    With `trainable` only those with `requires_grad`: an optimizer moves all that it is
-    given. Then `partial=True` tells `call` and `bake` to take the others from the
-    module.
+    Args:
+        module: The module. Names are as in the module without
+            `DistributedDataParallel`, `torch.compile` and checkpointing wrappers, as
+            random draws depend on them.
+        trainable: Whether to leave out parameters that require no gradient: an
+            optimizer moves all that it is given. Then `partial=True` tells `call` and
+            `bake` to take the others from the module.
+
+    Returns:
+        Dict of detached copies, in the order of `named_parameters`. Tied weights appear
+        once, under their first name.
+
+    Raises:
+        TypeError: `module` is not a module.
+        ValueError: A lazy layer has no shape yet.
+
+    With a frozen bias:
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> layer.bias.requires_grad_(False).zero_()
@@ -53,7 +64,16 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     >>> list(sf.modules.buffers_of(torch.nn.BatchNorm1d(2)))
     ['running_mean', 'running_var', 'num_batches_tracked']
 
-    Detached copies, in the order of `named_buffers`, non-persistent ones included.
+    Args:
+        module: The module.
+
+    Returns:
+        Dict of detached copies, in the order of `named_buffers`, non-persistent ones
+        included.
+
+    Raises:
+        TypeError: `module` is not a module.
+        ValueError: A lazy layer has no shape yet.
     """
     buffers = tensors_by_name(module, "buffers")
     return {name: b.detach().clone() for name, b in buffers.items()}
@@ -76,10 +96,22 @@ def bake(
     >>> sf.modules.bake(layer, state)(torch.ones(2)).detach()
     tensor([3.])
 
-    The same outputs as `call`. `requires_grad`, hooks and modes are taken from the
-    module, and so are buffers that are not given and, with `partial`, parameters that
-    the state lacks. Tied weights stay tied. Dtypes and devices are the state's. Raises
-    as `call` does.
+    Args:
+        module: The module. It is not changed.
+        state: A State, or a tree of weights as they are, with the names of `params_of`.
+        buffers: Tensors by name, as `buffers_of` has them. Default: the module's own.
+        partial: Whether `state` may lack parameters, which then come from the module.
+
+    Returns:
+        A module with the same outputs as `call`. Tied weights stay tied. Dtypes and
+        devices are the state's; `requires_grad`, hooks and modes are the module's.
+
+    Raises:
+        TypeError: `module` is not a module, or `state` or `buffers` is no tree of
+            tensors.
+        ValueError: Names are unknown or missing, a tensor has another shape, a weight
+            is computed from a masked parameter, or `fully_shard` has sharded the
+            module.
     """
     new = {"parameters": tensors_for(module, "parameters", state, partial)}
     check_not_sharded("sf.modules.bake", module)
@@ -128,23 +160,35 @@ def to_sparse(
       (1): ReLU()
     )
 
-    The outputs are those of `call`, summed in another order. "csr" stores single
-    weights; "bsr" square blocks of `blocksize`, or the largest of 32, 16, 8 and 4 that
-    the mask consists of, and csr for a weight that blocks do not divide or make up.
-    "auto" takes the layout that measured faster on CPU, dense when in doubt: see
-    docs/sparse-execution.md. "semi" makes each weight
-    `torch.sparse.to_sparse_semi_structured` of it, for GPUs that skip the zeros of 2:4
-    masks (`sf.patterns.nm(2, 4)`); the layer stays an `nn.Linear`.
+    Args:
+        module: The module. It is not changed.
+        state: A State, whose masks say which weights are kept.
+        layout: How weights are stored. "csr" stores single weights; "bsr" square
+            blocks, and csr for a weight that blocks do not divide or make up. "semi"
+            makes each weight `torch.sparse.to_sparse_semi_structured` of it, for GPUs
+            that skip the zeros of 2:4 masks (`sf.patterns.nm(2, 4)`); the layer stays
+            an `nn.Linear`. "dense" stores all weights. "auto" takes the layout that
+            measured faster on CPU, dense when in doubt: see docs/sparse-execution.md.
+        blocksize: Side of the blocks of "bsr". Default: the largest of 32, 16, 8 and 4
+            that the mask consists of.
+        buffers: As in `bake`.
+        partial: As in `bake`.
+
+    Returns:
+        A module with the outputs of `call`, summed in another order. No parameter of it
+        requires a gradient.
+
+    Raises:
+        TypeError: `state` is not a State, `blocksize` is not an int, or as in `bake`.
+        ValueError: As in `bake`; the layout is unknown, or `blocksize` is given without
+            "bsr". With "semi", a weight, named by its path, is not float16 or bfloat16,
+            has sides that 16 does not divide, has a mask that keeps more than 2 of 4
+            inputs, or is not on a CUDA device of compute capability 8.0 or higher.
+        RuntimeError: With "semi", torch refuses a weight, named by its path.
 
     Tied weights stay dense, and so do layers other than `nn.Linear` itself, layers with
     hooks, the layers of an `nn.TransformerEncoderLayer` and, but for "semi", dtypes
-    other than float32 and float64. No parameter of the copy requires a gradient;
-    `buffers` and `partial` are those of `bake`. Raises TypeError for anything but a
-    State, ValueError for another layout and a blocksize without "bsr", and as `bake`
-    does. With "semi", ValueError names the path of a weight that is not float16 or
-    bfloat16, has sides that 16 does not divide, has a mask that keeps more than 2 of 4
-    inputs, or is not on a CUDA device of compute capability 8.0 or higher, and
-    RuntimeError that of one that torch refuses.
+    other than float32 and float64.
     """
     if not isinstance(state, State):
         raise TypeError(

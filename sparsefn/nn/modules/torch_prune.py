@@ -33,18 +33,26 @@ def from_pruned(
     >>> masks["weight"].sum()
     tensor(1)
 
-    The tools are `torch.nn.utils.prune` and `torch.ao.pruning`. Names are as in the
-    module without pruning, and params are unmasked (`*_orig`, or the originals of the
-    parametrizations that a sparsifier of torch.ao attaches in `prepare`); a parameter
-    that is not pruned has the 0-d mask True. With a checkpoint all values come from it,
-    and the module, pruned or not, tells which names are params. `state_dict` of a
-    module that torch.ao pruned lacks the masks, which are buffers: add `named_buffers`.
+    Args:
+        module: The module, pruned or not. It tells which names are params.
+        checkpoint: Dict of tensors by name, from which all values come. Other keys are
+            ignored. `state_dict` of a module that torch.ao pruned lacks the masks,
+            which are buffers: add `named_buffers`. Default: the values of the module.
 
-    Raises ValueError for a mask that holds anything but 0 and 1, for a checkpoint that
-    lacks a param or a mask or has it in another shape, and for a weight that torch.ao
-    prunes by rows or that has another parametrization besides; TypeError for names that
-    are no strings, for weights that are not floating-point and for what is no dense
-    tensor. Other keys of a checkpoint are ignored.
+    Returns:
+        Dict of params and dict of masks, by the names of the module without pruning.
+        Params are unmasked (`*_orig`, or the originals of the parametrizations that a
+        sparsifier of torch.ao attaches in `prepare`); a parameter that is not pruned
+        has the 0-d mask True.
+
+    Raises:
+        TypeError: Names are no strings, weights are not floating-point, or a value is
+            no dense tensor.
+        ValueError: A mask holds anything but 0 and 1, the checkpoint lacks a param or a
+            mask or has it in another shape, or torch.ao prunes a weight by rows, or the
+            weight has another parametrization besides.
+
+    The tools are `torch.nn.utils.prune` and `torch.ao.pruning`.
     """
     own = tensors_by_name(module)
     buffers = tensors_by_name(module, "buffers")

@@ -46,16 +46,25 @@ def weights_of(
     >>> [path for path, leaf in params.items() if where(path, leaf)]
     ['1.weight_ih_l0', '1.weight_hh_l0']
 
-    Pass it to an algorithm: `sf.rigl(0.9, where=where)`. It looks at names only. By
-    default it chooses the weights of linear and bilinear layers, convolutions,
-    transposed ones too, recurrent layers and cells, projections inside of attention,
-    and `Conv1D` of transformers; with `types` those of instances of these classes,
-    where the weights of a class of your own are its parameters of two dimensions or
-    more. It never chooses biases, norms, embeddings or weights tied to one, nor what a
-    weight is computed from, as weight norm does: a UserWarning names such a weight.
-    `skip` are globs of parameters, or of modules, all of whose weights stay dense.
-    Raises ValueError where no layer of the types has a weight and for a glob that
-    matches nothing, TypeError for types that are not classes.
+    Args:
+        module: The module.
+        types: Class of layers, or several. Their weights are their parameters of two
+            dimensions or more. Default: linear and bilinear layers, convolutions,
+            transposed ones too, recurrent layers and cells, projections inside of
+            attention, and `Conv1D` of transformers.
+        skip: Globs of parameters, or of modules, all of whose weights stay dense.
+
+    Returns:
+        A function of (path, leaf) to pass to an algorithm, `sf.rigl(0.9, where=where)`.
+        It looks at names only.
+
+    Raises:
+        TypeError: `types` are not classes, or `skip` is neither a glob nor a sequence
+            of globs.
+        ValueError: No layer of the types has a weight, or a glob matches nothing.
+
+    It never chooses biases, norms, embeddings or weights tied to one, nor what a weight
+    is computed from, as weight norm does: a UserWarning names such a weight.
     """
     kinds = None if types is None else _classes(types)
     named = own_tensors(module, "parameters", tied=True)
@@ -115,13 +124,22 @@ def pattern_axis(module: nn.Module, path: str) -> int:
     >>> [sf.modules.pattern_axis(net, path) for path in ("0.weight", "1.weight")]
     [1, 0]
 
-    `path` is the name of a parameter in `params_of(module)`. Patterns count the axes of
-    the stored tensor, and hardware that skips zeros wants N:M runs along the inputs:
-    axis 1 for Linear, recurrent and attention weights and convolutions, 0 for
-    transposed convolutions and transformers' Conv1D, and the last, 2, for Bilinear,
-    which sums over 1 as well. Of experts in one leaf, as transformers has them, it is
-    2, or 1 where they are stored as [experts, in, out], as in gpt-oss. Layers of two
-    kinds take two patterns:
+    Args:
+        module: The module.
+        path: Name of a parameter in `params_of(module)`.
+
+    Returns:
+        Axis of the stored tensor, as patterns count axes. It is 1 for Linear, recurrent
+        and attention weights and convolutions, 0 for transposed convolutions and
+        transformers' Conv1D, and the last, 2, for Bilinear, which sums over 1 as well.
+        For experts in one leaf, as transformers has them, 2, or 1 where they are stored
+        as [experts, in, out], as in gpt-oss.
+
+    Raises:
+        ValueError: `path` is not a parameter, or no product sums over the parameter.
+
+    Hardware that skips zeros wants N:M runs along the inputs. Layers of two kinds take
+    two patterns:
 
     >>> where, params = sf.modules.weights_of(net), sf.modules.params_of(net)
     >>> axes = {
@@ -141,9 +159,6 @@ def pattern_axis(module: nn.Module, path: str) -> int:
     >>> masks = sf.partition(parts).init(params).masks
     >>> masks["0.weight"].sum(1), masks["1.weight"].sum(0).unique()
     (tensor([4, 4, 4, 4]), tensor([2]))
-
-    Raises ValueError for a path that is not a parameter, and for a parameter that no
-    product sums over.
     """
     return _axes(module, path)[0]
 
@@ -157,10 +172,18 @@ def channel_axis(module: nn.Module, path: str) -> int:
     >>> [sf.modules.channel_axis(net, path) for path in ("0.weight", "1.weight")]
     [0, 1]
 
-    Axis 1 for transposed convolutions (with groups: the outputs of one group) and
-    transformers' Conv1D, 1 or 2 for experts in one leaf, else 0; in recurrent and
-    in-projection weights the gates or projections follow each other along it, which is
-    `channel(..., groups=)`. Raises as `pattern_axis` does.
+    Args:
+        module: The module.
+        path: Name of a parameter in `params_of(module)`.
+
+    Returns:
+        Axis 1 for transposed convolutions (with groups, the outputs of one group) and
+        transformers' Conv1D, 1 or 2 for experts in one leaf, else 0. In recurrent and
+        in-projection weights the gates or projections follow each other along it, which
+        is `channel(..., groups=)`.
+
+    Raises:
+        ValueError: As in `pattern_axis`.
     """
     return _axes(module, path)[1]
 
@@ -175,11 +198,19 @@ def check_pattern_axis(module: nn.Module, path: str, pattern: Pattern) -> bool:
     ... ]
     [True, True, False]
 
-    `path` is the name of a parameter, and the right axis is the result of
-    `pattern_axis`; for Bilinear, both input axes are right. Patterns without runs or
-    blocks of a fixed length pass, and so do weights that no product sums over
-    (embeddings, biases, norms). Raises ValueError for a path that is not a parameter,
-    and for a shape that the pattern does not divide.
+    Args:
+        module: The module.
+        path: Name of a parameter in `params_of(module)`.
+        pattern: The pattern.
+
+    Returns:
+        True where the pattern has runs or blocks along the result of `pattern_axis`,
+        or, for Bilinear, along one of its two input axes. Patterns without runs or
+        blocks of a fixed length pass, and so do weights that no product sums over
+        (embeddings, biases, norms).
+
+    Raises:
+        ValueError: `path` is not a parameter, or the pattern does not divide its shape.
     """
     layer, param = _parameter(module, path)
     runs = run_axes(pattern, tuple(param.shape))

@@ -8,11 +8,15 @@ inputs of a block come from the pruned blocks before it.
 """
 
 from sparsefn._engine.numbers import as_matrix
-from sparsefn.posttraining.calibration.blocks import by_block, in_order, outlier_ratios
+from sparsefn.posttraining.calibration.blocks import PrunedBlock
 from sparsefn.posttraining.calibration.experts import experts
+from sparsefn.posttraining.calibration.folders import stream
+from sparsefn.posttraining.calibration.in_order import (
+    by_block,
+    in_order,
+    outlier_ratios,
+)
 from sparsefn.posttraining.calibration.inputs import inputs
-from sparsefn.posttraining.calibration.one_block import PrunedBlock
-from sparsefn.posttraining.calibration.stream import stream
 from sparsefn.posttraining.calibration.sums import fill_unreached
 
 __all__ = [

@@ -1,458 +1,535 @@
-"""Pruning block after block, and how unequal the blocks are."""
+"""The blocks of a model: which parts hold them, whether these can run one by one with
+the results of the model, and how the blocks in one part are pruned.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import tempfile
+import itertools
+import os
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple
 
+import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.algorithms import dense
-from sparsefn.core.checks import check_call, check_int
-from sparsefn.core.state import State, Where, effective
-from sparsefn.core.tree import flatten, opened
-from sparsefn.core.tree.where import matching
-from sparsefn.masks.scores.data import wanda_of
-from sparsefn.nn.modules.calls import Call, Example, as_call
+from sparsefn._engine.numbers import flags_of
+from sparsefn.core.state import Algorithm, State, Where, effective
+from sparsefn.core.tree import Tree, flatten, leaves_at, leaves_of, with_leaves
+from sparsefn.core.tree.originals import computed_name
+from sparsefn.nn.modules.calls import Call
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.cache import (
     BrokenChainError,
+    CachedTree,
     CalledAgainError,
+    Touched,
     cache_tree,
     copied_call,
     in_memory,
-    on_disk,
+    read_tree,
 )
-from sparsefn.posttraining.calibration.capture import PausedRun, guarded_calls
-from sparsefn.posttraining.calibration.chain import chain_of
+from sparsefn.posttraining.calibration.capture import (
+    Chain,
+    NeededError,
+    PausedRun,
+    recorded,
+)
 from sparsefn.posttraining.calibration.inputs import (
-    check_data,
-    names_of,
+    check_finite_stats,
+    collector,
+    is_table,
+    layer_at,
     weights_of_call,
-)
-from sparsefn.posttraining.calibration.one_block import (
-    Asked,
-    Prune,
-    PrunedBlock,
-    part_of,
-    prune_block,
-    with_part,
 )
 from sparsefn.posttraining.calibration.sums import Stats
 
-T = TypeVar("T")
+Prune = Callable[[Stats], Algorithm]
+Calls = Callable[[], Iterable[Call]]  # the same calls each time
+
+# parts whose outputs are kept to the end, as the model does more with them than hand
+# them on
+_MOST_KEPT = 4
+_WANTED = ("count", "square")
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def in_order(
-    module: nn.Module,
-    state: State | None,
-    blocks: Sequence[Where],
-    prune: Prune,
-    inputs: Example,
-    *,
-    of: str | Sequence[str] = ("count", "square", "gram"),
-    chunk_size: int | None = None,
-    tokens: Tensor | None = None,
-    inputs_from: str = "pruned",
-    offload: str | None = None,
-    progress: bool = False,
-) -> State:
-    """Prune the blocks of a module in turn, each on inputs from pruned blocks.
+def chain_of(
+    model: Named,
+    state: State,
+    chosen: Sequence[Sequence[str]],
+    call: Call,
+) -> Chain:
+    """The parts that hold these leaves, a list of paths a block, and all that is called
+    between them.
 
     >>> model = torch.nn.Sequential(
-    ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
     ... )
-    >>> def prune(stats):
-    ...     return sf.one_shot(
-    ...         0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()
-    ...     )
-    >>> x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
-    >>> state = sf.calibration.in_order(
-    ...     model, None, ["0.*", "2.*"], prune, x, of="square"
-    ... )
-    >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
-    ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
+    >>> state = sf.dense().init(sf.modules.params_of(model))
+    >>> call = ((torch.ones(3, 2),), {})
+    >>> chain = chain_of(Named.of(model), state, [["0.weight"], ["2.weight"]], call)
+    >>> chain.order, chain.at
+    (['0', '1', '2'], [0, 2])
 
-    The state is the last state that `by_block` gives, which has the same arguments and
-    errors, and also says how long each block took, and how far its outputs moved. With
-    `progress` a bar of tqdm shows this, where tqdm is installed; without it errors are
-    not computed, so the outputs of the last block are not either.
+    The call is run twice, as the model and part by part, and the statistics of the
+    leaves are compared: the same bits on a CPU. Raises BrokenChainError where they
+    differ, and where the model does not call the parts one after the other, ValueError
+    where the blocks are in another order than the model has them.
     """
-    state, steps = _prepared(
-        module,
-        state,
-        blocks,
-        prune,
-        inputs,
-        progress,
-        of=of,
-        chunk_size=chunk_size,
-        tokens=tokens,
-        inputs_from=inputs_from,
-        offload=offload,
+    above = [_lists_above(model, paths) for paths in chosen]
+    for level in range(max(map(len, above))):
+        at = [paths[min(level, len(paths) - 1)] for paths in above]
+        for narrow in (True, False):
+            try:
+                return _chain(model, state, chosen, at, call, narrow)
+            except BrokenChainError as error:
+                why = error
+    raise why
+
+
+def _chain(
+    model: Named,
+    state: State,
+    chosen: Sequence[Sequence[str]],
+    at: Sequence[str],
+    call: Call,
+    narrow: bool,
+) -> Chain:
+    if "" in at:
+        raise BrokenChainError("a block has weights all over the model")
+    at = [_outermost(path, at) for path in at]
+    weights = weights_of_call(model, state)
+    leaves = dict.fromkeys(path for paths in chosen for path in paths)
+    collect = collector(model, weights, leaves, _WANTED)
+    parts = model.parts(_with_siblings(model.module, at))
+    (stats, _), order, forms, why = recorded(
+        parts, lambda: collect(copied_call(call), None)
     )
-    for done in _shown(steps, len(blocks)) if progress else steps:
-        state = done.state
-    return state
+    _check_order(stats, chosen)
+    for path in at:
+        times = order.count(path)
+        if times > 1:
+            raise CalledAgainError(f"{path!r} is called {times} times")
+        if not times:
+            why = f"{path!r} is called 0 times"
+    if why:
+        raise BrokenChainError(why)
+    numbers = [order.index(path) for path in at]
+    end = max(numbers) + 1
+    kept = frozenset[int]()
+    while True:
+        chain = Chain(parts, order[:end], forms[:end], kept, numbers, narrow)
+        try:
+            alone = _by_parts(model, state, chain, chosen, call)
+            break
+        except NeededError as error:
+            kept |= {error.number}
+            if len(kept) > _MOST_KEPT:
+                raise BrokenChainError(
+                    f"there are operations between parts, as after {order[min(kept)]!r}"
+                ) from None
+    for path, of in stats.items():
+        if not _same(of, alone.get(path, {})):
+            raise BrokenChainError(
+                f"{path!r} gets other inputs where parts run one by one"
+            )
+    return chain
 
 
-def by_block(
-    module: nn.Module,
-    state: State | None,
-    blocks: Sequence[Where],
-    prune: Prune,
-    inputs: Example,
-    *,
-    of: str | Sequence[str] = ("count", "square", "gram"),
-    chunk_size: int | None = None,
-    tokens: Tensor | None = None,
-    inputs_from: str = "pruned",
-    offload: str | None = None,
-) -> Iterator[PrunedBlock]:
-    """Prune the blocks of a module in turn, and give a record of each.
+def _outermost(path: str, parts: Sequence[str]) -> str:
+    # The outermost of the parts that a path is in.
+    return min((part for part in parts if is_inside(path, part)), key=len)
 
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
-    ... )
+
+def _lists_above(model: Named, names: Sequence[str]) -> list[str]:
+    # The paths of the parts that hold some leaves and are in a list of parts; the
+    # innermost comes first.
+    owners = list[list[str]]()
+    for name in names:
+        at = model.own[name][0]
+        weight = computed_name(at) or at
+        owners.append(weight.split(".")[:-1])
+    common = os.path.commonprefix(owners)  # noqa: RUF071  # of lists of names
+    above = [".".join(common[:n]) for n in range(len(common), 0, -1)]
+    listed = [
+        path
+        for path in above
+        if isinstance(model.module.get_submodule(path.rpartition(".")[0]), _LISTS)
+    ]
+    return listed or [*above, ""][:1]
+
+
+def _with_siblings(module: nn.Module, at: Sequence[str]) -> dict[str, None]:
+    # These paths of parts and, for a part in a list, the list's other parts, which data
+    # passes as well.
+    paths = dict.fromkeys(at)
+    for above in dict.fromkeys(path.rpartition(".")[0] for path in at):
+        if isinstance(holder := module.get_submodule(above), _LISTS):
+            for name, _ in holder.named_children():
+                path = f"{above}.{name}".lstrip(".")
+                if not any(is_inside(one, path) or is_inside(path, one) for one in at):
+                    paths[path] = None
+    return paths
+
+
+def is_inside(path: str, other: str) -> bool:
+    """Whether a path is another path, or lies below it.
+
+    >>> is_inside("0.weight", "0"), is_inside("0", "0"), is_inside("01", "0")
+    (True, True, False)
+    """
+    return f"{path}.".startswith(f"{other}.")
+
+
+def _by_parts(
+    model: Named,
+    state: State,
+    chain: Chain,
+    chosen: Sequence[Sequence[str]],
+    call: Call,
+) -> Stats:
+    # The statistics over one call, part by part.
+    run = PausedRun(model, chain, call)
+    stats = Stats()
+    kinds = set[type]()
+    whole = weights_of_call(model, state)
+    for number, path in enumerate(chain.order):
+        run.advance(number, whole)
+        part = chain.parts[path]
+        weights = weights_of_call(part, part_of(state, part.own))
+        asked = set[str]()
+        for at, paths in zip(chain.at, chosen, strict=True):
+            if at == number:
+                asked.update(paths)
+        own = [name for name in part.own if name in asked]
+        for given in run.guarded_call(number, bool(own)):
+            before = [x.clone() for x in _tensors(given)]
+            try:
+                collect = collector(part, weights, own, _WANTED, chain.narrow)
+                found, out = collect(given, None)
+                # the other pass; layers of a kind remember as much as the first
+                if own and type(part.module) not in kinds:
+                    kinds.add(type(part.module))
+                    _, out = collect(run.call(number), None)
+            except (Touched, Exception) as error:  # which the model did not raise
+                raise BrokenChainError(
+                    f"{path!r} by itself raises {type(error).__name__}: {error}"
+                ) from error
+            if own and not all(map(_equal, before, _tensors(given))):
+                raise BrokenChainError(f"{path!r} writes into its inputs")
+        stats |= found
+        run.finish(number, cache_tree(out, in_memory))
+    return stats
+
+
+def _tensors(tree: Tree) -> list[Tensor]:
+    return [x for x in leaves_of(tree) if isinstance(x, Tensor)]
+
+
+def _equal(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    if not other or not torch.equal(one["count"], other["count"]):
+        return False
+    x = one["square"]
+    y = other["square"]
+    if x.device.type == "cpu":
+        return _equal(x, y)
+    return x.shape == y.shape and torch.allclose(x, y, rtol=1e-3, equal_nan=True)
+
+
+def _check_order(stats: Stats, chosen: Sequence[Sequence[str]]) -> None:
+    # Statistics come in the order in which their leaves were first used.
+    reached = flags_of([of["count"].any() for of in stats.values()])
+    used = list(itertools.compress(stats, reached))
+    first = list[str]()
+    for paths in chosen:
+        first += [path for path in used if path in paths][:1]
+    for before, after in itertools.pairwise(first):
+        if used.index(after) < used.index(before):
+            raise ValueError(
+                "in_order: expected blocks in the order in which data passes them, "
+                f"but {after!r} is used before {before!r}; to prune in several rounds "
+                "call in_order once for each, with the state of the last one"
+            )
+
+
+class Block(NamedTuple):
+    """A block as it was asked for, and the paths of its matrices.
+
+    >>> Block("0.*", ["0.weight"]).leaves
+    ['0.weight']
+    """
+
+    where: Where
+    leaves: list[str]
+
+
+class PrunedBlock(NamedTuple):
+    """What pruning one block gave.
+
+    >>> sf.calibration.PrunedBlock(
+    ...     "0.*", sf.State({}, {}), seconds=1.5, error=0.25
+    ... ).error
+    0.25
+
+    Attributes:
+        block: The block as it was asked for.
+        state: The state with this block and all before it pruned.
+        seconds: The time that the block took.
+        error: The norm of the change of the block's outputs over their norm, for the
+            inputs that the block was pruned with. None where the outputs are not known.
+        why: Why the whole model ran for this block. Empty where only the block did.
+    """
+
+    block: Where
+    state: State
+    seconds: float
+    error: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """How the blocks of a model are pruned.
+
+    Attributes:
+        prune: Makes the algorithm that prunes a block from its statistics.
+        of: The names of the statistics.
+        inputs_from: "pruned" or "dense".
+        tokens: Which inputs are counted, for each call.
+        narrow: How leaves are watched, see `collector`.
+        errors: Whether errors are computed. Else only outputs of the last pass are
+            kept.
+    """
+
+    prune: Prune
+    of: Sequence[str]
+    inputs_from: str = "pruned"
+    tokens: Sequence[Tensor | None] = ()
+    narrow: bool = False
+    errors: bool = True
+
+
+def prune_part(
+    part: Named,
+    state: State,
+    blocks: Sequence[Block],
+    calls: Calls,
+    options: PruneOptions,
+    cache: Callable[[Tree], CachedTree] | None = partial(cache_tree, cache=in_memory),
+) -> tuple[list[PrunedBlock], list[CachedTree]]:
+    """Prune the blocks in a part of a model in turn, and run the part: a result a
+    block, and the outputs of each call.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(4, 2)), torch.randn(8, 4)
+    >>> part = Named.of(model).parts(["0"])["0"]
+    >>> state = sf.dense().init(sf.modules.params_of(model))
     >>> def prune(stats):
     ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
-    >>> x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
-    >>> for done in sf.calibration.by_block(
-    ...     model, None, ["0.*", "2.*"], prune, x, of="square"
-    ... ):
-    ...     print(
-    ...         done.block,
-    ...         [int(mask.sum()) for mask in done.state.masks.values()],
-    ...         0 < done.error < 1,
-    ...     )
-    0.* [16, 1, 1, 1] True
-    2.* [16, 1, 8, 1] True
+    >>> blocks = [Block("0.*", ["0.weight"])]
+    >>> options = PruneOptions(prune, ["square"])
+    >>> (done,), (out,) = prune_part(part, state, blocks, lambda: [((x,), {})], options)
+    >>> int(done.state.masks["0.weight"].sum()), read_tree(out).shape, done.error > 0
+    (4, torch.Size([8, 2]), True)
 
-    Blocks are pruned as `in_order` does. A record comes when its block is pruned.
+    A pass makes all calls of the part. There is one for each block, which collects its
+    statistics, and a last one, whose outputs are returned. From "dense" inputs there is
+    one pass, with the weights as they are at first, and no errors. Raises ValueError
+    where no product was seen with any leaf, and for inputs that are not finite.
 
-    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the
-    order in which data passes them. Blocks may be left out, and be halves of a layer.
-    For each block the statistics of its leaves are collected as `inputs` does. `prune`
-    gets them, and gives the algorithm that prunes the block: its `init` takes the
-    effective weights of these leaves, a dict by path, then its `update` runs at step 0,
-    with gradients of zero. The block's params and masks are taken from the result.
-    Nothing else of the state changes.
-
-    `inputs` are the module's: a tensor, a tuple of arguments, or a dict of them
-    by name. `state` is where to begin, or None for the module's own weights without
-    masks. `of` is as in `inputs`. With `chunk_size` the module gets so many examples
-    at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool,
-    of shape (examples, tokens), says which tokens are counted, where some are padding;
-    see `inputs` for what layers must get. An `attention_mask` or `key_padding_mask`
-    that hides tokens is refused without it, and a UserWarning tells of padding in
-    `input_ids`.
-
-    The time is linear in the number of blocks. The embeddings and masks before the
-    first block are computed once. Then the layer that a block is in runs twice on what
-    it is called with, without the rest of the model: once for the statistics, and once
-    pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs
-    once, and every block is pruned for the inputs that it has in the model as it is at
-    first. What is in memory is the inputs and outputs of one layer for all data,
-    besides one chunk's activations and the statistics of one block; with
-    `offload="disk"` the inputs and outputs are in files of a temporary folder, which
-    goes at the end. Outputs that the model itself uses before the next block, as a
-    decoder uses its encoder's, are kept to the end, of four layers at most.
-
-    One example is run beforehand, as the whole model and layer by layer. Where the
-    statistics are not the same bits (on a CPU), or the model uses its blocks otherwise
-    than one after the other, the module runs once for each block. A UserWarning and
-    each record then say why, and so they do where a layer writes into its inputs, or
-    gets an attribute from elsewhere. A layer that the model runs several times, as
-    looped transformers do, is pruned once, by the sums over all its calls, in which the
-    layers of later blocks are not pruned yet. Not noticed is what a layer keeps for its
-    next call, unless it is the first of its class, and what the model computes from the
-    weights of one block and hands to another: the weights at first give it.
-    Nothing is written to the module, and no hook is left. A UserWarning names a leaf of
-    a block with which no product was seen: it stays dense, as do tables of embeddings,
-    which are not named.
-
-    ValueError names the path and the layer of a weight whose inputs are not finite, and
-    tells of blocks in another order; as `inputs`. A weight that no input reached, as of
-    an expert, has a count of 0, which methods that read data refuse: `fill_unreached`
-    has them prune it by size. TypeError for a `prune` that gives no Algorithm.
-
-    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
-    arXiv 2306.11695, sec. 3.
+    Args:
+        part: A part of a model, or the whole.
+        state: The state of the part's parameters.
+        blocks: The blocks to prune; there may be none.
+        calls: The arguments of all calls of the part.
+        options: How the blocks are pruned.
+        cache: How outputs are kept. None: nobody wants them, and there is no last pass.
     """
-    _, steps = _prepared(
-        module,
-        state,
-        blocks,
-        prune,
-        inputs,
-        True,
-        of=of,
-        chunk_size=chunk_size,
-        tokens=tokens,
-        inputs_from=inputs_from,
-        offload=offload,
-    )
-    return steps
-
-
-def _prepared(
-    module: nn.Module,
-    state: State | None,
-    blocks: Sequence[Where],
-    prune: Prune,
-    inputs: Example,
-    errors: bool,
-    *,
-    of: str | Sequence[str],
-    chunk_size: int | None,
-    tokens: Tensor | None,
-    inputs_from: str,
-    offload: str | None,
-) -> tuple[State, Iterator[PrunedBlock]]:
-    # The state that the blocks begin with, and what prunes them, with errors if
-    # somebody reads them.
-    if isinstance(blocks, str) or not isinstance(blocks, Sequence):
-        raise TypeError(
-            "in_order: expected blocks to be a sequence, with an entry a block, got "
-            f"{blocks!r}"
-        )
-    if inputs_from not in ("pruned", "dense"):
-        raise ValueError(
-            "in_order: expected inputs_from to be 'pruned' or 'dense', got "
-            f"{inputs_from!r}"
-        )
-    if offload not in (None, "disk"):
-        raise ValueError(
-            f"in_order: expected offload to be 'disk' or None, got {offload!r}"
-        )
-    check_call("prune", prune, "stats")
-    names = names_of(of)
-    call = as_call(inputs)
-    model = Named.of(module)
-    if state is None:
-        state = dense().init(weights_of_call(model, None))
-    leaves = weights_of_call(model, state)
-    asked = list[Asked]()
-    check_data("in_order", module, [(call, tokens)])
-    chunks = list(chunks_of((call, tokens), chunk_size))
-    for block in blocks:
-        chosen = [
-            path
-            for path, leaf in matching("blocks", block, leaves).items()
-            if leaf.ndim > 1
-        ]
-        if not chosen:
+    results = list[PrunedBlock]()
+    passes = _Passes(part, calls, options, cache)
+    dense = options.inputs_from == "dense"
+    start = time.perf_counter()
+    for number, (block, chosen) in enumerate(blocks):
+        if not dense:
+            stats, error = passes.run(state, chosen, block)
+            if results:
+                results[-1] = results[-1]._replace(error=error)
+        elif number == 0:
+            together = dict.fromkeys(path for one in blocks for path in one.leaves)
+            stats, _ = passes.run(state, list(together), block)
+        seen = {path: stats[path] for path in chosen if path in stats}
+        if not seen:
             raise ValueError(
                 f"in_order: no product was seen with a leaf of the block {block!r}"
             )
-        asked.append((block, chosen))
-    return state, _pruned(
-        model, state, asked, prune, chunks, names, inputs_from, offload, errors
+        left = [p for p in chosen if p not in seen and not is_table(part, p)]
+        if left:
+            warnings.warn(
+                f"in_order: no product was seen with {layer_at(part, left[0])}, so it "
+                "stays dense",
+                stacklevel=2,
+            )
+        state = pruned_with(state, options.prune(seen), list(seen))
+        now = time.perf_counter()
+        results.append(PrunedBlock(block, state, now - start))
+        start = now
+    if cache and not (dense and blocks):
+        _, error = passes.run(state, [], "")
+        if results:
+            last = results[-1]
+            seconds = last.seconds + time.perf_counter() - start
+            results[-1] = last._replace(error=error, seconds=seconds)
+    return results, passes.outputs
+
+
+class _Passes:
+    # The passes over all calls of a part. The outputs are those of the last pass.
+    def __init__(
+        self,
+        part: Named,
+        calls: Calls,
+        options: PruneOptions,
+        cache: Callable[[Tree], CachedTree] | None,
+    ) -> None:
+        self.part = part
+        self.calls = calls
+        self.options = options
+        self.cache = cache
+        self.outputs: list[CachedTree] = []
+
+    def run(
+        self, state: State, chosen: Sequence[str], block: Where
+    ) -> tuple[Stats, float | None]:
+        """The statistics of a pass, and how far its outputs are from the outputs of the
+        pass before.
+        """
+        of = self.options.of
+        weights = weights_of_call(self.part, state)
+        collect = collector(self.part, weights, chosen, of, self.options.narrow)
+        counted = itertools.chain(self.options.tokens, itertools.repeat(None))
+        keeps = not chosen or self.options.inputs_from == "dense" or self.options.errors
+        stats = Stats()
+        moved: Tensor | None = None
+        for number, (call, tokens) in enumerate(
+            zip(self.calls(), counted, strict=False)
+        ):
+            new, out = collect(call, tokens)
+            stats = added_stats(stats, new)
+            if number < len(self.outputs):
+                more = _changes(read_tree(self.outputs[number]), out, tokens)
+                if more is not None:
+                    moved = more if moved is None else moved + more
+            if self.cache and keeps:
+                self.outputs[number : number + 1] = [self.cache(out)]
+        check_finite_stats(stats, self.part, f"in_order, block {block!r}")
+        # the device is waited for once
+        changed, total = (0.0, 0.0) if moved is None else moved.tolist()
+        error = (changed / total) ** 0.5 if total else None
+        return {path: stats[path] for path in chosen if path in stats}, error
+
+
+def part_of(state: State, names: Iterable[str]) -> State:
+    """The state of some leaves, by path.
+
+    >>> part_of(sf.State({"a": 1, "b": 2}, {"a": 3, "b": 4}), ["b"])[:2]
+    ({'b': 2}, {'b': 4})
+    """
+    names = list(names)
+    return State(leaves_at(state.params, names), leaves_at(state.masks, names))
+
+
+def with_part(state: State, part: State) -> State:
+    """The state with the leaves of a part of it.
+
+    >>> with_part(sf.State({"a": 1, "b": 2}, {"a": 3, "b": 4}), sf.State({"b": 5}, {}))[
+    ...     :2
+    ... ]
+    ({'a': 1, 'b': 5}, {'a': 3, 'b': 4})
+    """
+    return state._replace(
+        params=with_leaves(state.params, flatten(part.params)[0]),
+        masks=with_leaves(state.masks, flatten(part.masks)[0]),
     )
 
 
-def _pruned(
-    model: Named,
-    start: State,
-    asked: list[Asked],
-    prune: Prune,
-    chunks: list[tuple[Call, Tensor | None]],
-    of: Sequence[str],
-    inputs_from: str,
-    offload: str | None,
-    errors: bool,
-) -> Iterator[PrunedBlock]:
-    # Part by part, else with the whole model.
-    if not asked:
-        return
-    state = start
-    done = 0
-    calls = [call for call, _ in chunks]
-    tokens = [counted for _, counted in chunks]
-    with contextlib.ExitStack() as stack:
-        cache = (
-            in_memory
-            if offload is None
-            else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
-        )
-        try:
-            chosen = [paths for _, paths in asked]
-            find = partial(chain_of, model, start, chosen)
-            chain = with_one_example(find, calls[0])  # which says as much as all
-            runs = [PausedRun(model, chain, call, cache) for call in calls]
-            for number, path in enumerate(chain.order):
-                _advance(
-                    runs, number, model, state if inputs_from == "pruned" else start
-                )
-                part = chain.parts[path]
-                own = [
-                    one for one, at in zip(asked, chain.at, strict=True) if at == number
-                ]
-                wanted = errors or number + 1 < len(chain.order)
-                results, outputs = prune_block(
-                    part,
-                    part_of(state, part.own),
-                    own,
-                    prune,
-                    partial(guarded_calls, runs, number, bool(own)),
-                    of,
-                    inputs_from=inputs_from,
-                    tokens=tokens,
-                    narrow=chain.narrow and all(counted is None for counted in tokens),
-                    errors=errors,
-                    cache=partial(cache_tree, cache=cache) if wanted else None,
-                )
-                for result in results:
-                    state = with_part(state, result.state)
-                    done += 1
-                    yield result._replace(state=state)
-                for run, out in zip(runs, outputs, strict=wanted):
-                    run.finish(number, out)
-        except BrokenChainError as error:
-            why = str(error)
-            again = isinstance(error, CalledAgainError)
-    left = asked[done:]
-    if not left:
-        return
-    if again:
-        why += ": the statistics of its weights are the sums over all calls"
-    if again or len(left) > 1:
-        warnings.warn(
-            f"in_order: the whole model runs once for each block, as {why}",
-            UserWarning,
-            stacklevel=3,
-        )
-    for one in left:
-        (result,), _ = prune_block(
-            model,
-            part_of(state if inputs_from == "pruned" else start, model.own),
-            [one],
-            prune,
-            lambda: map(copied_call, calls),
-            of,
-            inputs_from="dense",
-            tokens=tokens,
-            cache=None,
-        )
-        state = with_part(state, part_of(result.state, one[1]))
-        yield result._replace(state=state, why=why)
+def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> State:
+    """The state with some of its leaves as an algorithm makes them out of their
+    effective weights, at step 0.
 
-
-def _advance(
-    runs: Sequence[PausedRun], number: int, model: Named, state: State
-) -> None:
-    if any(number not in run.calls for run in runs):
-        weights = weights_of_call(model, state)
-        for run in runs:
-            run.advance(number, weights)
-
-
-def with_one_example(run: Callable[[Call], T], call: Call) -> T:
-    """What a function gives for the first example of a call, or for all of them, where
-    it fails or they cannot be told apart.
-
-    >>> with_one_example(lambda call: len(call[0][0]), ((torch.ones(3, 2),), {}))
-    1
-    """
-    with contextlib.suppress(Exception):
-        return run(next(chunks_of((call, None), 1))[0])
-    return run(call)
-
-
-def chunks_of(
-    data: tuple[Call, Tensor | None], size: int | None
-) -> Iterator[tuple[Call, Tensor | None]]:
-    """The calls for so many examples each, with the tokens that count in them.
-
-    Without a size there is one call.
-
-    >>> [
-    ...     (args[0].tolist(), kwargs)
-    ...     for (args, kwargs), _ in chunks_of((((torch.arange(3),), {}), None), 2)
-    ... ]
-    [([0, 1], {}), ([2], {})]
-
-    Every tensor is split along its first axis. ValueError where they are not of one
-    length.
-    """
-    if size is None:
-        yield data
-        return
-    check_int("in_order", "chunk_size", size, 1)
-    leaves, rebuild = opened(data)
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    lengths = {len(x) if x.ndim else 0 for x in tensors}
-    if len(lengths) != 1 or 0 in lengths:
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(
-            "in_order: expected tensors with one number of examples to split, got "
-            f"shapes {shapes}"
-        )
-    for first in range(0, lengths.pop(), size):
-        yield rebuild(
-            [x[first : first + size] if isinstance(x, Tensor) else x for x in leaves]
-        )
-
-
-def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
-    if importlib.util.find_spec("tqdm") is None:
-        yield from steps
-        return
-    with importlib.import_module("tqdm").tqdm(steps, total=total, unit="block") as bar:
-        for done in bar:
-            bar.set_postfix(
-                error="unknown" if done.error is None else f"{done.error:.3g}"
-            )
-            yield done
-
-
-def outlier_ratios(
-    state: State,
-    stats: Stats,
-    blocks: Sequence[str],
-    multiple: float = 5.0,
-) -> dict[str, float]:
-    """The share of each block's Wanda scores above `multiple` times their mean.
-
-    >>> state = sf.dense().init(
-    ...     {"0": torch.tensor([[1.0, 1.0, 1.0, 9.0]]), "1": torch.ones(1, 4)}
+    >>> state = pruned_with(
+    ...     sf.dense().init({"a": torch.ones(4), "b": torch.ones(4)}),
+    ...     sf.one_shot(0.5, where="*"),
+    ...     "b",
     ... )
-    >>> stats = {
-    ...     path: {"count": torch.tensor(2), "square": torch.ones(4)} for path in "01"
-    ... }
-    >>> sf.calibration.outlier_ratios(state, stats, ["0", "1"], multiple=2.0)
-    {'0': 0.25, '1': 0.0}
-
-    `blocks` are globs; a block's leaves are the leaves of `stats` that its glob
-    matches. For `sf.budgets.owl`. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    >>> state.masks["a"].shape, int(state.masks["b"].sum())
+    (torch.Size([]), 2)
     """
-    leaves = flatten(effective(state))[0]
-    ratios = {}
-    for block in blocks:
-        chosen = [path for path in matching("blocks", block, leaves) if path in stats]
-        if not chosen:
-            raise ValueError(
-                "outlier_ratios: expected statistics of a leaf of the block "
-                f"{block!r}, got none"
-            )
-        total = sum(leaves[path].numel() for path in chosen)
-        # Computed twice, so that the scores of one leaf are in memory at a time.
-        mean = (
-            sum(
-                wanda_of(path, stats[path], leaves[path]).sum(dtype=torch.float64)
-                for path in chosen
-            )
-            / total
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            "in_order: expected prune to give an Algorithm, got "
+            f"{type(algorithm).__name__}"
         )
-        above = sum(
-            (wanda_of(path, stats[path], leaves[path]) > multiple * mean).sum()
-            for path in chosen
+    start = algorithm.init(effective(part_of(state, chosen)))
+    done = algorithm.update(start, optree.tree_map(torch.zeros_like, start.params), 0)
+    masks = flatten(done.masks)[0]
+    if any(mask.ndim for mask in masks.values()) and all(
+        bool(mask.all()) for mask in masks.values()
+    ):
+        warnings.warn(
+            f"in_order: nothing was pruned of {', '.join(map(repr, masks))}: the "
+            "algorithm runs once, at step 0, so give one that prunes there, such as "
+            "sf.one_shot",
+            UserWarning,
+            stacklevel=2,
         )
-        ratios[block] = int(above) / total
-    return ratios
+    return with_part(state, done)
+
+
+def added_stats(stats: Stats, new: Stats) -> Stats:
+    """The sums of two batches.
+
+    >>> added_stats(
+    ...     {"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}}
+    ... )
+    {'a': {'count': tensor(3)}}
+
+    A leaf may be in one of them alone.
+    """
+    # leaves that read one tensor share their sums
+    sums: dict[tuple[int, int], Tensor] = {}
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        if (id(x), id(y)) not in sums:
+            sums[id(x), id(y)] = x + y
+        return sums[id(x), id(y)]
+
+    both: Stats = {}
+    for path, of in stats.items():
+        if path in new:
+            both[path] = {name: total(x, new[path][name]) for name, x in of.items()}
+    return stats | new | both
+
+
+def _changes(old: Tree, new: Tree, tokens: Tensor | None) -> Tensor | None:
+    # Of the first tensor of the outputs, the square of its change and its own, where
+    # tokens count; None where outputs have no floats.
+    for x, y in zip(leaves_of(old), leaves_of(new), strict=True):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            if tokens is not None and x.shape[: tokens.ndim] == tokens.shape:
+                counted = tokens.to(x.device)
+                x = x[counted]
+                y = y[counted]
+            norm = partial(
+                torch.linalg.vector_norm,
+                dtype=torch.promote_types(x.dtype, torch.float32),
+            )
+            return torch.stack([norm(y - x), norm(x)]).double().square()
+    return None

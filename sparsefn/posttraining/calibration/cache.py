@@ -9,7 +9,7 @@ import copy
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,20 +36,14 @@ class CalledAgainError(BrokenChainError):
 
 
 class Touched(BaseException):
-    """Something was done with a `Marker`; no model catches it."""
+    """An output was used that is not known yet: the number of the call that returns it.
 
-    def __init__(self, slot: Slot) -> None:
-        super().__init__(slot)
-        self.slot = slot
-
-
-class Slot(NamedTuple):
-    """A tensor that a part returns: the number of the part's call, and the
-    number of the leaf.
+    No model catches it, as it is no Exception.
     """
 
-    number: int
-    leaf: int
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,41 +54,15 @@ class CachedTensor:
 
 
 class CachedTree(NamedTuple):
-    """The structure of a tree, and its leaves: tensors are cached, or are outputs of
-    parts.
-    """
+    """The structure of a tree, and its leaves, whose tensors are cached."""
 
     structure: Any
     leaves: list[Any]
-
-    def slots(self) -> list[Slot]:
-        """The outputs of parts in it."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, Slot)]
 
     def form(self) -> CachedTree:
         """The tree with None in place of its tensors."""
         leaves = [None if isinstance(x, CachedTensor) else x for x in self.leaves]
         return CachedTree(self.structure, leaves)
-
-
-class Marker(Tensor):
-    """Stands for an output of a part that did not run.
-
-    It can be handed on, and nothing else.
-    """
-
-    slot: Slot
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        leaves = optree.tree_leaves((args, kwargs))  # type: ignore[arg-type,var-annotated]
-        raise Touched(next(leaf.slot for leaf in leaves if isinstance(leaf, Marker)))
 
 
 def in_memory(x: Tensor) -> CachedTensor:
@@ -123,20 +91,6 @@ def form_of(out: Tree) -> CachedTree:
     return cache_tree(out, in_memory).form()
 
 
-def marked(form: CachedTree, number: int) -> Tree:
-    """The outputs of the call of a number, with markers for tensors.
-
-    >>> marked(form_of([1, torch.ones(1)]), 3)[1].__dict__["slot"]
-    Slot(number=3, leaf=1)
-    """
-    leaves = list(form.leaves)
-    for i, leaf in enumerate(leaves):
-        if leaf is None:
-            leaves[i] = torch.empty(0, device="cpu").as_subclass(Marker)
-            leaves[i].__dict__["slot"] = Slot(number, i)
-    return optree.tree_unflatten(form.structure, leaves)
-
-
 def cache_tree(
     tree: Tree,
     cache: Cache,
@@ -151,41 +105,33 @@ def cache_tree(
         memo = {}
     leaves, structure = optree.tree_flatten(tree)
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, Marker):
-            leaves[i] = leaf.slot
-        elif isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor):
             if id(leaf) not in memo:
                 memo[id(leaf)] = (leaf, cache(leaf))
             leaves[i] = memo[id(leaf)][1]
     return CachedTree(structure, leaves)
 
 
-def read_tree(
-    tree: CachedTree, outputs: Mapping[int, CachedTree] | None = None
-) -> Tree:
+def read_tree(tree: CachedTree) -> Tree:
     """The tree with its tensors. Other objects are copied, as caches of keys and values
     are, which a call changes.
 
-    >>> out = cache_tree(torch.ones(1), in_memory)
-    >>> read_tree(CachedTree(out.structure, [Slot(3, 0)]), {3: out})
-    tensor([1.])
+    >>> read_tree(cache_tree([torch.ones(1), 2], in_memory))
+    [tensor([1.]), 2]
     """
-    known = outputs or {}
     # One that is there twice is read once: attention asks whether its keys are its
     # queries.
     tensors: dict[CachedTensor, Tensor] = {}
     copies: dict[int, Any] = {}
-
-    def read(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            leaf = known[leaf.number].leaves[leaf.leaf]
+    leaves = []
+    for leaf in tree.leaves:
         if not isinstance(leaf, CachedTensor):
-            return _copied(leaf, copies)
+            leaves.append(_copied(leaf, copies))
+            continue
         if leaf not in tensors:
             tensors[leaf] = leaf.read()
-        return tensors[leaf]
-
-    return optree.tree_unflatten(tree.structure, map(read, tree.leaves))
+        leaves.append(tensors[leaf])
+    return optree.tree_unflatten(tree.structure, leaves)
 
 
 def copied_call(call: Call) -> Call:

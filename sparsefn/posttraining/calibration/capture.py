@@ -1,5 +1,31 @@
-"""Runs of a model that stop before each of its parts, which run elsewhere: what each of
-them would be called with.
+"""What each block of a model is called with, without running the model once a block.
+
+A part is a block, or another layer of the list that the block is in. The order of
+events:
+
+1. `recorded` runs the whole model on one example, and notes the order in which the
+   parts are called, and the form of what each returns.
+2. `PausedRun.advance` runs the model on a batch, where `intercepted` takes the place of
+   the parts: no part runs.
+3. The model computes the arguments of the first part, such as embeddings and masks, and
+   they are noted.
+4. In place of the outputs of the part it gets markers: empty tensors, each with the
+   number of the call and of the output that it stands for, a `Slot`.
+5. The model hands the markers to the next part, whose arguments are noted with slots in
+   their place, and so on: one run finds the arguments of all parts.
+6. A model that does more than that with a marker, such as an addition, raises
+   `Touched`, which ends the run; the calls that were noted are kept.
+7. `PausedRun.call` gives the arguments of a part with the outputs of earlier parts in
+   the slots; the part runs with its pruned weights, outside of this file.
+8. `PausedRun.finish` takes its outputs, and forgets all outputs that no later call
+   needs.
+9. Where the run has ended early, `advance` runs the model again for the next part:
+   outputs that are known are returned, and markers only in place of the rest.
+10. A model that needs outputs which are forgotten raises `NeededError`: `chain_of` then
+    has them kept to the end, or the whole model runs once for each block.
+
+The inputs of the first block and the outputs of each are not enough: T5 hands a bias
+from block to block, and Gemma has two kinds of masks.
 """
 
 from __future__ import annotations
@@ -7,9 +33,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import optree
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +49,11 @@ from sparsefn.posttraining.calibration.cache import (
     Cache,
     CachedTensor,
     CachedTree,
-    Slot,
     Touched,
     cache_tree,
     copied_call,
     form_of,
     in_memory,
-    marked,
     read_tree,
 )
 from sparsefn.posttraining.calibration.inputs import without_fusion
@@ -48,6 +74,69 @@ class NeededError(BrokenChainError):
 
 class _Stop(BaseException):
     pass
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of an output: the number of the call that returns it, and the number of
+    the leaf.
+    """
+
+    number: int
+    leaf: int
+
+
+class Marker(Tensor):
+    """Stands for an output of a part that did not run.
+
+    It can be handed on, and nothing else.
+    """
+
+    slot: Slot
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        for leaf in leaves_of((args, kwargs)):
+            if isinstance(leaf, Marker):
+                raise Touched(leaf.slot.number)
+
+
+def marked(form: CachedTree, number: int) -> Tree:
+    """The outputs of the call of a number, with markers for tensors.
+
+    >>> marked(form_of([1, torch.ones(1)]), 3)[1].__dict__["slot"]
+    Slot(number=3, leaf=1)
+    """
+    leaves = list(form.leaves)
+    for i, leaf in enumerate(leaves):
+        if leaf is None:
+            leaves[i] = torch.empty(0, device="cpu").as_subclass(Marker)
+            leaves[i].__dict__["slot"] = Slot(number, i)
+    return optree.tree_unflatten(form.structure, leaves)
+
+
+def with_slots(tree: Tree) -> Tree:
+    """A tree with slots in the place of markers.
+
+    >>> with_slots((marked(form_of(torch.ones(1)), 3), 2))
+    (Slot(number=3, leaf=0), 2)
+    """
+    return optree.tree_map(lambda x: x.slot if isinstance(x, Marker) else x, tree)
+
+
+def slots_in(call: CachedTree) -> list[Slot]:
+    """The outputs that a call gets.
+
+    >>> slots_in(CachedTree(None, [Slot(3, 0), 1]))
+    [Slot(number=3, leaf=0)]
+    """
+    return [leaf for leaf in call.leaves if isinstance(leaf, Slot)]
 
 
 @contextlib.contextmanager
@@ -172,7 +261,7 @@ class Chain(NamedTuple):
 class PausedRun:
     """A run of the model for one call, paused before one of its parts.
 
-    >>> from sparsefn.posttraining.calibration.chain import chain_of
+    >>> from sparsefn.posttraining.calibration.blocks import chain_of
     >>> model = Named.of(
     ...     torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     ... )
@@ -211,8 +300,8 @@ class PausedRun:
             return
         memo: dict[int, tuple[Tensor, CachedTensor]] = {}
         for i, call in enumerate(self._captured(number, weights), number):
-            cached = cache_tree(call, self.cache, memo)
-            for slot in cached.slots():
+            cached = cache_tree(with_slots(call), self.cache, memo)
+            for slot in slots_in(cached):
                 if slot.number < number:
                     raise NeededError(slot.number)
                 self.last[slot.number] = i
@@ -253,15 +342,19 @@ class PausedRun:
             pass
         except Touched as touched:
             if not found:
-                raise NeededError(touched.slot.number) from None
+                raise NeededError(touched.number) from None
         if not found:
             raise BrokenChainError(f"{order[first]!r} is not called every time")
         return found
 
     def call(self, number: int) -> Call:
         """The arguments of the part of a number."""
+        leaves = list(self.calls[number].leaves)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Slot):
+                leaves[i] = self.outputs[leaf.number].leaves[leaf.leaf]
         try:
-            args, kwargs = read_tree(self.calls[number], self.outputs)
+            args, kwargs = read_tree(self.calls[number]._replace(leaves=leaves))
         except BrokenChainError as error:
             raise BrokenChainError(f"{self.chain.order[number]!r} {error}") from None
         return args, kwargs

@@ -44,28 +44,36 @@ def experts(
     ... ]
     {'count': tensor([2, 0, 2]), 'norm': tensor([3., 0., 5.], dtype=torch.float64)}
 
-    Experts are a module with parameters of three or more dimensions, [experts, out,
-    in], that is called with the states of tokens (tokens, width), the numbers of the
-    experts that each is routed to (tokens, k), and their weights (tokens, k), by
-    position or by name, as the experts of transformers from 5.0 on. What one expert
-    gives is found by a call with it alone and a weight of 1, so that no names matter
-    and all k together cost one more call.
+    Args:
+        module: A model with modules of experts, which have parameters of three or more
+            dimensions, [experts, out, in], and are called with the states of tokens
+            (tokens, width), the numbers of the experts that each is routed to (tokens,
+            k), and their weights (tokens, k), by position or by name, as the experts of
+            transformers from 5.0 on.
+        state: As in `inputs`.
+        *args: The arguments of one call of the module.
+        **kwargs: Its arguments by name.
 
-    - "count", int64 (experts,): how many tokens were routed to the expert.
-    - "norm", float64 (experts,): the sum over these of the weight times the norm of
-      what the expert gives. A negative weight, as some routers give, counts as a
-      positive one: it is the norm of what the expert adds.
+    Returns:
+        The statistics of all parameters along whose first dimension experts lie. They
+        are the same for all parameters of a module:
 
-    All parameters of the module along whose first dimension the experts lie have the
-    same statistics. Statistics of several batches are added with
-    `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All tokens count,
-    padding too. `state`, `args` and `kwargs` are as in `sf.calibration.inputs`, and
-    nothing is changed either.
+        - "count", int64 (experts,): how many tokens were routed to the expert.
+        - "norm", float64 (experts,): the sum over these of the weight times the norm of
+          what the expert gives. A negative weight, as some routers give, counts as a
+          positive one: it is the norm of what the expert adds.
 
-    Raises ValueError where no such module was called, for experts whose output is not
-    the sum of weights times what single experts give, for numbers past the last expert,
-    and for outputs that are not finite; each with the path. TypeError for a `state`
-    that is no State.
+    Raises:
+        TypeError: `state` is no State.
+        ValueError: No module of experts was called, the output of one is not the sum of
+            weights times what single experts give, numbers are past the last expert, or
+            outputs are not finite; each with the path.
+
+    What one expert gives is found by a call with it alone and a weight of 1, so that no
+    names matter and all k together cost one more call. Statistics of several batches
+    are added with `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All
+    tokens count, padding too. The module, its buffers and the arguments stay as they
+    are.
     """
     weights = weights_of_call(Named.of(module), state)
     shared: dict[int, Any] = {

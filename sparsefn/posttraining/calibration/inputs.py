@@ -22,8 +22,8 @@ from sparsefn.nn.modules.padding import padding_in
 from sparsefn.nn.modules.weights import is_conv1d, is_weight
 from sparsefn.nn.modules.wrappers import Named
 from sparsefn.posttraining.calibration.cache import copied_call
-from sparsefn.posttraining.calibration.products import Watch, under_watch, unwatched
 from sparsefn.posttraining.calibration.sums import Stats
+from sparsefn.posttraining.calibration.watch import Watch, under_watch, unwatched
 
 _ALL = ("count", "square", "gram")
 # What ends the name of a mask of tokens, and its value where it hides one: transformers
@@ -60,38 +60,57 @@ def inputs(
             [11., 25.,  4.],
             [ 2.,  4.,  1.]])
 
-    An input is a row of the matrix that the weight is multiplied by: a token, or a
-    patch of a convolution.
+    Args:
+        module: The model, in its own mode (train or eval). A UserWarning names a layer
+            with dropout, known by its class or an attribute.
+        state: A State, whose effective weights are used. None: the module's own
+            weights.
+        *args: The arguments of one call of the module.
+        paths: Globs, or a function of (path, leaf), that choose leaves. None: all.
+        of: Names of the wanted statistics; "count" and "square" come always.
+            `scores.wanda` needs only "square", and "gram" takes about as much memory as
+            the weights.
+        tokens: Bool tensor of shape (examples, tokens), False where a token is padding
+            and does not count. Each layer must get one input a token, in this order.
+            None: all count.
+        **kwargs: Arguments of the call by name.
 
-    - "count", 0-d int64: how many inputs there were.
-    - "square", float64: the sum of the squares of each entry of an input. It has shape
-      (inputs,), or (inputs, 1) where the weight is stored as (inputs, outputs), as in
-      `Conv1D` of transformers.
-    - "gram", (inputs, inputs): the sum of the products of two entries, float32, or
-      float64 where the inputs are.
+    Returns:
+        The statistics of each leaf. An input is a row of the matrix that the weight is
+        multiplied by: a token, or a patch of a convolution.
 
-    For a convolution an input has channels * kernel entries, in the order of
-    `weight.flatten(1)`. Where parts of the outputs read other inputs, all three have
-    one more axis in front: a convolution with groups, `in_proj_weight` of an
-    `nn.MultiheadAttention` whose keys are not its queries, experts in one leaf.
-    `as_matrix` gives a weight this form.
+        - "count", 0-d int64: how many inputs there were.
+        - "square", float64: the sum of the squares of each entry of an input. It has
+          shape (inputs,), or (inputs, 1) where the weight is stored as (inputs,
+          outputs), as in `Conv1D` of transformers.
+        - "gram", (inputs, inputs): the sum of the products of two entries, float32, or
+          float64 where the inputs are.
+
+        For a convolution an input has channels * kernel entries, in the order of
+        `weight.flatten(1)`. Where parts of the outputs read other inputs, all three
+        have one more axis in front: a convolution with groups, `in_proj_weight` of an
+        `nn.MultiheadAttention` whose keys are not its queries, experts in one leaf.
+        `as_matrix` gives a weight this form. Leaves that read one tensor, as queries,
+        keys and values do, share their statistics.
+
+    Raises:
+        TypeError: `state` is no State, or `tokens` no bool tensor.
+        ValueError: No leaf that a glob matches was seen, or inputs are not finite, both
+            with the paths and their layers. Another name in `of`. A product with a part
+            of a weight's inputs. A mask of the call that hides tokens, such as
+            `attention_mask`, without `tokens`. With `tokens`, layers that get (tokens,
+            examples), as `nn.MultiheadAttention` does inside; with as many examples as
+            tokens this is not noticed. As `sf.modules.call`.
 
     The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`.
-    `of` names the wanted statistics: `scores.wanda` needs only `of="square"`, which
-    also brings the count, and "gram" takes about as much memory as the weights. "count"
-    is exact. "square" adds, in float64, squares that are rounded to float32 (to float64
-    for float64 inputs), so another split of the same inputs changes it by the rounding
-    of float64 sums alone. "gram" adds in float32, and another split changes it as it
-    changes any product of matrices. Inputs of deep layers may themselves differ in
-    their last bits between batches of different sizes, which are different products.
-
-    `state` is a State, whose effective weights are used, or None for the module's own
-    weights; `args` and `kwargs` are for one call of the module, in its own mode
-    (train or eval); a UserWarning names a layer with dropout, known by its class or an
-    attribute. The module, its buffers and the arguments stay as they are; there are no
-    hooks, and nothing requires gradients. What is in memory at a time is one call's
-    activations, and the statistics. Leaves that read one tensor, as queries, keys and
-    values do, share their statistics.
+    "count" is exact. "square" adds, in float64, squares that are rounded to float32 (to
+    float64 for float64 inputs), so another split of the same inputs changes it by the
+    rounding of float64 sums alone. "gram" adds in float32, and another split changes it
+    as it changes any product of matrices. Inputs of deep layers may themselves differ
+    in their last bits between batches of different sizes, which are different products.
+    The module, its buffers and the arguments stay as they are; there are no hooks, and
+    nothing requires gradients. What is in memory at a time is one call's activations,
+    and the statistics.
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to
     `3d`, `Conv1D` of transformers, the projections in `nn.MultiheadAttention`, and
@@ -100,21 +119,9 @@ def inputs(
     from the weight, as under a parametrization or `spectral_norm`, transposed
     convolutions and fused recurrent layers: they have no entry. A layer of a kind that
     is seen, but that this call did not reach, has statistics of count 0, which are
-    added like other statistics.
-
-    `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where
-    some are padding; each layer must get one input a token, in this order. ValueError
-    for layers that get (tokens, examples), as `nn.MultiheadAttention` does inside; with
-    as many examples as tokens this is not noticed. A mask of the call that hides
-    tokens, such as `attention_mask`, is refused without it, and a UserWarning tells of
-    `input_ids` that end or begin with two ids or more that the model's config calls
-    padding (`pad_token_id`, or without one `eos_token_id`).
-
-    `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError
-    where no leaf that a glob matches was seen and for inputs that are not finite, both
-    with the paths and their layers; for another name in `of`, for a product with a part
-    of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no
-    State.
+    added like other statistics. A UserWarning tells of `input_ids` that end or begin
+    with two ids or more that the model's config calls padding (`pad_token_id`, or
+    without one `eos_token_id`).
     """
     names = names_of(of)
     named = Named.of(module)

@@ -32,12 +32,27 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     {'w': tensor([[1., 0.],
             [3., 6.]])}
 
-    The result is a tree like params. The loss is called with batches of one, so it may
-    be the mean or the sum over examples. All leaves of `batch` have the same leading
-    axis. Computed as `vmap(grad)`, so a loss that draws random numbers raises.
+    Args:
+        loss: A function `loss(params, *batch)` that returns a 0-d tensor. It is called
+            with batches of one, so it may be the mean or the sum over examples.
+        params: A tree of floating-point tensors.
+        batch: Tuple of the loss's arguments after params. All of its leaves have the
+            same leading axis.
+
+    Returns:
+        A tree like params.
+
+    Raises:
+        TypeError: Params are not floating-point tensors, or `batch` is no tuple of
+            tensors.
+        ValueError: The value of the loss is not 0-d, leaves of the batch have no
+            example or not equally many, or the loss fails on a batch that is not on the
+            device of params.
+        RuntimeError: The loss draws random numbers, as gradients are computed as
+            `vmap(grad)`.
+
     BatchNorm must be in eval mode: with batch statistics a single example has no
-    gradient. Raises ValueError where the loss fails on a batch that is not on the
-    device of params.
+    gradient.
     """
     leaves, rebuild = unpacked(params)
     batch_size(batch)
@@ -65,11 +80,25 @@ def hessian_vector(
     ... )
     {'w': tensor([ 0., -5.])}
 
+    Args:
+        loss: A function `loss(params, *batch)` that returns a 0-d tensor.
+        params: A tree of floating-point tensors.
+        vector: A tree with the structure, shapes and dtypes of params.
+        batch: Tuple of the loss's arguments after params.
+
+    Returns:
+        A tree like params. Differentiable, and works under `vmap`. Map over vectors for
+        several products.
+
+    Raises:
+        TypeError: Params are not floating-point tensors, `vector` has another dtype, or
+            `batch` is no tuple.
+        ValueError: `vector` has another structure or shape, the value of the loss is
+            not 0-d, or the loss fails on a batch that is not on the device of params.
+
     Computed as `jvp` of `grad`, for about the cost of three gradients; the Hessian is
-    never formed. `vector` has the structure, shapes and dtypes of params.
-    Differentiable, and works under `vmap`: map over vectors for several products. Fused
-    attention kernels have no second derivatives in torch: compute attention under
-    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+    never formed. Fused attention kernels have no second derivatives in torch: compute
+    attention under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     check_like("vector", vector, params)
     leaves, rebuild = unpacked(params)

@@ -48,17 +48,29 @@ def sensitivity(
     ... )
     {'w': tensor([4., 2.])}
 
+    Args:
+        objective: A function `objective(params, *batch)` that returns a 0-d tensor.
+        batch: Tuple of the objective's arguments after params, or a function of the
+            step that returns one.
+        at: A function of the effective weights that returns a tree like params, at
+            which the derivative is taken. Default: at the effective weights.
+
+    Returns:
+        A score. The weights are `state.params`, as in `sf.scores.saliency`. Leaves that
+        are not sparsified score 0.
+
+    Raises:
+        TypeError: `objective` is no function, `batch` neither a tuple nor a function,
+            or `at` no function of one argument.
+        ValueError: On a call, the value of the objective is not 0-d, or `at` gives
+            another structure or shape.
+
     Of the loss on a batch of its own this is SNIP: Lee et al. 2019, arXiv 1810.02340,
     eq. 5. An objective that trains for some steps before it computes the loss gives
     ProsPr (Alizadeh et al. 2022, arXiv 2202.08132), one that compares outputs at
-    perturbed weights NTK-SAP (Wang et al. 2023, arXiv 2304.02840).
-
-    The derivative is taken at the effective weights, or at what the function `at` makes
-    of them: a tree like params. With `at` the absolute values, and the summed output
-    for an input of ones, this is the score of SynFlow. The weights are `state.params`,
-    as in `sf.scores.saliency`. Leaves that are not sparsified score 0. Raises TypeError
-    for an objective or a batch of another kind, ValueError for an objective that is not
-    0-d.
+    perturbed weights NTK-SAP (Wang et al. 2023, arXiv 2304.02840). With the absolute
+    values as `at`, and the summed output for an input of ones, this is the score of
+    SynFlow.
     """
     derivatives.check_loss(objective, batch)
     if at is not None:
@@ -94,13 +106,30 @@ def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainSc
     tensor([[ True,  True],
             [False,  True]])
 
-    The score is large where pruning the weight would shrink the gradient's norm.
+    Args:
+        loss: A function `loss(params, *batch, temperature=...)` that divides its logits
+            by `temperature` and returns a 0-d tensor.
+        batch: Tuple of the loss's arguments after params, or a function of the step
+            that returns one. For several batches use `sf.scores.mean(grasp(loss,
+            batch))` with a function.
+        temperature: A positive number. Default: 200, as the authors have it: all
+            classes are then about as likely, whatever the size of the logits. Scores of
+            the training loss itself, with a temperature of 1, are another thing, and
+            prune worse. None calls a loss of another kind as it is, without that
+            keyword.
 
-    The loss divides its logits by its keyword `temperature`, and is called with 200, as
-    the authors do: all classes are then about as likely, whatever the size of the
-    logits. Scores of the training loss itself, with a temperature of 1, are another
-    thing, and prune worse. `temperature=None` calls a loss of another kind as it is,
-    without that keyword:
+    Returns:
+        A score, which is large where pruning the weight would shrink the gradient's
+        norm. It is signed: no absolute value is taken. The weights are `state.params`,
+        as in `sf.scores.saliency`. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `loss` is no function with the keyword, `batch` neither a tuple nor a
+            function, or `temperature` no number.
+        ValueError: `temperature` is not positive, or on a call the value of the loss is
+            not 0-d.
+
+    Without a temperature:
 
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> score = sf.curvature.grasp(
@@ -117,13 +146,9 @@ def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainSc
 
     The paper's S(-w) = -w * Hg is the change of the gradient's norm when the weight is
     pruned, and it prunes the weights whose S is largest. A score here keeps the
-    largest, so this one is -S. It is signed: no absolute value is taken. Gradient and
-    Hessian are over the sparsified leaves, as the authors' are over the weights: biases
-    are not included, and leaves that are not sparsified score 0. For several batches
-    use `sf.scores.mean(grasp(loss, batch))` with a function of the step. The weights
-    are `state.params`, as in `sf.scores.saliency`. Raises TypeError for a loss without
-    the keyword and a temperature that is no number, ValueError for one that is not
-    positive.
+    largest, so this one is -S. Gradient and Hessian are over the sparsified leaves, as
+    the authors' are over the weights: biases are not included.
+
     Wang et al. 2020, arXiv 2002.07376, alg. 1.
     """
     derivatives.check_loss(loss, batch)
@@ -186,13 +211,24 @@ def synflow(
     tensor([[1., 2.],
             [6., 0.]], dtype=torch.float64)
 
-    No data: the input is one example of ones, of `input_shape`, which has no batch
-    axis. A module runs in eval mode with absolute buffers (a copy of it: neither its
-    mode nor its buffers change); a function `forward(params, x)` runs as it is.
-    Everything is computed in float64, because float32 overflows in deep networks. The
-    score is meant for chains of linear layers and ReLU, where the scores of every layer
-    without a bias have the same sum. Biases and norms are made absolute too, as in the
-    authors' code, and leaves that are not sparsified score 0.
+    Args:
+        forward: A module, which runs in eval mode with absolute buffers (a copy of it:
+            neither its mode nor its buffers change), or a function `forward(params,
+            x)`, which runs as it is.
+        input_shape: Shape of an input without the batch axis. The one input is an
+            example of ones: there is no data.
+
+    Returns:
+        A score in float64, in which everything is computed, because float32 overflows
+        in deep networks. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `input_shape` is not positive ints, `forward` is neither a module nor
+            a function, or on a call it gives no tensor.
+
+    The score is meant for chains of linear layers and ReLU, where the scores of every
+    layer without a bias have the same sum. Biases and norms are made absolute too, as
+    in the authors' code.
 
     The paper prunes in 100 rounds, to a density of kept ** ((round + 1) / 100) over all
     layers jointly:

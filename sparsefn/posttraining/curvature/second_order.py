@@ -33,12 +33,26 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     ... )
     {'w': tensor([5.0000, 2.5000])}
 
+    Args:
+        loss: A function `loss(params, *batch)` that returns a 0-d tensor.
+        batch: Tuple of the loss's arguments after params, or a function of the step
+            that returns one. Examples lie along the leading axis of its leaves, on the
+            device of params, unless the loss moves them.
+        chunk_size: Number of examples that are taken at a time, which bounds memory to
+            that many gradients. Default: all.
+
+    Returns:
+        A score, summed in float32 or wider. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `loss` is no function, `batch` neither a tuple of tensors nor a
+            function, or `chunk_size` no int.
+        ValueError: `chunk_size` is below 1, leaves of the batch have no example or not
+            equally many, or on a call they lie on another device than params.
+
     The squared gradient of the whole batch differs: [4, 2.25]. With the labels of the
-    data it is the empirical Fisher. `chunk_size` examples are taken at a time, which
-    bounds memory to that many gradients. Sums are in float32 or wider. Leaves that are
-    not sparsified score 0. Examples lie on the device of params, unless the loss moves
-    them; else ValueError. `sf.curvature.obd(fisher(loss, batch))` is the saliency of
-    Theis et al. 2018, arXiv 1801.05787.
+    data it is the empirical Fisher. `sf.curvature.obd(fisher(loss, batch))` is the
+    saliency of Theis et al. 2018, arXiv 1801.05787.
     """
     derivatives.check_loss(loss, batch)
     if chunk_size is not None:
@@ -83,12 +97,28 @@ def hessian_diagonal(
     >>> score(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([2., 3.])}
 
-    The exact diagonal takes one Hessian-vector product per sparsified weight,
-    `chunk_size` at a time: use it for small networks. With `samples` it is the mean of
-    v * Hv over that many vectors v of random signs: unbiased, and exact if the Hessian
-    is diagonal. The signs depend on the state's key, the path, the step and the index;
-    ValueError for a state without a key. Leaves that are not sparsified score 0.
-    Entries may be negative.
+    Args:
+        loss: A function `loss(params, *batch)` that returns a 0-d tensor.
+        batch: Tuple of the loss's arguments after params, or a function of the step
+            that returns one.
+        samples: Number of vectors v of random signs. The score is the mean of v * Hv:
+            unbiased, and exact if the Hessian is diagonal. Default: the exact diagonal,
+            which takes one Hessian-vector product per sparsified weight: use it for
+            small networks.
+        chunk_size: Number of products of the exact diagonal that are computed at a
+            time.
+
+    Returns:
+        A score, which may be negative. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `loss` is no function, `batch` neither a tuple nor a function, or a
+            count no int.
+        ValueError: A count is below 1, or on a call with `samples` the state has no
+            key.
+
+    The signs depend on the state's key, the path, the step and the index of the vector.
+
     Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
     """
     derivatives.check_loss(loss, batch)
@@ -126,9 +156,17 @@ def obd(diagonal: PlainScore) -> PlainScore:
     ... )
     {'w': tensor([2.5000, 1.2500])}
 
-    `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that
-    are not sparsified, or any score without memory. The weights are `state.params`, as
-    in `sf.scores.saliency`.
+    Args:
+        diagonal: `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that
+            are not sparsified, or any score without memory.
+
+    Returns:
+        A score. The weights are `state.params`, as in `sf.scores.saliency`.
+
+    Raises:
+        TypeError: `diagonal` is no score function, or has a memory.
+        ValueError: On a call, `diagonal` gives another structure or shape than params.
+
     LeCun et al. 1989, Optimal Brain Damage.
     """
     if isinstance(diagonal, Accumulated) or not callable(diagonal):

@@ -24,17 +24,28 @@ def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tens
     >>> torch.tensor([1.0, -1.0]).square() / (2 * inverse.diagonal())
     tensor([1.7083, 0.9318])
 
-    `grads` is (N, ...), as `sf.curvature.example_gradients` gives it for a leaf; an
-    example is flattened to d numbers. The result is (d, d). With a `block` the matrix
-    is taken to be 0 outside of blocks on its diagonal, as in the paper, and the result
-    is (blocks, block, block); where the last block is short, gradients of 0 fill it up,
-    so that `.diagonal(dim1=1, dim2=2).flatten()[:d]` is the diagonal. Computed in
-    float32 at least, and returned in that dtype.
+    Args:
+        grads: Floating-point tensor (N, ...), as `sf.curvature.example_gradients` gives
+            it for a leaf. An example is flattened to d numbers.
+        damp: A number above 0.
+        block: Side of the blocks on the diagonal outside of which the matrix is taken
+            to be 0, as in the paper. Default: one block.
+
+    Returns:
+        Tensor (d, d), or with a `block` (blocks, block, block); where the last block is
+        short, gradients of 0 fill it up, so that `.diagonal(dim1=1,
+        dim2=2).flatten()[:d]` is the diagonal. Computed in float32 at least, and
+        returned in that dtype.
+
+    Raises:
+        TypeError: Gradients are not floats, `damp` is no number, or `block` is no int.
+        ValueError: There is no example, a value is not finite, `damp` is not above 0,
+            or `block` is below 1.
 
     w^2 / (2 times the diagonal) is how much the loss rises without a weight, to second
-    order; the last line shows it. Raises TypeError for gradients that are not floats,
-    ValueError for values that are not finite, and unless damp > 0. Singh & Alistarh
-    2020, arXiv 2004.14340, section 3.
+    order; the last line of the example shows it.
+
+    Singh & Alistarh 2020, arXiv 2004.14340, section 3.
     """
     check_floating("fisher_inverse", "grads", grads)
     if not grads.ndim or not len(grads):
@@ -93,21 +104,34 @@ def obs_fisher(
     >>> sf.solve.obs_fisher(torch.tensor([1.0, -1.0]), grads, 1, damp=0.5)
     (tensor([0.5455, 0.0000]), tensor([ True, False]))
 
-    `weight` has any shape, `grads` one more axis in front, of examples:
-    `sf.curvature.example_gradients` gives both. Returns the new weight, +0.0 where it
-    is pruned, and its mask, both of the weight's shape. With F the matrix of
-    `fisher_inverse(grads, damp, block)`, in blocks of consecutive entries, the `keep`
-    weights of the largest w_q^2 / (2 [F^-1]_qq) stay, the lowest index among equal
-    ones. For each pruned weight the other weights of its block change by -w_q [F^-1]_q
-    / [F^-1]_qq; the changes for several weights are added up, as the paper does, which
-    leaves out how pruned weights make up for each other. Off a `mask`, gradients do not
-    count, and pruned weights of 0 go first.
+    Args:
+        weight: Floating-point tensor of any shape.
+        grads: Tensor with one more axis in front, of examples:
+            `sf.curvature.example_gradients` gives it.
+        keep: Number of weights that stay.
+        mask: Bool tensor of the weight's shape. Off it, gradients do not count, and
+            pruned weights of 0 go first.
+        damp: As in `fisher_inverse`.
+        block: Number of consecutive entries that make a block, as in `fisher_inverse`;
+            blocks are no larger than the weight. Memory is block * size.
 
-    Computed in float32 at least; the result has the dtype of the weight, and no
-    gradient. Blocks are no larger than the weight. Memory is block * size. Raises
-    TypeError and ValueError as `fisher_inverse`, ValueError for gradients of another
-    shape and for counts that cannot be met. Singh & Alistarh 2020, arXiv 2004.14340,
-    sections 3 and 4.
+    Returns:
+        The new weight, +0.0 where it is pruned, and its mask, both of the weight's
+        shape. Computed in float32 at least; the result has the dtype of the weight, and
+        no gradient.
+
+    Raises:
+        TypeError: As in `fisher_inverse`, or `weight` is not floats.
+        ValueError: As in `fisher_inverse`; gradients or the mask have another shape, or
+            the count cannot be met.
+
+    With F the matrix of `fisher_inverse(grads, damp, block)`, the `keep` weights of the
+    largest w_q^2 / (2 [F^-1]_qq) stay, the lowest index among equal ones. For each
+    pruned weight the other weights of its block change by -w_q [F^-1]_q / [F^-1]_qq;
+    the changes for several weights are added up, as the paper does, which leaves out
+    how pruned weights make up for each other.
+
+    Singh & Alistarh 2020, arXiv 2004.14340, sections 3 and 4.
     """
     check_floating("obs_fisher", "weight", weight)
     if isinstance(grads, Tensor) and grads.shape[1:] != weight.shape:

@@ -49,23 +49,34 @@ def obs_exact(
             [0.5500, 0.0000]]), tensor([[False,  True],
             [ True, False]]))
 
-    `weight` is (out, in), `hessian` (in, in), symmetric. Returns the new weight, +0.0
-    where it is pruned, and its mask. Each row prunes the weight of least w^2 /
-    [H^-1]_qq over the columns that it has left, the lowest index among equal ones, and
-    the row's other weights make up for it. Without a pattern `n_prune` weights go, over
-    all rows: the row whose next weight costs least is next. `n_prune` may be a
-    sequence, with a count for each row. With a pattern whose groups lie inside rows,
-    `row_balanced()` or `nm(n, m)`, each group loses `n_prune`; `nm` says it, so leave
-    it out. The new weights are as `refit` gives them, which the changes add up to.
-    `damp` times the mean of the hessian's diagonal is added to the diagonal.
+    Args:
+        weight: Floating-point tensor (out, in).
+        hessian: Symmetric tensor (in, in), as in `obs`.
+        n_prune: Number of weights that go, over all rows: the row whose next weight
+            costs least is next. Or a sequence with a count for each row; or with a
+            pattern the number that each group loses. `nm` says it, so leave it out.
+        pattern: A pattern whose groups lie inside rows, `row_balanced()` or `nm(n, m)`.
+        damp: Share of the mean of the hessian's diagonal that is added to the diagonal.
+
+    Returns:
+        The new weight in its dtype, +0.0 where it is pruned, and its mask. Computed in
+        the wider dtype of the two, float32 at least.
+
+    Raises:
+        ValueError: Shapes do not fit, values are not finite, the hessian is singular at
+            this `damp` or all zeros, counts cannot be met, or groups do not lie inside
+            rows.
+        TypeError: A dtype is not floating-point, or a count is not an int.
+
+    Each row prunes the weight of least w^2 / [H^-1]_qq over the columns that it has
+    left, the lowest index among equal ones, and the row's other weights make up for it.
+    The new weights are as `refit` gives them, which the changes add up to.
 
     A row takes time of in^2 for each weight that it loses and as much memory, so this
-    is for small layers; `obs` is the fast approximation. Computed in the wider dtype of
-    the two, float32 at least. Under `vmap` members are pruned one by one, and compiled
-    code calls this; both give the same bits. Raises ValueError for shapes that do not
-    fit, values that are not finite, a hessian that is singular at this `damp`, counts
-    that cannot be met and other patterns; TypeError for other dtypes. Frantar, Singh &
-    Alistarh 2022, arXiv 2208.11580, algorithm 1.
+    is for small layers; `obs` is the fast approximation. Under `vmap` members are
+    pruned one by one, and compiled code calls this; both give the same bits.
+
+    Frantar, Singh & Alistarh 2022, arXiv 2208.11580, algorithm 1.
     """
     w, h = in_one_dtype("obs_exact", weight, hessian)
     rows, columns = w.shape

@@ -32,16 +32,23 @@ def layerwise(
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[0.0000, 2.5000]])}
 
-    The solver is `fn(weight, gram, mask)`. `stats` are from
-    `sf.calibration.inputs`, with "gram". For each leaf `fn` gets the weight and the
-    mask as matrices of (outputs, inputs), and the gram of the inputs, (inputs, inputs);
-    it returns the new weight and mask. Leaves of another form, such as convolutions and
-    the Conv1D of transformers, get their form back. Where parts of the outputs read
-    other inputs, as in a convolution with groups, `fn` is called for each.
+    Args:
+        stats: Statistics from `sf.calibration.inputs`, with "gram".
+        fn: The solver, `fn(weight, gram, mask)`. For each leaf it gets the weight and
+            the mask as matrices of (outputs, inputs), and the gram of the inputs,
+            (inputs, inputs); it returns the new weight and mask. Where parts of the
+            outputs read other inputs, as in a convolution with groups, it is called for
+            each.
 
-    Raises ValueError for a leaf without statistics, for statistics of no input or
-    without "gram", and for what `fn` raises a ValueError of, all with the path;
-    TypeError for other statistics, and for what is no function of three arguments.
+    Returns:
+        A function of (path, weight, mask, step). Leaves of another form, such as
+        convolutions and the Conv1D of transformers, get their form back.
+
+    Raises:
+        ValueError: On a call, the leaf has no statistics, or has statistics of no input
+            or without "gram", or `fn` raises it. The text names the path.
+        TypeError: `stats` are no statistics by path, or `fn` is no function of three
+            arguments.
     """
     check_call("fn", fn, "weight", "gram", "mask")
     check_stats("layerwise", stats)

@@ -29,22 +29,32 @@ def refit(
     >>> sf.solve.refit(weight, hessian, torch.tensor([[False, True]]))
     tensor([[0.0000, 2.5000]])
 
-    They are the best of all weights that are 0 off the mask.
+    Args:
+        weight: Floating-point tensor (out, in).
+        hessian: Symmetric tensor (in, in), as in `obs`.
+        mask: Bool tensor (out, in) of the weights to keep.
+        damp: Share of the mean of the hessian's diagonal that is added to the diagonal.
+            Without it, more inputs than kept columns are needed.
 
-    `weight` and `mask` are (out, in), `hessian` (in, in), symmetric. For a row w that
-    keeps the columns S the result is w_S + H_SS^-1 H_SP w_P, where P are the pruned
-    columns, and +0.0 at P. Nothing that `obs` makes of that mask has a smaller error,
+    Returns:
+        The best of all weights that are 0 off the mask, with +0.0 there. Computed in
+        the wider dtype of the two, float32 at least; the result has the dtype of the
+        weight, and no gradient.
+
+    Raises:
+        ValueError: Shapes do not fit, values are not finite, or the hessian is all
+            zeros or singular on the kept columns of a row.
+        TypeError: A dtype is not floating-point.
+
+    For a row w that keeps the columns S the result is w_S + H_SS^-1 H_SP w_P, where P
+    are the pruned columns. Nothing that `obs` makes of that mask has a smaller error,
     nor has plain masking. A row that keeps everything stays as it is. Inputs that were
-    always 0 have weights of 0. `damp` times the mean of the hessian's diagonal is added
-    to the diagonal; without it, more inputs than kept columns are needed.
+    always 0 have weights of 0.
 
     Rows with one mask are solved together, so that a mask that many rows share is
-    cheap; rows that all differ cost a Cholesky factor of their kept columns each.
-    Computed in the wider dtype of the two, float32 at least; the result has the dtype
-    of the weight, and no gradient. Raises ValueError for shapes that do not fit, values
-    that are not finite, a hessian that is singular on the kept columns of a row;
-    TypeError for other dtypes. Under `vmap` the members are solved one after another;
-    compiled code calls it. Both give the same bits.
+    cheap; rows that all differ cost a Cholesky factor of their kept columns each. Under
+    `vmap` the members are solved one after another; compiled code calls it. Both give
+    the same bits.
     """
     w, h = in_one_dtype("refit", weight, hessian)
     kept = check_kept("refit", mask, weight)

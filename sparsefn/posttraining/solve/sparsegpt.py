@@ -59,32 +59,43 @@ def obs(
     >>> sf.solve.obs(weight, hessian, keep=1, damp=0.0)
     (tensor([[0.0000, 2.5000]]), tensor([[False,  True]]))
 
-    `weight` is (out, in), `hessian` (in, in), symmetric: a multiple of the gram of the
-    inputs. Returns the new weight, +0.0 where it is pruned, and its mask, both of the
-    weight's shape.
+    Args:
+        weight: Floating-point tensor (out, in).
+        hessian: Symmetric tensor (in, in): a multiple of the gram of the inputs.
+        mask: Bool tensor (out, in) of the weights to keep, in place of `keep` and
+            `pattern`.
+        keep: A share (a float) or a count (an int) of the whole weight, which is split
+            over blocks so that the total is exact, or a sequence with the count of
+            every block; all rows of a block compete. With a pattern that leaves the
+            count open, the share or count of each group.
+        pattern: A pattern whose groups lie inside blocks, such as `nm(2, 4)`: each
+            group is chosen when its first column is reached.
+        block: Number of columns of a block, which is how far the choice of a mask looks
+            ahead. Time hardly depends on it.
+        damp: Share of the mean of the hessian's diagonal that is added to the diagonal.
 
-    What is kept is said by one of these. `keep` is a share (a float) or a count (an
-    int) of the whole weight, which is split over blocks of `block` columns so that the
-    total is exact, or a sequence with the count of every block; all rows of a block
-    compete. `pattern` is one whose groups lie inside blocks, such as `nm(2, 4)`: each
-    group is chosen when its first column is reached. Where the pattern leaves the count
-    open, `keep` is the share or count of each group. A `mask` is kept as it is. Scores
-    are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse for column
-    j and all later columns; ties go to the lowest index. `block` also says how far the
-    choice of a mask looks ahead; time hardly depends on it.
+    Returns:
+        The new weight, +0.0 where it is pruned, and its mask, both of the weight's
+        shape. Computed in the wider dtype of the two, float32 at least; the result has
+        the dtype of the weight, and no gradient.
 
-    `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs
-    that were always 0 have weights of 0; a block or a group of such inputs alone keeps
-    its count in the mask all the same. Computed in the wider dtype of the two, float32
-    at least; the result has the dtype of the weight, and no gradient. Runs under
-    `vmap`. The same inputs, device and number of threads give the same bits, also where
-    processes share the rows (`sf.distributed.by_rows`); with another number of threads
-    products round differently, and scores that nearly tie may be ranked otherwise.
+    Raises:
+        ValueError: Shapes do not fit, values are not finite, the hessian is singular at
+            this `damp` or all zeros, counts cannot be met, or groups cross blocks.
+        TypeError: A dtype is not floating-point, nothing says what is kept, or a mask
+            is given beside `keep` or `pattern`.
 
-    Raises ValueError for shapes that do not fit, values that are not finite, a hessian
-    that is singular at this `damp` or all zeros, counts that cannot be met and groups
-    that cross blocks; TypeError for other dtypes, and unless one of `mask`, `keep` and
-    `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
+    Scores are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse for
+    column j and all later columns; ties go to the lowest index. Inputs that were always
+    0 have weights of 0; a block or a group of such inputs alone keeps its count in the
+    mask all the same.
+
+    Runs under `vmap`. The same inputs, device and number of threads give the same bits,
+    also where processes share the rows (`sf.distributed.by_rows`); with another number
+    of threads products round differently, and scores that nearly tie may be ranked
+    otherwise.
+
+    Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
     """
     check_int("obs", "block", block, 1)
     share = check_damp("obs", damp)

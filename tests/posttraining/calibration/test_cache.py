@@ -10,6 +10,7 @@ from torch import nn
 
 from sparsefn.posttraining.calibration import cache
 from sparsefn.posttraining.calibration.cache import on_disk
+from sparsefn.posttraining.calibration.capture import marked
 
 
 def test_one_tensor_is_kept_once_and_read_as_one():
@@ -45,7 +46,7 @@ def test_objects_that_cannot_be_copied_or_hold_outputs_of_parts():
         def __init__(self, x):
             self.x = x
 
-    for inside in (threading.Lock(), cache.marked(cache.form_of(torch.ones(1)), 0)):
+    for inside in (threading.Lock(), marked(cache.form_of(torch.ones(1)), 0)):
         stowed = cache.cache_tree([Box(inside)], cache.in_memory)
         with pytest.raises(
             cache.BrokenChainError,

@@ -21,29 +21,32 @@ from sparsefn.core.tree import Tree, flatten, leaves_of
 from sparsefn.nn.distributed.by_rows import by_rows
 from sparsefn.nn.distributed.ends import everyone
 from sparsefn.nn.modules.calls import Call, Example, as_call
+from sparsefn.posttraining.calibration.blocks import (
+    Prune,
+    PruneOptions,
+    added_stats,
+    prune_part,
+)
 from sparsefn.posttraining.calibration.cache import BrokenChainError
-from sparsefn.posttraining.calibration.folders import (
-    INDEX,
-    PLACE,
+from sparsefn.posttraining.calibration.folders.disk import INDEX, PLACE, some
+from sparsefn.posttraining.calibration.folders.model import (
+    OUTSIDE,
+    ModelFolder,
+    check_part,
+    finish,
+    open_folder,
+    write_part,
+)
+from sparsefn.posttraining.calibration.folders.resume import (
     Journal,
     Part,
+    Runs,
     digest_of_batches,
     digest_of_model,
     journal_in,
     only_run_in,
-    some,
 )
 from sparsefn.posttraining.calibration.inputs import check_data, names_of
-from sparsefn.posttraining.calibration.one_block import Prune, added_stats, prune_block
-from sparsefn.posttraining.calibration.plan import (
-    OUTSIDE,
-    Plan,
-    check_part,
-    finish,
-    planned,
-    write_part,
-)
-from sparsefn.posttraining.calibration.runs import Runs
 from sparsefn.posttraining.calibration.sums import Stats
 
 T = TypeVar("T")
@@ -72,51 +75,63 @@ def stream(
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no
     folder
 
-    `folder` has config.json and safetensors, as `save_pretrained` writes it, and
-    `from_pretrained` loads the new folder `out`: the same tensors, names and other
-    files, with the weights that `in_order` gives for the whole model, bit for bit,
-    where a batch is a chunk. `prune` and `of` are as in `in_order`. A batch is what
-    the model is called with: a dict, a tuple or a tensor. Batches may differ in length.
-    Where they are padded, `tokens` has a bool tensor for each, which says which tokens
-    count. Blocks run on the device of the batches. Returned are the errors of the
-    blocks, by block: the norm of the change of their outputs over their norm.
+    Args:
+        folder: The folder of the model, with config.json and safetensors, as
+            `save_pretrained` writes it.
+        prune: A function of a block's statistics that returns the algorithm to prune
+            it, as in `in_order`.
+        batches: What the model is called with: a list of dicts, tuples or tensors,
+            which may differ in length. Blocks run on the device of the batches.
+        out: The new folder, which `from_pretrained` loads. It has the same tensors,
+            names and other files.
+        blocks: The blocks, as in `in_order`. None: the members of the model's lists of
+            layers. Other layers of these lists run as they are.
+        of: Names of the statistics, as in `in_order`.
+        tokens: For each batch a bool tensor that says which tokens count, where they
+            are padded. None: all count.
+        make: A function that returns the model, the only module that is written to; no
+            hook is left. None: the class that config.json names. Wherever the model is
+            made, its parameters are not kept.
 
-    `blocks` are as in `in_order`; by default they are the members of the model's
-    lists of layers. Other layers of these lists run as they are. `make()` gives the
-    model; by default it is the class that config.json names. Wherever it is made, its
-    parameters are not kept: at one time there are in memory one layer, its statistics,
-    what `prune` makes of them, and one batch's activations; or the leaves outside of
-    all layers, embeddings and head, while data passes these. Activations of the other
+    Returns:
+        The errors by block. An error is the norm of the change of the block's outputs
+        over their norm.
+
+    Raises:
+        OSError: The disk is full: make room, and call again.
+        TypeError: `batches` is no list, `prune` gives no Algorithm, or `make` no
+            module.
+        ValueError: The folder lacks a tensor, has one too much, or stores one in 8
+            bits. Leaves of a layer are tied to leaves outside of it. The model does not
+            call its layers one after the other, or they write into their inputs or get
+            attributes from elsewhere: use `in_order`. Inputs are not finite: the block
+            and the layer are named. Another run writes to `out` at the same time, or
+            `out` holds anything else. Something differs from the run that was killed.
+            Processes differ in what `prune` gives.
+
+    The weights are those that `in_order` gives for the whole model, bit for bit, where
+    a batch is a chunk. At one time there are in memory one layer, its statistics, what
+    `prune` makes of them, and one batch's activations; or the leaves outside of all
+    layers, embeddings and head, while data passes these. Activations of the other
     batches are in `out`, about three times the hidden states of all batches. Weights
     are run and written in the dtype that `from_pretrained` gives them; folders of
     quantized and of compressed models are refused. What config.json says of the zeros
     of plain weights, as compressed-tensors does, is left out of the config.json of
-    `out`, which has other zeros.
+    `out`, which has other zeros. One example is run beforehand, to see in which order
+    the model calls its layers. What no input reached is as in `in_order`.
 
     **Killed at any moment**, the same call goes on at the block where it was, with the
     same bits: a file is on the disk before it has its name. What is there already is
     looked at: a digest of the weights that were read, the batches, and the last block
     that was pruned, which is pruned again and must have the same bits, as no one can
-    look into `prune`. Where something differs ValueError says what. So it is with a
-    full disk, an OSError: make room, call again.
+    look into `prune`.
 
     **Several processes** of `torch.distributed` share the batches, if all make the same
     call and see the same folders. Each adds the sums of all in the order of the
     processes, so that masks have the same bits in every run on so many processes, and
     differ from the masks of one process as sums in another order do. Then all call
     `prune`, and solve the rows of each weight together, as in `sf.distributed.by_rows`;
-    the first process writes. ValueError where what `prune` gives is not the same on all
-    of them.
-
-    One example is run beforehand, to see in which order the model calls its layers.
-    Only the module that `make` gives is written to, and no hook is left.
-
-    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a
-    layer that are tied to leaves outside of it; layers that the model does not call one
-    after the other, or that write into their inputs or get attributes from elsewhere,
-    which need `in_order`; the block and the layer whose inputs are not finite; an `out`
-    that another run writes to at the same time, or that holds anything else. What no
-    input reached is as in `in_order`.
+    the first process writes.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023,
     arXiv 2306.11695, sec. 3.
@@ -130,24 +145,24 @@ def stream(
             f"stream: expected a tensor of tokens for each of {len(calls)} batches, "
             f"got {len(counted)}"
         )
-    source = Path(folder)
+    options = PruneOptions(together(prune), names, tokens=share(counted))
     target = Path(out)
     first = place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
     with agreement(everyone()):
-        if source.resolve() == target.resolve():
+        if Path(folder).resolve() == target.resolve():
             raise ValueError(
                 f"stream: expected another folder to write to, got {os.fspath(out)!r} "
                 "twice"
             )
-        plan = planned(source, blocks, make, device)
+        source = open_folder(Path(folder), blocks, make, device)
         data = list(zip(calls, counted, strict=True))
-        check_data("stream", plan.model.module, data)
+        check_data("stream", source.model.module, data)
         run = {
-            "model": digest_of_model(source / "config.json", plan.stored),
+            "model": digest_of_model(source.path / "config.json", source.stored),
             "batches": digest_of_batches(data),
             "blocks": repr(
-                [chosen for own in plan.blocks.values() for _, chosen in own]
+                [block.leaves for own in source.blocks.values() for block in own]
             ),
             "statistics": repr(names),
             "processes": str(place()[1]),
@@ -156,19 +171,17 @@ def stream(
         with agreement(everyone()):
             if first:  # for all processes of the run
                 stack.enter_context(only_run_in(target))
-                _check_read(journal_in(target, run), plan, device)
+                _check_read(journal_in(target, run), source, device)
         with agreement(everyone()):
             journal = journal_in(target, run)
-        if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
+        if len(journal.parts) < len(source.leaves) or not (target / INDEX).exists():
             with (
                 tempfile.TemporaryDirectory(dir=_work(target)) as scratch,
                 agreement(everyone()),
             ):
                 try:
-                    runs = Runs(
-                        plan, share(calls), share(counted), Path(scratch), device
-                    )
-                    journal = _streamed(runs, journal, prune, names)
+                    runs = Runs(source, share(calls), Path(scratch), device)
+                    journal = _streamed(runs, journal, options)
                 except BrokenChainError as error:
                     raise ValueError(
                         "stream: expected layers that run one after the other, but "
@@ -177,7 +190,7 @@ def stream(
                     ) from None
         with agreement(everyone()):
             if first:
-                finish(plan, target)
+                finish(source, target)
     return {
         block: error for part in journal.parts for block, error in part.errors.items()
     }
@@ -206,10 +219,10 @@ def _calls(batches: Sequence[Example]) -> list[Call]:
     return calls
 
 
-def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
+def _check_read(journal: Journal, folder: ModelFolder, device: torch.device) -> None:
     # What was read for the parts that are done must be what is there now.
-    for path, part in zip(plan.leaves, journal.parts, strict=False):
-        if plan.load(path, device)[1] != part.digest:
+    for path, part in zip(folder.leaves, journal.parts, strict=False):
+        if folder.load(path, device)[1] != part.digest:
             raise ValueError(
                 "stream: expected the run that was killed in "
                 f"{os.fspath(journal.out)!r}, but the weights of "
@@ -226,36 +239,36 @@ def _work(out: Path) -> Path:
     return work
 
 
-def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
-    plan = runs.plan
+def _streamed(runs: Runs, journal: Journal, options: PruneOptions) -> Journal:
+    folder = runs.folder
     if not journal.parts:
         with agreement(everyone()):
-            weights, digest = plan.load(OUTSIDE, runs.device)
-            journal = _written(plan, journal, OUTSIDE, weights, Part(digest, {}))
+            weights, digest = folder.load(OUTSIDE, runs.device)
+            journal = _written(folder, journal, OUTSIDE, weights, Part(digest, {}))
             del weights
     done = len(journal.parts) - 1
     last = max(
-        (number for number in range(done) if plan.order[number] in plan.blocks),
+        (number for number in range(done) if folder.order[number] in folder.blocks),
         default=None,
     )
     # whose outputs the last part that was pruned was called with, so that it can be
     # pruned again
     before = set[int]()
-    for number, path in enumerate(plan.order):
+    for number, path in enumerate(folder.order):
         with agreement(everyone()):
             runs.advance(number)
             if number < done and number != last:
                 runs.skip(number)
                 continue
-            if path in plan.blocks:
+            if path in folder.blocks:
                 before = runs.needed()
-            weights, part = _pruned(runs, number, prune, of)
+            weights, part = _pruned(runs, number, options)
         # the outputs of all processes are on the disk by now
         with agreement(everyone()):
             if number >= done:
-                journal = _written(plan, journal, path, weights, part)
+                journal = _written(folder, journal, path, weights, part)
             elif place()[0] == 0:
-                check_part(plan, journal.out, path, weights)
+                check_part(folder, journal.out, path, weights)
             del weights
         if number >= done:
             runs.forget(
@@ -265,18 +278,16 @@ def _streamed(runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> 
 
 
 def _pruned(
-    runs: Runs, number: int, prune: Prune, of: Sequence[str]
+    runs: Runs, number: int, options: PruneOptions
 ) -> tuple[dict[str, Tensor], Part]:
-    path = runs.plan.order[number]
-    weights, digest = runs.plan.load(path, runs.device)
-    results, outputs = prune_block(
+    path = runs.folder.order[number]
+    weights, digest = runs.folder.load(path, runs.device)
+    results, outputs = prune_part(
         runs.chain.parts[path],
         State(weights, everywhere(weights)),
-        runs.plan.blocks.get(path, []),
-        together(prune),
+        runs.folder.blocks.get(path, []),
         partial(runs.calls, number),
-        of,
-        tokens=runs.tokens,
+        options,
         cache=runs.cache(number),
     )
     runs.finish(number, outputs)
@@ -287,7 +298,7 @@ def _pruned(
 
 
 def _written(
-    plan: Plan,
+    folder: ModelFolder,
     journal: Journal,
     path: str,
     weights: dict[str, Tensor],
@@ -295,7 +306,7 @@ def _written(
 ) -> Journal:
     if place()[0]:
         return journal._replace(parts=(*journal.parts, part))
-    write_part(plan, journal.out, path, weights)
+    write_part(folder, journal.out, path, weights)
     return journal.done(part)
 
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import sparsefn as sf
 from sparsefn.nn.modules.wrappers import Named
-from sparsefn.posttraining.calibration.chain import chain_of
+from sparsefn.posttraining.calibration.blocks import chain_of
 from sparsefn.posttraining.calibration.inputs import collector
-from sparsefn.posttraining.calibration.products import (
+from sparsefn.posttraining.calibration.watch import (
     Watch,
     Watched,
     under_watch,

@@ -9,8 +9,8 @@ from nn.distributed.harness import on_ranks
 import sparsefn as sf
 from sparsefn._engine.processes import agreement
 from sparsefn.nn.distributed.ends import everyone
-from sparsefn.posttraining.calibration.one_block import added_stats
-from sparsefn.posttraining.calibration.stream import place, share, together
+from sparsefn.posttraining.calibration.blocks import added_stats
+from sparsefn.posttraining.calibration.folders.stream import place, share, together
 from sparsefn.posttraining.solve import sparsegpt
 
 

@@ -176,9 +176,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"inputs: expected {known[0]!r} to get inputs in the order of tokens, "
                 "but it sorts them"
             )
+        path, leaf = known
         first = 0
         for one, end in zip(b.mT, ends.tolist(), strict=False):
-            self.add(*known, one, a[first:end])
+            self.add(path, leaf, one, a[first:end])
             first = end
 
     def add(self, path: str, leaf: Tensor, weight: Tensor, x: Tensor) -> None:
@@ -457,12 +458,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | N
     ):
         return None
     known = weight.watch.leaf(weight.plain)
-    if (
-        known is None
-        or known[1] is not weight.plain
-        or torch.is_autocast_enabled(x.device.type)
-    ):
+    if known is None or torch.is_autocast_enabled(x.device.type):
         return None
-    out = functional.linear(x, weight.plain, bias)
-    weight.watch.add(*known, weight.plain, x.flatten(0, -2))
+    path, leaf = known
+    if leaf is not weight.plain:
+        return None
+    out = functional.linear(x, leaf, bias)
+    weight.watch.add(path, leaf, leaf, x.flatten(0, -2))
     return out

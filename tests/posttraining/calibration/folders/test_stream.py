@@ -29,7 +29,7 @@ from torch import nn
 
 import sparsefn as sf
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LAYERS = {
     "llama": "model.layers",
     "gemma": "model.layers",

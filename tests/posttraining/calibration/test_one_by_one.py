@@ -2,14 +2,20 @@
 transformers and others.
 """
 
+import itertools
 from typing import ClassVar
 
+import optree
 import pytest
 import torch
 import transformers
 from torch import nn
 
 import sparsefn as sf
+from sparsefn.core.tree.where import matching
+from sparsefn.nn.modules.wrappers import Named
+from sparsefn.posttraining.calibration.blocks import chain_of
+from sparsefn.posttraining.calibration.capture import intercepted
 
 SIZES = {
     "hidden_size": 16,
@@ -254,6 +260,61 @@ def test_deep_models_keep_every_bit(make, path, layers, prune, of):
         model, None, blocks, prune, inputs, of=of, chunk_size=2
     )
     assert sf.checkpoint.tree_equal(state, slowly(model, blocks, prune, inputs, of, 2))
+
+
+def calls_in(name):
+    """What a model calls its parts with, and what they return."""
+    make, blocks, inputs = MODELS[name]
+    model = make()
+    params = sf.modules.params_of(model)
+    chosen = []
+    for block in blocks:
+        leaves = matching("blocks", block, params).items()
+        chosen.append([path for path, leaf in leaves if leaf.ndim > 1])
+    state = sf.dense().init(params)
+    chain = chain_of(Named.of(model), state, chosen, ((), inputs))
+    calls = []
+
+    def run(path, part, args, kwargs):
+        out = part._call_impl(*args, **kwargs)
+        calls.append(((args, kwargs), out))
+        return out
+
+    with torch.no_grad(), intercepted(chain.parts, run):
+        model(**inputs)
+    return calls[: len(chain.order)]
+
+
+def same(one, other):
+    leaves, structure = optree.tree_flatten(one)
+    others, form = optree.tree_flatten(other)
+    return structure == form and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x is y or x == y
+        for x, y in zip(leaves, others, strict=True)
+    )
+
+
+def in_the_fields_way(calls):
+    """Whether each part gets what the first one gets, with the hidden states that the
+    part before it returns in place of the first argument.
+    """
+    (args, kwargs), _ = calls[0]
+    for (_, out), (call, _) in itertools.pairwise(calls):
+        states = optree.tree_leaves(out)[0]
+        if args:
+            expected = ((states, *args[1:]), kwargs)
+        else:
+            expected = ((), kwargs | {next(iter(kwargs)): states})
+        if not same(call, expected):
+            return False
+    return True
+
+
+def test_the_models_that_need_more_than_the_inputs_of_their_first_block():
+    assert [name for name in MODELS if not in_the_fields_way(calls_in(name))] == [
+        "gemma",
+        "t5",
+    ]
 
 
 class Between(nn.Module):

@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from sparsefn.posttraining.calibration.folders import StoredTensor, stored_in
-from sparsefn.posttraining.calibration.plan import (
+from sparsefn.posttraining.calibration.folders.disk import StoredTensor, stored_in
+from sparsefn.posttraining.calibration.folders.model import (
     OUTSIDE,
     check_part,
+    empty_model,
     finish,
     leaves_in,
-    planned,
+    open_folder,
     read_leaves,
-    unloaded,
     write_part,
 )
 
@@ -44,12 +44,12 @@ class Model(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(4, 2) for _ in range(4))
 
 
-def plan_of(path, make, blocks=None):
+def opened(path, make, blocks=None):
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text("{}")
     tensors = dict(make().named_parameters())
     save_file(tensors, path / "model.safetensors")
-    return planned(path, blocks, make, CPU)
+    return open_folder(path, blocks, make, CPU)
 
 
 @pytest.mark.parametrize(
@@ -63,29 +63,29 @@ def plan_of(path, make, blocks=None):
 )
 def test_the_layers_are_the_parts_and_every_leaf_is_in_one(tmp_path, make, lists):
     folder = tiny_lms.folder_of(make, tmp_path / "model")
-    plan = planned(folder, None, None, CPU)
+    found = open_folder(folder, None, None, CPU)
     count = 2 if make is tiny_lms.t5 else 3
     assert (
-        plan.order
+        found.order
         == [f"{path}.{i}" for path in lists for i in range(count)]
-        == list(plan.blocks)
+        == list(found.blocks)
     )
-    assert list(plan.leaves) == [OUTSIDE, *plan.order]
-    names = [leaf.names[0] for leaves in plan.leaves.values() for leaf in leaves]
+    assert list(found.leaves) == [OUTSIDE, *found.order]
+    names = [leaf.names[0] for leaves in found.leaves.values() for leaf in leaves]
     assert sorted(names) == sorted(
-        name for name, _ in plan.model.module.named_parameters()
+        name for name, _ in found.model.module.named_parameters()
     )
-    for path, [(glob, chosen)] in plan.blocks.items():
+    for path, [(glob, chosen)] in found.blocks.items():
         assert (
             glob == f"{path}.*"
             and chosen
             and all(name.startswith(f"{path}.") for name in chosen)
         )
-    weights, _ = plan.load(plan.order[1], CPU)
-    assert {*weights} == {leaf.names[0] for leaf in plan.leaves[plan.order[1]]}
-    outside = plan.outside(CPU)
+    weights, _ = found.load(found.order[1], CPU)
+    assert {*weights} == {leaf.names[0] for leaf in found.leaves[found.order[1]]}
+    outside = found.outside(CPU)
     assert {name for name, x in outside.items() if not x.is_meta} == {
-        leaf.names[0] for leaf in plan.leaves[OUTSIDE]
+        leaf.names[0] for leaf in found.leaves[OUTSIDE]
     }
 
 
@@ -100,18 +100,18 @@ def test_experts_are_inside_of_layers_and_plain_heads_are_no_layers(tmp_path):
             super().__init__()
             self.layers = nn.ModuleList(Routed() for _ in range(2))
 
-    plan = plan_of(tmp_path, Experts)
-    assert plan.order == ["layers.0", "layers.1"]
-    plan = plan_of(
+    found = opened(tmp_path, Experts)
+    assert found.order == ["layers.0", "layers.1"]
+    found = opened(
         tmp_path, Experts, ["layers.1.experts.0.*", ["layers.1.experts.1.*"]]
     )
-    assert plan.blocks == {
+    assert found.blocks == {
         "layers.1": [
             ("layers.1.experts.0.*", ["layers.1.experts.0.up.weight"]),
             (["layers.1.experts.1.*"], ["layers.1.experts.1.up.weight"]),
         ]
     }
-    assert plan.order == ["layers.0", "layers.1"]  # the first runs as it is
+    assert found.order == ["layers.0", "layers.1"]  # the first runs as it is
 
 
 def test_blocks_that_are_not_in_one_layer_are_told(tmp_path):
@@ -120,33 +120,33 @@ def test_blocks_that_are_not_in_one_layer_are_told(tmp_path):
         match=r"be in one layer of a list \('layers'\), but the matrices of "
         r"'layers.\*' are",
     ):
-        plan_of(tmp_path, Model, ["layers.*"])
+        opened(tmp_path, Model, ["layers.*"])
     with pytest.raises(
         ValueError, match=r"but the matrices of 'heads.0.weight' are 'heads.0.weight'"
     ):
-        plan_of(tmp_path, Model, ["heads.0.weight"])
+        opened(tmp_path, Model, ["heads.0.weight"])
     with pytest.raises(
         ValueError, match=r"but the matrices of 'heads.0.bias' are nothing"
     ):
-        plan_of(tmp_path, Model, ["heads.0.bias"])
+        opened(tmp_path, Model, ["heads.0.bias"])
     with pytest.raises(ValueError, match="blocks"):
-        plan_of(tmp_path, Model, ["layer.*"])
+        opened(tmp_path, Model, ["layer.*"])
     with pytest.raises(
         TypeError,
         match=r"expected blocks to be a sequence, with an entry a block, got "
         r"'layers.0.\*'",
     ):
-        plan_of(tmp_path, Model, "layers.0.*")
+        opened(tmp_path, Model, "layers.0.*")
     with pytest.raises(
         ValueError,
         match=r"which data passes them, but 'layers.2.\*' is before 'layers.0.\*'",
     ):
-        plan_of(tmp_path, Model, ["layers.1.*", "layers.2.*", "layers.0.*"])
+        opened(tmp_path, Model, ["layers.1.*", "layers.2.*", "layers.0.*"])
     with pytest.raises(
         ValueError,
         match="expected a model with a list of layers, but the Linear has none",
     ):
-        plan_of(tmp_path, lambda: nn.Linear(2, 2))
+        opened(tmp_path, lambda: nn.Linear(2, 2))
 
 
 def test_leaves_that_layers_share_are_told(tmp_path):
@@ -160,7 +160,7 @@ def test_leaves_that_layers_share_are_told(tmp_path):
         match="'layers.0.up.weight', 'layers.2.up.weight' are one tensor: prune the "
         "model in",
     ):
-        plan_of(tmp_path, Shared)
+        opened(tmp_path, Shared)
 
     class Outside(Model):
         def __init__(self):
@@ -171,7 +171,7 @@ def test_leaves_that_layers_share_are_told(tmp_path):
     with pytest.raises(
         ValueError, match="'layers.1.up.weight', 'embed.weight' are one tensor"
     ):
-        plan_of(tmp_path, Outside)
+        opened(tmp_path, Outside)
 
 
 def test_files_of_experts_that_transformers_joins_are_told(tmp_path):
@@ -187,9 +187,9 @@ def test_files_of_experts_that_transformers_joins_are_told(tmp_path):
         match="missing are 'model.layers.0.mlp.gate.weight', "
         ".*save_original_format=False",
     ):
-        planned(tmp_path / "experts", None, None, CPU)
+        open_folder(tmp_path / "experts", None, None, CPU)
     model.save_pretrained(tmp_path / "joined", save_original_format=False)
-    assert planned(tmp_path / "joined", None, None, CPU).order == ["model.layers.0"]
+    assert open_folder(tmp_path / "joined", None, None, CPU).order == ["model.layers.0"]
 
 
 transformers.utils.logging.disable_progress_bar()
@@ -213,7 +213,7 @@ def edited(folder, **changes):
 
 
 def leaves_of_folder(folder, make=None):
-    model = unloaded(folder, make, torch.float32)
+    model = empty_model(folder, make, torch.float32)
     return leaves_in(model, stored_in(folder))
 
 
@@ -225,7 +225,7 @@ def test_it_is_the_model_that_from_pretrained_makes(tmp_path, make, dtype):
     folder = tiny_lms.folder_of(make, tmp_path / "model", dtype)
     whole = type(make()).from_pretrained(folder)
     random = torch.get_rng_state()
-    model = unloaded(folder, None, torch.float32)
+    model = empty_model(folder, None, torch.float32)
     assert (
         torch.equal(torch.get_rng_state(), random)
         and not torch_module._global_parameter_registration_hooks
@@ -257,7 +257,7 @@ def test_what_16_bits_are_too_few_for_stays_in_float32(tmp_path):
     folder = tiny_lms.folder_of(tiny_lms.t5, tmp_path / "t5", torch.float16)
     whole, stored = type(tiny_lms.t5()).from_pretrained(folder), stored_in(folder)
     values, _ = read_leaves(
-        folder, stored, leaves_in(unloaded(folder, None, torch.float32), stored)
+        folder, stored, leaves_in(empty_model(folder, None, torch.float32), stored)
     )
     dtypes = {name: param.dtype for name, param in whole.named_parameters()}
     assert {name: x.dtype for name, x in values.items()} == dtypes
@@ -274,7 +274,7 @@ def test_a_parameter_under_two_names_is_one(tmp_path):
             self.c = nn.Linear(2, 2, bias=False)
             self.c.weight = weight
 
-    model = unloaded(tmp_path, Tied, torch.float32)
+    model = empty_model(tmp_path, Tied, torch.float32)
     assert (
         [name for name, _ in model.named_parameters()] == ["a"]
         and model.a is model.c.weight
@@ -292,7 +292,7 @@ def test_another_thread_makes_its_models_as_ever(tmp_path):
 
     others = []
     assert (
-        unloaded(tmp_path, make, torch.float32).weight.is_meta
+        empty_model(tmp_path, make, torch.float32).weight.is_meta
         and not others[0].weight.is_meta
     )
 
@@ -303,11 +303,11 @@ def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
     assert (
-        next(unloaded(folder, None, torch.bfloat16).parameters()).dtype
+        next(empty_model(folder, None, torch.bfloat16).parameters()).dtype
         == torch.bfloat16
     )
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-    model, stored = unloaded(folder, None, torch.bfloat16), stored_in(folder)
+    model, stored = empty_model(folder, None, torch.bfloat16), stored_in(folder)
     values, _ = read_leaves(folder, stored, leaves_in(model, stored))
     assert all(x.dtype == torch.float32 for x in values.values())
 
@@ -316,14 +316,14 @@ def test_what_makes_no_model_is_told(folder):
     with pytest.raises(
         TypeError, match=r"expected make\(\) to give a module, got NoneType"
     ):
-        unloaded(folder, lambda: None, torch.float32)
+        empty_model(folder, lambda: None, torch.float32)
     with (
         torch.device("meta"),
         pytest.raises(
             ValueError, match="buffers in memory, but on meta are 'running_mean', "
         ),
     ):
-        unloaded(folder, lambda: nn.BatchNorm1d(2), torch.float32)
+        empty_model(folder, lambda: nn.BatchNorm1d(2), torch.float32)
     config = json.loads((folder / "config.json").read_text())
     for named in ("NoSuchModel", "__name__"):
         (folder / "config.json").write_text(
@@ -332,7 +332,7 @@ def test_what_makes_no_model_is_told(folder):
         with pytest.raises(
             ValueError, match=f"name a class of transformers, got '{named}': pass make="
         ):
-            unloaded(folder, None, torch.float32)
+            empty_model(folder, None, torch.float32)
 
 
 PACKED = {"quant_method": "compressed-tensors"}
@@ -361,7 +361,7 @@ def test_weights_that_are_no_numbers_are_told(folder, said, how):
         "model, dequantize or decompress it"
     )
     with pytest.raises(ValueError, match=text):
-        unloaded(folder, None, torch.float32)
+        empty_model(folder, None, torch.float32)
 
 
 def test_missing_and_unknown_tensors_are_told(folder):
@@ -421,7 +421,7 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
         n: x for f in folder.glob("*.safetensors") for n, x in load_file(f).items()
     }["model.embed_tokens.weight"]
     edited(folder, **{"lm_head.weight": embedding.clone()})
-    model, stored = unloaded(folder, None, torch.float32), stored_in(folder)
+    model, stored = empty_model(folder, None, torch.float32), stored_in(folder)
     leaf = next(leaf for leaf in leaves_in(model, stored) if len(leaf.names) > 1)
     assert leaf.names == leaf.stored == ("model.embed_tokens.weight", "lm_head.weight")
     values, before = read_leaves(folder, stored, [leaf])
@@ -447,7 +447,7 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
 
 
 def test_a_digest_sees_every_bit(folder):
-    model, stored = unloaded(folder, None, torch.float32), stored_in(folder)
+    model, stored = empty_model(folder, None, torch.float32), stored_in(folder)
     leaves = leaves_in(model, stored)[:3]
     _, before = read_leaves(folder, stored, leaves)
     assert read_leaves(folder, stored, leaves[::-1])[1] == before
@@ -467,7 +467,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def plan(tmp_path):
+def found(tmp_path):
     folder = tiny_lms.folder_of(
         tiny_lms.llama, tmp_path / "llama", layers=2, tie_word_embeddings=True
     )
@@ -482,16 +482,16 @@ def plan(tmp_path):
     (folder / "original").mkdir()
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
-    return planned(folder, None, None, CPU)
+    return open_folder(folder, None, None, CPU)
 
 
-def test_it_is_a_folder_of_the_model(plan, tmp_path):
+def test_it_is_a_folder_of_the_model(found, tmp_path):
     out = tmp_path / "out"
     (out / ".stream" / "0").mkdir(parents=True)
     (out / ".stream" / "0" / "outputs-0-0.pt").write_text("x")
-    for path in plan.leaves:
-        write_part(plan, out, path, plan.load(path, CPU)[0])
-    finish(plan, out)
+    for path in found.leaves:
+        write_part(found, out, path, found.load(path, CPU)[0])
+    finish(found, out)
     shards = [f"model-{i}-of-00003.safetensors" for i in ("00001", "00002", "00003")]
     assert (
         out / "additional_chat_templates" / "tools.jinja"
@@ -505,7 +505,7 @@ def test_it_is_a_folder_of_the_model(plan, tmp_path):
         "tokenizer.json",
     ]
     assert sorted(os.listdir(out)) == sorted([*others, *shards])
-    old, new = weights_in(plan.folder), weights_in(out)
+    old, new = weights_in(found.path), weights_in(out)
     assert old.keys() == new.keys() and all(
         torch.equal(new[name], x) for name, x in old.items()
     )
@@ -521,11 +521,11 @@ def test_it_is_a_folder_of_the_model(plan, tmp_path):
     tiny_lms.llama().from_pretrained(out)
 
 
-def test_a_part_with_other_bits_is_told(plan, tmp_path):
-    weights, _ = plan.load("model.layers.0", CPU)
-    write_part(plan, tmp_path, "model.layers.0", weights)
+def test_a_part_with_other_bits_is_told(found, tmp_path):
+    weights, _ = found.load("model.layers.0", CPU)
+    write_part(found, tmp_path, "model.layers.0", weights)
     check_part(
-        plan,
+        found,
         tmp_path,
         "model.layers.0",
         {name: x.clone() for name, x in weights.items()},
@@ -536,6 +536,6 @@ def test_a_part_with_other_bits_is_told(plan, tmp_path):
     with pytest.raises(
         ValueError, match=f"but '{name}' comes out otherwise: go on with the same prune"
     ):
-        check_part(plan, tmp_path, "model.layers.0", weights | {name: other})
-    write_part(plan, tmp_path, OUTSIDE, plan.load(OUTSIDE, CPU)[0])
+        check_part(found, tmp_path, "model.layers.0", weights | {name: other})
+    write_part(found, tmp_path, OUTSIDE, found.load(OUTSIDE, CPU)[0])
     assert (tmp_path / "model-00001-of-00003.safetensors").exists()

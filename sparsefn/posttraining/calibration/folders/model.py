@@ -1,5 +1,5 @@
-"""What is read, run and written when a folder is pruned: its model without weights, the
-parts of it in turn, the leaves of each, and the files of the folder that is made.
+"""The model of a folder: made without weights, its parts read one at a time, and
+written to a new folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sparsefn.core.state import Where
 from sparsefn.core.tree.where import matching
 from sparsefn.nn.modules.wrappers import Named
-from sparsefn.posttraining.calibration.chain import is_inside
-from sparsefn.posttraining.calibration.folders import (
+from sparsefn.posttraining.calibration.blocks import Block, is_inside
+from sparsefn.posttraining.calibration.folders.disk import (
     INDEX,
     PLACE,
     StoredTensor,
@@ -68,24 +68,29 @@ class Leaf(NamedTuple):
     dtype: torch.dtype
 
 
-class Plan(NamedTuple):
-    """A folder and its model without weights; the paths of the parts in the order in
-    which data passes them, the blocks in each, with the names of their leaves, and all
-    leaves of each, leaves outside of all parts under "".
+class ModelFolder(NamedTuple):
+    """The folder of a model, whose weights stay in files.
+
+    path: The folder.
+    stored: The tensors in its files, by name.
+    model: The model without weights.
+    order: The paths of its parts, in the order in which data passes them.
+    blocks: The blocks in each part, with the names of their leaves.
+    leaves: All leaves of each part; under "" the leaves outside of all parts.
     """
 
-    folder: Path
+    path: Path
     stored: dict[str, StoredTensor]
     model: Named
     order: list[str]
-    blocks: dict[str, list[tuple[Where, list[str]]]]
+    blocks: dict[str, list[Block]]
     leaves: dict[str, list[Leaf]]
 
     def load(self, path: str, device: torch.device) -> tuple[dict[str, Tensor], str]:
         """The weights of a part by their names in the model, and a digest of them;
         buffers go into the model.
         """
-        found, digest = read_leaves(self.folder, self.stored, self.leaves[path])
+        found, digest = read_leaves(self.path, self.stored, self.leaves[path])
         buffers = dict(self.model.module.named_buffers())
         for name in [name for name in found if name in buffers]:
             buffers[name].copy_(found.pop(name))
@@ -97,16 +102,16 @@ class Plan(NamedTuple):
         return own | self.load(OUTSIDE, device)[0]
 
 
-def planned(
+def open_folder(
     folder: Path,
     blocks: Sequence[Where] | None,
     make: Callable[[], nn.Module] | None,
     device: torch.device,
-) -> Plan:
+) -> ModelFolder:
     """Read what a folder holds, and find its parts: the members of the lists of layers
     that have a block.
 
-    >>> planned(Path("/nowhere"), None, None, torch.device("cpu"))
+    >>> open_folder(Path("/nowhere"), None, None, torch.device("cpu"))
     Traceback (most recent call last):
         ...
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no
@@ -124,7 +129,7 @@ def planned(
         (_PLAIN[one.dtype] for one in stored.values() if one.dtype in _PLAIN),
         torch.float32,
     )
-    model = unloaded(folder, make, dtype)
+    model = empty_model(folder, make, dtype)
     for part in model.modules():
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.to(device)
@@ -142,7 +147,7 @@ def planned(
     places = list[tuple[int, Where]]()
     _by_part(leaves, every)  # which raises where layers share leaves
     asked = [f"{path}.*" for path in every] if blocks is None else blocks
-    found: dict[str, list[tuple[Where, list[str]]]] = {}
+    found: dict[str, list[Block]] = {}
     named = Named.of(model)
     params = {name: param for name, (_, param) in named.own.items()}
     for block in asked:
@@ -157,14 +162,14 @@ def planned(
                 "stream: expected each block to be in one layer of a list "
                 f"({some(members)}), but the matrices of {block!r} are {some(chosen)}"
             )
-        found.setdefault(str(*own), []).append((block, chosen))
+        found.setdefault(str(*own), []).append(Block(block, chosen))
         places.append((every.index(str(*own)), block))
     check_places(places)
     order: list[str] = []
     for paths in members.values():
         if any(path in found for path in paths):
             order += paths
-    return Plan(folder, stored, named, order, found, _by_part(leaves, order))
+    return ModelFolder(folder, stored, named, order, found, _by_part(leaves, order))
 
 
 def check_places(places: Sequence[tuple[int, Where]]) -> None:
@@ -218,13 +223,13 @@ def _part_of(name: str, parts: Iterable[str]) -> str:
     return next((path for path in parts if is_inside(name, path)), OUTSIDE)
 
 
-def unloaded(
+def empty_model(
     folder: Path, make: Callable[[], nn.Module] | None, dtype: torch.dtype
 ) -> nn.Module:
     """The model of a folder in eval mode: parameters on the meta device, buffers in
     memory, as its code makes them.
 
-    >>> layer = unloaded(Path("."), lambda: torch.nn.Linear(2, 1), torch.float32)
+    >>> layer = empty_model(Path("."), lambda: torch.nn.Linear(2, 1), torch.float32)
     >>> layer.weight.device, layer.training
     (device(type='meta'), False)
 
@@ -415,32 +420,40 @@ def read_leaves(
     return found, hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
-def write_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> None:
+def write_part(
+    folder: ModelFolder, out: Path, path: str, weights: dict[str, Tensor]
+) -> None:
     """Write the weights of a part, and its buffers, under the names that the folder
     has.
 
     >>> import tempfile
-    >>> plan = Plan(Path("."), {}, Named.of(torch.nn.Module()), [], {}, {"": []})
+    >>> folder = ModelFolder(
+    ...     Path("."), {}, Named.of(torch.nn.Module()), [], {}, {"": []}
+    ... )
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     write_part(plan, Path(out), "", {})
+    ...     write_part(folder, Path(out), "", {})
     ...     os.listdir(out)
     ['model-00001-of-00001.safetensors']
     """
-    write_tensors(out / _file(plan, path), _named(plan, path, weights))
+    write_tensors(out / _file(folder, path), _named(folder, path, weights))
 
 
-def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> None:
+def check_part(
+    folder: ModelFolder, out: Path, path: str, weights: dict[str, Tensor]
+) -> None:
     """Raise ValueError where the weights of a part are not the bits that were written,
     which it names.
 
     >>> import tempfile
-    >>> plan = Plan(Path("."), {}, Named.of(torch.nn.Module()), [], {}, {"": []})
+    >>> folder = ModelFolder(
+    ...     Path("."), {}, Named.of(torch.nn.Module()), [], {}, {"": []}
+    ... )
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     write_part(plan, Path(out), "", {})
-    ...     check_part(plan, Path(out), "", {})
+    ...     write_part(folder, Path(out), "", {})
+    ...     check_part(folder, Path(out), "", {})
     """
-    tensors = _named(plan, path, weights)
-    for name, old in read_tensors(out, dict.fromkeys(tensors, _file(plan, path))):
+    tensors = _named(folder, path, weights)
+    for name, old in read_tensors(out, dict.fromkeys(tensors, _file(folder, path))):
         if digest_of(old) != digest_of(tensors[name]):
             raise ValueError(
                 f"stream: expected the run that was killed in {os.fspath(out)!r}, but "
@@ -449,7 +462,7 @@ def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> 
             )
 
 
-def finish(plan: Plan, out: Path) -> None:
+def finish(folder: ModelFolder, out: Path) -> None:
     """Copy the other files, write the index, without which the folder is no model, and
     remove what the run kept.
 
@@ -462,25 +475,25 @@ def finish(plan: Plan, out: Path) -> None:
     ...         _ = Path(folder, name).write_text("{}")
     ...     Path(out, PLACE).mkdir()
     ...     model = Named.of(torch.nn.Module())
-    ...     finish(Plan(Path(folder), {}, model, [], {}, {"": []}), Path(out))
+    ...     finish(ModelFolder(Path(folder), {}, model, [], {}, {"": []}), Path(out))
     ...     sorted(os.listdir(out))
     ['config.json', 'model.safetensors.index.json']
     """
-    for folder, name in [(plan.folder, "*"), (plan.folder / _TEMPLATES, "*.jinja")]:
-        for file in folder.glob(name):
+    for place, name in [(folder.path, "*"), (folder.path / _TEMPLATES, "*.jinja")]:
+        for file in place.glob(name):
             weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
             if file.is_file() and not weights and not file.name.startswith("."):
-                (to := out / file.relative_to(plan.folder)).parent.mkdir(exist_ok=True)
+                (to := out / file.relative_to(folder.path)).parent.mkdir(exist_ok=True)
                 write_whole(to, partial(shutil.copyfile, file))
-    said = read_json(plan.folder / "config.json")
+    said = read_json(folder.path / "config.json")
     if without_sparsity(said) != said:
         write_json(out / "config.json", without_sparsity(said))
     placed = dict[str, str]()
     size = 0
-    for path, leaves in plan.leaves.items():
-        placed |= {leaf.stored[0]: _file(plan, path) for leaf in leaves}
+    for path, leaves in folder.leaves.items():
+        placed |= {leaf.stored[0]: _file(folder, path) for leaf in leaves}
         size += sum(
-            math.prod(plan.stored[leaf.stored[0]].shape) * leaf.dtype.itemsize
+            math.prod(folder.stored[leaf.stored[0]].shape) * leaf.dtype.itemsize
             for leaf in leaves
         )
     write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": placed})
@@ -490,12 +503,14 @@ def finish(plan: Plan, out: Path) -> None:
     shutil.rmtree(out / PLACE)
 
 
-def _file(plan: Plan, path: str) -> str:
-    number = [*plan.leaves].index(path) + 1
-    return f"model-{number:05d}-of-{len(plan.leaves):05d}.safetensors"
+def _file(folder: ModelFolder, path: str) -> str:
+    number = [*folder.leaves].index(path) + 1
+    return f"model-{number:05d}-of-{len(folder.leaves):05d}.safetensors"
 
 
-def _named(plan: Plan, path: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _named(
+    folder: ModelFolder, path: str, weights: dict[str, Tensor]
+) -> dict[str, Tensor]:
     # Tied leaves once.
-    tensors = dict(plan.model.module.named_buffers()) | weights
-    return {leaf.stored[0]: tensors[leaf.names[0]] for leaf in plan.leaves[path]}
+    tensors = dict(folder.model.module.named_buffers()) | weights
+    return {leaf.stored[0]: tensors[leaf.names[0]] for leaf in folder.leaves[path]}
