@@ -28,7 +28,7 @@ from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.groups import Groups, groups_in
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 
 OURS, PEER, EXPORT = "sparsefn, traced before", "Torch-Pruning", "torch.export alone"

@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, fx, nn
 
 import sparsefn as sf
-from sparsefn.shrinking import analysis, moves, norms, probe
-from sparsefn.shrinking.analysis import Cut
-from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking import analysis, norms, probe, reindexing
+from sparsefn.shrinking.channels import CoupledChannels
 from sparsefn.shrinking.layers import (
     counted_group_norm,
     counted_layer_norm,
     counted_mean,
     counted_rms_norm,
 )
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.proof import Proof
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import Step, values_in
 from tests.shrinking.compare import check, masked_weights, random_units
@@ -34,7 +34,7 @@ from tests.shrinking.networks import networks
 
 # The package and this module have functions of these names.
 GROUPS = import_module("sparsefn.shrinking.groups")
-PROGRAM = import_module("sparsefn.shrinking.program")
+REWRITES = import_module("sparsefn.shrinking.rewrites")
 Place = tuple[Any, str, Any]  # where, which name, and what is put there
 
 
@@ -141,7 +141,7 @@ def _always_zero(step: Step, ins: Any, at: Any, size: int) -> Any:
     return np.where(np.any(known, 0), 0.0, np.nan)
 
 
-def _first_columns(self: Cut, name: str, x: Tensor) -> Tensor:
+def _first_columns(self: PruningPlan, name: str, x: Tensor) -> Tensor:
     value = self.analysis.leaves.get(name)
     for d, label in enumerate(value.labels if value is not None else ()):
         x = x.narrow(d, 0, int(self.kept(label, x.shape[d]).sum()))
@@ -181,12 +181,12 @@ def _repeats(step: Step, ins: Any, outs: Any, wanted: Any) -> Any:
     return known._replace(repeats=known.repeats | ones)
 
 
-def _only_the_first(self: Atoms, a: Any, b: Any, why: str) -> None:
+def _only_the_first(self: CoupledChannels, a: Any, b: Any, why: str) -> None:
     _JOIN(self, None if a is None else a[:1], None if b is None else b[:1], why)
 
 
 def _padding_of_zeros(step: Step) -> Any:
-    return moves.pad(
+    return reindexing.pad(
         dataclasses.replace(step, arguments={**step.arguments, "value": 0.0})
     )
 
@@ -197,26 +197,26 @@ def _never_mixed(step: Step) -> Any:
     if not alike or any(value.dtype != torch.float64 for value in ins):
         return _TRIED(step)
     return (
-        outs[0]._replace(labels=ins[0].labels, gone=ins[0].gone)
+        outs[0]._replace(labels=ins[0].labels, constants=ins[0].constants)
         if len(outs) == 1
         else _TRIED(step)
     )
 
 
 def _norm_of_zeros(step: Step) -> Any:
-    return norms.layer_norm(step)._replace(gone=step.arguments["input"].gone)
+    return norms.layer_norm(step)._replace(constants=step.arguments["input"].constants)
 
 
-def _all_masked(book: Any, leaf: Tensor, real: Tensor, mask: Any, d: int) -> Any:
+def _all_masked(log: Any, leaf: Tensor, real: Tensor, mask: Any, d: int) -> Any:
     return np.zeros(leaf.shape[d]) if leaf.is_floating_point() else None
 
 
-_OF_GRIDS, _JOIN, _TRIED = moves._of_grids, Atoms.join, probe.tried
+_OF_GRIDS, _JOIN, _TRIED = reindexing._of_grids, CoupledChannels.join, probe.probed
 LEFT = (
-    (PROGRAM, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
-    (PROGRAM, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
-    (PROGRAM, "counted_mean", _of_what_is_left(counted_mean, _over)),
-    (PROGRAM, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
+    (REWRITES, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
+    (REWRITES, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
+    (REWRITES, "counted_mean", _of_what_is_left(counted_mean, _over)),
+    (REWRITES, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
 )
 
 COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "depthwise")
@@ -235,7 +235,7 @@ SUMMED = (
     "activation",
     "dense",
 )
-WIDTH = (PROGRAM.RULES, "scaled_dot_product_attention", lambda change: None)
+WIDTH = (REWRITES.RULES, "scaled_dot_product_attention", lambda change: None)
 PADS = tuple(
     (analysis._RULES, name, _padding_of_zeros) for name in ("pad", "constant_pad_nd")
 )
@@ -250,7 +250,7 @@ SHRINKING = [
         for place in LEFT
     ),
     ShrinkingMutant(
-        "the program keeps the first columns", ((Cut, "take", _first_columns),)
+        "the program keeps the first columns", ((PruningPlan, "take", _first_columns),)
     ),
     ShrinkingMutant(
         "what is summed over need not be 0",
@@ -258,14 +258,14 @@ SHRINKING = [
         SUMMED,
     ),
     ShrinkingMutant(
-        "a concatenation of size 1 is a repeat", ((moves, "_of_grids", _repeats),)
+        "a concatenation of size 1 is a repeat", ((reindexing, "_of_grids", _repeats),)
     ),
     ShrinkingMutant(
-        "every operation of one shape passes", ((analysis, "tried", _never_mixed),)
+        "every operation of one shape passes", ((analysis, "probed", _never_mixed),)
     ),
     ShrinkingMutant(
         "only the first of the joined indices are joined",
-        ((Atoms, "join", _only_the_first),),
+        ((CoupledChannels, "join", _only_the_first),),
     ),
     ShrinkingMutant(
         "means lose entries that are not 0",

@@ -3,13 +3,16 @@ does not need.
 """
 
 import ast
+import functools
 import graphlib
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -214,6 +217,81 @@ def test_modules_do_not_import_what_only_tests_need() -> None:
         if other in NOT_ON_IMPORT
         and not any(name.startswith(part) and other == may for part, may in MAY)
     ] == []
+
+
+# Parts that use the rest of the library as its users do, so that each could be a
+# distribution of its own; and what they still import besides public names, with the
+# reason: a list that may only get shorter.
+ON_PUBLIC_NAMES: dict[str, dict[str, str]] = {"shrinking": {}}
+
+
+@functools.cache
+def public_names() -> frozenset[tuple[str, int]]:
+    """The name and the id of all that `dir` lists, from the package on."""
+    import sparsefn
+
+    found: set[tuple[str, int]] = set()
+    modules: list[ModuleType] = [sparsefn]
+    for module in modules:
+        for name in dir(module):
+            value = getattr(module, name)
+            if name.startswith("_") or (name, id(value)) in found:
+                continue
+            found.add((name, id(value)))
+            if isinstance(value, ModuleType) and value.__name__.startswith("sparsefn."):
+                modules.append(value)
+    return frozenset(found)
+
+
+def not_public(part: str, name: str, source: str) -> list[str]:
+    """What a module of a part imports of the library that is not public."""
+    found = []
+    inside = f"sparsefn.{part}."
+    for target in imported(source, name, f"{name}.x" in MODULES or name == part):
+        origin, _, last = target.rpartition(".")
+        if not target.startswith("sparsefn.") or f"{target}.".startswith(inside):
+            continue
+        value = getattr(importlib.import_module(origin), last, None)
+        if (last, id(value)) not in public_names():
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("part", ON_PUBLIC_NAMES)
+def test_a_part_imports_public_names_alone(part: str) -> None:
+    found = {
+        target
+        for name, source in MODULES.items()
+        if name.split(".")[0] == part
+        for target in not_public(part, name, source)
+    }
+    assert found == {*ON_PUBLIC_NAMES[part]}, (
+        "do without these names, or make them public in the packages where users look "
+        "for them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from sparsefn.core.state import State", []),
+        ("from sparsefn.masks import patterns as p", []),
+        ("from sparsefn.nn.modules.params import bake", []),
+        ("from . import groups\nfrom .trace import traced", []),
+        ("import torch\nfrom numpy import zeros", []),
+        ("from sparsefn.core.checks import check_int", ["core.checks.check_int"]),
+        ("def f():\n    from ..core.tree import Tree", ["core.tree.Tree"]),
+        ("import sparsefn.nn.modules.params", ["nn.modules.params"]),
+        ("from sparsefn.nn.modules import params", ["nn.modules.params"]),
+        ("from sparsefn.core.tree.leaves import *", ["core.tree.leaves.*"]),
+        ("from sparsefn._engine import sums", ["_engine.sums"]),
+    ],
+)
+def test_the_rule_of_public_names_sees_every_other(
+    source: str, found: list[str]
+) -> None:
+    names = not_public("shrinking", "shrinking.newcomer", source)
+    assert names == [f"sparsefn.{name}" for name in found]
 
 
 # torch loads tqdm itself; its compiler and the parts of torch.distributed each take a

@@ -24,7 +24,7 @@ from torch.func import functional_call, grad, jvp, vmap
 
 import sparsefn as sf
 from sparsefn._engine.numbers import elementary
-from sparsefn._engine.torch_limits import guards_by_name
+from sparsefn.shrinking.trace import guards_by_name
 
 pytestmark = pytest.mark.deep
 
@@ -541,7 +541,7 @@ def test_a_compiled_number_is_symbolic_where_shapes_are_dynamic():
     assert dynamic(known)(torch.ones(5, 6))[1:] == (False, 6)
 
 
-# ---- compiled code and programs, in _engine/torch_limits.py -------------
+# ---- compiled code, in _engine/torch_limits.py; programs, in shrinking/trace.py ------
 
 
 def test_workarounds_for_old_releases_go_with_them():

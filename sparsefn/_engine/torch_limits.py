@@ -26,20 +26,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from sparsefn._engine.transforms import transformed
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
@@ -148,27 +144,6 @@ def _(
 
 
 # ---- programs ------------------------------------------------------------------------
-
-
-def guards_by_name(program: ExportedProgram, model: nn.Module) -> ExportedProgram:
-    """The program, whose checks of inputs find what its model takes as `**kwargs`.
-
-    torch 2.14 writes `L['kwargs']['x']` for an input that the program itself names `x`,
-    and `program.module()` then fails with "name 'L' is not defined". Other releases
-    write `L['x']`. Test: `test_a_program_does_not_find_its_keywords`.
-
-    >>> from sparsefn._engine.torch_limits import guards_by_name
-    >>> program = torch.export.export(nn.ReLU(), (torch.ones(1),))
-    >>> guards_by_name(program, nn.ReLU()) is program
-    True
-    """
-    for name, parameter in inspect.signature(model.forward).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            guards = [
-                guard.replace(f"L['{name}'][", "L[") for guard in program._guards_code
-            ]
-            program._guards_code = guards
-    return program
 
 
 # ---- compiled code -------------------------------------------------------------------

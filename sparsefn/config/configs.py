@@ -89,10 +89,19 @@ def level(value: object, when: Trigger) -> Schedule:
     ... )(50)
     0.15
 
-    A number in [0, 1], an int too, is constant; a list is cycled through, one value per
-    firing of `when`; a dict names its schedule by "type", in upper or lower case, and
-    the rest are arguments of the function in `sf.schedules` ("exp" is `exponential`). A
-    schedule is returned as it is. Raises ValueError for anything else.
+    Args:
+        value: A number in [0, 1], an int too, which is constant; a list, which is
+            cycled through, one value per firing of `when`; a dict, which names its
+            schedule by "type", in upper or lower case, and has the arguments of the
+            function in `sf.schedules` besides ("exp" is `exponential`); or a schedule,
+            which is returned as it is.
+        when: The trigger at which a list moves on.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ValueError: `value` is none of these.
     """
     if callable(value):
         return value
@@ -131,8 +140,15 @@ def trigger(value: object) -> Trigger:
     >>> sf.config.trigger(None) == sf.always()
     True
 
-    `{"freq", "start", "stop"}` is `every`, `{"steps"}` is `at`, None is `always()`, and
-    a trigger is returned as it is. Raises ValueError for anything else.
+    Args:
+        value: `{"freq", "start", "stop"}` for `every`, `{"steps"}` for `at`, None for
+            `always()`, or a trigger, which is returned as it is.
+
+    Returns:
+        The trigger.
+
+    Raises:
+        ValueError: `value` is none of these.
     """
     if value is None:
         return triggers.always()
@@ -158,9 +174,15 @@ def init_method(value: object) -> Named | FirstMask:
     >>> sf.config.init_method("topk")
     'magnitude'
 
-    One of "random", "topk", "from_zeros" and "checkerboard", else ValueError; or a
-    function of (parameter, sparsity at step 0) that gives the mask of one leaf, which
-    is returned as it is.
+    Args:
+        value: One of "random", "topk", "from_zeros" and "checkerboard", or a function
+            of (parameter, sparsity at step 0) that gives the mask of one leaf.
+
+    Returns:
+        The name that algorithms have for the method, or the function as it is.
+
+    Raises:
+        ValueError: `value` is none of these.
     """
     if callable(value):
         return value
@@ -197,13 +219,31 @@ def from_config(
     >>> int(masks["body.weight"].sum()), int(masks["head.weight"].sum())
     (4, 8)
 
-    A number is `{"sparsity": number}`. In a list the first entry whose "param_filter"
-    matches a leaf applies to it (`sf.partition`), and nested lists are flattened.
+    Args:
+        config: A number, which is `{"sparsity": number}`, a dict, or a list of them. In
+            a list the first entry whose "param_filter" matches a leaf applies to it
+            (`sf.partition`), and nested lists are flattened. In `{"groups": ...}`,
+            "params" of an entry is merged into it.
+        key: The PRNG key for every algorithm. None: their own.
+        algorithms: Factories of your own by lower-case name. Each is called as
+            `f(sparsity, where=, init=, key=, when=, ...)`, with the keywords that its
+            entry sets, and its other parameters are keys of an entry.
+
+    Returns:
+        The algorithm. Without entries nothing is sparsified.
+
+    Raises:
+        TypeError: A "param_filter" is not a glob or a list of globs.
+        ValueError: An entry has another form, key, name or level. It says where, and
+            lists the known names.
+
     Without a filter an entry applies to the leaves that `default_where` chooses; with
-    one, to leaves of any rank. An entry with sparsity null is left out; without entries
-    nothing is sparsified. "algorithm" is "static" by default ("type" is an older name
-    for it, "schedule" for "sparsity") and may be in upper or lower case. What an entry
-    does not say is left to the function of that name:
+    one, to leaves of any rank. An entry with sparsity null is left out. "algorithm" is
+    "static" by default ("type" is an older name for it, "schedule" for "sparsity") and
+    may be in upper or lower case. "init_method" is not used where an "update" does not
+    fire at step 0: then training starts dense. Counts are as in `sf.budgets.n_kept`.
+    Configs count steps from 1: step 0 belongs to `init`. What an entry does not say is
+    left to the function of that name:
 
     >>> sf.config.from_config(
     ...     {"algorithm": "rigl", "sparsity": 0.9, "update": {"freq": 10}}
@@ -211,14 +251,7 @@ def from_config(
     rigl(0.9, when=every(10))
 
     So without "update" masks change every 100 steps for "set" and "rigl", and with null
-    at every step. "init_method" is not used where an "update" does not fire at step 0:
-    then training starts dense. In `{"groups": ...}`, "params" of an entry is merged
-    into it. Counts are as in `sf.budgets.n_kept`. `key` is given to every algorithm.
-    `algorithms` are factories of your own by lower-case name: each is called as
-    `f(sparsity, where=, init=, key=, when=, ...)`, with the keywords that its entry
-    sets, and its other parameters are keys of an entry. Configs count steps from 1:
-    step 0 belongs to `init`. Raises ValueError for anything else, listing the known
-    names; TypeError for a "param_filter" that is not a glob.
+    at every step.
     """
     known = _ALGORITHMS | {
         name: (make, (*_DYNAMIC, *_options(make)))

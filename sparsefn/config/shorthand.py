@@ -40,6 +40,11 @@ class Shorthand(NamedTuple):
     ...     sf.patterns.nm(2, 4), 0.5, False
     ... ) == sf.config.from_shorthand("BTOPK{2:4,-1}(U)")
     True
+
+    Attributes:
+        pattern: `unstructured()`, or an `nm` pattern.
+        sparsity: The fraction that is pruned, or "bernoulli".
+        mask_gradient: Whether the mask gates the score's gradient.
     """
 
     pattern: Pattern
@@ -61,11 +66,20 @@ def from_shorthand(text: str) -> Shorthand:
     Shorthand(pattern=nm(4, 8, axis=-1), sparsity=0.5, mask_gradient=False)
     >>> algorithm = sf.supermask(**sf.config.from_shorthand("BERN")._asdict())
 
-    `mask_gradient` says whether the mask gates the score's gradient. `DENSE` has
-    sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli". The sparsity
-    is 1 - density in decimal, so that no rounding of 1 - 0.9 moves a count. Any other
-    text is a ValueError: spaces, other letters, a density above 1, a run that keeps
-    none or more than it has.
+    Args:
+        text: The shorthand, `DENSE`, `TOPK{density}(U)`, `BTOPK{kept:run,axis}(U)` or
+            `BERN`. `(M)` for `(U)` is `mask_gradient=True`: the mask gates the score's
+            gradient.
+
+    Returns:
+        The settings. `DENSE` has sparsity 0.0, whatever its letter, and `BERN` the
+        sparsity "bernoulli". The sparsity is 1 - density in decimal, so that no
+        rounding of 1 - 0.9 moves a count.
+
+    Raises:
+        TypeError: `text` is not a string.
+        ValueError: `text` has spaces, other letters, a density above 1, or a run that
+            keeps none or more than it has.
     """
     if not isinstance(text, str):
         raise TypeError(
@@ -105,9 +119,16 @@ def to_shorthand(spec: Shorthand | Pattern) -> str:
     ... )
     ('TOPK{0.5}(M)', 'BTOPK{2:4,0}(U)')
 
-    Reading the string back gives an equal Shorthand. Raises ValueError for settings
-    that the grammar cannot express: another pattern, `nm(0, m)`, a sparsity that is not
-    the pattern's; TypeError for another type.
+    Args:
+        spec: The settings, or the pattern.
+
+    Returns:
+        The string. Reading it back gives an equal Shorthand.
+
+    Raises:
+        TypeError: `spec` or its sparsity is of another type.
+        ValueError: The grammar cannot express it: another pattern, `nm(0, m)`, or a
+            sparsity that is not the pattern's.
     """
     if isinstance(spec, Pattern):
         found = _NM.fullmatch(spec.name)

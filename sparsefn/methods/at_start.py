@@ -35,15 +35,23 @@ def snip(
     ... ).params
     {'w': tensor([[ 0.0000, -1.0000,  0.5000,  0.0000]])}
 
-    It reads the gradients of the first batches. The score of a weight is |w * g|; all
-    leaves compete together. With several batches, a step each, the products w * g are
-    added before the absolute value is taken, and masks change at step `batches - 1`.
-    The optimizer must leave out these steps, `skip=sf.every(1, stop=batches)`: else
-    weights move between the batches, and the score pairs stepped weights with the
-    gradients of earlier weights.
+    Args:
+        sparsity: The sparsity over all leaves together, a float or a 0-d tensor.
+        batches: How many batches the scores read, a step each.
+        where: Which leaves are sparsified.
 
-    Raises TypeError or ValueError for `batches` that is not an int >= 1, and for a
-    sparsity outside [0, 1].
+    Returns:
+        An algorithm that starts dense and prunes at step `batches - 1`.
+
+    Raises:
+        TypeError: `batches` is not an int, or `sparsity` not a float.
+        ValueError: `batches` is below 1, or `sparsity` outside [0, 1].
+
+    The score of a weight is |w * g|, with the gradients given to `update`. With several
+    batches the products w * g are added before the absolute value is taken. The
+    optimizer must leave out these steps, `skip=sf.every(1, stop=batches)`: else weights
+    move between the batches, and the score pairs stepped weights with the gradients of
+    earlier weights.
 
     Differs from the authors' code: exactly the asked number is kept where scores tie;
     no other weights are drawn for the scores; scores are not divided by their sum,
@@ -87,15 +95,25 @@ def force(
     >>> algorithm.update(state, {"w": torch.tensor([[0.9, 0.01, 0.2, 0.3]])}, 1).masks
     {'w': tensor([[False, False, False,  True]])}
 
-    In round t of T, at step t - 1, a share (1 - sparsity)^(t/T) of all weights is kept
-    by |w * g|, where g is the dense gradient at the masked weights; a Schedule says the
-    sparsity of each round itself. With `recover` all weights compete again in every
-    round, by their values of the start, which the state keeps. Without it, which is
-    iterative SNIP, pruned weights are zero and stay so. The optimizer must leave out
-    the rounds, `skip=sf.every(1, stop=rounds)`.
+    Args:
+        sparsity: The sparsity after all rounds, over all leaves together, or a Schedule
+            that says the sparsity of each round itself.
+        rounds: The number T of rounds, a step each.
+        recover: Whether all weights compete again in every round, by their values of
+            the start, which the state keeps. Without it, which is iterative SNIP,
+            pruned weights are zero and stay so.
+        where: Which leaves are sparsified.
 
-    Raises TypeError or ValueError for `rounds` that is not an int >= 1, and for a
-    sparsity outside [0, 1].
+    Returns:
+        An algorithm that starts dense and whose round t is step t - 1.
+
+    Raises:
+        TypeError: `rounds` is not an int, or `sparsity` not a float or a schedule.
+        ValueError: `rounds` is below 1, or `sparsity` outside [0, 1].
+
+    In round t a share (1 - sparsity)^(t/T) of all weights is kept by |w * g|, where g
+    is the dense gradient at the masked weights. The optimizer must leave out the
+    rounds, `skip=sf.every(1, stop=rounds)`.
 
     Differs from the authors' code: counts are rounded, not truncated, and exact where
     scores tie; a round takes its gradient from the one batch of its step.
@@ -138,16 +156,26 @@ def grasp(
     {'w': tensor([[ True,  True],
             [False, False]])}
 
-    The score is w * (Hg), signed, with g and H of `loss(params, *batch)` over the
-    sparsified leaves; all leaves compete together, at step 0. `batch` may be a function
-    of the step; the paper takes 10 examples of each class. The loss divides its logits
-    by its keyword `temperature`; `temperature=None` calls a loss of another kind as it
-    is. The gradients given to `update` are not read. The optimizer must leave out that
-    step, `skip=sf.at([0])`.
+    Args:
+        sparsity: The sparsity over all leaves together, a float or a 0-d tensor.
+        loss: `loss(params, *batch)`, 0-d. It divides its logits by its keyword
+            `temperature`.
+        batch: The other arguments of `loss`, or a function of the step that gives them;
+            the paper takes 10 examples of each class.
+        temperature: The value of the keyword. None calls a loss of another kind as it
+            is.
+        where: Which leaves are sparsified.
 
-    Raises TypeError for a loss without that keyword and for a loss or a batch of
-    another kind, and ValueError for a temperature that is not positive and a loss that
-    is not 0-d.
+    Returns:
+        An algorithm that starts dense and prunes at step 0. It does not read the
+        gradients given to `update`.
+
+    Raises:
+        TypeError: `loss` lacks the keyword, or `loss` or `batch` is of another kind.
+        ValueError: `temperature` is not positive, or the loss is not 0-d.
+
+    The score is w * (Hg), signed, with g and H of the loss over the sparsified leaves.
+    The optimizer must leave out the step, `skip=sf.at([0])`.
 
     Differs from the authors' code: exactly the requested number is kept, their code
     keeps one more; linear layers are not initialized again for the scores.
@@ -193,14 +221,27 @@ def synflow(
     {'0.weight': tensor([[False, False],
             [ True, False]]), '1.weight': tensor([[False,  True]])}
 
-    The score is |w| * dR/d|w|, where R is the sum of the outputs for an input of ones
-    with the absolute values of all params and buffers. In round t of T, at step t - 1,
-    a share (1 - sparsity)^(t/T) of all weights is kept, over all leaves together; a
-    Schedule says the sparsity of each round itself. The gradients given to `update` are
-    not read. The optimizer must leave out the rounds, `skip=sf.every(1, stop=rounds)`.
+    Args:
+        sparsity: The sparsity after all rounds, over all leaves together, or a Schedule
+            that says the sparsity of each round itself.
+        forward: The module, or a function of (params, input).
+        input_shape: The shape of an input without the batch axis, positive ints.
+        rounds: The number T of rounds, a step each.
+        where: Which leaves are sparsified.
 
-    Raises TypeError or ValueError for `rounds` that is not an int >= 1, for a sparsity
-    outside [0, 1], and for an `input_shape` that is not positive ints.
+    Returns:
+        An algorithm that starts dense and whose round t is step t - 1. It does not read
+        the gradients given to `update`.
+
+    Raises:
+        TypeError: `rounds` is not an int, `input_shape` not positive ints, `sparsity`
+            not a float or a schedule, or `forward` of another kind.
+        ValueError: `rounds` is below 1, or `sparsity` outside [0, 1].
+
+    The score is |w| * dR/d|w|, where R is the sum of the outputs for an input of ones
+    with the absolute values of all params and buffers. In round t a share (1 -
+    sparsity)^(t/T) of all weights is kept. The optimizer must leave out the rounds,
+    `skip=sf.every(1, stop=rounds)`.
 
     Differs from the authors' code: counts are rounded, not truncated, and exact where
     scores tie; scores are float64, in which R does not overflow in deep networks.

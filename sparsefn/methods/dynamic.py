@@ -47,16 +47,28 @@ def granet(
     0.15
     0.1
 
-    Where `when` fires, the largest weights of all leaves together are kept, with a
-    sparsity that rises from `initial` to `sparsity` at step `steps` as 1 - (1 - t)^3;
-    then every leaf drops a fraction of its smallest weights and grows as many where the
-    gradient is largest, at zero. The fraction falls as half a cosine wave from
-    `drop_fraction` to 0. The first masks are random, with ERK shares; `initial=0.0`
-    starts dense. The paper changes masks every 1000 steps on CIFAR and every 4000 on
-    ImageNet.
+    Args:
+        sparsity: The sparsity at step `steps`, over all leaves together.
+        steps: The step at which the sparsity has risen and the fraction has fallen.
+        initial: The first sparsity. The first masks are random, with ERK shares; 0.0
+            starts dense.
+        drop_fraction: The first fraction of each leaf's weights that is replaced.
+        when: The trigger at which masks change. The paper has every 1000 steps on CIFAR
+            and every 4000 on ImageNet.
+        where: Which leaves are sparsified.
+        key: The PRNG key of the first masks. None: `sf.random.key(0)`.
 
-    Raises TypeError or ValueError for a sparsity outside [0, 1], and for `steps` that
-    are not positive.
+    Returns:
+        The algorithm.
+
+    Raises:
+        TypeError: `sparsity` is not a float, or `steps` not a number.
+        ValueError: `sparsity` is outside [0, 1], or `steps` not positive.
+
+    Where `when` fires, the largest weights of all leaves together are kept, with a
+    sparsity that rises as 1 - (1 - t)^3; then every leaf drops a fraction of its
+    smallest weights and grows as many where the gradient is largest, at zero. The
+    fraction falls to 0 as half a cosine wave.
 
     Differs from the authors' code: counts are rounded half to even, theirs are
     truncated in the first stage and rounded up in the second; the fraction falls to 0,
@@ -107,16 +119,29 @@ def mest(
     >>> int(new.masks["w"].sum()), int((new.masks["w"] & (new.params["w"] == 0)).sum())
     (10, 2)
 
-    Elastic mutation (EM): where `when` fires, weights are pruned to `sparsity + extra`,
-    by |w| + gradient * |g|, and grow at random, from zero, to `sparsity`. With `soft`,
-    the soft memory bound (EM&S), they are pruned to `sparsity` and grow to
-    `sparsity - extra`, which is also where training starts. `extra` falls to 0 during
-    training, and masks then stay as they are. The authors' scripts for a sparsity of
+    Args:
+        sparsity: The sparsity of each leaf, a float, a 0-d tensor or a Schedule.
+        extra: How much more is pruned, as `sparsity`. It falls to 0 during training,
+            and masks then stay as they are. A sum or difference outside of [0, 1] is
+            clamped.
+        when: The trigger at which masks change.
+        soft: The soft memory bound (EM&S): weights are pruned to `sparsity` and grow to
+            `sparsity - extra`, which is also where training starts.
+        gradient: The weight of the gradient in the score |w| + gradient * |g|.
+        where: Which leaves are sparsified.
+        key: The PRNG key of the draws. None: `sf.random.key(0)`.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        TypeError: `sparsity` or `extra` is neither a float nor a schedule.
+        ValueError: `sparsity` or `extra` is outside [0, 1].
+
+    Elastic mutation (EM): where `when` fires, weights are pruned to `sparsity + extra`
+    and grow at random, from zero, to `sparsity`. The authors' scripts for a sparsity of
     0.9 change masks every 5 epochs, with `extra=sf.schedules.piecewise({0: 0.02, 90 *
     E: 0.01, 120 * E: 0.0})` for epochs of E steps, and 0.05, 0.025 and 0 with `soft`.
-
-    Raises TypeError or ValueError for a sparsity or an `extra` outside [0, 1]. Where
-    their sum or difference leaves it, it is clamped.
 
     Differs from the authors' code: counts are exact where scores tie, and moments of
     pruned weights are cleared by `sf.with_optimizer`.
@@ -177,17 +202,27 @@ def top_kast(
     >>> algorithm.view.grads(state, {"w": torch.ones(1, 4)}, 0)
     {'w': tensor([[1.0400, 1.1200, 1.0800, 0.0000]])}
 
-    A are the largest weights of each leaf at `sparsity`, D = 1 - sparsity of them: with
-    them the model runs. B holds A, at the sparsity `backward`: its weights train, with
-    the gradient at the effective weights. Where `when` fires, A and B are chosen again
-    by the magnitudes of all weights. Weights outside B keep their values and their
-    moments are zero. The loss has an L2 term, with the coefficient `decay` on A and
-    `decay / D` on the rest of B, so that weights must earn their place; leaves that are
-    not sparsified have `decay`, too. A `backward` that rises to `sparsity` ends
-    exploration. In memory all weights are stored, with masks for A and B.
+    Args:
+        sparsity: The sparsity of A, the largest weights of each leaf, with which the
+            model runs. D = 1 - sparsity of the weights are in A.
+        backward: The sparsity of B, which holds A: its weights train, with the gradient
+            at the effective weights. A Schedule that rises to `sparsity` ends
+            exploration.
+        decay: The coefficient of an L2 term of the loss on A and on leaves that are not
+            sparsified. On the rest of B it is `decay / D`, so that weights must earn
+            their place.
+        when: The trigger at which A and B are chosen again, by the magnitudes of all
+            weights.
+        where: Which leaves are sparsified.
 
-    Raises ValueError for a sparsity of 1.0, and TypeError or ValueError for sparsities
-    outside [0, 1].
+    Returns:
+        The algorithm. In memory all weights are stored, with masks for A and B.
+
+    Raises:
+        TypeError: `sparsity` or `backward` is not a float.
+        ValueError: `sparsity` is 1.0, or a sparsity is outside [0, 1].
+
+    Weights outside B keep their values and their moments are zero.
 
     The paper published no code.
 

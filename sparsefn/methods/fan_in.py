@@ -66,22 +66,38 @@ def srigl(
             [0, 0, 0, 0],
             [1, 0, 1, 0]], dtype=torch.int32)
 
+    Args:
+        sparsity: The sparsity of each leaf, a float or a 0-d tensor.
+        steps: The length of the run.
+        ablation: A neuron, which is a row of the leaf, with fewer than max(1, ablation
+            * fan-in) salient entries is ablated. 0.0 ablates none.
+        ablate: Which leaves lose neurons; leave the last layer out.
+        drop_fraction: The fraction of weights that a leaf drops. None: it falls from
+            0.3 to 0 as half a cosine wave, in the first three quarters of `steps`.
+        when: The trigger at which masks change. None: every 100 steps (in a run below
+            10,000, every hundredth part of it) in the first three quarters of `steps`.
+        where: Which leaves are sparsified.
+        key: The PRNG key of the first masks. None: `sf.random.key(0)`.
+        init: The first masks, as for `sf.static`.
+
+    Returns:
+        The algorithm. Biases of ablated neurons stay, so that such a neuron is a
+        constant.
+
+    Raises:
+        TypeError: `sparsity`, `ablation` or `drop_fraction` is not a float, or `steps`
+            is not an int.
+        ValueError: `sparsity`, `ablation` or `drop_fraction` is outside [0, 1], or
+            `steps` is not positive.
+
     Where `when` fires, a leaf of n weights that are not zero drops d = drop_fraction *
     n of them. Salient are its n - d largest weights and the d entries of the largest
-    gradients. A neuron, which is a row of the leaf, with fewer than max(1, ablation *
-    fan-in) salient entries is ablated, as long as the other neurons have places for all
-    weights; it may come back at a later update. Of the rows that are left the n - d
-    largest weights stay, and each row is cut or grown, where the gradient is largest,
-    to the same number: the weights that the sparsity asks for, divided by the number of
-    these rows and rounded down. Regrown weights start at zero, weights only just
-    dropped have their values. `ablation=0.0` ablates none; leave the last layer out of
-    `ablate`. By default masks change every 100 steps (in a run below 10,000, every
-    hundredth part of it) in the first three quarters of `steps`, and the fraction falls
-    from 0.3 to 0 as half a cosine wave. Biases of ablated neurons stay: such a neuron
-    is a constant.
-
-    Raises TypeError or ValueError for a sparsity, an `ablation` or a fraction outside
-    [0, 1], and for `steps` that are not positive.
+    gradients. Neurons are ablated as long as the others have places for all weights;
+    they may come back at a later update. Of the rows that are left the n - d largest
+    weights stay, and each row is cut or grown, where the gradient is largest, to the
+    same number: the weights that the sparsity asks for, divided by the number of these
+    rows and rounded down. Regrown weights start at zero, weights only just dropped have
+    their values.
 
     Differs from the authors' code: shares are rounded, not truncated, and kept weights
     that are exactly zero do not count in n; rows with too many weights lose the

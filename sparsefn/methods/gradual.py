@@ -34,16 +34,26 @@ def ac_dc(
     [True, True, True, True] [4.0, 0.0, 0.0, 6.610000133514404]
     [True, False, False, True] [4.0, 0.0, 0.0, 7.610000133514404]
 
-    Training starts dense. Where `sparse` fires, the largest weights of all leaves
-    together are kept, and the mask stays as it is until `dense` fires; then every
-    weight trains, pruned weights from zero. Where both fire it is dense. The optimizer
-    must forget its moments at the start of each dense phase: `reset=dense`. For a run
-    of 100 epochs of E steps the paper prunes at epochs 10, 20, ..., 70 and 85 and is
-    dense again from 15, 25, ..., 65 and from 75 on:
-    `sparse=sf.at([10 * E, ..., 85 * E])`.
+    Args:
+        sparsity: The sparsity of sparse phases, over all leaves together.
+        sparse: The trigger of sparse phases.
+        dense: The trigger of dense phases. Where both fire it is dense.
+        where: Which leaves are sparsified.
 
-    Raises TypeError for a trigger that is no function, and TypeError or ValueError for
-    a sparsity outside [0, 1].
+    Returns:
+        An algorithm that starts dense.
+
+    Raises:
+        TypeError: A trigger is no function, or `sparsity` is neither a float nor a
+            schedule.
+        ValueError: `sparsity` is outside [0, 1].
+
+    Where `sparse` fires, the largest weights of all leaves together are kept, and the
+    mask stays as it is until `dense` fires; then every weight trains, pruned weights
+    from zero. The optimizer must forget its moments at the start of each dense phase:
+    `reset=dense`. In a run of 100 epochs of E steps the paper prunes at every tenth
+    epoch from 10 to 70 and at 85, and is dense again from every tenth epoch from 15 to
+    75: `sparse=sf.at([10 * E, ..., 85 * E])`.
 
     Differs from the authors' code: exactly the asked number is kept where magnitudes
     tie.
@@ -95,15 +105,26 @@ def imp(
     tensor([[4., 0., 0., 1.]])
     tensor([[1., 0., 0., 0.]])
 
-    Where `when` fires, `fraction` of the weights that remain is pruned by magnitude,
-    over all leaves together, and the rest gets the values back that it had where `to`
-    last fired: after k + 1 steps of the optimizer for `sf.at([k])`, at the start for
-    `sf.never()`. The optimizer must start again there, too: `reset=when`. A schedule of
+    Args:
+        fraction: The share of the remaining weights that a round prunes, by magnitude,
+            over all leaves together.
+        when: The trigger at the end of a round.
+        to: The trigger at which weights are stored. After a round the rest gets back
+            the values that it had where `to` last fired: after k + 1 steps of the
+            optimizer for `sf.at([k])`, at the start for `sf.never()`.
+        where: Which leaves are sparsified.
+
+    Returns:
+        An algorithm that starts dense.
+
+    Raises:
+        TypeError: A trigger is no function, or `fraction` is neither a float nor a
+            schedule.
+        ValueError: `fraction` is outside [0, 1].
+
+    The optimizer must start again, too, where `when` fires: `reset=when`. A schedule of
     the learning rate follows `state.opt.count`, which restarts. Without `reset` and
     without rewinding it is `sf.iterative`, fine-tuning.
-
-    Raises ValueError for a fraction outside [0, 1], and TypeError for a trigger that is
-    no function.
 
     Differs from the authors' code: the count is rounded, theirs is rounded up and
     prunes one more where it drops everything up to a threshold.

@@ -41,14 +41,24 @@ def edge_popup(
     (tensor([[ 0.5000, -2.0000,  1.0000,  3.0000]]), tensor([[-0.0500,  0.2000,  0.1000,
     -0.6000]]))
 
-    The weights never change. Each leaf keeps its largest |score|. The mask's slope is
-    taken to be 1, so a score moves by gradient * weight * sign(score), whether its
-    weight is kept or not. Scores start as a Kaiming uniform draw with a = sqrt(5):
-    between -1 and 1, over the root of the number of inputs. Start the weights as signed
-    constants, as the paper advises: `weight.sign() * math.sqrt(2 / inputs)`. The
-    original scores have sgd with momentum 0.9 and rate 0.1.
+    Args:
+        sparsity: The sparsity of each leaf, a float, a 0-d tensor or a Schedule.
+        where: Which leaves get masks. Other leaves train.
+        key: The PRNG key of the first scores. None: `sf.random.key(0)`.
 
-    Raises TypeError or ValueError for what is no sparsity, as `sf.supermask`.
+    Returns:
+        An algorithm whose weights with scores never change.
+
+    Raises:
+        TypeError: `sparsity` is neither a float nor a schedule.
+        ValueError: `sparsity` is outside [0, 1].
+
+    Each leaf keeps its largest |score|. The mask's slope is taken to be 1, so a score
+    moves by gradient * weight * sign(score), whether its weight is kept or not. Scores
+    start as a Kaiming uniform draw with a = sqrt(5): between -1 and 1, over the root of
+    the number of inputs. Start the weights as signed constants, as the paper advises:
+    `weight.sign() * math.sqrt(2 / inputs)`. The original scores have sgd with momentum
+    0.9 and rate 0.1.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
     says, where their code truncates the number of pruned weights, and leaves without a
@@ -102,15 +112,26 @@ def movement(
     ... )
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
-    Scores are trained beside the weights. A score starts at 0 and has the gradient
-    gradient * weight, so that it is minus the sum of these products times its learning
-    rate (eq. 3); weights have the gradient on the mask. Each leaf keeps its largest
-    scores. The sparsity rises from 0, as a cubic, between `warmup` and 1 - `cooldown`
-    of all steps. The authors' runs on SQuAD have shares of 0.1 and 0.2, a learning rate
-    of 1e-2 for the scores and of 3e-5 for the weights.
+    Args:
+        sparsity: The sparsity of each leaf at the end, a number or a 0-d tensor.
+        steps: The length of the run.
+        warmup: The share of all steps before the sparsity rises from 0.
+        cooldown: The share of all steps after it has risen.
+        where: Which leaves are sparsified.
 
-    Raises TypeError or ValueError for what is no number of steps, and for a warmup and
-    a cooldown that leave no step.
+    Returns:
+        An algorithm that starts dense and trains a score beside each weight.
+
+    Raises:
+        TypeError: `steps` is not an int, or `sparsity` is not a number.
+        ValueError: `steps` is below 1, `warmup` and `cooldown` leave no step, or
+            `sparsity` is not finite.
+
+    A score starts at 0 and has the gradient gradient * weight, so that it is minus the
+    sum of these products times its learning rate (eq. 3); weights have the gradient on
+    the mask. Each leaf keeps its largest scores. The sparsity rises as a cubic. The
+    authors' runs on SQuAD have shares of 0.1 and 0.2, a learning rate of 1e-2 for the
+    scores and of 3e-5 for the weights.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
     says, where their code truncates the number of kept weights. Where scores tie, as
@@ -159,14 +180,24 @@ def soft_movement(
     >>> state.scores["learned"], state.masks
     ({'w': tensor([[-3.6728,  1.8380]])}, {'w': tensor([[False,  True]])})
 
-    Scores and weights train as in `movement`. A weight is kept where sigmoid(score) >
-    threshold, and each leaf keeps one weight more than a share `least` of its weights
-    at least. The penalty is strength times the mean of the sigmoids of each leaf,
-    averaged over the leaves: it, with the gradients, decides the sparsity. Threshold
-    and strength rise from 0 as the sparsity does in `movement`.
+    Args:
+        threshold: A weight is kept where sigmoid(score) is larger.
+        steps: The length of the run.
+        strength: The factor of the penalty, the mean of the sigmoids of each leaf,
+            averaged over the leaves: it, with the gradients, decides the sparsity.
+        least: Each leaf keeps one weight more than this share of its weights at least.
+        warmup: The share of all steps before threshold and strength rise from 0, as the
+            sparsity does in `movement`.
+        cooldown: The share of all steps after they have risen.
+        where: Which leaves are sparsified.
 
-    Raises TypeError or ValueError for what is no number of steps, and for a warmup and
-    a cooldown that leave no step.
+    Returns:
+        An algorithm that trains scores and weights as `movement`.
+
+    Raises:
+        TypeError: `steps` is not an int, or `threshold` or `strength` not a number.
+        ValueError: `steps` is below 1, `warmup` and `cooldown` leave no step, or
+            `threshold` or `strength` is not finite.
 
     Differs from the authors' code: where fewer than the least share are above the
     threshold, that many are kept even if their scores tie; theirs then keeps those
@@ -219,21 +250,27 @@ def str_(init: float = -3200.0, *, where: Where = default_where) -> Algorithm:
     ... ]
     {'w': tensor(-0.9500)}
 
-    w = sign(v) * relu(|v| - sigmoid(s)) (eq. 2). Nothing says how sparse the result is:
-    weight decay draws s to 0, where the threshold is 0.5, and the gradient holds it
-    back. So one optimizer with weight decay trains everything, and its weight decay and
-    `init` decide the sparsity. At -3200, which is for a ResNet-50 of 90 % zeros, the
-    sigmoid and its slope are 0 in float32; without weight decay nothing is ever pruned.
+    Args:
+        init: The first value of each s. At -3200, which is for a ResNet-50 of 90 %
+            zeros, the sigmoid and its slope are 0 in float32.
+        where: Which leaves have thresholds.
 
-    Raises the errors of `sf.reparametrised`.
+    Returns:
+        An algorithm that trains v and s, with w = sign(v) * relu(|v| - sigmoid(s)) (eq.
+        2).
+
+    Nothing says how sparse the result is: weight decay draws s to 0, where the
+    threshold is 0.5, and the gradient holds it back. So one optimizer with weight decay
+    trains everything, and its weight decay and `init` decide the sparsity; without
+    weight decay nothing is ever pruned.
 
     The authors' code does the same.
 
     Verified by recordings of the authors' weights and gradients (3 cases), a worked
     example, and the laws.
 
-    Kusupati, Ramanujan, Somani, Wortsman, Jain, Kakade and Farhadi 2020,
-    arXiv 2002.03231.
+    Kusupati, Ramanujan, Somani, Wortsman, Jain, Kakade and Farhadi 2020, arXiv
+    2002.03231.
     """
     return reparametrised(reparam.soft_threshold(init=init), where=where)
 
@@ -253,13 +290,23 @@ def powerprop(
     >>> state.scores["latent"]["latent"], state.params
     ({'w': tensor([[ 0.4000, -2.4000]])}, {'w': tensor([[ 0.1600, -5.7600]])})
 
-    Large weights learn faster, and small ones stay. w = v * |v|^(alpha - 1) (eq. 1),
-    with v that leave the first weights as they were; the gradient of v is the gradient
-    of w times alpha * |v|^(alpha - 1). `inner` masks the weights: `gmp` or `one_shot`
-    prune the trained network, and `rigl` may be put there as it is, because a weight
-    that grows back resumes from its v. alpha = 1 is `inner` itself.
+    Args:
+        inner: The algorithm that masks the weights. `gmp` or `one_shot` prune the
+            trained network, and `rigl` may be put there as it is, because a weight that
+            grows back resumes from its v. None: nothing is masked.
+        alpha: The power, 1 or more. 1 is `inner` itself.
+        where: Which leaves are powers.
 
-    ValueError for alpha < 1, and errors of `sf.reparametrised`.
+    Returns:
+        An algorithm that trains v, with w = v * |v|^(alpha - 1) (eq. 1), and v that
+        leave the first weights as they were.
+
+    Raises:
+        TypeError: `inner` is not an algorithm.
+        ValueError: `alpha` is below 1, or `inner` has latents, terms or an optimizer.
+
+    Large weights learn faster, and small ones stay: the gradient of v is the gradient
+    of w times alpha * |v|^(alpha - 1).
 
     The authors' code does the same, and keeps twice as large a share of the last layer:
     see `sf.budgets.by_path`.
@@ -296,14 +343,28 @@ def hard_concrete(
     >>> sf.settled(algorithm, state).masks
     {'w': tensor([[False,  True]])}
 
-    w = v * z with a hard concrete gate z for each weight, or for each unit of
-    `pattern`, drawn again at every step. The loss gets (strength + weight_decay / 2 *
-    v^2) * P(z > 0), summed over all weights (P is eq. 12): the number of weights that
-    are expected to be kept, and their expected squares. `sf.reparam.hard_concrete` has
-    the gates and their limits. Evaluate, report and shrink
-    `sf.settled(algorithm, state)`, whose gates are not random.
+    Args:
+        strength: The factor of the number of weights that are expected to be kept.
+        weight_decay: The factor of half of their expected squares.
+        beta: The temperature of the gates, above 0.
+        gamma: The lower end of the stretched gates, below 0.
+        zeta: The upper end of the stretched gates, above 1.
+        droprate: About the first share of closed gates, in (0, 1).
+        pattern: The units that have a gate each. Default: each weight.
+        where: Which leaves have gates.
+        key: The PRNG key of the draws. None: `sf.random.key(0)`.
 
-    Raises ValueError for numbers that are no hard concrete distribution.
+    Returns:
+        An algorithm that trains v and gates, with w = v * z and a hard concrete gate z,
+        drawn again at every step.
+
+    Raises:
+        ValueError: The numbers are no hard concrete distribution.
+
+    The loss gets (strength + weight_decay / 2 * v^2) * P(z > 0), summed over all
+    weights (P is eq. 12). `sf.reparam.hard_concrete` has the gates and their limits.
+    Evaluate, report and shrink `sf.settled(algorithm, state)`, whose gates are not
+    random.
 
     Differs from the authors' code: `strength` is their lambda over the number of
     training examples, biases have no penalty, and one draw serves the whole batch,
@@ -353,17 +414,27 @@ def continuous_sparsification(
     >>> sf.settled(algorithm, state).masks
     {'w': tensor([[False,  True]])}
 
-    w = v * sigmoid(b * s) / sigmoid(init), and the loss gets strength times the sum of
-    all gates (eq. 5 to 9). In each round of `steps` steps b rises from 1 to `final` by
-    the same factor at every step. At the end of the round s becomes min(b * s, init):
-    open gates start again, and closed gates stay closed. The ticket is
-    `sf.settled(algorithm, state)`: weights with s > 0. To train it from earlier
-    weights, give its masks to `sf.from_masks`. Gates need no weight decay in the
-    optimizer: `optimizers.by_path([("latent.gate.*", sgd(0.1)), ("*", sgd(0.1,
-    weight_decay=5e-4))])`.
+    Args:
+        steps: The length of a round, in which b rises from 1 to `final` by the same
+            factor at every step.
+        final: The last b of a round.
+        strength: The factor of the sum of all gates in the loss.
+        init: The first s, finite. At the end of a round s becomes min(b * s, init):
+            open gates start again, and closed gates stay closed.
+        where: Which leaves have gates.
 
-    Raises TypeError or ValueError for what is no number of steps, and for an `init`
-    that is not finite.
+    Returns:
+        An algorithm that trains v and s, with w = v * sigmoid(b * s) / sigmoid(init)
+        (eq. 5 to 9).
+
+    Raises:
+        TypeError: `steps` is not an int.
+        ValueError: `steps` is below 1, or `init` is not finite.
+
+    The ticket is `sf.settled(algorithm, state)`: weights with s > 0. To train it from
+    earlier weights, give its masks to `sf.from_masks`. Gates need no weight decay in
+    the optimizer: `optimizers.by_path([("latent.gate.*", sgd(0.1)), ("*", sgd(0.1,
+    weight_decay=5e-4))])`.
 
     Differs from the authors' code: b grows at every step, theirs at every epoch.
 

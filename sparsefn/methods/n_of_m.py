@@ -30,15 +30,24 @@ def sr_ste(
     >>> algorithm.update(state, {"w": torch.ones(1, 4)}, 0).params
     {'w': tensor([[ 2.9000, -1.0900,  0.3950,  1.9000]])}
 
-    The forward pass sees the n largest of every m weights along `axis`, chosen again
-    after every step. All weights get the dense gradient, and pruned weights decay *
-    weight besides (eq. 8). This is a part of the gradient, so it goes through the
-    optimizer's momentum; weight decay of the optimizer comes on top. The inputs are
-    axis 1 in a linear layer and in a convolution, whose groups of m then lie along its
-    channels. They are axis 0 in the Conv1D of transformers.
+    Args:
+        n: How many of every m weights the forward pass sees, the largest.
+        m: How many consecutive weights compete.
+        decay: The gradient of pruned weights has decay * weight more (eq. 8).
+        axis: The axis of the inputs: 1 in a linear layer and in a convolution, whose
+            groups of m then lie along its channels, 0 in the Conv1D of transformers.
+        where: Which leaves are sparsified. Leave out a first convolution of 3 channels.
 
-    ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m,
-    such as a first convolution of 3 channels: leave it out by `where`.
+    Returns:
+        An algorithm that chooses masks again after every step. All weights get the
+        dense gradient.
+
+    Raises:
+        TypeError: `n`, `m` or `axis` is not an int.
+        ValueError: n > m, or at `init` the axis of a leaf is not divisible by m.
+
+    The decay is a part of the gradient, so it goes through the optimizer's momentum;
+    weight decay of the optimizer comes on top.
 
     The authors' code does the same.
 
@@ -69,15 +78,25 @@ def asp(
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[ 4.,  0.,  0., -3.]])}
 
-    Where `when` fires, the n largest of every m weights along `axis` stay, which keep
-    the largest sum of magnitudes of all N:M masks; pruned weights stay 0. The paper
-    then repeats the training, with the same learning rates and a fresh optimizer:
-    `with_optimizer(asp(), optimizer)`. The inputs are axis 1 in a linear layer and in a
-    convolution; they are axis 0 in the Conv1D of transformers.
-    `sf.permutation.channels` finds an order of the inputs in which more magnitude is
-    kept.
+    Args:
+        n: How many of every m weights stay, the largest. They keep the largest sum of
+            magnitudes of all N:M masks.
+        m: How many consecutive weights compete.
+        axis: The axis of the inputs: 1 in a linear layer and in a convolution, 0 in the
+            Conv1D of transformers.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
 
-    ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m.
+    Returns:
+        An algorithm that starts dense. Pruned weights stay 0.
+
+    Raises:
+        TypeError: `n`, `m` or `axis` is not an int.
+        ValueError: n > m, or at `init` the axis of a leaf is not divisible by m.
+
+    The paper then repeats the training, with the same learning rates and a fresh
+    optimizer: `with_optimizer(asp(), optimizer)`. `sf.permutation.channels` finds an
+    order of the inputs in which more magnitude is kept.
 
     Differs from the authors' code: where m does not divide an axis theirs pads it with
     zeros; leave such leaves out by `where`.

@@ -47,20 +47,30 @@ def deep_rewiring(
     >>> int(state.masks["w"].sum()), bool((state.params["w"].abs() < 1e-5).all())
     (2, True)
 
+    Args:
+        sparsity: The sparsity over all leaves, a float, a 0-d tensor or a Schedule. It
+            is exact at every step.
+        alpha: The strength of an l1 term of the gradient, on the leaves that are
+            sparsified.
+        std: The standard deviation of Gaussian noise that the gradient has more there.
+            In the paper the noise is sqrt(2 * lr * T) for a temperature T: with SGD,
+            `std = sqrt(2 * T / lr)`.
+        where: Which leaves are sparsified.
+        key: The PRNG key of the draws. None: `sf.random.key(0)`.
+        distribution: The share that each leaf keeps. Default: the same. With
+            `sf.budgets.erk()` small leaves keep more, and survive at few weights.
+
+    Returns:
+        An algorithm whose masks change at every step. Use it with SGD without momentum.
+
+    Raises:
+        TypeError: `sparsity` is neither a float nor a schedule.
+        ValueError: `sparsity` is outside [0, 1], or `std` is negative.
+
     The signs are taken from all weights at the start, pruned weights included. At every
-    step the gradient has an l1 term of strength `alpha` and Gaussian noise of standard
-    deviation `std` more, on the leaves that are sparsified. Then the kept weights whose
-    sign has changed are dropped, and as many weights that are not kept are drawn at
-    random, just-dropped weights among them. Drawn weights start at 1e-12 with their
-    sign, or at the smallest normal number of their dtype. In the paper the noise is
-    sqrt(2 * lr * T) for a temperature T: with SGD, `std = sqrt(2 * T / lr)`. Use SGD
-    without momentum. The total is exact at every step.
-
-    Every leaf keeps the same share by default; with `distribution=sf.budgets.erk()`
-    small leaves keep more, and survive at few weights.
-
-    Raises TypeError or ValueError for a sparsity outside [0, 1], and ValueError for a
-    negative `std`.
+    step the kept weights whose sign has changed are dropped, and as many weights that
+    are not kept are drawn at random, just-dropped weights among them. Drawn weights
+    start at 1e-12 with their sign, or at the smallest normal number of their dtype.
 
     Differs from the authors' code: 0 counts as a positive sign, and signs come from the
     weights, not from a draw of their own; dormant connections do not drift (soft
@@ -114,16 +124,30 @@ def dsr(
     >>> int(new.masks["a"].sum() + new.masks["b"].sum()), new.scores["drop"]["next"]
     (36, tensor(0.2500, dtype=torch.float64))
 
+    Args:
+        sparsity: The sparsity over all leaves, a float, a 0-d tensor or a Schedule.
+        when: The trigger at which masks change.
+        target: How many weights are dropped: tau halves if there were more than 1.1 *
+            target, and doubles if fewer than 0.9 * target.
+        tau: The first threshold, above 0.
+        where: Which leaves are sparsified.
+        key: The PRNG key of the draws. None: `sf.random.key(0)`.
+        distribution: The share that each leaf starts with. Default: the same; a small
+            leaf that starts with few weights gets few. With `sf.budgets.erk()` it
+            starts with more.
+
+    Returns:
+        The algorithm. The total over all leaves stays.
+
+    Raises:
+        TypeError: `sparsity` is neither a float nor a schedule, `target` not an int, or
+            `when` not a trigger.
+        ValueError: `sparsity` is outside [0, 1], `target` negative, `tau` not positive,
+            or a sparsified leaf is a DTensor.
+
     Where `when` fires, kept weights with |w| <= tau are dropped, but for one of each
     leaf, and as many grow at random from zero, just-dropped ones not among them. Each
-    leaf's share of the regrowth is the number of its weights that survived. The total
-    over all leaves stays. Then tau halves if more than 1.1 * target weights were
-    dropped, and doubles if fewer than 0.9 * target. Every leaf starts with the same
-    share, and a small one that starts with few weights gets few: with
-    `distribution=sf.budgets.erk()` it starts with more.
-
-    Raises TypeError or ValueError for a sparsity outside [0, 1], a `target` that is not
-    an int >= 0, and a `tau` that is not positive; ValueError for a DTensor.
+    leaf's share of the regrowth is the number of its weights that survived.
 
     Differs from the authors' code: shares of the regrowth are rounded by largest
     remainders, and their overflow goes to the other leaves at once; moments of dropped
@@ -169,15 +193,29 @@ def chts(
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     32
 
-    Where `when` fires, each leaf keeps a share 1 - fraction of its weights, drawn
-    without replacement by |w|^T with T = 1 + 2 * step / steps; then as many grow as
-    there were, drawn by the Cannistraci-Hebb score of the masks that are left
-    (`sf.scores.topology(rule)`). An entry whose score is 0 has 1e-5. Grown weights
-    start at zero. No gradients are read. `soft=False` keeps the largest weights and
-    grows the best scores instead of drawing, as CHT does.
+    Args:
+        sparsity: The sparsity of each leaf, a float or a 0-d tensor.
+        steps: The length of the run: draws are by |w|^T with T = 1 + 2 * step / steps.
+        fraction: The share of a leaf's weights that is replaced.
+        soft: Whether weights are drawn. False keeps the largest weights and grows the
+            best scores instead, as CHT does.
+        rule: The rule of `sf.scores.topology`.
+        when: The trigger at which masks change.
+        where: Which leaves are sparsified.
+        key: The PRNG key of the draws. None: `sf.random.key(0)`.
 
-    Raises TypeError or ValueError for a sparsity or a fraction outside [0, 1] and for
-    `steps` that are not an int >= 1, and ValueError for another rule.
+    Returns:
+        An algorithm that reads no gradients.
+
+    Raises:
+        TypeError: `sparsity` or `fraction` is not a float, or `steps` not an int.
+        ValueError: `sparsity` or `fraction` is outside [0, 1], `steps` is below 1, or
+            `rule` is another.
+
+    Where `when` fires, each leaf keeps a share 1 - fraction of its weights, drawn
+    without replacement; then as many grow as there were, drawn by the Cannistraci-Hebb
+    score of the masks that are left. An entry whose score is 0 has 1e-5. Grown weights
+    start at zero.
 
     Differs from the authors' code: units that lost all inputs or all outputs keep the
     connections of their other side (no chain removal), a leaf never stops to change,

@@ -64,18 +64,31 @@ def taylor(
     {'w': tensor([[0., 0.],
             [2., 1.]])}
 
-    The change is taken to first order. The score of a filter is (sum of weight *
-    gradient)^2, averaged over the steps since filters were pruned last. Where `when`
-    fires, the `count` lowest filters of all leaves together are pruned; the other
-    filters train on. The authors prune 100 filters every 30 batches.
-    `every(30, start=29, stop=1000)` ends it, and a `count` that is a 0-d tensor is
-    clamped to what is left. Choose the leaves by `where`: the outputs of the last layer
-    are classes. In the Conv1D of transformers outputs lie along axis 1:
-    `pattern=sf.patterns.channel(1)`.
+    Args:
+        count: How many filters of all leaves together are pruned at a time, the lowest.
+            A 0-d tensor is clamped to what is left.
+        when: The trigger that prunes. The default is the authors', every 30 batches;
+            `every(30, start=29, stop=1000)` ends it.
+        pattern: The units. Default: filters, along axis 0. In the Conv1D of
+            transformers outputs lie along axis 1: `sf.patterns.channel(1)`.
+        distribution: `sf.budgets.global_()`, or `sf.budgets.uniform()`, with which
+            `count` units of each leaf or set are pruned.
+        where: Which leaves are sparsified. Choose them: the outputs of the last layer
+            are classes.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, the sum is
-    over all parameters that go with a unit, in all members of its set (the S of eq. 8).
-    `distribution=sf.budgets.uniform()` prunes `count` units of each leaf or set. For a
+    Returns:
+        An algorithm that starts dense. Filters that are left train on.
+
+    Raises:
+        TypeError: `count` is neither an int nor a tensor, or `pattern` is not a
+            pattern.
+        ValueError: An int `count` is negative or above what is left, units are single
+            entries, or `distribution` is another.
+
+    The change is taken to first order. The score of a filter is (sum of weight *
+    gradient)^2, averaged over the steps since filters were pruned last. With the
+    pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, the sum is over all
+    parameters that go with a unit, in all members of its set (the S of eq. 8). For a
     sparsity that rises, and shares by path, give the score to `gmp`:
 
     >>> def squared_sum(rows):
@@ -90,8 +103,6 @@ def taylor(
     ...     pattern=sf.patterns.channel(0, norm=torch.inf),
     ...     distribution=sf.budgets.by_path({"first.*": 0.25}),
     ... )
-
-    ValueError for an int count above what is left, and for another distribution.
 
     Differs from the authors' code: it adds up a filter before it squares, as the paper
     says, where theirs adds up squares, which is the same for gates of one number;
@@ -146,20 +157,31 @@ def slimming(
     >>> state.params
     {'1.weight': tensor([0.5000, 0.0000]), '4.weight': tensor([0.3000, 0.0000])}
 
-    `where` chooses the scales: a glob such as "*.bn*.weight". Their gradient gets
-    strength * sign(scale) (eq. 1). The last of `steps` steps prunes them by |scale|,
-    with one threshold for the whole network; from then on the rest is fine-tuned,
-    without the l1 term. `sf.shrink(model, state, example)` removes the channels.
+    Args:
+        sparsity: The sparsity of the scales, a float, a 0-d tensor or a Schedule.
+        where: The scales, a glob such as "*.bn*.weight".
+        steps: How many steps have the l1 term. The last of them prunes; from then on
+            the rest is fine-tuned.
+        strength: The gradient of the scales has strength * sign(scale) more (eq. 1).
+        pattern: The units. With the pattern of `sf.shrinking.groups`, or another
+            `sf.patterns.tied`, channels are pruned in all members of their set.
+        distribution: How many scales each leaf keeps. Default: as |scale| decides, with
+            one threshold for the whole network.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, channels
-    are pruned in all members of their set. Only sets with a scale among their leaves
-    are pruned; other sets stay. A channel's score is the mean of |scale| over its
-    scales. A residual stream has no scale of its own: its channels take the scales of
-    all norms that write to it or read it.
+    Returns:
+        An algorithm that starts dense. `sf.shrink(model, state, example)` removes the
+        channels.
 
-    ValueError for a glob that matches no path; TypeError or ValueError for what is no
-    number of steps. With tied sets TypeError for a `where` that is no globs, and
-    ValueError at the first step for scales of two dimensions or more.
+    Raises:
+        TypeError: `steps` is not an int, `pattern` is not a pattern, or, with tied
+            sets, `where` is no globs.
+        ValueError: `steps` is below 1, `sparsity` is outside [0, 1], a glob matches no
+            path, or, with tied sets at the first step, a scale has two dimensions or
+            more.
+
+    Only sets with a scale among their leaves are pruned; other sets stay. A channel's
+    score is the mean of |scale| over its scales. A residual stream has no scale of its
+    own: its channels take the scales of all norms that write to it or read it.
 
     Differs from the authors' code: exactly as many scales are kept as the sparsity
     says; and the shifts of pruned scales stay, where theirs sets them to 0 (with tied
@@ -251,21 +273,35 @@ def fpgm(
     >>> algorithm.update(state, state.params, 19).masks["w"].T
     tensor([[ True, False,  True,  True,  True]])
 
-    In each leaf these are the filters with the smallest sum of distances to the other
-    filters (eq. 4 and 5). After the last step of each epoch they are chosen again, set
-    to 0 and trained further, so that they may recover: masks stay open. The last
-    choice, at the end of the last whole epoch of `steps`, is for good, and `sf.shrink`
-    removes its filters. `epoch=1, steps=1` prunes a trained network once. Choose the
-    leaves by `where`: the outputs of the last layer are classes. In the Conv1D of
-    transformers outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
+    Args:
+        sparsity: The share of filters that are pruned, a float, a 0-d tensor or a
+            Schedule.
+        epoch: The steps of an epoch. After its last step filters are chosen again, set
+            to 0 and trained further, so that they may recover: masks stay open.
+        steps: The length of the run. The last choice, at the end of its last whole
+            epoch, is for good. `epoch=1, steps=1` prunes a trained network once.
+        pattern: The units. Default: filters, along axis 0. In the Conv1D of
+            transformers outputs lie along axis 1: `sf.patterns.channel(1)`.
+        distribution: The share that each leaf keeps. Default: the same.
+        where: Which leaves are sparsified. Choose them: the outputs of the last layer
+            are classes.
 
-    With the pattern of `sf.shrinking.groups`, or another `sf.patterns.tied`, a unit is
-    the vector of all of its entries: the filters of all layers that write it, its
-    biases, scales and shifts, and the columns of all layers that read it. Distances are
-    Euclidean, between units of a set, which all have as many entries.
+    Returns:
+        An algorithm that starts dense. `sf.shrink` removes the filters of the last
+        choice.
 
-    TypeError or ValueError for what is no number of steps, ValueError for an epoch
-    longer than all steps.
+    Raises:
+        TypeError: `epoch` or `steps` is not an int, `sparsity` is neither a float nor a
+            schedule, or `pattern` is not a pattern.
+        ValueError: `epoch` is below 1 or longer than `steps`, `sparsity` is outside [0,
+            1], or units are single entries.
+
+    In each leaf the filters with the smallest sum of distances to the other filters are
+    pruned (eq. 4 and 5). With the pattern of `sf.shrinking.groups`, or another
+    `sf.patterns.tied`, a unit is the vector of all of its entries: the filters of all
+    layers that write it, its biases, scales and shifts, and the columns of all layers
+    that read it. Distances are Euclidean, between units of a set, which all have as
+    many entries.
 
     Differs from the authors' code: exactly as many filters are pruned as the sparsity
     says, where theirs truncates, and all compete, where theirs may leave out some of
@@ -323,14 +359,26 @@ def proximal(
     {'w': tensor([[1.5000, 2.0000],
             [0.0000, 0.0000]])}
 
-    Small ones end at zero. This is gradient descent on the loss plus strength * sum
-    |w|: w becomes sign(w) * max(|w| - rate * strength, 0), where `rate` is the learning
-    rate, a number or a schedule. With a pattern such as `channel(0)` it is group lasso,
+    Args:
+        strength: The factor of the penalty.
+        rate: The learning rate, a number or a Schedule.
+        pattern: The units. Default: each weight. A pattern such as `channel(0)` makes
+            it group lasso.
+        when: The trigger at which weights move.
+        where: Which leaves are sparsified.
+
+    Returns:
+        An algorithm that starts dense.
+
+    Raises:
+        TypeError: `rate` is neither a number nor a schedule.
+        ValueError: `rate` is not finite.
+
+    Small weights end at zero. This is gradient descent on the loss plus strength * sum
+    |w|: w becomes sign(w) * max(|w| - rate * strength, 0). In group lasso it is
     strength * the sum of the lengths of all units: a unit u becomes u * max(1 - rate *
     strength / |u|, 0). Pruned weights have their gradient, too, and come back where it
     is larger than the strength. Nothing says how sparse the result is.
-
-    TypeError or ValueError for what is no rate.
 
     Differs from the authors' code: this is the proximal step of sgd; theirs also weighs
     it for adaptive optimizers.

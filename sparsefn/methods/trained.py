@@ -47,16 +47,29 @@ def wanda(
     {'weight': tensor([[4., 1., 0.],
             [1., 5., 0.]])}
 
-    The norm is over the calibration tokens (eq. 1), and the weights that are kept stay
-    as they are. `stats` come from `sf.calibration.inputs`. In the paper the blocks of a
-    model are pruned in turn, each with inputs from the pruned blocks before it:
-    `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5, stats), x)`.
-    For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2, 4))`. In the
-    Conv1D of transformers outputs lie along axis 1, `row_balanced(axis=1)`; in experts
-    of one leaf along two, `row_balanced(axis=(0, 1))`.
+    Args:
+        sparsity: The sparsity of each output, a float, a 0-d tensor or a Schedule. None
+            where the pattern fixes it: `wanda(None, stats, pattern=sf.patterns.nm(2,
+            4))`.
+        stats: Statistics by path, from `sf.calibration.inputs`, with "square".
+        pattern: Which weights compete. Default: the weights of an output. In the Conv1D
+            of transformers outputs lie along axis 1, `row_balanced(axis=1)`; in experts
+            of one leaf along two, `row_balanced(axis=(0, 1))`.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
 
-    ValueError for a leaf without statistics, for bad ones, and where outputs lie along
-    other axes, as `sf.scores.wanda`.
+    Returns:
+        An algorithm that starts dense. The weights that are kept stay as they are.
+
+    Raises:
+        TypeError: `stats` are not by path, or `sparsity` is neither a float nor a
+            schedule.
+        ValueError: `sparsity` is outside [0, 1], a leaf has no statistics or bad ones,
+            or outputs lie along other axes, as for `sf.scores.wanda`.
+
+    The norm is over the calibration tokens (eq. 1). In the paper the blocks of a model
+    are pruned in turn, each with inputs from the pruned blocks before it:
+    `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5, stats), x)`.
 
     Differs from the authors' code: exactly as many weights of an output are kept as the
     sparsity says, where their code truncates the number of pruned weights.
@@ -92,14 +105,29 @@ def ria(
     {'w': tensor([[4., 0., 3.],
             [0., 5., 0.]])}
 
-    The sum of the shares is multiplied by a power of the norm. All weights of a leaf
-    compete: shares are comparable in a whole leaf, Wanda's scores only inside of an
-    output. With power 0 the data does not matter, with 1 it counts as in Wanda. Use it
-    block after block as `wanda`; for 2:4 give no sparsity and
-    `pattern=sf.patterns.nm(2, 4)`, perhaps after `sf.permutation.channels` has put the
-    inputs into another order.
+    Args:
+        sparsity: The sparsity of each leaf, a float, a 0-d tensor or a Schedule. None
+            for `pattern=sf.patterns.nm(2, 4)`, which fixes it.
+        stats: Statistics by path, from `sf.calibration.inputs`, with "square".
+        power: The exponent of the norm. With 0 the data does not matter, with 1 it
+            counts as in Wanda.
+        pattern: Which weights compete. Default: all weights of a leaf, as shares are
+            comparable in a whole leaf, Wanda's scores only inside of an output.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
 
-    ValueError for a leaf without statistics and for bad ones, as `sf.scores.ria`.
+    Returns:
+        An algorithm that starts dense. The weights that are kept stay as they are.
+
+    Raises:
+        TypeError: `stats` are not by path, or `sparsity` is neither a float nor a
+            schedule.
+        ValueError: `sparsity` is outside [0, 1], `power` is not finite, or a leaf has
+            no statistics or bad ones, as for `sf.scores.ria`.
+
+    The sum of the shares is multiplied by a power of the norm. Use it block after block
+    as `wanda`, for 2:4 perhaps after `sf.permutation.channels` has put the inputs into
+    another order.
 
     Differs from the authors' code: exactly as many weights are kept as the sparsity
     says, while their code truncates the number of pruned weights and prunes the weight
@@ -136,16 +164,30 @@ def sparsegpt(
     >>> algorithm.update(state, state.params, 0).params
     {'weight': tensor([[0.0000, 2.5000]])}
 
-    Scores are w^2 / [H^-1]_jj, where H is the gram of the inputs; the weights of each
-    `block` of columns compete, over all outputs. `sf.solve.obs` has the details, and
-    `docs/solve.md` says what is promised: it may be worse than magnitude pruning, and
-    is never better than `sf.solve.refit` on its own mask. Use it block after block as
-    `wanda`, with "gram" among the statistics; for 2:4 give no sparsity and
-    `pattern=sf.patterns.nm(2, 4)`. A convolution is solved as a matrix of (outputs,
-    patches), and so are its groups.
+    Args:
+        sparsity: The sparsity of each leaf. None for `pattern=sf.patterns.nm(2, 4)`,
+            which fixes it.
+        stats: Statistics by path, from `sf.calibration.inputs`, with "gram".
+        pattern: Which weights compete. None: the weights of a block, over all outputs.
+        block: How many columns are a block.
+        damp: The damping of the gram, as in `sf.solve.obs`.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
 
-    ValueError for a leaf without statistics, for a gram that is singular at this `damp`
-    or not finite, and for groups that cross blocks, each with the path.
+    Returns:
+        An algorithm that starts dense.
+
+    Raises:
+        TypeError: `stats` are not by path, or `sparsity` is not a float.
+        ValueError: `sparsity` is outside [0, 1], a leaf has no statistics, its gram is
+            singular at this `damp` or not finite, or groups cross blocks, each with the
+            path.
+
+    Scores are w^2 / [H^-1]_jj, where H is the gram of the inputs. `sf.solve.obs` has
+    the details, and `docs/solve.md` says what is promised: it may be worse than
+    magnitude pruning, and is never better than `sf.solve.refit` on its own mask. Use it
+    block after block as `wanda`. A convolution is solved as a matrix of (outputs,
+    patches), and so are its groups.
 
     Differs from the authors' code: the count of the whole leaf is exact, where theirs
     prunes one weight more than the truncated count in each block.
@@ -214,16 +256,30 @@ def obs(
     {'weight': tensor([[0.0000, 2.5000],
             [0.5500, 0.0000]])}
 
+    Args:
+        sparsity: The sparsity of each leaf. None where the pattern fixes it.
+        stats: Statistics by path, from `sf.calibration.inputs`, with "gram".
+        pattern: Which weights compete. None: all rows of a leaf, by what their next
+            weight costs. With `row_balanced()` or `nm(n, m)` each group loses as many.
+        damp: The damping of the gram, as in `sf.solve.obs_exact`.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
+
+    Returns:
+        An algorithm that starts dense. The weights are what `sf.solve.refit` gives for
+        the mask.
+
+    Raises:
+        TypeError: `stats` are not by path, or `sparsity` is not a float.
+        ValueError: `sparsity` is outside [0, 1], a leaf has no statistics, its gram is
+            singular at this `damp` or not finite, or the pattern is another, each with
+            the path.
+
     Each row loses the weight of least w_q^2 / [H^-1]_qq over the columns that it has
     left, where H is the gram of the inputs, and its other weights change to make up for
-    it. Without a pattern all rows of a leaf compete by what their next weight costs;
-    with `row_balanced()` or `nm(n, m)` each group loses as many. The weights are what
-    `sf.solve.refit` gives for the mask. A row takes time of inputs^2 for each weight
-    that it loses: this is for small layers, and `sparsegpt` for large ones. Statistics,
-    blocks and convolutions are as in `sparsegpt`.
-
-    ValueError for a leaf without statistics, for a gram that is singular at this `damp`
-    or not finite, and for other patterns, each with the path.
+    it. A row takes time of inputs^2 for each weight that it loses: this is for small
+    layers, and `sparsegpt` for large ones. Blocks and convolutions are as in
+    `sparsegpt`.
 
     Differs from the authors' code: the count of the whole leaf is exact, and a row is
     pruned in the order of its steps, where theirs counts how many of its losses are
@@ -261,17 +317,31 @@ def woodfisher(
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([[0.5455, 0.0000]])}
 
-    F = damp * I + the mean over examples of g g', taken to be 0 outside of blocks of
-    `block` consecutive weights. Each leaf loses the weights of least w_q^2 / (2
-    [F^-1]_qq), and its other weights change by -w_q [F^-1]_q / [F^-1]_qq for each lost
-    weight (section 4). `gradients` are of single examples, a tree like params with one
-    more axis in front: `sf.curvature.example_gradients(loss, params, batch)`. The
-    authors' runs of ResNet-50 have a damping of 1e-5 and blocks of 2000 weights. Memory
-    is `block` times the size of the largest leaf. To prune in stages, take new
-    gradients for each stage: gradients of pruned weights do not count.
+    Args:
+        sparsity: The sparsity of each leaf.
+        gradients: Gradients of single examples, a tree like params with one more axis
+            in front: `sf.curvature.example_gradients(loss, params, batch)`. To prune in
+            stages, take new gradients for each stage: gradients of pruned weights do
+            not count.
+        damp: The number on the diagonal of F, above 0. The default is the damping of
+            the authors' runs of ResNet-50.
+        block: How many consecutive weights are a block, outside of which F is taken to
+            be 0; 2000 in the same runs. Memory is so many times the size of the largest
+            leaf.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
 
-    ValueError for gradients that lack a leaf, are of other shapes or not finite, and
-    unless damp > 0.
+    Returns:
+        An algorithm that starts dense.
+
+    Raises:
+        TypeError: `sparsity` is not a float.
+        ValueError: `sparsity` is outside [0, 1], gradients lack a leaf, are of other
+            shapes or not finite, `damp` is not above 0, or `block` is below 1.
+
+    F = damp * I + the mean over examples of g g'. Each leaf loses the weights of least
+    w_q^2 / (2 [F^-1]_qq), and its other weights change by -w_q [F^-1]_q / [F^-1]_qq for
+    each lost weight (section 4).
 
     Differs from the authors' code: each leaf has its own count (their "independent"
     pruning), and the score has the factor 1/2 of the paper, which changes no mask of a
@@ -326,15 +396,29 @@ def obd(
     >>> algorithm.update(state, state.params, 0).params
     {'w': tensor([1., 0.])}
 
+    Args:
+        sparsity: The sparsity over all leaves, a float, a 0-d tensor or a Schedule.
+        loss: `loss(params, *batch)`, 0-d.
+        batch: The other arguments of `loss`, as for `sf.curvature.fisher`.
+        chunk_size: How many examples are taken at a time. None: all.
+        distribution: How many weights each leaf keeps. Default: all leaves compete.
+        when: The trigger that prunes.
+        where: Which leaves are sparsified.
+
+    Returns:
+        An algorithm that starts dense. The kept weights stay as they are.
+
+    Raises:
+        TypeError: `loss` or `batch` is of another kind, or `sparsity` is neither a
+            float nor a schedule.
+        ValueError: `sparsity` is outside [0, 1], `chunk_size` is below 1, the batch has
+            no example, or the loss is not 0-d.
+
     Scores are weight^2 * h / 2, where h is the mean of the squared gradients of single
-    examples (the empirical Fisher matrix stands for the Hessian of a trained network),
-    and all leaves compete. The kept weights stay as they are. `chunk_size` examples are
-    taken at a time. With the exact diagonal of the Hessian, for small networks, this is
+    examples (the empirical Fisher matrix stands for the Hessian of a trained network).
+    With the exact diagonal of the Hessian, for small networks, this is
     `sf.one_shot(sparsity, sf.curvature.obd(sf.curvature.hessian_diagonal(loss, batch)),
     distribution=distribution)`.
-
-    TypeError or ValueError for a loss or a batch of another kind, as
-    `sf.curvature.fisher`.
 
     The paper published no code; its diagonal is the Hessian's, without second
     derivatives of the activations.

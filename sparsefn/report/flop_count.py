@@ -86,21 +86,31 @@ def flops(
     2         160     160  1.0000
     total     800     320  0.4000
 
-    The conventions are as in `torch.utils.flop_counter`: a multiply and its add are
-    2 FLOPs, matrix products, convolutions and attention count, biases, activations,
-    norms and lookups do not. A product with a sparsified leaf, or a view of one, counts
-    its kept entries only, exactly; a leaf that is used twice counts twice, and where
-    both factors are sparsified the sparser one decides. Every other operation counts as
-    dense, also a product with a weight that was cast or computed from the leaf: such
-    leaves are in `uncounted`. The numbers are the work of a perfect sparse kernel, not
-    seconds.
+    Args:
+        module: The module, in its own mode (train or eval).
+        state: The state whose masks and weights count.
+        *args: Inputs of the module.
+        buffers: The buffers by path, as in `sf.modules.call`. None: the module's own.
+        **kwargs: Keyword inputs of the module.
 
-    `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is
-    used, and its own buffers unless `buffers` is given, as in `sf.modules.call`; none
-    of them is changed. The call runs on the meta device and costs nothing; a forward
-    that needs values is run as it is, the global random state put back. Raises
-    TypeError for anything but a State, ValueError for a stack of states and as `call`
-    does.
+    Returns:
+        `rows` for the modules, their `total`, and in `uncounted` the sparsified leaves
+        that no counted product used. `str()` of it is a table.
+
+    Raises:
+        TypeError: `state` is not a State.
+        ValueError: `state` is a stack of states, or `sf.modules.call` raises it.
+
+    The conventions are as in `torch.utils.flop_counter`: a multiply and its add are 2
+    FLOPs, matrix products, convolutions and attention count, biases, activations, norms
+    and lookups do not. A product with a sparsified leaf, or a view of one, counts its
+    kept entries only, exactly; a leaf that is used twice counts twice, and where both
+    factors are sparsified the sparser one decides. Every other operation counts as
+    dense, also a product with a weight that was cast or computed from the leaf. The
+    numbers are the work of a perfect sparse kernel, not seconds.
+
+    The call runs on the meta device and costs nothing; a forward that needs values is
+    run as it is, the global random state put back. Nothing that is given is changed.
     """
     if not isinstance(state, State):
         raise TypeError(

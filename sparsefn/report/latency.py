@@ -53,20 +53,29 @@ def latency(
     >>> list(measured.rows), measured.total > 0
     (['0'], True)
 
-    Each time is the median of `repeats` calls. `example` is a tensor, a tuple of
-    arguments or a dict of keyword arguments. The module runs in the mode that it is in,
-    without gradients, after some calls that are not measured; what these change of its
-    buffers is put back. The total is of calls without hooks, so that it may be less
-    than the sum of the rows. On CUDA each module is waited for. Times of smaller models
-    of each layer are what `sf.budgets.within` takes as a table:
+    Args:
+        module: The module, in the mode that it is in. It runs without gradients, and
+            what calls change of its buffers is put back.
+        example: A tensor, a tuple of arguments or a dict of keyword arguments.
+        repeats: How many calls are measured. Each time is their median.
+        warmup: How many calls run before them.
+
+    Returns:
+        The time of the module and of the modules in it, in milliseconds. The total is
+        of calls without hooks, so that it may be less than the sum of the rows.
+
+    Raises:
+        TypeError: `example` is of another kind, or `repeats` or `warmup` is not an int.
+        ValueError: `repeats` is below 1, or `warmup` below 0.
+
+    On CUDA each module is waited for. Times of smaller models of each layer are what
+    `sf.budgets.within` takes as a table:
 
     >>> def time_of(width):
     ...     return sf.report.latency(
     ...         torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3
     ...     ).total
     >>> table = {"0.weight": {width: time_of(width) for width in (4, 8, 16)}}
-
-    Raises TypeError for another example, and ValueError for fewer than one repeat.
     """
     check_int("latency", "repeats", repeats, 1)
     check_int("latency", "warmup", warmup, 0)

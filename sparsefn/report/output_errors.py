@@ -61,24 +61,32 @@ def output_errors(
     >>> (2 / 17) ** 0.5
     0.3429...
 
-    ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has a row for each input: with
-    the gram G = X' X that is sqrt(tr(D G D') / tr(W G W')) with D = W - V, in float64.
-    `before` and `after` are states, whose effective weights count, or trees of weights.
-    `stats` are from `sf.calibration.inputs`, with "gram": its leaves have a row,
-    all with the same inputs before and after. So errors of earlier layers do not add up
-    here, as they do in the errors that `sf.calibration.by_block` and `stream` give.
-    Biases do not count. A gram in float32 has errors of about 1e-7, so that an error
-    below 1e-3 is not exact.
+    Args:
+        before: The weights W: a state, whose effective weights count, or a tree.
+        after: The weights V, as `before`.
+        stats: Statistics by path, from `sf.calibration.inputs`, with "gram". Its leaves
+            have a row each.
+        blocks: Globs, each for the leaves of a block.
 
-    `blocks` are globs, each for the leaves of a block: its error is the root of the sum
-    of the squared changes of outputs over the sum of their squares. Where outputs were
-    all zero the error is 0.0, or inf if they no longer are.
+    Returns:
+        The error of each leaf by its path, and of each block by its glob. `str()` of it
+        is a table. An error is ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has
+        a row for each input; in a block, the root of the sum of the squared changes of
+        outputs over the sum of their squares. Where outputs were all zero it is 0.0, or
+        inf if they no longer are.
 
-    ValueError for a leaf of the statistics that the weights lack, with another shape,
-    without "gram", or that no input reached, each with its path, and for a glob that
-    matches no leaf; TypeError for a module in place of its weights, for other
-    statistics, and for one glob in place of a sequence. Reading the values waits for
-    the device.
+    Raises:
+        TypeError: A module is given in place of its weights, `stats` are not by path,
+            or `blocks` is one glob in place of a sequence.
+        ValueError: The weights lack a leaf of `stats` or have another shape, statistics
+            lack "gram" or no input reached them, each with its path; or a glob matches
+            no leaf.
+
+    With the gram G = X' X the error is sqrt(tr(D G D') / tr(W G W')) with D = W - V, in
+    float64. A gram in float32 has errors of about 1e-7, so that an error below 1e-3 is
+    not exact. Inputs are the same before and after. So errors of earlier layers do not
+    add up here, as they do in the errors that `sf.calibration.by_block` and `stream`
+    give. Biases do not count. Reading the values waits for the device.
     """
     check_stats("output_errors", stats)
     if isinstance(blocks, str):

@@ -51,31 +51,38 @@ def perplexity(
     ... )  # each token once
     2.632...
 
+    Args:
+        model: A causal language model. It gets the tokens of a window but for the last,
+            without padding, and gives logits of shape (windows, tokens, vocabulary), or
+            an object with `logits`, as the models of transformers. A module has to be
+            in eval mode, and stays as it is. No gradients are kept.
+        tokens: Integers, a text of shape (tokens,), or several of shape (texts,
+            tokens).
+        window: Tokens in a window, 2 or more. The last window of a text is as long as
+            what is left.
+        stride: Windows begin every so many tokens. None: `window`; then the first token
+            of each is not predicted, as in most papers. With a smaller stride every
+            token but the first of a text counts once, in the first window that predicts
+            it, given `window - stride` tokens or more before it.
+        attention_mask: Tensor of the shape of `tokens`, 0 for padding, which is cut off
+            before the model sees it. Without it a UserWarning tells of texts that begin
+            or end with padding by the config of the model.
+        labels: The tokens to predict, of the shape of `tokens`; -100 does not count.
+            None: `tokens`.
+        chunk_size: How many windows the model gets at a time, at most.
+
+    Returns:
+        The perplexity. The mean is over tokens, not over windows. Log-likelihoods are
+        float32 (float64 for float64 logits), and their sums float64.
+
+    Raises:
+        TypeError: `tokens` are no integers, a size is not an int, or the model gives no
+            logits.
+        ValueError: A text is too short to predict a token or has padding inside, labels
+            or logits have another shape, labels are outside of the vocabulary, a module
+            is in train mode, a size is too small, or `stride` is above `window`.
+
     Each token is predicted from the tokens before it.
-
-    `model` is a causal language model: it gets the tokens of a window but for the last,
-    of up to `chunk_size` windows at a time, without padding, and gives logits of shape
-    (windows, tokens, vocabulary), or an object with `logits`, as the models of
-    transformers. A module has to be in eval mode, and stays as it is. No gradients are
-    kept.
-
-    `tokens`, integers, are a text, (tokens,), or several, (texts, tokens). Windows
-    begin every `stride` tokens, by default `window`: then the first token of each is
-    not predicted, as in most papers. With a smaller stride every token but the first of
-    a text counts once, in the first window that predicts it, given `window - stride`
-    tokens or more before it. The last window of a text is as long as what is left. The
-    mean is over tokens, not over windows: log-likelihoods are float32 (float64 for
-    float64 logits), and their sums float64.
-
-    `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off
-    before the model sees it; without it a UserWarning tells of texts that begin or end
-    with padding by the config of the model. `labels` are the tokens to predict,
-    `tokens` unless given; labels of -100 do not count.
-
-    ValueError for a text too short to predict a token, for padding inside of a text,
-    for labels of another shape or outside of the vocabulary, for logits of another
-    shape, for a module in train mode, and for a stride above the window; TypeError for
-    tokens that are no integers, and for a model that gives no logits.
     """
     check_int("perplexity", "window", window, 2)
     check_int("perplexity", "chunk_size", chunk_size, 1)

@@ -24,11 +24,19 @@ def braille(
     │⠀⠁│
     ╰──╯
 
-    `dims` are the dimensions that run down and across, in any order; of other
-    dimensions index 0 is shown. A 1-D mask is one row. `max_elems` shows only the first
-    rows and columns, with ▒ where more are cut off. The mask is bool, or holds zeros
-    and ones. Raises ValueError for other values, for dims that are the same or do not
-    exist, for a 0-d mask, and for `max_elems` below 1.
+    Args:
+        mask: Bool tensor, or one of zeros and ones. A 1-D mask is one row.
+        dims: The dimensions that run down and across, in any order; of other dimensions
+            index 0 is shown.
+        max_elems: How many rows and columns are shown, the first, with ▒ where more are
+            cut off. None: all.
+
+    Returns:
+        The lines of the picture, as one string.
+
+    Raises:
+        ValueError: The mask has other values or is 0-d, `dims` are the same or do not
+            exist, or `max_elems` is below 1.
     """
     if max_elems is not None and max_elems < 1:
         raise ValueError(f"expected max_elems >= 1, got {max_elems}")

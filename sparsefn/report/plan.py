@@ -32,18 +32,33 @@ def plan(
     sparsified             435  4,352    0.9000  1 row, 4 columns
     all                    499  4,416    0.8870  1 row, 4 columns
 
-    It counts the masks of `algorithm.init(params)`. An algorithm whose sparsity rises,
-    such as `gmp`, starts with few zeros: with `steps` the masks after steps 0 to
-    `steps - 1` are counted. For that `update` runs `steps` times, on the weights as
-    they are and with the same gradients each time: `grads`, or zeros. No model runs,
-    but that many updates do.
+    Args:
+        algorithm: The algorithm.
+        params: The parameters.
+        steps: The length of the run, of which the masks after step `steps - 1` are
+            counted. `update` runs so many times, on the weights as they are; no model
+            runs. 0: the masks of `algorithm.init(params)` are counted.
+        grads: The gradients of every step, a tree like `params`. None: zeros.
+
+    Returns:
+        The counts; `str()` of it is a table. `why` says why nothing of a leaf is
+        pruned: what `default_where` finds in its path or shape; "not chosen" where it
+        finds nothing, so that the `where` of the algorithm left the leaf out; "its mask
+        keeps all" for a leaf that has a mask, as of a small leaf under `erk`.
+
+    Raises:
+        TypeError: `algorithm` is not an Algorithm, or `steps` is not an int.
+        ValueError: `steps` is negative, or `init` or `update` raises it.
+
+    An algorithm whose sparsity rises, such as `gmp`, starts with few zeros: count it
+    after some steps.
 
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=20))
     >>> [sf.report.plan(gmp, params, steps).sparsified.kept for steps in (0, 11, 21)]
     [4352, 924, 436]
 
-    `steps` is then the length of the run, and `notes`, below the table, name the
-    schedules and triggers that have not ended by then:
+    `notes`, below the table, name the schedules and triggers that have not ended by
+    `steps`:
 
     >>> print(sf.report.plan(gmp, {"w": torch.ones(10, 10)}, steps=11))
     path        shape     kept  total  sparsity    dead
@@ -57,12 +72,6 @@ def plan(
     training will do. Where scores decide that (`global_`, `snfs`), training will change
     the counts of leaves; their total is as planned. Of a `supermask` that draws its
     masks the counts are of one draw.
-
-    `why` says why nothing of a leaf is pruned: what `default_where` finds in its path
-    or shape; "not chosen" where it finds nothing, so that the `where` of the algorithm
-    left the leaf out; "its mask keeps all" for a leaf that has a mask, as of a small
-    leaf under `erk`. Raises TypeError for anything but an Algorithm and for steps that
-    are not an int, ValueError for negative steps, and as `init` and `update` do.
     """
     if not isinstance(algorithm, Algorithm):
         got = uncalled(algorithm) or type(algorithm).__name__

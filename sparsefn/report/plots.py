@@ -42,13 +42,20 @@ def plot(
     >>> [axes.get_ylabel() for axes in figure.axes]
     ['sparsity', 'dead units', 'overlap', 'grown', 'dropped']
 
-    `history` holds a dict of `scalars` for each time of logging, and `steps` the steps
-    of these times; without them they are counted. The black line is the value of all
-    leaves. Other quantities in the dicts, such as `loss`, get panels, too, and a
-    quantity may be missing at some times. The result is a matplotlib Figure that
-    belongs to no window: `figure.savefig("run.png")` writes it. Raises ImportError
-    without matplotlib (`pip install 'sparsefn[demo]'`), ValueError for a history
-    without values or of another length than `steps`, TypeError where it is not dicts.
+    Args:
+        history: A dict of `scalars` for each time of logging. Other quantities in the
+            dicts, such as `loss`, get panels, too, and a quantity may be missing at
+            some times.
+        steps: The steps of these times. None: the times are counted.
+
+    Returns:
+        A matplotlib Figure that belongs to no window; `figure.savefig("run.png")`
+        writes it. The black line is the value of all leaves.
+
+    Raises:
+        ImportError: Matplotlib is missing (`pip install 'sparsefn[demo]'`).
+        TypeError: `history` is not of dicts.
+        ValueError: `history` has no values, or another length than `steps`.
     """
     figure = _figure("plot")
     for i, values in enumerate(history):
@@ -156,14 +163,21 @@ def plot_masks(state: State) -> Figure:
     >>> [axes.get_title() for axes in figure.axes]
     ['weight\\nsparsity 0.5000']
 
-    An image is dark where weights are kept. Rows are the first dimension of a leaf,
-    columns are the others in row-major order. Of a leaf of more than 128 rows or
-    columns the image shows parts of equal size, or nearly, at most 128, and the share
-    that is kept in each, with a colour bar. The result is a matplotlib Figure that
-    belongs to no window: `figure.savefig("masks.png")` writes it. Raises ImportError
-    without matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a
-    State, ValueError for a stack of states, where masks do not fit params, and where no
-    leaf has a mask with entries.
+    Args:
+        state: The state.
+
+    Returns:
+        A matplotlib Figure that belongs to no window; `figure.savefig("masks.png")`
+        writes it. An image is dark where weights are kept. Rows are the first dimension
+        of a leaf, columns are the others in row-major order. Of a leaf of more than 128
+        rows or columns the image shows parts of equal size, or nearly, at most 128, and
+        the share that is kept in each, with a colour bar.
+
+    Raises:
+        ImportError: Matplotlib is missing (`pip install 'sparsefn[demo]'`).
+        TypeError: `state` is not a State.
+        ValueError: `state` is a stack of states, its masks do not fit its params, or no
+            leaf has a mask with entries.
     """
     check_state("plot_masks", state)
     check_counted(state)

@@ -29,11 +29,22 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
     {'sparsity/w': 0.5, 'dead_units/w': 1.0, 'overlap/w': 0.333..., 'grown/w': 1.0,
     'dropped/w': 1.0}
 
-    A name is a quantity, with a slash and the path of a leaf behind it, or alone for
-    all leaves that have a mask. `dead_units` counts rows, along the first dimension, of
-    which nothing is kept. With `old`, an earlier state, `overlap`, `grown` and
-    `dropped` come from `changed`. Reading the values waits for the device: call it
-    where you log. Raises as `summary` and `changed` do.
+    Args:
+        state: The state.
+        old: An earlier state. With it `overlap`, `grown` and `dropped` come from
+            `changed`.
+
+    Returns:
+        Values by name. A name is a quantity, with a slash and the path of a leaf behind
+        it, or alone for all leaves that have a mask. `dead_units` counts rows, along
+        the first dimension, of which nothing is kept.
+
+    Raises:
+        TypeError: `state` or `old` is not a State.
+        ValueError: A state is a stack of states, its masks do not fit its params, or
+            the two differ in structure or shapes.
+
+    Reading the values waits for the device: call it where you log.
     """
     found = summary(state)
     masks = sparse_leaves(state)[1]
@@ -73,11 +84,20 @@ def itop(seen: Tree, params: Tree | None = None) -> float | Tensor:
     ... )
     0.75
 
-    `seen` is what `sf.masks.explored` collects. As in `sf.masks.sparsity`, leaves that
-    are not sparsified count only with `params`, and the result is a float, or a 0-d
-    float64 tensor where a transform hides values; 1.0 where there are no weights.
-    Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not
-    fit params. Liu et al. 2021, arXiv 2102.02887.
+    Args:
+        seen: The masks that `sf.masks.explored` collects.
+        params: The parameters. As in `sf.masks.sparsity`, leaves that are not
+            sparsified count only with them.
+
+    Returns:
+        A float, or a 0-d float64 tensor where a transform hides values; 1.0 where there
+        are no weights.
+
+    Raises:
+        TypeError: A leaf of `seen` is not a bool mask.
+        ValueError: The masks do not fit `params`.
+
+    Liu et al. 2021, arXiv 2102.02887.
     """
     total = n_total(seen, params)
     kept = n_kept(seen, params)

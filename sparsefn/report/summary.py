@@ -167,17 +167,26 @@ def summary(
     sparsified             2      8    0.7500  1 row, 2 columns
     all                    4     10    0.6000  1 row, 2 columns
 
-    Counts come from the masks, not from the values of the weights. Of what `sf.attach`
-    returned, weights count that are kept, or not zero in the module, and `notes`, below
-    the table, name the schedules and triggers that have not ended by the last step, and
-    algorithms that do not know how long the run is and have changed masks once. Under
-    `dead` stand rows and columns of masks of two dimensions or more that keep nothing:
-    most often outputs without an input, and inputs that nothing reads. Rows of the
-    table are in the order of paths, with numbers by their value: `layers.2` before
-    `layers.10`. With `only="sparsified"` it has none for dense leaves; the totals are
-    the same. Of a stack of states `sf.ensemble.summary` counts every member. Raises
-    TypeError for anything else, ValueError for a stack, for another `only`, and where
-    masks do not fit params.
+    Args:
+        state: A state, or the object that `sf.attach` returned. Of the latter weights
+            count that are kept, or not zero in the module.
+        only: "sparsified" leaves out the rows of dense leaves; the totals are the same.
+
+    Returns:
+        The counts; `str()` of it is a table. Rows are in the order of paths, with
+        numbers by their value: `layers.2` before `layers.10`. Under `dead` stand rows
+        and columns of masks of two dimensions or more that keep nothing: most often
+        outputs without an input, and inputs that nothing reads. Below the table `notes`
+        name, for `sf.attach`, the schedules and triggers that have not ended by the
+        last step, and algorithms that do not know how long the run is and have changed
+        masks once.
+
+    Raises:
+        TypeError: `state` is anything else.
+        ValueError: `state` is a stack of states, of which `sf.ensemble.summary` counts
+            every member, its masks do not fit its params, or `only` is another.
+
+    Counts come from the masks, not from the values of the weights.
     """
     if only not in (None, "sparsified"):
         raise ValueError(
@@ -242,11 +251,23 @@ def observe(
     >>> sf.report.observe(state, sf.schedules.linear(0.5, 0.125), step=2)
     {'w': Observed(computed=0.75, target=0.75)}
 
-    `computed` comes from the masks, in optree's order of paths: a float, or a 0-d
-    float64 tensor where `vmap` or `torch.compile` hides values. `target` is a float, a
-    0-d tensor or a Schedule; a value outside [0, 1] is clamped, as algorithms do, and
-    without a target it is None. Nothing is registered: call it where you log. Raises
-    ValueError where masks do not fit params.
+    Args:
+        state: The state.
+        target: A float, a 0-d tensor or a Schedule; values of the latter two outside
+            [0, 1] are clamped, as algorithms do. None: no target.
+        step: The step of the target.
+
+    Returns:
+        By path, in optree's order, the target and the sparsity `computed` from the
+        mask, a float, or a 0-d float64 tensor where `vmap` or `torch.compile` hides
+        values.
+
+    Raises:
+        TypeError: `state` is not a State, or `target` not a sparsity.
+        ValueError: `state` is a stack of states, its masks do not fit its params, or a
+            float `target` is outside [0, 1].
+
+    Nothing is registered: call it where you log.
     """
     check_counted(state)
     level = as_fraction(target)
@@ -267,8 +288,18 @@ def changed(old: State, new: State) -> Changes:
     w         2      1        1   0.5000
     total     2      1        1   0.5000
 
-    A 0-d mask counts as full; leaves that have one before and after are left out.
-    Raises ValueError where the two states differ in structure or shapes.
+    Args:
+        old: The earlier state.
+        new: The later state.
+
+    Returns:
+        The counts; `str()` of it is a table. A 0-d mask counts as full; leaves that
+        have one before and after are left out.
+
+    Raises:
+        TypeError: A state is not a State.
+        ValueError: A state is a stack of states, its masks do not fit its params, or
+            the two differ in structure or shapes.
     """
     for state in (old, new):
         check_counted(state)

@@ -1,30 +1,32 @@
-"""The analysis of a traced program: a label for every dimension of every tensor; and
-what stays of it where some atoms go.
+"""The analysis of a traced program: a label for every dimension of every tensor;
+shuffles of channels as one operation.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx
 
-from sparsefn.shrinking import moves, norms, rules
-from sparsefn.shrinking.atoms import Atoms, Flags, Ids, Label, product
-from sparsefn.shrinking.probe import of_leaf, pointwise, tried
+from sparsefn.shrinking import norms, products, reindexing
+from sparsefn.shrinking.channels import ChannelMap, CoupledChannels, Ids, product
+from sparsefn.shrinking.probe import of_leaf, pointwise, probed
+from sparsefn.shrinking.trace import with_tensors
 from sparsefn.shrinking.values import (
-    Book,
+    AnalysisLog,
     Step,
     Value,
     bind,
     blank,
     by_name,
+    hint,
+    opname,
     replaced,
     run_op,
     tensors_of,
@@ -42,7 +44,7 @@ class Analysis(NamedTuple):
     graph: fx.GraphModule
     values: dict[fx.Node, Any]
     leaves: dict[str, Value]
-    book: Book
+    log: AnalysisLog
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -59,13 +61,13 @@ def analyse(
 ) -> Analysis:
     """Follow a program from `torch.export` through all of its operations.
 
-    An atom that is not frozen in the end may go, with all indices that are made of it.
-    Without `masks` it may go once it is masked in all parameters that hold it; with
+    A channel that is not frozen in the end may go, with all indices that are made of
+    it. Without `masks` it may go once it is masked in all parameters that hold it; with
     masks it may go as they are, and what the layers that read a constant have to add to
-    their biases is in `book.folds`.
+    their biases is in `log.folds`.
     """
-    book = Book(Atoms(), counted, equal_parts, masks)
-    made = Analysis(graph, {}, {}, book)
+    log = AnalysisLog(CoupledChannels(), counted, equal_parts, masks)
+    made = Analysis(graph, {}, {}, log)
     held = tensors_of(graph)
     seen = dict[int, Value]()
     reads = Counter[int]()
@@ -96,13 +98,13 @@ def _settled(made: Analysis) -> Analysis:
     ends = dict[int, Ids]()
     known = dict[Any, Ids]()
     for label in labels_of(made):
-        end = made.book.atoms.resolve(label)
+        end = made.log.channels.resolve(label)
         key = (end.shape, end.tobytes())
         ends[id(label)] = known.setdefault(key, end)
 
     def resolved(value: Value) -> Value:
         labels = [ends.get(id(label)) for label in value.labels]
-        return value.along(labels, value.gone)
+        return value.along(labels, value.constants)
 
     def settle(tree: Any) -> Any:
         return replaced(tree, map(resolved, values_in(tree)))
@@ -121,11 +123,11 @@ def _leaf(
     if not isinstance(leaf, Tensor):
         return None
     if id(leaf) not in seen:
-        book = made.book
-        if book.masks is None:
+        log = made.log
+        if log.masks is None:
             mask = None
         else:
-            mask = book.masks.get(name)
+            mask = log.masks.get(name)
         if mask is not None and not mask.ndim:  # the leaf is dense
             mask = None
         real = None if leaf.is_meta else leaf.detach()
@@ -133,16 +135,16 @@ def _leaf(
             real = real * mask
         # What nothing reads stays whole.
         read = reads[id(leaf)]
-        labels: list[Label] = []
-        gone = []
+        labels: list[ChannelMap] = []
+        constants = []
         for d, n in enumerate(leaf.shape):
-            labels.append(book.atoms.new(n) if n > 1 and read else None)
-            gone.append(of_leaf(book, leaf, real, mask, d))
+            labels.append(log.channels.new(n) if n > 1 and read else None)
+            constants.append(of_leaf(log, leaf, real, mask, d))
         seen[id(leaf)] = Value(
             tuple(leaf.shape),
             leaf.dtype,
             tuple(labels),
-            tuple(gone),
+            tuple(constants),
             real,
             name,
             mask,
@@ -160,7 +162,7 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
     if node.op == "output":
         for value in ins:
             for label in value.labels:
-                made.book.atoms.freeze(label, "it is an output of the model")
+                made.log.channels.freeze(label, "it is an output of the model")
         return None
     outs = blank(node.meta.get("val"))
     if node.op != "call_function" or not values_in(outs):
@@ -169,10 +171,10 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
         values, place = args
         return values[place]
     if not hasattr(node.target, "_schema"):
-        step = Step(node, {}, outs, made.book)
+        step = Step(node, {}, outs, made.log)
         step.freeze_all(ins, "is a program of its own")
         return outs
-    step = Step(node, bind(node.target, args, kwargs), outs, made.book)
+    step = Step(node, bind(node.target, args, kwargs), outs, made.log)
     rule = _rule(step)
     outs = _known(step, ins, rule(step))
     if node.target._schema.is_mutable:
@@ -187,12 +189,12 @@ def _rule(step: Step) -> Rule:
     if step.name in _RULES:
         return _RULES[step.name]
     overload = step.target._overloadname
-    if step.name in moves.MOVES and overload not in ("dtype", "self_Tensor"):
-        tied = step.name in _PARTS and step.book.equal_parts
-        return _parts if tied else moves.move
+    if step.name in reindexing.MOVES and overload not in ("dtype", "self_Tensor"):
+        tied = step.name in _PARTS and step.log.equal_parts
+        return _parts if tied else reindexing.move
     if torch.Tag.pointwise in step.target.tags or step.name in _POINTWISE:
         return pointwise
-    return tried
+    return probed
 
 
 def _known(step: Step, ins: list[Value], out: Any) -> Any:
@@ -207,7 +209,7 @@ def _known(step: Step, ins: list[Value], out: Any) -> Any:
     if len(known) == len(ins) and not out.dtype.is_floating_point:
         real = run_op(step.target, step.arguments, known)[0]
         out = out._replace(real=real)
-    if step.name in moves.MOVES and len(ins) == 1:
+    if step.name in reindexing.MOVES and len(ins) == 1:
         whole = None
         if math.prod(out.shape) == math.prod(ins[0].shape):
             whole = ins[0].whole
@@ -218,7 +220,7 @@ def _known(step: Step, ins: list[Value], out: Any) -> Any:
 def _parts(step: Step) -> Any:
     # The parts of a chunk lose the same entries, so that code that cuts in equal parts
     # runs as it is.
-    outs = moves.move(step)
+    outs = reindexing.move(step)
     parts = values_in(outs)
     whole = values_in(step.arguments)[0]
     for d, size in enumerate(whole.shape):
@@ -236,16 +238,16 @@ def _uniform(step: Step) -> Any:
     fill = fills.get(step.name, step.arguments.get("fill_value"))
     out: Value = step.outs
     labels = list(out.labels)
-    gone = list(out.gone)
+    constants = list(out.constants)
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
     # sizes of batches and sequences are symbols
     for d, size in enumerate(step.node.meta["val"].shape):
         n = out.shape[d]
         if n > 1 and isinstance(size, int):
-            labels[d] = step.atoms.new(n)
+            labels[d] = step.channels.new(n)
         if n > 1 and plain:
-            gone[d] = np.full(n, float(fill))  # type: ignore[arg-type]
-    return out.along(labels, gone)
+            constants[d] = np.full(n, float(fill))  # type: ignore[arg-type]
+    return out.along(labels, constants)
 
 
 def _arange(step: Step) -> Any:
@@ -259,13 +261,13 @@ def _arange(step: Step) -> Any:
 def _dropout(step: Step) -> Any:
     x = values_in(step.arguments)[0]
     drops = step.arguments["train"] and step.arguments["p"]
-    gone = []
-    for some in x.gone:
+    constants = []
+    for some in x.constants:
         if some is not None and drops:
             some = np.where(some == 0, 0.0, np.nan)
-        gone.append(some)
+        constants.append(some)
     outs = values_in(step.outs)
-    return replaced(step.outs, [out.along(x.labels, gone) for out in outs])
+    return replaced(step.outs, [out.along(x.labels, constants) for out in outs])
 
 
 def _shuffle(step: Step) -> Any:
@@ -275,14 +277,14 @@ def _shuffle(step: Step) -> Any:
     x = step.arguments["self"]
     groups = step.arguments["groups"]
     size = x.shape[1] // groups
-    group, place = moves.divided(step, x.labels[1], groups, size)
-    step.book.groups[step.node] = group
+    group, place = reindexing.divided(step, x.labels[1], groups, size)
+    step.log.groups[step.node] = group
     labels = list(x.labels)
-    gone = list(x.gone)
+    constants = list(x.constants)
     labels[1] = product(place, size, group, groups)
-    if gone[1] is not None:
-        gone[1] = gone[1].reshape(groups, size).T.reshape(-1)
-    return step.outs.along(labels, gone)
+    if constants[1] is not None:
+        constants[1] = constants[1].reshape(groups, size).T.reshape(-1)
+    return step.outs.along(labels, constants)
 
 
 _PARTS = frozenset(
@@ -299,20 +301,20 @@ _PARTS = frozenset(
 _POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = by_name(
     {
-        "linear": rules.linear_layer,
-        "addmm": rules.addmm,
-        "matmul mm bmm mv dot addmv baddbmm": rules.matmul,
+        "linear": products.linear_layer,
+        "addmm": products.addmm,
+        "matmul mm bmm mv dot addmv baddbmm": products.matmul,
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-        "convolution": rules.convolution,
-        "einsum": rules.einsum,
-        "bilinear": rules.bilinear,
-        "_grouped_mm grouped_mm_fallback": rules.grouped_mm,
-        "scaled_dot_product_attention": rules.attention,
-        "lstm gru rnn_tanh rnn_relu": rules.recurrent,
-        "embedding": moves.embedding,
-        "index": moves.index,
-        "index_select": moves.index_select,
-        "pad constant_pad_nd": moves.pad,
+        "convolution": products.convolution,
+        "einsum": products.einsum,
+        "bilinear": products.bilinear,
+        "_grouped_mm grouped_mm_fallback": products.grouped_mm,
+        "scaled_dot_product_attention": products.attention,
+        "lstm gru rnn_tanh rnn_relu": products.recurrent,
+        "embedding": reindexing.embedding,
+        "index": reindexing.index,
+        "index_select": reindexing.index_select,
+        "pad constant_pad_nd": reindexing.pad,
         "layer_norm rms_norm": norms.layer_norm,
         "group_norm": norms.group_norm,
         "batch_norm _native_batch_norm_legit_no_training": norms.batch_norm,
@@ -325,121 +327,107 @@ _RULES: dict[str, Rule] = by_name(
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Cut:
-    """A program of which some atoms go."""
+_VIEWS = [
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "permute",
+    "transpose",
+]
+_STEPS = frozenset([*_VIEWS, "clone", "contiguous", "channel_shuffle"])
 
-    analysis: Analysis
-    alive: Flags  # by atom
-    known: dict[int, tuple[Ids, Flags, Tensor | None]] = dataclasses.field(
-        default_factory=dict, repr=False
+
+def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
+    """A copy of the program in which views and transposes that permute one dimension
+    are one `index_select`.
+
+    Of a view in groups every group would have to lose the same channels, of a
+    permutation any may go; but grouped convolutions may be better off with the views.
+    """
+    program = with_tensors(program)
+    graph = program.graph
+    for first in list(graph.nodes):
+        for chain in _chains(first):
+            dim, places = _permuted(chain) or (0, None)
+            if places is not None:
+                last = chain[-1]
+                device = chain[-1].meta["val"].device
+                # the analysis reads them
+                if device.type != "meta":
+                    places = places.to(device)
+                program.register_buffer(
+                    f"_{last.name}_places", places, persistent=False
+                )
+                with graph.inserting_before(last):
+                    index = graph.get_attr(f"_{last.name}_places")
+                    made = graph.call_function(
+                        torch.ops.aten.index_select.default, (first.args[0], dim, index)
+                    )
+                made.meta = last.meta
+                last.replace_all_uses_with(made)
+                for node in reversed(chain):
+                    graph.erase_node(node)
+                break
+    program.recompile()
+    return program
+
+
+def has_shuffles(program: fx.GraphModule) -> bool:
+    """Whether a program has views and transposes that permute one dimension."""
+    return any(
+        _permuted(chain) for first in program.graph.nodes for chain in _chains(first)
     )
 
-    def kept(self, label: Label, size: int = 0) -> Flags:
-        """Which indices of a dimension stay; of one without label all of them."""
-        if label is None:
-            return np.ones(size, bool)
-        return self._places(label)[1]
 
-    def _places(self, label: Ids) -> tuple[Ids, Flags, Tensor | None]:
-        # The indices that stay, as flags and as numbers (None: all), known by id of the
-        # label, which is held.
-        if id(label) not in self.known:
-            atoms = self.analysis.book.atoms.resolve(label)
-            keep = np.asarray(self.alive[atoms].all(1))
-            places = None
-            if not keep.all():
-                places = torch.from_numpy(keep).nonzero().flatten()
-            self.known[id(label)] = (label, keep, places)
-        return self.known[id(label)]
-
-    def _numbers(self, label: Label) -> Tensor | None:
-        if label is None:
-            return None
-        return self._places(label)[2]
-
-    def loses(self, value: Value) -> bool:
-        """Whether any dimension loses indices."""
-        return any(self._numbers(label) is not None for label in value.labels)
-
-    def size(self, value: Value) -> list[int]:
-        """The shape of a tensor after the cut."""
-        return [int(keep.sum()) for keep in map(self.kept, value.labels, value.shape)]
-
-    def indices(self, name: str) -> tuple[Tensor | None, ...]:
-        """Of a leaf the indices that stay along each dimension; None: all."""
-        value = self.analysis.leaves.get(name)
-        if value is None:
-            return ()
-        return tuple(map(self._numbers, value.labels))
-
-    def take(self, name: str, x: Tensor) -> Tensor:
-        """A leaf without the entries that go, in memory of its own."""
-        return taken(x, self.indices(name))
-
-    def mask(self, name: str) -> Tensor:
-        """The mask of a leaf: an entry stays if its index along every dimension
-        does.
-        """
-        value = self.analysis.leaves[name]
-        made = torch.ones(value.shape, dtype=torch.bool, device="cpu")
-        for d, keep in enumerate(map(self.kept, value.labels, value.shape)):
-            if not keep.all():
-                later = [1] * (made.ndim - d - 1)
-                made &= torch.from_numpy(keep).reshape(-1, *later)
-        return made
+def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
+    # Operations that follow in one line, and give the shape that the first one takes.
+    chain = list[fx.Node]()
+    following = [first]
+    size = None
+    if first.args:
+        size = _size(first.args[0])
+    while (
+        len(following) == 1
+        and following[0].op == "call_function"
+        and opname(following[0]) in _STEPS
+    ):
+        chain.append(following[0])
+        if _size(chain[-1]) == size:
+            yield chain
+        following = list(chain[-1].users)
 
 
-def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """The entries of a tensor at indices along each dimension (None: all), in memory of
-    their own.
-
-    >>> taken(torch.tensor([[1, 2], [3, 4]]), (None, torch.tensor([1])))
-    tensor([[2],
-            [4]])
-    """
-    made = x.detach()
-    for d, some in enumerate(indices):
-        if some is not None:
-            made = made.index_select(d, some.to(x.device))
-    if all(some is None for some in indices):
-        return made.clone()
-    return made
+def _size(node: Any) -> list[str] | None:
+    val = None
+    if isinstance(node, fx.Node):
+        val = node.meta.get("val")
+    if isinstance(val, Tensor):
+        return list(map(str, val.shape))
+    return None
 
 
-def free(analysis: Analysis) -> Cut:
-    """Without any atom that may go; but one index of each dimension stays."""
-    atoms = analysis.book.atoms
-    stays = atoms.reason[: atoms.count] > 0
-    return one_stays(Cut(analysis, stays))
-
-
-def one_stays(cut: Cut) -> Cut:
-    """A cut that leaves the first index of a dimension all of whose indices would
-    go.
-    """
-    alive = cut.alive.copy()
-    for label in labels_of(cut.analysis):
-        if not alive[label].all(1).any():
-            alive[label[:1]] = True
-    return Cut(cut.analysis, alive)
-
-
-def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The biases that take in what constants give whose inputs go, in float64: a proof
-    sees no rounding of the biases.
-    """
-    made: dict[str, Tensor] = {}
-    for fold in cut.analysis.book.folds:
-        gone = ~cut.kept(fold.label)
-        known = gone & np.isfinite(fold.constants)
-        constants = np.where(known, fold.constants, 0.0)
-        if constants.any():
-            groups, _, inputs = fold.weights.shape
-            shift = (
-                (fold.weights * constants.reshape(groups, 1, inputs)).sum(2).reshape(-1)
-            )
-            bias = made.get(fold.bias, params[fold.bias])
-            taken_in = torch.from_numpy(shift).to(bias.device)
-            made[fold.bias] = bias.double() + taken_in
-    return made
+def _permuted(chain: list[fx.Node]) -> tuple[int, Tensor] | None:
+    # Which dimension operations permute, and from which places; None where they do
+    # anything else.
+    shape = tuple(hint(n) for n in chain[-1].meta["val"].shape)
+    made = cells = torch.arange(math.prod(shape), device="cpu").reshape(shape)
+    for node in chain:
+        run: Any = node.target
+        made = run(
+            made,
+            *fx.map_arg(node.args[1:], lambda n: hint(n.meta["val"])),
+            **node.kwargs,
+        )
+    for d, size in enumerate(shape):
+        places = (
+            made.movedim(d, 0).reshape(size, -1)[:, 0]
+            // math.prod(shape[d + 1 :])
+            % size
+        )
+        if not places.equal(torch.arange(size, device="cpu")) and made.equal(
+            cells.index_select(d, places)
+        ):
+            return d, places
+    return None

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsefn.nn.modules.weights import is_conv1d
-from sparsefn.shrinking.analysis import Cut
+from sparsefn.shrinking.layers import is_transformers_conv
+from sparsefn.shrinking.plan import PruningPlan
 from sparsefn.shrinking.values import (
     module_of,
     named_module,
@@ -29,7 +29,7 @@ from sparsefn.shrinking.values import (
 )
 
 
-class Tried(NamedTuple):
+class Trial(NamedTuple):
     """What came of a choice of numbers: more is better."""
 
     score: tuple[float, float]
@@ -63,8 +63,8 @@ class Guess:
 
 
 def search(
-    order: Callable[[Tried], Sequence[Guess]], run: Callable[[], Tried], tries: int
-) -> Tried:
+    order: Callable[[Trial], Sequence[Guess]], run: Callable[[], Trial], tries: int
+) -> Trial:
     """Change one number, or two at once, as long as that is better; the best that was
     found in so many runs.
     """
@@ -150,7 +150,7 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
     known = type(layer).__module__.startswith(("torch.nn.", "sparsefn."))
-    if (known and not open_) or is_conv1d(layer):
+    if (known and not open_) or is_transformers_conv(layer):
         return  # layer_sizes knows of them
     for key, value in list(vars(layer).items()):
         if not open_ and key in getattr(layer, "__constants__", ()):
@@ -165,15 +165,15 @@ def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
                 yield key, place, number
 
 
-def node_sizes(cut: Cut) -> NodeSizes:
+def node_sizes(plan: PruningPlan) -> NodeSizes:
     """The sizes of all dimensions that the nodes of a program give, before and
     after.
     """
     sizes: NodeSizes = {}
-    for node, tree in cut.analysis.values.items():
+    for node, tree in plan.analysis.values.items():
         sizes[node] = []
         for value in values_in(tree):
-            sizes[node] += zip(value.shape, cut.size(value), strict=True)
+            sizes[node] += zip(value.shape, plan.size(value), strict=True)
     return sizes
 
 
@@ -233,18 +233,18 @@ def settle(
     unknown: Sequence[Guess],
     works: Works,
     wanted: Outputs,
-    cut: Cut,
+    plan: PruningPlan,
 ) -> str:
     """Choose numbers with which a model works; the reason where none are found."""
-    keeps = _keeps(cut)
+    keeps = _keeps(plan)
 
-    def order(tried: Tried) -> list[Guess]:
+    def order(trial: Trial) -> list[Guess]:
         def far(guess: Guess) -> float:
-            return -max(_near(path, tried.path) for path in guess.owners)
+            return -max(_near(path, trial.path) for path in guess.owners)
 
         return sorted(unknown, key=far)
 
-    def run() -> Tried:
+    def run() -> Trial:
         return _run(small, works, wanted, keeps)
 
     found = search(order, run, TRIES)
@@ -309,7 +309,7 @@ def _watched(
             handle.remove()
 
 
-def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
+def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Trial:
     # Its score is how many calls of modules gave what they give in the masked model.
     far = 0
     wrong: list[tuple[str, str]] = []
@@ -328,11 +328,11 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
             far += 1
 
     if _watched(small, works, see):
-        return Tried((math.inf, 0), True)
+        return Trial((math.inf, 0), True)
     wrong.append(("", "gives other outputs"))  # no module did
     path, what = wrong[0]
     why = f"{named_module(small, path)} {what}"
-    return Tried((far, 0), False, why, path)
+    return Trial((far, 0), False, why, path)
 
 
 def _alike(
@@ -369,12 +369,12 @@ def _alike_but(
     return False
 
 
-def _keeps(cut: Cut) -> dict[tuple[int, int], list[Tensor]]:
+def _keeps(plan: PruningPlan) -> dict[tuple[int, int], list[Tensor]]:
     # All choices of indices that stay of a dimension, by its sizes before and after.
     made: dict[tuple[int, int], dict[bytes, Tensor]] = defaultdict(dict)
-    for value in values_in(list(cut.analysis.values.values())):
+    for value in values_in(list(plan.analysis.values.values())):
         for label in value.labels:
-            kept = cut.kept(label)
+            kept = plan.kept(label)
             if kept.all():
                 continue
             places = torch.from_numpy(kept).nonzero().flatten()
@@ -479,7 +479,7 @@ def _fit(
         options = dict.fromkeys((number,) for number, _ in some)
         numbers.append(Guess({"": held}, key, None, list(options), 0))
         numbers[-1].take(0)
-    return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
+    return search(lambda _: numbers, lambda: _trial(part), BUILDS).why
 
 
 def _new(part: Any, device: str) -> nn.Module:
@@ -488,13 +488,13 @@ def _new(part: Any, device: str) -> nn.Module:
     return made
 
 
-def _tried(part: nn.Module) -> Tried:
+def _trial(part: nn.Module) -> Trial:
     # How many shapes and attributes differ in a new model from its config.
     try:
         made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
         why = f"with others {type(part).__name__} fails: {_line_of(error)}"
-        return Tried((-math.inf, 0), False, why)
+        return Trial((-math.inf, 0), False, why)
     wanted = _shapes(part)
     got = _shapes(made)
     every = wanted | got
@@ -503,7 +503,7 @@ def _tried(part: nn.Module) -> Tried:
     other = sum(
         value != attributes.get(fact) for fact, value in _attributes(part).items()
     )
-    return Tried(
+    return Trial(
         (-len(wrong), -other),
         not wrong and not other,
         f"no others give {wrong[0]}" if wrong else "",

@@ -14,31 +14,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn._engine.transforms import CAST, TorchDispatchMode
 from sparsefn.core.state import State
 from sparsefn.core.tree import flatten
-from sparsefn.masks.patterns.kinds import Pattern
-from sparsefn.masks.patterns.places import Place
-from sparsefn.masks.patterns.tied_sets import TiedPattern, TiedUnits
-from sparsefn.nn.modules.calls import Example
-from sparsefn.nn.modules.params import bake
-from sparsefn.nn.modules.wrappers import inner_module
-from sparsefn.shrinking.analysis import taken
-from sparsefn.shrinking.attributes import TRIES, Guess, Tried, search
+from sparsefn.masks.patterns import Pattern, tied_members
+from sparsefn.nn.modules import bake, inner_module
+from sparsefn.shrinking.attributes import TRIES, Guess, Trial, search
+from sparsefn.shrinking.groups import Member
+from sparsefn.shrinking.plan import taken
 from sparsefn.shrinking.proof import Progress, Proof
-from sparsefn.shrinking.same_class import with_configs
-from sparsefn.shrinking.smaller import Kept, Smaller
+from sparsefn.shrinking.rebuild import with_configs
+from sparsefn.shrinking.shrink import Kept, Smaller
+from sparsefn.shrinking.trace import Example
 
 # where experts lie in a leaf, and which of its indices there are not routed to
-Router = tuple[Place, Tensor]
+Router = tuple[Member, Tensor]
 
 _aten = torch.ops.aten
 # Where the factors of products begin among the arguments.
 _FACTORS = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
 
 
-class Seen(NamedTuple):
+class RouterLog(NamedTuple):
     """What was seen of routers while a model ran."""
 
     products: set[str]  # the leaves that something was multiplied by
@@ -46,18 +44,19 @@ class Seen(NamedTuple):
     most: dict[str, int]
 
 
-def never_routed(model: nn.Module, routers: Sequence[Router]) -> tuple[nn.Module, Seen]:
+def never_routed(
+    model: nn.Module, routers: Sequence[Router]
+) -> tuple[nn.Module, RouterLog]:
     """A copy that runs with logits -inf of some rows of routers, and what is seen of
     these whenever it or a copy runs.
 
     >>> model, gone = torch.nn.Linear(2, 3), torch.tensor([False, True, False])
-    >>> copied, seen = never_routed(
-    ...     model, [(Place("weight", (3, 2), dim=0, units=3), gone)]
-    ... )
+    >>> router = Member("weight", 0, np.arange(3))
+    >>> copied, seen = never_routed(model, [(router, gone)])
     >>> copied(torch.ones(1, 2)).isinf(), seen.products
     (tensor([[False,  True, False]]), {'weight'})
     """
-    seen = Seen(set(), {})
+    seen = RouterLog(set(), {})
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with _Logits(self, routers, seen):
@@ -75,13 +74,14 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, module: nn.Module, routers: Sequence[Router], seen: Seen
+        self, module: nn.Module, routers: Sequence[Router], seen: RouterLog
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         own = [
-            (module.get_parameter(place.path), place, gone) for place, gone in routers
+            (module.get_parameter(member.leaf), member, gone)
+            for member, gone in routers
         ]
-        self.known: dict[StorageWeakRef, tuple[Tensor, Place, Tensor]] = {
+        self.known: dict[StorageWeakRef, tuple[Tensor, Member, Tensor]] = {
             _storage(router[0]): router for router in own
         }
         self.seen = seen
@@ -97,7 +97,7 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation, and fill its output if it is a product with a router."""
         out = func(*args, **(kwargs or {}))
         op = func.overloadpacket
-        if op is CAST:
+        if op is _aten._to_copy:  # what Tensor.to and autocast come to
             self.follow(args[0], out)
         elif op in _FACTORS:
             for axis, x in enumerate(args[_FACTORS[op] :][:2], -2):
@@ -122,13 +122,13 @@ class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         router = self.known.get(_storage(x))
         if router is None:
             return
-        leaf, place, gone = router
-        same = x.shape[axis] == leaf.shape[place.dim]
-        if same and x.stride(axis) == leaf.stride(place.dim):
+        leaf, member, gone = router
+        same = x.shape[axis] == leaf.shape[member.dim]
+        if same and x.stride(axis) == leaf.stride(member.dim):
             places = gone.nonzero().flatten().to(out.device)
             out.index_fill_(out.ndim + axis, places, -math.inf)
-            self.seen.products.add(place.path)
-            self.last = place.path
+            self.seen.products.add(member.leaf)
+            self.last = member.leaf
 
 
 def _storage(x: Tensor) -> StorageWeakRef:
@@ -160,27 +160,37 @@ def without_experts(
     >>> small.router, small.experts.shape
     (Linear(in_features=3, out_features=3, bias=True), torch.Size([3, 2, 3]))
 
-    Each set of `pattern`, an `sf.patterns.tied` one, ties the experts of a layer:
-    leaves of at least three dimensions, such as [experts, out, in], and leaves of the
-    router, one of which has two, [experts, in]. An expert goes, with its rows of
-    routers, if all of its entries are masked. A masked row of a router gives the logit
-    0, which a softmax counts, so the outputs differ from the masked module's: they
-    equal its outputs when the logits of removed experts are -inf, so that the softmax
-    is over the experts that stay. That is proven as in `sf.shrink`: both modules run in
-    float64 and eval mode on `example` and on other inputs of its shapes, and differ by
-    at most 1e-10. Masks of other leaves are 0 in the copy.
+    Args:
+        module: The module, which does not change.
+        state: State whose masks say what goes: an expert, with its rows of routers, if
+            all of its entries are masked. Masked entries of other leaves are 0 in the
+            copy.
+        example: What the module is called with: a tensor, a tuple of arguments or a
+            dict of keyword arguments.
+        pattern: An `sf.patterns.tied` one, each set of which ties the experts of a
+            layer: leaves of at least three dimensions, such as [experts, out, in], and
+            leaves of the router, one of which has two, [experts, in].
 
-    The copy is of the same class. Whole numbers that modules keep and that are the
-    number of experts become the new one where the proof needs it, and so do such
-    numbers of a config where a new model from it equals the copy, as when all layers
-    lose as many experts; `notes` says where not, and `stays` where an expert is masked
-    in some leaves alone. Returns what `sf.shrinking.smaller` does.
+    Returns:
+        What `sf.shrinking.smaller` does, with a copy of the same class. Whole numbers
+        that modules keep and that are the number of experts become the new one where
+        the proof needs it, and so do such numbers of a config where a new model from it
+        equals the copy, as when all layers lose as many experts; `notes` says where
+        not, and `stays` where an expert is masked in some leaves alone.
 
-    Raises TypeError for anything but a State. ValueError for a pattern without such
-    sets, a set that loses all experts, a router that no product is seen with, and where
-    the proof fails: where fewer experts stay than a token is routed to, where logits
-    are among the outputs, where routers choose by something else too, such as a bias
-    that is added to the probabilities; and as `sf.modules.bake` does.
+    Raises:
+        TypeError: `state` is no State, or `example` is of another type.
+        ValueError: The pattern has no such sets, a set loses all experts, or no product
+            is seen with a router. The proof fails: fewer experts stay than a token is
+            routed to, logits are among the outputs, or routers choose by something else
+            too, such as a bias that is added to the probabilities. Masks are as
+            `sf.modules.bake` refuses.
+
+    A masked row of a router gives the logit 0, which a softmax counts, so the outputs
+    differ from the masked module's: they equal its outputs when the logits of removed
+    experts are -inf, so that the softmax is over the experts that stay. That is proven
+    as in `sf.shrink`: both modules run in float64 and eval mode on `example` and on
+    other inputs of its shapes, and differ by at most 1e-10.
     """
     if not isinstance(state, State):
         raise TypeError(
@@ -189,9 +199,9 @@ def without_experts(
     masked = inner_module(bake(module, state))
     sets = _sets(pattern, state)
     routers = [
-        (place, ~experts.flags(place))
+        (member, ~experts.flags(member))
         for experts in sets.values()
-        for place in experts.routers
+        for member in experts.routers
         if experts.lost
     ]
     reference, seen = never_routed(masked, routers)
@@ -206,15 +216,14 @@ def without_experts(
         return not why
 
     numbers = _numbers(small, sets)
-    found = search(lambda _: numbers, lambda: Tried((0, 0), works(small), why), TRIES)
+    found = search(lambda _: numbers, lambda: Trial((0, 0), works(small), why), TRIES)
     for name, experts in sets.items():
-        if experts.lost and not any(
-            place.path in seen.products for place in experts.routers
-        ):
+        leaves = [member.leaf for member in experts.routers]
+        if experts.lost and not seen.products & {*leaves}:
             raise ValueError(
                 f"without_experts: expected a router among the leaves of {name!r} "
                 "that its inputs are multiplied by, but no product was seen with "
-                f"{', '.join(place.path for place in experts.routers) or 'any of them'}"
+                f"{', '.join(leaves) or 'any of them'}"
             )
     if not found.done:
         hints = "".join(
@@ -249,23 +258,21 @@ def without_experts(
 
 
 class _Experts(NamedTuple):
-    places: tuple[Place, ...]
+    members: tuple[Member, ...]
+    routers: tuple[Member, ...]  # of the leaves that may be routers'
     kept: npt.NDArray[np.bool_]
     part: int  # of those how many have leaves that are masked whole
-
-    @property
-    def routers(self) -> list[Place]:
-        """The leaves that may be routers'."""
-        return [place for place in self.places if len(place.shape) == 2]
 
     @property
     def lost(self) -> bool:
         """Whether any expert goes."""
         return not self.kept.all()
 
-    def flags(self, place: Place) -> Tensor:
+    def flags(self, member: Member) -> Tensor:
         """Which indices of a leaf stay."""
-        return place.along(torch.from_numpy(self.kept))
+        of_no_expert = [True]  # is at -1
+        kept = np.append(self.kept, of_no_expert)
+        return torch.from_numpy(kept[member.units])
 
 
 def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
@@ -274,47 +281,51 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
         "without_experts: expected a pattern such as "
         "sf.patterns.tied([['*.gate.weight', 0], ['*.experts.down_proj', 0]])"
     )
-    if not isinstance(pattern, TiedPattern):
+    found = {}
+    if isinstance(pattern, Pattern):
+        found = tied_members(pattern, state.params)
+    if not found:
         raise ValueError(f"{wanted}, got {pattern}")
     leaves = flatten(state.params)[0]
     masks = flatten(state.masks)[0]
     made = {}
-    for name, units in pattern.sets(leaves).items():
-        if not any(len(place.shape) > 2 for place in units.places):
+    for name, places in found.items():
+        members = [Member(leaf, dim, units.numpy()) for leaf, dim, units in places]
+        if not any(leaves[member.leaf].ndim > 2 for member in members):
             raise ValueError(
                 f"{wanted}, but the set of {name!r} has no leaf of experts [experts, "
                 "out, in]"
             )
-        zeros = {
-            place.path: torch.zeros(place.shape, dtype=torch.bool, device="cpu")
-            for place in units.places
-        }
-        own = {
-            place.path: masks[place.path].expand(place.shape).cpu()
-            for place in units.places
-        }
-        kept = _any(units, own)
+        by_leaf: dict[str, npt.NDArray[np.bool_]] = {}
+        for member in members:
+            mask = masks[member.leaf].expand(leaves[member.leaf].shape)
+            here = _kept_units(member, mask)
+            by_leaf[member.leaf] = here | by_leaf.get(member.leaf, False)
+        kept = np.logical_or.reduce(list(by_leaf.values()))
         if not kept.any():
             raise ValueError(
                 f"without_experts: expected at least one expert of {name!r} to stay, "
                 "but all are masked"
             )
-        each = np.logical_and.reduce(
-            [_any(units, {**zeros, path: own[path]}) for path in own]
-        )
-        made[name] = _Experts(units.places, kept, int((kept & ~each).sum()))
+        everywhere = np.logical_and.reduce(list(by_leaf.values()))
+        routers = [member for member in members if leaves[member.leaf].ndim == 2]
+        part = int((kept & ~everywhere).sum())
+        made[name] = _Experts(tuple(members), tuple(routers), kept, part)
     return made
 
 
-def _any(units: TiedUnits, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
-    # Which units have an entry that is not masked.
-    kept = units.read(masks, lambda _, rows: rows.any(1)[None])
-    return np.asarray(kept.reshape(-1).cpu())
+def _kept_units(member: Member, mask: Tensor) -> npt.NDArray[np.bool_]:
+    # Which units have an entry of a leaf that is not masked.
+    units = member.units
+    kept = np.zeros(units.max() + 1, bool)
+    rows = mask.movedim(member.dim, 0).reshape(len(units), -1).any(1).cpu().numpy()
+    np.logical_or.at(kept, units[units >= 0], rows[units >= 0])
+    return kept
 
 
-def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
+def _few(sets: Mapping[str, _Experts], seen: RouterLog) -> Iterator[str]:
     for experts in sets.values():
-        routers = [place.path for place in experts.routers]
+        routers = [member.leaf for member in experts.routers]
         left = experts.kept.sum()
         for path, most in seen.most.items():
             if path in routers and most > left:
@@ -326,10 +337,10 @@ def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
 
 def _left_out(masked: nn.Module, sets: Mapping[str, _Experts]) -> Iterator[str]:
     # Tensors that have an entry for each expert, too, and are in no set.
-    known = {place.path for experts in sets.values() for place in experts.places}
+    known = {member.leaf for experts in sets.values() for member in experts.members}
     for experts in sets.values():
         if experts.lost:
-            beside = {place.path.rpartition(".")[0] for place in experts.places}
+            beside = {member.leaf.rpartition(".")[0] for member in experts.members}
         else:
             beside = set()
         for name, x in (*masked.named_parameters(), *masked.named_buffers()):
@@ -350,15 +361,17 @@ def _indices(
     # What stays of a leaf along each dimension; None: all.
     made: list[Tensor | None] = [None] * ndim
     for experts in sets.values():
-        for place in experts.places:
-            if place.path == name and experts.lost:
-                made[place.dim] = experts.flags(place).nonzero().flatten()
+        for member in experts.members:
+            if member.leaf == name and experts.lost:
+                made[member.dim] = experts.flags(member).nonzero().flatten()
     return tuple(made)
 
 
 def _cut(masked: nn.Module, sets: Mapping[str, _Experts]) -> nn.Module:
     memo: dict[int, Any] = {}
-    for path in {place.path for experts in sets.values() for place in experts.places}:
+    for path in {
+        member.leaf for experts in sets.values() for member in experts.members
+    }:
         x = masked.get_parameter(path)
         memo[id(x)] = type(x)(
             taken(x.detach(), _indices(path, x.ndim, sets)), x.requires_grad
@@ -377,8 +390,8 @@ def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
     # routers, and in those around.
     owners: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for experts in sets.values():
-        for place in experts.places:
-            path = place.path
+        for member in experts.members:
+            path = member.leaf
             size = (len(experts.kept), int(experts.kept.sum()))
             while path:
                 path = path.rpartition(".")[0]

@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsefn.core.tree.originals import Computed
-from sparsefn.masks.budgets.filling import Priced
-from sparsefn.masks.patterns.kinds import Pattern, Reduce
-from sparsefn.masks.patterns.tied_sets import tied
-from sparsefn.nn.modules.calls import Example
-from sparsefn.nn.modules.originals import computed_from
-from sparsefn.nn.modules.wrappers import inner_module
+from sparsefn.masks.budgets import UnitCosts
+from sparsefn.masks.patterns import Pattern, tied
+from sparsefn.nn.modules import computed_from, inner_module
 from sparsefn.shrinking.analysis import (
     Analysis,
-    Cut,
     analyse,
-    free,
-    labels_of,
-    one_stays,
-)
-from sparsefn.shrinking.atoms import Atoms, Ids, Rank
-from sparsefn.shrinking.budgets import most_kept, pieces_of
-from sparsefn.shrinking.costs import cost, terms_of
-from sparsefn.shrinking.paths import Parts, calls_of, matched
-from sparsefn.shrinking.trace import (
-    Trace,
     has_shuffles,
-    shapes_of,
-    traced,
+    labels_of,
     without_shuffles,
 )
+from sparsefn.shrinking.channels import (
+    CoupledChannels,
+    Ids,
+    factors_of,
+    kinds_of,
+    preferred_groups,
+)
+from sparsefn.shrinking.plan import (
+    PruningPlan,
+    cost,
+    free,
+    most_kept,
+    one_stays,
+    pieces_of,
+    terms_of,
+)
+from sparsefn.shrinking.trace import (
+    Example,
+    Parts,
+    Trace,
+    calls_of,
+    matched,
+    shapes_of,
+    traced,
+)
+
+Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
 
 
 class Member(NamedTuple):
@@ -91,7 +101,7 @@ class Group(NamedTuple):
     members: tuple[Member, ...]
     entries: int  # of the parameters, for one unit on average
     # groups that multiply with it, such as heads and the entries of a head
-    beside: frozenset[int]
+    multiplies_with: frozenset[int]
     preferred: bool  # of the groups that multiply, `Groups.pattern` takes this
 
     def scores(self, known: Mapping[str, Tensor]) -> Any:
@@ -113,8 +123,8 @@ class Group(NamedTuple):
         more = len(self.members) - 6
         if more > 0:
             text += f" and {more} more"
-        if self.beside:
-            others = ", ".join(map(str, sorted(self.beside)))
+        if self.multiplies_with:
+            others = ", ".join(map(str, sorted(self.multiplies_with)))
             text += f"; multiplies with {others}"
         return text
 
@@ -130,13 +140,23 @@ class Groups:
     >>> groups[0].size, groups.stays["2.bias", 0], groups.masks({0: [1, 2]})["0.bias"]
     (4, 'it is an output of the model', tensor([ True, False, False,  True]))
 
-    `stays` has the reason for each dimension of a parameter that cannot lose entries.
+    Attributes:
+        groups: The groups by number. Of each, `size` is its number of units, `members`
+            where they lie in the leaves, `entries` how many weights a unit has on
+            average, `multiplies_with` the numbers of groups such as the entries of a
+            head, and `preferred` says whether `pattern()` takes it.
+        stays: By (name, dimension), why a dimension of a parameter cannot lose entries.
+        analysis: What is known of the traced program.
+        channels: By group, the channels of its units in the analysis.
+        originals: Names of parameters that weights are computed from.
+        trace: The program, with the shapes of the example; None for groups of
+            submodules.
     """
 
     groups: tuple[Group, ...]
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
-    atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
+    channels: tuple[Ids, ...] = dataclasses.field(repr=False)
     # the parameters that weights are computed from
     originals: Set[str] = dataclasses.field(repr=False)
     # none where groups are of submodules
@@ -171,22 +191,33 @@ class Groups:
 
     def _flops(self, i: int) -> int:
         # What the first unit of a group costs, with all other units in place.
-        alive = np.ones(self.analysis.book.atoms.count, bool)
-        alive[self.atoms[i][:1]] = False
-        return self.cost(unit="flops") - cost(Cut(self.analysis, alive), "flops")
+        alive = np.ones(self.analysis.log.channels.count, bool)
+        alive[self.channels[i][:1]] = False
+        return self.cost(unit="flops") - cost(
+            PruningPlan(self.analysis, alive), "flops"
+        )
 
     def pattern(
         self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean"
     ) -> Pattern:
-        """The pattern for algorithms: every group is a tied set, named by its first
-        leaf.
+        """The pattern for algorithms that prune units of these groups.
 
-        `only` are the numbers of the groups to prune; of groups that multiply with each
-        other all but one are left out by default: heads rather than the entries of a
-        head (heads of queries where these read one head of keys), entries of a
-        convolution's groups rather than groups.
+        Args:
+            only: Numbers of the groups to prune. Default: all but those that multiply
+                with another one that is pruned: heads rather than the entries of a head
+                (heads of queries where these read one head of keys), entries of a
+                convolution's groups rather than groups.
+            reduce: How the scores of a unit's entries become its score, as in
+                `sf.patterns.tied`.
+
+        Returns:
+            An `sf.patterns.tied` pattern, whose sets are the groups, each named by its
+            first leaf.
+
+        Raises:
+            ValueError: There is no group to prune, or none of such a number.
         """
-        chosen = self.chosen(only)
+        chosen = self._chosen(only)
         if not chosen:
             raise ValueError(
                 "groups: expected groups of units to prune, got none of the model's "
@@ -199,8 +230,7 @@ class Groups:
             sets.append([m.tied() for m in members if m.leaf in parameters])
         return tied(sets, reduce)
 
-    def chosen(self, only: Sequence[int] | None) -> list[int]:
-        """The numbers of the groups to prune: preferred ones by default."""
+    def _chosen(self, only: Sequence[int] | None) -> list[int]:
         if only is not None:
             return list(only)
         return [i for i, group in enumerate(self.groups) if group.preferred]
@@ -213,9 +243,20 @@ class Groups:
             )
         return self.groups[i]
 
-    def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
-        """The program without these units, by number of the group."""
-        alive = np.ones(self.analysis.book.atoms.count, bool)
+    def cut(self, gone: Mapping[int, Sequence[int]]) -> PruningPlan:
+        """What is left of the program without some units.
+
+        Args:
+            gone: The units that go, by number of the group.
+
+        Returns:
+            The pruning plan, with what goes because of them; one index of each
+            dimension stays.
+
+        Raises:
+            ValueError: There is no such group or unit, or all units of a group go.
+        """
+        alive = np.ones(self.analysis.log.channels.count, bool)
         for i, units in gone.items():
             size = self._group(i).size
             wrong = [unit for unit in units if not 0 <= unit < size]
@@ -229,15 +270,23 @@ class Groups:
                     f"groups: expected at least one unit of group {i} to stay, but "
                     f"all {size} go"
                 )
-            alive[self.atoms[i][list(units)]] = False
-        return one_stays(Cut(self.analysis, alive))
+            alive[self.channels[i][list(units)]] = False
+        return one_stays(PruningPlan(self.analysis, alive))
 
     def masks(self, gone: Mapping[int, Sequence[int]]) -> dict[str, Tensor]:
-        """The masks of all parameters without these units, by number of the group.
+        """The masks of all parameters without some units.
 
-        0-d True for a parameter that a weight is computed from, which loses nothing.
+        Args:
+            gone: The units that go, by number of the group.
+
+        Returns:
+            Bool tensors on the CPU by name, of the shape of the parameter, or 0-d True
+            for one that a weight is computed from, which loses nothing.
+
+        Raises:
+            ValueError: There is no such group or unit, or all units of a group go.
         """
-        cut = self.cut(gone)
+        plan = self.cut(gone)
         parameters = _parameters(self.analysis)
         masks = {}
         for name in self.analysis.leaves:
@@ -246,7 +295,7 @@ class Groups:
             if name in self.originals:
                 masks[name] = torch.tensor(True, device="cpu")
             else:
-                masks[name] = cut.mask(name)
+                masks[name] = plan.mask(name)
         return masks
 
     def cost(
@@ -257,8 +306,23 @@ class Groups:
         bits: int | None = None,
         compressed: bool = False,
     ) -> int:
-        """What the model costs without these units: its parameters, FLOPs or bytes
-        (`bits=`, `compressed=`).
+        """What the model costs without some units.
+
+        Args:
+            gone: The units that go, by number of the group. Default: none.
+            unit: "params", "flops" of one call on the example, or "bytes" of the
+                parameters.
+            bits: For bytes, how many bits each weight has. Default: as its dtype has.
+            compressed: For bytes, whether to add a bit for each weight of the leaves
+                that may lose units.
+
+        Returns:
+            The exact number.
+
+        Raises:
+            TypeError: `bits` is no int.
+            ValueError: `unit` is another one, `bits` is below 1, `bits` or `compressed`
+                is given for another unit than bytes, or units are as `cut` refuses.
         """
         return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
@@ -268,19 +332,26 @@ class Groups:
         bits: int | None,
         compressed: bool,
         only: Sequence[int] | None,
-    ) -> Priced:
-        """The cost by how many units of each set of `pattern(only)` are kept, for
-        `sf.budgets.within`.
+    ) -> UnitCosts:
+        """The cost by numbers of kept units, for `sf.budgets.within`.
 
-        It is exact wherever the units of a group are alike. Where they are not, such as
-        a channel that a concatenation repeats, it is the most that any choice of so
-        many units costs.
+        Args:
+            unit: As for `cost`.
+            bits: As for `cost`.
+            compressed: As for `cost`.
+            only: As for `pattern`.
+
+        Returns:
+            The costs by the sets of `pattern(only)`. They are exact wherever the units
+            of a group are alike. Where they are not, such as a channel that a
+            concatenation repeats, it is the most that any choice of so many units
+            costs.
         """
-        names = self.set_names(only)
+        names = self._set_names(only)
         terms = terms_of(self.analysis, unit, bits, compressed)
-        group = np.full(self.analysis.book.atoms.count, -1)
+        group = np.full(self.analysis.log.channels.count, -1)
         for place, i in enumerate(names.values()):
-            group[self.atoms[i]] = place
+            group[self.channels[i]] = place
         sizes = [self.groups[i].size for i in names.values()]
         pieces = [pieces_of(label, group, sizes) for label in terms.labels]
         most = most_kept(self.analysis, group, sizes)
@@ -297,15 +368,13 @@ class Groups:
             known = dict(self.analysis.graph.named_parameters())
             return {name: self.groups[i].scores(known) for name, i in names.items()}
 
-        return Priced(dict(zip(names, sizes, strict=True)), cost, scores)
+        return UnitCosts(dict(zip(names, sizes, strict=True)), cost, scores)
 
-    def set_names(self, only: Sequence[int] | None) -> dict[str, int]:
-        """The numbers of the groups in a pattern, by the names that their sets have in
-        budgets.
-        """
+    def _set_names(self, only: Sequence[int] | None) -> dict[str, int]:
+        # The numbers of the groups in a pattern, by the names of their sets in budgets.
         known = self.analysis.parameters
         names: dict[str, int] = {}
-        for i in self.chosen(only):
+        for i in self._chosen(only):
             leaves = [member.leaf for member in self.groups[i].members]
             first = next(leaf for leaf in leaves if leaf in known)
             name = first
@@ -317,8 +386,18 @@ class Groups:
         return names
 
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
-        """For each group which of its units stay under these masks: all but the units
-        that can go with equal outputs.
+        """Which units stay under some masks: all but those that can go with equal
+        outputs.
+
+        Args:
+            masks: Masks of all parameters by name: bool tensors of their shapes, or
+                0-d for a dense one.
+
+        Returns:
+            For each group a bool tensor of its units, on the CPU.
+
+        Raises:
+            ValueError: A mask is missing, unknown or of another shape.
         """
         shapes = {name: tuple(x.shape) for name, x in self.analysis.parameters.items()}
         missing = sorted(_parameters(self.analysis) - masks.keys())
@@ -335,9 +414,9 @@ class Groups:
                     f"{tuple(mask.shape)}"
                 )
         graph = self.analysis.graph
-        book = self.analysis.book
+        log = self.analysis.log
         analysis = analyse(
-            graph, masks, counted=book.counted, equal_parts=book.equal_parts
+            graph, masks, counted=log.counted, equal_parts=log.equal_parts
         )
         found = free(analysis)
         kept = []
@@ -370,32 +449,40 @@ def groups(
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
 
-    `example` is what the model is called with: a tensor, a tuple of arguments or a dict
-    of keyword arguments. A group is a set of units that compete; each lies along
-    dimensions of several tensors and goes from all of them at once, and then the
-    outputs equal the outputs of the model with these entries at 0. `Groups.pattern()`
-    is the pattern for algorithms, and `sf.shrink` removes what they prune: sooner with
-    `groups=`, as the model is then traced once.
+    Args:
+        model: The module, which does not change. One on the meta device is analysed
+            there.
+        example: What the model is called with: a tensor, a tuple of arguments or a dict
+            of keyword arguments.
+        only: Globs of submodules, for a model that `torch.export` cannot trace, or a
+            part of one. The groups are each submodule's by itself, as the model calls
+            it the first time on the example, under the names that their leaves have in
+            the model. Algorithms then run on all params of the model. Costs in
+            parameters and bytes are of the model, FLOPs of the submodules. Give
+            `sf.shrink` the same `only`.
+        counted: Whether norms and means may lose entries that are 0, and go on dividing
+            by the old number, so that residual widths can be pruned.
+        equal_parts: Whether the parts of a chunk, and the groups of channels that a
+            shuffle mixes, lose the same entries. The code of the model itself often
+            does not allow others, but its traced program does.
 
-    With `counted`, norms and means may lose entries that are 0, and go on dividing by
-    the old number, so that residual widths can be pruned. Without `equal_parts` the
-    parts of a chunk, and the groups of channels that a shuffle mixes, may lose
-    different entries, which the code of the model itself often does not allow, but its
-    traced program does. `stays` says of each dimension that cannot lose entries which
-    operation is the reason, or that a layer computes its weight, as weight norm does:
-    then the units stay. Nothing of the model changes, and one on the meta device is
-    analysed there.
+    Returns:
+        The groups. Their `stays` says of each dimension that cannot lose entries which
+        operation is the reason, or that a layer computes its weight, as weight norm
+        does: then the units stay.
 
-    With `only`, globs of submodules, the groups are each submodule's by itself,
-    as the model calls it the first time on the example, under the names that their
-    leaves have in the model: for a model that `torch.export` cannot trace, or a part of
-    one. Algorithms then run on all params of the model. Costs in parameters and bytes
-    are of the model, FLOPs of the submodules. Give `sf.shrink` the same
-    `only`.
+    Raises:
+        TypeError: `example` is of another type, or `only` is no glob.
+        ValueError: The model does not run on the example, `torch.export` cannot trace
+            it, or it is in train mode and computes otherwise in eval mode. A glob of
+            `only` matches no submodule, or one that shares a parameter with the rest,
+            or that the model does not call.
 
-    Raises TypeError for another example, and ValueError for a model that does not run
-    on it, that `torch.export` cannot trace, or that computes otherwise in train mode
-    and is in it; for globs as `sf.shrink` does.
+    A group is a set of units that compete; each lies along dimensions of several
+    tensors and goes from all of them at once, and then the outputs equal the outputs of
+    the model with these entries at 0. `Groups.pattern()` is the pattern for algorithms,
+    and `sf.shrink` removes what they prune: sooner with `groups=`, as the model is then
+    traced once.
     """
     own = inner_module(model)
     if only is not None:
@@ -420,24 +507,24 @@ def groups(
     return dataclasses.replace(made, trace=Trace(graph, shapes_of(example)))
 
 
-def _originals(model: nn.Module) -> dict[str, Computed]:
-    # The parameters that the model's layers compute weights from, by path.
+def _originals(model: nn.Module) -> dict[str, str]:
+    # By path of a parameter that a layer computes its weight from: why it stays.
     found = {}
     for path, _ in model.named_parameters(remove_duplicate=False):
         computed = computed_from(model, path)
         if computed is not None:
-            found[path] = computed
+            found[path] = computed.dense()
     return found
 
 
-def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
+def groups_in(analysis: Analysis, originals: Mapping[str, str]) -> Groups:
     """The groups of an analysis, without the parameters that weights are computed from:
     these get no masks.
     """
-    atoms = analysis.book.atoms
+    channels = analysis.log.channels
     for name in analysis.leaves.keys() & originals.keys():
         for label in analysis.leaves[name].labels:
-            atoms.freeze(label, originals[name].dense())
+            channels.freeze(label, originals[name])
     parameters = _parameters(analysis)
     labels = {}
     of_parameters = []
@@ -450,11 +537,11 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
             labels[name, d] = label
             if name in parameters:
                 of_parameters.append(label)
-    kinds = _alike(atoms, of_parameters)
+    kinds = kinds_of(channels, of_parameters)
     order = np.argsort(kinds, kind="stable")
     ends = np.bincount(kinds).cumsum()
     units = np.split(order, ends)[1:-1]
-    number = np.zeros(atoms.count, np.int64)
+    number = np.zeros(channels.count, np.int64)
     for own in units:
         number[own] = np.arange(len(own))
     made: list[list[Member]] = [[] for _ in units]
@@ -472,14 +559,14 @@ def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
             if name in parameters:
                 share = np.count_nonzero(own >= 0) / len(own)
                 weights[i] += math.prod(analysis.leaves[name].shape) * share
-    beside = _beside(analysis, kinds)
-    preferred = _preferred(units, weights, beside, atoms.rank)
+    multiplies_with = factors_of(labels_of(analysis), kinds)
+    preferred = preferred_groups(channels, units, weights, multiplies_with)
     groups = []
     for i, own in enumerate(units):
         entries = round(weights[i] / len(own))
-        others = frozenset(beside[i])
+        others = frozenset(multiplies_with[i])
         groups.append(Group(len(own), tuple(made[i]), entries, others, i in preferred))
-    stays = _stays(atoms, labels, parameters)
+    stays = _stays(channels, labels, parameters)
     return Groups(tuple(groups), stays, analysis, tuple(units), originals.keys())
 
 
@@ -489,71 +576,16 @@ def _parameters(analysis: Analysis) -> set[str]:
     return {name for name in analysis.parameters if name in read}
 
 
-def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
-    # A number from 1 for atoms that lie in the same dimensions of parameters, as the
-    # same factors; 0 for other atoms.
-    kinds = np.zeros(atoms.count, np.int64)
-    most = 0
-    columns = {column.tobytes(): column for label in labels for column in label.T}
-    for column in columns.values():
-        may_go = atoms.reason[column] == 0
-        here = np.unique(column[may_go])
-        if not len(here):
-            continue
-        _, pairs = np.unique(kinds[here], return_inverse=True)
-        kinds[here] = most + 1 + pairs
-        most += int(pairs.max()) + 1
-    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    # atom 0 is the first, and of kind 0
-    order: Ids = first.argsort().argsort()[numbers]
-    return order
-
-
-def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
-    # Which groups are factors of one product.
-    beside: dict[int, set[int]] = defaultdict(set)
-    count = int(kinds.max()) + 1
-    for label in labels_of(analysis):
-        rows = kinds[label]
-        for i, j in itertools.combinations(range(rows.shape[1]), 2):
-            pairs = rows[:, i] * count + rows[:, j]
-            for pair in np.unique(pairs).tolist():
-                one, other = divmod(pair, count)
-                if not one or not other or one == other:
-                    continue
-                beside[one - 1].add(other - 1)
-                beside[other - 1].add(one - 1)
-    return beside
-
-
-def _preferred(
-    units: Any,
-    weights: Any,
-    beside: Mapping[int, set[int]],
-    rank: Any,
-) -> set[int]:
-    ranks = [int(rank[own[0]]) for own in units]
-    # the width of the only head is never divided, and has no rank of its own
-    for i, one in enumerate(ranks):
-        others = [ranks[j] for j in beside[i]]
-        if one == Rank.NONE and Rank.HEADS in others:
-            ranks[i] = Rank.WIDTHS
-    taken = set[int]()
-    order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
-    for i in order:
-        if not beside[i] & taken and len(units[i]) > 1:
-            taken.add(i)
-    return taken
-
-
 def _stays(
-    atoms: Atoms, labels: Mapping[tuple[str, int], Any], parameters: Set[str]
+    channels: CoupledChannels,
+    labels: Mapping[tuple[str, int], Any],
+    parameters: Set[str],
 ) -> dict[tuple[str, int], str]:
     made = {}
     for (name, d), label in labels.items():
-        reasons = np.bincount(atoms.reason[label].ravel(), minlength=2)
+        reasons = np.bincount(channels.reason[label].ravel(), minlength=2)
         if name in parameters and not reasons[0]:
             reasons[1] = 0  # of what fills up
-            why = atoms.reasons[reasons.argmax()]
+            why = channels.reasons[reasons.argmax()]
             made[name, d] = why or "it is joined with what stays"
     return made

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsefn.shrinking.atoms import Label, product
-from sparsefn.shrinking.moves import GROUPS, divided
-from sparsefn.shrinking.probe import elementwise, tried, with_constants
+from sparsefn.shrinking.channels import ChannelMap, product
+from sparsefn.shrinking.probe import elementwise, probed, with_constants
+from sparsefn.shrinking.reindexing import GROUPS, divided
 from sparsefn.shrinking.values import Constants, Step, Value, replaced, values_in
 
 _NOT_ZERO = "takes its mean, and it is not 0 where it is masked"
@@ -24,14 +24,14 @@ def layer_norm(step: Step) -> Value:
     own = [value for value in (weight, bias) if isinstance(value, Value)]
     out: Value = step.outs
     labels = list(x.labels)
-    gone = list(out.gone)
+    constants = list(out.constants)
     for i in range(1, len(step.arguments["normalized_shape"]) + 1):
         if x.shape[-i] > 1:
             scales = [value.labels[-i] for value in own]
             labels[-i] = step.join(x.labels[-i], *scales)
         averaged(step, labels[-i], x, x.ndim - i)
-        gone[-i] = _scaled(weight, bias, i)
-    return out.along(labels, gone)
+        constants[-i] = _scaled(weight, bias, i)
+    return out.along(labels, constants)
 
 
 def _scaled(weight: object, bias: object, i: int) -> Constants:
@@ -40,18 +40,18 @@ def _scaled(weight: object, bias: object, i: int) -> Constants:
         return None
     shift: Constants = np.zeros(weight.shape[-i])
     if isinstance(bias, Value):
-        shift = bias.gone[-i]
+        shift = bias.constants[-i]
     if shift is None:
         return None
     scaled_to_zero = weight.zero(weight.ndim - i)
     return np.where(scaled_to_zero, shift, np.nan)
 
 
-def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
+def averaged(step: Step, label: ChannelMap, x: Value, dim: int) -> None:
     """The entries of a dimension over which a mean is taken stay; if means are counted,
     the entries that are not 0 do.
     """
-    if step.book.counted:
+    if step.log.counted:
         step.freeze(label, _NOT_ZERO, ~x.zero(dim))
     else:
         step.freeze(label, "takes its mean")
@@ -69,8 +69,8 @@ def group_norm(step: Step) -> Value:
     scales = [value.labels[0] for value in own]
     label = step.join(x.labels[1], *scales)
     group, part = divided(step, label, groups, channels // groups, GROUPS)
-    step.book.groups[step.node] = group
-    if not step.book.counted:
+    step.log.groups[step.node] = group
+    if not step.log.counted:
         step.freeze(part, "takes its mean")
     elif channels > groups:  # whole groups go without a trace
         zero = x.zero(1).reshape(groups, -1)
@@ -78,11 +78,11 @@ def group_norm(step: Step) -> Value:
         step.freeze(label, _NOT_ZERO, ~goes.reshape(-1))
     out: Value = step.outs
     labels = list(out.labels)
-    gone = list(out.gone)
+    constants = list(out.constants)
     labels[0] = x.labels[0]
     labels[1] = label
-    gone[1] = _scaled(weight, bias, 1)
-    return out.along(labels, gone)
+    constants[1] = _scaled(weight, bias, 1)
+    return out.along(labels, constants)
 
 
 def batch_norm(step: Step) -> Any:
@@ -99,15 +99,15 @@ def batch_norm(step: Step) -> Any:
             labels.append(label)
     trains = step.arguments.get("training")
     if trains or open_ != [1] or len(labels) < len(others):
-        return tried(step)
+        return probed(step)
     size = x.shape[1]
     channels = product(None, len(others), x.labels[1], size)
     step.join(channels, np.concatenate(labels))
     out, *stats = values_in(step.outs)
-    gone = list(out.gone)
+    constants = list(out.constants)
     at = [1] + [0] * len(others)
-    gone[1] = elementwise(step, ins, at, size)
-    normed = out.along(x.labels, gone)
+    constants[1] = elementwise(step, ins, at, size)
+    normed = out.along(x.labels, constants)
     return replaced(step.outs, [normed, *stats])
 
 
@@ -122,7 +122,7 @@ def mean_over(step: Step) -> Value:
         averaged(step, label, x, d)
         if step.arguments.get("keepdim"):
             labels.append(None)
-    out = step.outs.along(labels, step.outs.gone)
+    out = step.outs.along(labels, step.outs.constants)
     (out,) = with_constants(step, [x], [out])
     return out
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.shrinking.values import (
-    Book,
+    AnalysisLog,
     Constants,
     Step,
     Value,
@@ -31,7 +31,7 @@ _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
 def of_leaf(
-    book: Book,
+    log: AnalysisLog,
     leaf: Tensor,
     real: Tensor | None,
     mask: Tensor | None,
@@ -41,7 +41,7 @@ def of_leaf(
     one entry is a constant.
     """
     size = leaf.shape[d]
-    if isinstance(leaf, nn.Parameter) and book.masks is None:
+    if isinstance(leaf, nn.Parameter) and log.masks is None:
         return np.zeros(size)
     found = np.full(size, np.nan)
     if leaf.numel() == size and leaf.is_floating_point() and real is not None:
@@ -85,7 +85,7 @@ def elementwise(
     """
     known = []
     for value, d in zip(ins, at, strict=True):
-        known.append(None if d is None else value.gone[d])
+        known.append(None if d is None else value.constants[d])
     if all(constants is None for constants in known):
         return None
     for value in ins:
@@ -150,13 +150,11 @@ _SHORT = 3
 _FAILS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 
-class Pass(NamedTuple):
-    """Dimensions of inputs that lose entries together, and of outputs that lose the
-    same; none where it is summed.
-    """
+class TiedDims(NamedTuple):
+    """Dimensions that lose the same entries."""
 
-    ties: tuple[Place, ...]
-    places: tuple[Place, ...]
+    ties: tuple[Place, ...]  # of inputs
+    places: tuple[Place, ...]  # of outputs; none where the operation sums over it
 
 
 def pointwise(step: Step) -> Any:
@@ -165,7 +163,7 @@ def pointwise(step: Step) -> Any:
     made = []
     for out in values_in(step.outs):
         labels = list(out.labels)
-        gone = list(out.gone)
+        constants = list(out.constants)
         for e, size in enumerate(out.shape):
             at: list[int | None] = []
             aligned = []
@@ -178,12 +176,12 @@ def pointwise(step: Step) -> Any:
                     at.append(None)
             labels[e] = step.join(*aligned) if aligned else None
             if labels[e] is not None:
-                gone[e] = elementwise(step, ins, at, size)
-        made.append(out.along(labels, gone))
+                constants[e] = elementwise(step, ins, at, size)
+        made.append(out.along(labels, constants))
     return replaced(step.outs, made)
 
 
-def tried(step: Step) -> Any:
+def probed(step: Step) -> Any:
     """The outputs of any operation: a dimension passes if f(x[keep]) == f(x)[keep].
 
     One that is summed over passes where f(x[keep]) == f(x with zeros elsewhere), for
@@ -209,7 +207,9 @@ def tried(step: Step) -> Any:
             labels[j][e] = label
     for k, d in sorted(open_):
         step.freeze(ins[k].labels[d], "mixes its entries")
-    made = [out.along(some, out.gone) for out, some in zip(outs, labels, strict=True)]
+    made = [
+        out.along(some, out.constants) for out, some in zip(outs, labels, strict=True)
+    ]
     return replaced(step.outs, with_constants(step, ins, made))
 
 
@@ -223,7 +223,7 @@ def with_constants(step: Step, ins: list[Value], outs: list[Value]) -> list[Valu
     """
     if not labelled(outs):
         return outs
-    if all(constants is None for value in ins for constants in value.gone):
+    if all(constants is None for value in ins for constants in value.constants):
         return outs
     whole = [value.shape for value in ins]
     other = _shapes(ins, _length)
@@ -251,21 +251,23 @@ def _constant_at(
                     x = value.real.to(x.dtype)
                 given.append(_with_own_constants(x, value))
             runs.append(run_op(step.target, arguments, given))
-    gone = [list(out.gone) for out in outs]
+    constants = [list(out.constants) for out in outs]
     for j, e in labelled(outs):
         size = outs[j].shape[e]
         slices = [run[j].movedim(e, 0).reshape(size, -1) for run in runs]
         rows = torch.cat(slices, 1)
         if rows.is_floating_point() and rows.shape[1]:
             # a mean of one number over another length is rounded otherwise
-            gone[j][e] = _same(rows.T, 1e-12)
-    return [out.along(out.labels, some) for out, some in zip(outs, gone, strict=True)]
+            constants[j][e] = _same(rows.T, 1e-12)
+    return [
+        out.along(out.labels, some) for out, some in zip(outs, constants, strict=True)
+    ]
 
 
 def _with_own_constants(x: Tensor, value: Value) -> Tensor:
     if not x.is_floating_point():
         return x
-    for d, constants in enumerate(value.gone):
+    for d, constants in enumerate(value.constants):
         if constants is not None:
             later = [1] * (x.ndim - d - 1)
             view = torch.from_numpy(constants).reshape(-1, *later)
@@ -299,12 +301,12 @@ def _zeroed(ins: list[Value], ties: Iterable[Place]) -> list[Place]:
     return [(k, d) for k, d in ties if ins[k].zero(d).any()]
 
 
-def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]:
+def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[TiedDims]:
     every = [(k, d) for k, value in enumerate(ins) for d in range(value.ndim)]
     kinds = tuple((value.shape, value.dtype) for value in ins)
     zeroed = tuple(_zeroed(ins, every))
     key = ("tried", step.target, step.shown, open_, kinds, zeroed)
-    known = step.book.known
+    known = step.log.known
     # these decide, and are no part of the key
     integers = [value for value in ins if not value.dtype.is_floating_point]
     if key not in known or any(value.real is not None for value in integers):
@@ -313,7 +315,7 @@ def _passes(step: Step, ins: list[Value], open_: frozenset[Place]) -> list[Pass]
         known[key] = _found_at(step, ins, open_, short)
         if not known[key] and short != whole:
             known[key] = _found_at(step, ins, open_, whole)
-    passes: list[Pass] = known[key]
+    passes: list[TiedDims] = known[key]
     return passes
 
 
@@ -322,7 +324,7 @@ def _found_at(
     ins: list[Value],
     open_: frozenset[Place],
     shapes: Shapes,
-) -> list[Pass]:
+) -> list[TiedDims]:
     integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
     for value in ins:
         unknown = value.dtype in integers and value.real is None
@@ -347,7 +349,7 @@ def _found_at(
     for out in wanted[0]:
         if out.numel() > 1 and (out == out.reshape(-1)[0]).all():
             return []
-    found: list[Pass] = []
+    found: list[TiedDims] = []
     done: set[Place] = set()
     for k, d in sorted(open_):
         size = ins[k].shape[d]
@@ -366,7 +368,7 @@ def _found_at(
             places = _places(run, ins, ties, pairs)
             if places is not None:
                 done |= set(ties)
-                found.append(Pass(tuple(ties), places))
+                found.append(TiedDims(tuple(ties), places))
     return found
 
 

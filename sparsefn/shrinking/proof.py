@@ -18,8 +18,8 @@ from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn.nn.modules.calls import Call, Example, as_call
-from sparsefn.shrinking.trace import first_line, isolated
+from sparsefn.nn.modules import as_call
+from sparsefn.shrinking.trace import Call, Example, first_line, isolated
 from sparsefn.shrinking.values import module_of
 
 EVERY = 10.0  # seconds

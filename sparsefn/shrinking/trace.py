@@ -1,5 +1,5 @@
-"""A model as a graph of ATen operations, as `torch.export` traces it; shuffles of
-channels in it as one operation.
+"""A model as a graph of ATen operations, as `torch.export` traces it; submodules that
+are traced instead of it.
 """
 
 from __future__ import annotations
@@ -8,23 +8,22 @@ import contextlib
 import copy
 import inspect
 import itertools
-import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
+import optree
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from sparsefn._engine.torch_limits import guards_by_name
-from sparsefn.core.tree import check_not_lazy
-from sparsefn.nn.modules.calls import Call, Example, as_call
+from sparsefn.nn.modules import as_call, bake
 from sparsefn.shrinking.values import (
-    hint,
     module_of,
     named_module,
     named_tensors,
@@ -33,6 +32,8 @@ from sparsefn.shrinking.values import (
 )
 
 Module = TypeVar("Module", bound=nn.Module)
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]  # what a model is called with
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def traced(
@@ -65,9 +66,7 @@ def traced(
     train mode that compute otherwise in eval mode (batch norm, dropout): with `train`
     modules keep the modes that they are in.
     """
-    check_not_lazy(
-        f"parameters of the {type(model).__name__}", model.named_parameters()
-    )
+    _check_not_lazy(model)
     call = where_it_lies(model, as_call(example))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)
@@ -83,6 +82,16 @@ def traced(
             f"{named_module(model, module_of(node))} computes otherwise"
         )
     return program
+
+
+def _check_not_lazy(model: nn.Module) -> None:
+    lazy = [repr(name) for name, x in model.named_parameters() if is_lazy(x)]
+    if lazy:
+        raise ValueError(
+            f"expected parameters of the {type(model).__name__} that have shapes, but "
+            f"lazy layers have not made {', '.join(lazy)} yet: run the module on a "
+            "batch first"
+        )
 
 
 class Trace(NamedTuple):
@@ -192,6 +201,26 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
         except Exception as error:  # the model's own code fails in any way
             errors.append(error)
     raise _failed(model, call, errors[-1]) from errors[-1]
+
+
+def guards_by_name(program: ExportedProgram, model: nn.Module) -> ExportedProgram:
+    """The program, whose checks of inputs find what its model takes as `**kwargs`.
+
+    torch 2.14 writes `L['kwargs']['x']` for an input that the program itself names `x`,
+    and `program.module()` then fails with "name 'L' is not defined". Other releases
+    write `L['x']`. Test: `test_a_program_does_not_find_its_keywords`.
+
+    >>> program = torch.export.export(nn.ReLU(), (torch.ones(1),))
+    >>> guards_by_name(program, nn.ReLU()) is program
+    True
+    """
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            guards = [
+                guard.replace(f"L['{name}'][", "L[") for guard in program._guards_code
+            ]
+            program._guards_code = guards
+    return program
 
 
 def with_tensors(model: Module, tensors: Mapping[str, Tensor] | None = None) -> Module:
@@ -422,107 +451,142 @@ def first_line(error: Exception) -> str:
     )
 
 
-_VIEWS = [
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    "permute",
-    "transpose",
-]
-_STEPS = frozenset([*_VIEWS, "clone", "contiguous", "channel_shuffle"])
+def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
+    """The paths of the submodules that globs match, none of which is inside another.
 
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.ReLU()
+    ... )
+    >>> matched(net, ["0*", "1"])
+    ['0', '1']
 
-def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
-    """A copy of the program in which views and transposes that permute one dimension
-    are one `index_select`.
-
-    Of a view in groups every group would have to lose the same channels, of a
-    permutation any may go; but grouped convolutions may be better off with the views.
+    Raises TypeError for anything but globs, and ValueError for a glob that matches
+    none, and for a submodule that shares a parameter with the rest.
     """
-    program = with_tensors(program)
-    graph = program.graph
-    for first in list(graph.nodes):
-        for chain in _chains(first):
-            dim, places = _permuted(chain) or (0, None)
-            if places is not None:
-                last = chain[-1]
-                device = chain[-1].meta["val"].device
-                # the analysis reads them
-                if device.type != "meta":
-                    places = places.to(device)
-                program.register_buffer(
-                    f"_{last.name}_places", places, persistent=False
-                )
-                with graph.inserting_before(last):
-                    index = graph.get_attr(f"_{last.name}_places")
-                    made = graph.call_function(
-                        torch.ops.aten.index_select.default, (first.args[0], dim, index)
-                    )
-                made.meta = last.meta
-                last.replace_all_uses_with(made)
-                for node in reversed(chain):
-                    graph.erase_node(node)
-                break
-    program.recompile()
-    return program
-
-
-def has_shuffles(program: fx.GraphModule) -> bool:
-    """Whether a program has views and transposes that permute one dimension."""
-    return any(
-        _permuted(chain) for first in program.graph.nodes for chain in _chains(first)
-    )
-
-
-def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:
-    # Operations that follow in one line, and give the shape that the first one takes.
-    chain = list[fx.Node]()
-    following = [first]
-    size = None
-    if first.args:
-        size = _size(first.args[0])
-    while (
-        len(following) == 1
-        and following[0].op == "call_function"
-        and opname(following[0]) in _STEPS
+    wanted = "expected only to be globs of submodules such as 'layers.*.mlp'"
+    if not isinstance(globs, Sequence) or any(
+        not isinstance(glob, str) for glob in globs
     ):
-        chain.append(following[0])
-        if _size(chain[-1]) == size:
-            yield chain
-        following = list(chain[-1].users)
-
-
-def _size(node: Any) -> list[str] | None:
-    val = None
-    if isinstance(node, fx.Node):
-        val = node.meta.get("val")
-    if isinstance(val, Tensor):
-        return list(map(str, val.shape))
-    return None
-
-
-def _permuted(chain: list[fx.Node]) -> tuple[int, Tensor] | None:
-    # Which dimension operations permute, and from which places; None where they do
-    # anything else.
-    shape = tuple(hint(n) for n in chain[-1].meta["val"].shape)
-    made = cells = torch.arange(math.prod(shape), device="cpu").reshape(shape)
-    for node in chain:
-        run: Any = node.target
-        made = run(
-            made,
-            *fx.map_arg(node.args[1:], lambda n: hint(n.meta["val"])),
-            **node.kwargs,
+        raise TypeError(
+            f"{wanted}, got {globs!r}; which units go is what the masks say"
         )
-    for d, size in enumerate(shape):
-        places = (
-            made.movedim(d, 0).reshape(size, -1)[:, 0]
-            // math.prod(shape[d + 1 :])
-            % size
+    if not globs:
+        raise ValueError(f"{wanted}, got none")
+    names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
+    lost = []
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            lost.append(repr(glob))
+    if lost:
+        raise ValueError(
+            f"only: no path matches {', nor '.join(lost)}; the paths are "
+            f"{', '.join(map(repr, names))}"
         )
-        if not places.equal(torch.arange(size, device="cpu")) and made.equal(
-            cells.index_select(d, places)
-        ):
-            return d, places
-    return None
+    found: list[str] = []
+    for path in names:  # a module comes before what is in it
+        is_inside = any(path.startswith(f"{outer}.") for outer in found)
+        if not is_inside and any(fnmatchcase(path, glob) for glob in globs):
+            found.append(path)
+    for path in found:
+        inside = {id(param) for param in module.get_submodule(path).parameters()}
+        for name, param in module.named_parameters(remove_duplicate=False):
+            if id(param) in inside and not name.startswith(f"{path}."):
+                raise ValueError(
+                    f"expected {path!r} to have its parameters alone, but it shares "
+                    f"{name!r}"
+                )
+    return found
+
+
+class Parts(nn.Module):
+    """A module that runs some submodules instead of itself, each on its own call.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
+    >>> Parts(net, ["0"])(torch.ones(3, 1))[0].shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
+        super().__init__()
+        self._called = list(paths)
+        self._modules = module._modules
+        self._parameters = module._parameters
+        self._buffers = module._buffers
+
+    def _get_name(self) -> str:
+        return f"submodules {', '.join(map(repr, self._called))}"
+
+    def forward(self, *calls: Example) -> list[Any]:
+        """What each submodule gives for its call."""
+        outs = []
+        for path, example in zip(self._called, calls, strict=True):
+            args, kwargs = as_call(example)
+            outs.append(self.get_submodule(path)(*args, **kwargs))
+        return outs
+
+
+def calls_of(
+    module: nn.Module, paths: Sequence[str], example: Example
+) -> dict[str, Example]:
+    """What each submodule is first called with when the module runs on an example.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
+    >>> calls_of(net, ["1"], torch.ones(3, 1))["1"][0].shape
+    torch.Size([3, 2])
+
+    Raises ValueError for a submodule that is not called, and for arguments without a
+    name beside arguments with one.
+    """
+    own = bake(module, {}, partial=True)  # a copy
+    made: dict[str, Any] = {}
+    for path in paths:
+
+        def note(
+            part: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            path: str = path,
+        ) -> None:
+            given: Any = (args, kwargs)
+            if path not in made:
+                made[path] = optree.tree_map(_cloned, given)
+
+        own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
+    run_once(own, own, where_it_lies(module, as_call(example)))
+    calls: dict[str, Example] = {}
+    for path in paths:
+        if path not in made:
+            raise ValueError(
+                f"expected the module to call {path!r} on the example, but it does not"
+            )
+        args, kwargs = made[path]
+        calls[path] = args
+        if kwargs:
+            part = module.get_submodule(path)
+            calls[path] = _by_name(part, path, args, kwargs)
+    return calls
+
+
+def _cloned(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _by_name(
+    part: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    bound = inspect.signature(part.forward).bind(*args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind in (kind.VAR_POSITIONAL, kind.POSITIONAL_ONLY):
+            raise ValueError(
+                f"expected a forward of {path!r} all of whose arguments have names"
+            )
+        if kind is kind.VAR_KEYWORD:
+            named |= value
+        else:
+            named[name] = value
+    return named

@@ -14,23 +14,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
-from sparsefn.shrinking.atoms import Atoms, Flags, Label
+from sparsefn.shrinking.channels import ChannelMap, CoupledChannels, Flags
 
 T = TypeVar("T")
 # By index: the constant that the slice holds, NaN where it varies; None: all vary.
 Constants = npt.NDArray[np.float64] | None
-Dims = tuple[tuple[int, Label], ...]  # the size and the label of each
+Dims = tuple[tuple[int, ChannelMap], ...]  # the size and the label of each
 
 
 class Value(NamedTuple):
-    """A tensor of the program: for each dimension its label, and which constant each
-    index holds, should it go.
+    """A tensor of the program: of each dimension its label, and the constants that its
+    slices hold if they go.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    labels: tuple[Label, ...]
-    gone: tuple[Constants, ...]
+    labels: tuple[ChannelMap, ...]
+    constants: tuple[Constants, ...]
     # the values of leaves that have some, masked, and of integers that are made of such
     real: Tensor | None = None
     name: str | None = None  # of a leaf
@@ -47,13 +47,15 @@ class Value(NamedTuple):
         """The size and the label of each dimension."""
         return tuple(zip(self.shape, self.labels, strict=True))
 
-    def along(self, labels: Iterable[Label], gone: Iterable[Constants]) -> Value:
+    def along(
+        self, labels: Iterable[ChannelMap], constants: Iterable[Constants]
+    ) -> Value:
         """The same tensor with these labels and constants of its dimensions."""
-        return self._replace(labels=tuple(labels), gone=tuple(gone))
+        return self._replace(labels=tuple(labels), constants=tuple(constants))
 
     def zero(self, dim: int) -> npt.NDArray[np.bool_]:
         """At which indices the slices are 0, should they go."""
-        known = self.gone[dim]
+        known = self.constants[dim]
         return np.zeros(self.shape[dim], bool) if known is None else known == 0
 
 
@@ -248,34 +250,33 @@ class Product(NamedTuple):
 
 
 @dataclasses.dataclass
-class Book:
-    """What the analysis of one program writes down."""
+class AnalysisLog:
+    """What the analysis of one program is asked for, and what it finds."""
 
-    atoms: Atoms
-    counted: (
-        bool  # norms and means may lose entries that are 0, and go on counting them
-    )
+    channels: CoupledChannels
+    # norms and means may lose entries that are 0, and go on counting them
+    counted: bool
     equal_parts: bool  # the parts of a chunk lose the same entries
     # of parameters by name; None: what goes is masked in every parameter that holds it
     masks: Mapping[str, Tensor] | None
     products: list[Product] = dataclasses.field(default_factory=list)
     # of grouped convolutions and norms
-    groups: dict[fx.Node, Label] = dataclasses.field(default_factory=dict)
-    folds: list[Fold] = dataclasses.field(default_factory=list)
+    groups: dict[fx.Node, ChannelMap] = dataclasses.field(default_factory=dict)
+    folds: list[BiasFold] = dataclasses.field(default_factory=list)
     # by operation and shapes: layers repeat
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fold:
-    """Inputs of a layer that are constant: where they go, its bias takes in what the
-    weights make of them.
+class BiasFold:
+    """Constant inputs of a layer: if they go, its bias takes in what its weights make
+    of them.
     """
 
     bias: str
     weights: npt.NDArray[np.float64]  # (groups, outputs, inputs)
     constants: npt.NDArray[np.float64]  # of all inputs, NaN where they vary
-    label: Label
+    label: ChannelMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +288,7 @@ class Step:
     node: fx.Node
     arguments: dict[str, Any]
     outs: Any
-    book: Book
+    log: AnalysisLog
     splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -305,8 +306,8 @@ class Step:
         return self.node.target
 
     @property
-    def atoms(self) -> Atoms:
-        return self.book.atoms
+    def channels(self) -> CoupledChannels:
+        return self.log.channels
 
     @property
     def shown(self) -> str:
@@ -322,10 +323,12 @@ class Step:
             for n in self.node.all_input_nodes
         )
 
-    def join(self, *labels: Label) -> Label:
+    def join(self, *labels: ChannelMap) -> ChannelMap:
         """The label of dimensions whose indices stay or go together."""
         for other in labels[1:]:
-            self.atoms.join(labels[0], other, f"joined with what stays by {self.where}")
+            self.channels.join(
+                labels[0], other, f"joined with what stays by {self.where}"
+            )
         if any(label is None for label in labels):
             return None
         return labels[0]
@@ -333,17 +336,17 @@ class Step:
     def multiplies(self, dims: Dims, *factors: Value) -> None:
         """The operation takes a product over these dimensions."""
         whole = [value.whole for value in factors if value.whole is not None]
-        self.book.products.append(Product(dims, tuple(whole)))
+        self.log.products.append(Product(dims, tuple(whole)))
 
-    def sums(self, label: Label, zero: Flags) -> None:
+    def sums(self, label: ChannelMap, zero: Flags) -> None:
         """The operation sums over a dimension: indices stay that are not 0 where they
         go.
         """
         self.freeze(label, "sums over it, and it is not 0 where it is masked", ~zero)
 
-    def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
+    def freeze(self, label: ChannelMap, why: str, which: Flags | None = None) -> None:
         """These indices stay, because the operation does this."""
-        self.atoms.freeze(label, f"{self.where} {why}", which)
+        self.channels.freeze(label, f"{self.where} {why}", which)
 
     def freeze_all(self, values: Iterable[Value], why: str) -> None:
         """All indices of these tensors stay."""

@@ -299,7 +299,7 @@ def private_names(source: str) -> list[str]:
 PLACES = {
     *(
         f"shrinking/{name}.py"
-        for name in ("attributes", "layer_sizes", "proof", "trace")
+        for name in ("attributes", "experts", "layers", "proof", "trace")
     ),  # of traced programs
     "_engine/transforms.py",
     "_engine/torch_limits.py",

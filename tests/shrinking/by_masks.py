@@ -4,9 +4,9 @@ are constant, or read by none.
 
 import torch
 
-from sparsefn.shrinking import analysis
+from sparsefn.shrinking import plan
 from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from tests.shrinking import compare
 
@@ -36,11 +36,11 @@ def check(model, example, seed):
     wanted = compare.outputs(
         model, example, {name: p * masks[name] for name, p in params.items()}
     )
-    made = analysis.free(
+    made = plan.free(
         analyse(traced(model, example), masks, counted=True, equal_parts=False)
     )
     tensors = {name: p * masks[name] for name, p in params.items()}
-    small = program(made, {**tensors, **analysis.folded_biases(made, tensors)})
+    small = program(made, {**tensors, **plan.folded_biases(made, tensors)})
     compare.check_outputs(wanted, small, example, "the program")
     return sum(p.numel() for p in model.parameters()) - sum(
         p.numel() for p in small.parameters()

@@ -5,7 +5,7 @@ give.
 import torch
 
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.same_class import same_class
+from sparsefn.shrinking.rebuild import same_class
 from tests.shrinking.compare import differs
 from tests.shrinking.cuts import masked
 

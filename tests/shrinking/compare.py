@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import Proof
+from sparsefn.shrinking.rebuild import program
 
 TOLERANCE = 1e-9
 NARROW = torch.float32, torch.float16, torch.bfloat16

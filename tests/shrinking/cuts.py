@@ -7,26 +7,27 @@ import copy
 import numpy as np
 import torch
 
-from sparsefn.shrinking.analysis import Cut, analyse, free
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.analysis import analyse
+from sparsefn.shrinking.plan import PruningPlan, free
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import values_in
 
 
 def random_cut(graph, share=0.5, seed=0, counted=True):
-    """A share of the atoms of parameters goes, but not all indices of a dimension."""
+    """A share of the channels goes, but not all indices of a dimension."""
     analysis = analyse(graph, counted=counted)
-    atoms, own = analysis.book.atoms, np.zeros(analysis.book.atoms.count, bool)
+    channels, own = analysis.log.channels, np.zeros(analysis.log.channels.count, bool)
     for name, _ in graph.named_parameters():
         for label in analysis.leaves[name].labels if name in analysis.leaves else ():
             if label is not None:
-                own[atoms.resolve(label)] = True
-    drawn = np.random.default_rng(seed).random(atoms.count) < share
-    cut = Cut(analysis, ~(drawn & own & ~free(analysis).alive))
+                own[channels.resolve(label)] = True
+    drawn = np.random.default_rng(seed).random(channels.count) < share
+    cut = PruningPlan(analysis, ~(drawn & own & ~free(analysis).alive))
     for value in values_in([analysis.leaves, list(analysis.values.values())]):
         for label in value.labels:
             if label is not None and len(label) and not cut.kept(label).any():
-                cut.alive[atoms.resolve(label[-1:])] = True
+                cut.alive[channels.resolve(label[-1:])] = True
     return cut
 
 

@@ -5,7 +5,7 @@ from torch import nn
 
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 
 

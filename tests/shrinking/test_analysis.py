@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsefn.shrinking.analysis import Cut, folded_biases, free, one_stays
+from sparsefn.shrinking.plan import PruningPlan, folded_biases, free, one_stays
 from tests.shrinking.small import VECTOR, analysed, conv, lin, told
 
 # A network, its groups, and why the rest stays.
@@ -89,9 +89,11 @@ def rows(*gone):
 
 def test_sizes_and_tensors():
     analysis = analysed(NET, VECTOR)
-    alive = np.ones(analysis.book.atoms.count, bool)
-    alive[analysis.book.atoms.resolve(analysis.leaves["0.bias"].labels[0])[1:3]] = False
-    cut = Cut(analysis, alive)
+    alive = np.ones(analysis.log.channels.count, bool)
+    alive[analysis.log.channels.resolve(analysis.leaves["0.bias"].labels[0])[1:3]] = (
+        False
+    )
+    cut = PruningPlan(analysis, alive)
     assert [cut.size(analysis.leaves[f"{i}.weight"]) for i in (0, 1)] == [
         [2, 3],
         [2, 2],
@@ -152,5 +154,5 @@ def test_folded_biases_are_exact_sums_in_float64():
     torch.testing.assert_close(bias, wanted, rtol=0, atol=1e-15)
     assert folded_biases(free(analysed(NET, VECTOR, masks=rows())), params) == {}
     # nothing goes: nothing is taken in
-    whole = Cut(cut.analysis, np.ones_like(cut.alive))
+    whole = PruningPlan(cut.analysis, np.ones_like(cut.alive))
     assert folded_biases(whole, params) == {}

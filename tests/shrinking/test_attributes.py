@@ -10,7 +10,7 @@ import transformers as hf
 from torch import nn
 from torch.nn import functional as F
 
-from sparsefn.shrinking.attributes import Tried, search
+from sparsefn.shrinking.attributes import Trial, search
 from sparsefn.shrinking.groups import groups
 from tests.shrinking.classes import drawn, same, small_of
 
@@ -30,7 +30,7 @@ def found(score, *dials, tries=100):
     def run():
         runs.append([dial.options[dial.choice] for dial in dials])
         points = score(*runs[-1])
-        return Tried((points, 0), points == 0, "" if points == 0 else "too few")
+        return Trial((points, 0), points == 0, "" if points == 0 else "too few")
 
     best = search(lambda _: dials, run, tries)
     return best, [dial.options[dial.choice] for dial in dials], len(runs)

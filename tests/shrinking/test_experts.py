@@ -5,6 +5,7 @@ what is refused."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,9 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import sparsefn as sf
-from sparsefn.masks.patterns.places import Place
-from sparsefn.masks.patterns.tied_sets import TiedPattern
 from sparsefn.shrinking.experts import never_routed
+from sparsefn.shrinking.groups import Member
 from tests.shrinking.mixtures import (
     BY_HAND,
     IDS,
@@ -39,7 +39,7 @@ class Router(nn.Module):
 
 
 def never(model, shape=(3, 4), dim=0):
-    return never_routed(model, [(Place("weight", shape, dim=dim, units=3), GONE)])
+    return never_routed(model, [(Member("weight", dim, np.arange(3)), GONE)])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_router_may_be_stored_the_other_way():
 
 
 def test_of_a_square_one_the_side_of_the_experts_is_told():
-    place = [(Place("weight", (3, 3), dim=0, units=3), GONE)]
+    place = [(Member("weight", 0, np.arange(3)), GONE)]
     copied, _ = never_routed(Router(functional.linear, (3, 3)), place)
     assert copied(torch.ones(2, 3)).isinf().tolist() == [GONE.tolist()] * 2
     copied, seen = never_routed(Router(lambda x, w: x @ w, (3, 3)), place)
@@ -328,7 +328,7 @@ def test_pruned_by_reap_in_exact_counts_and_carried():
 )
 def test_what_is_refused(pattern, gone, text):
     model = by_hand()
-    tied = pattern if isinstance(pattern, TiedPattern) else BY_HAND
+    tied = pattern if isinstance(pattern, type(BY_HAND)) else BY_HAND
     state = without(model, tied, gone)
     with pytest.raises(ValueError, match=f"(?s)without_experts: .*{text}"):
         sf.shrinking.without_experts(model, state, X, pattern)

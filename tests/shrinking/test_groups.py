@@ -82,7 +82,7 @@ def test_of_groups_that_multiply_one_is_preferred():
         nn.Conv2d(3, 4, 1), nn.Conv2d(4, 6, 3, groups=2), nn.Conv2d(6, 2, 1)
     ).eval()
     groups = sf.shrinking.groups(net, MAP)
-    assert [(group.beside, group.preferred) for group in groups] == [
+    assert [(group.multiplies_with, group.preferred) for group in groups] == [
         (frozenset({1}), True),
         (frozenset({0, 2}), False),
         (frozenset({1}), True),
@@ -126,7 +126,7 @@ def test_of_one_head_of_keys_and_values_heads_of_queries_go_and_it_stays(
         and len(widths) == 2
         and not any(groups[i].preferred for i in widths)
     )
-    assert all(groups[i].beside == {heads} for i in widths)
+    assert all(groups[i].multiplies_with == {heads} for i in widths)
     for chosen, shapes in (
         ([heads], [(16, 16), (8, 16)]),
         (widths, [(16, 16), (4, 16)]),

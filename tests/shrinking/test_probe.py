@@ -86,7 +86,7 @@ def test_constants_of_a_result(name):
     read = [
         node for node in analysis.graph.graph.nodes if node.name.startswith("linear")
     ][-1].args[0]
-    gone = analysis.values[read].gone[-1]
+    gone = analysis.values[read].constants[-1]
     got = [nan, nan] if gone is None else gone[:2]
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
@@ -109,7 +109,7 @@ def test_what_depends_on_a_length_is_no_constant(length, fn, wanted):
     read = [
         node for node in analysis.graph.graph.nodes if node.name.startswith("linear")
     ][-1].args[0]
-    gone = analysis.values[read].gone[-1]
+    gone = analysis.values[read].constants[-1]
     np.testing.assert_allclose([nan, nan] if gone is None else gone[:2], [wanted, nan])
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsefn.shrinking import analysis, rules
+from sparsefn.shrinking import plan, products
 from tests.shrinking import by_masks, zoo
 from tests.shrinking.networks import networks
 from tests.shrinking.test_random_networks import SETTINGS
@@ -46,21 +46,24 @@ def test_something_goes(name):
 BUGS = {
     "constants ignore padding": (
         "efficientnet",
-        rules,
+        products,
         "_known",
-        lambda x, at, plain, real=rules._known: real(x, at, True),
+        lambda x, at, plain, real=products._known: real(x, at, True),
     ),
     "folded biases are not added": (
         "vgg",
-        analysis,
+        plan,
         "folded_biases",
         lambda made, params: {},
     ),
     "groups of a grouped convolution are pruned unevenly": (
         "resnext",
-        rules,
+        products,
         "divided",
-        lambda step, label, m, n, ranks=(1, 2): (step.atoms.new(m), step.atoms.new(n)),
+        lambda step, label, m, n, ranks=(1, 2): (
+            step.channels.new(m),
+            step.channels.new(n),
+        ),
     ),
 }
 

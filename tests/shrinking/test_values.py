@@ -6,9 +6,9 @@ import torch
 from torch import fx, nn
 
 from sparsefn.shrinking import values
-from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking.channels import CoupledChannels
 from sparsefn.shrinking.trace import traced
-from sparsefn.shrinking.values import Book, Step
+from sparsefn.shrinking.values import AnalysisLog, Step
 from tests.shrinking.small import Of, analysed, conv
 
 aten = torch.ops.aten
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 def test_a_value_says_where_its_slices_are_zero():
     value = values.blank(torch.ones(2, 3))._replace(
-        gone=(None, np.array([0.0, 1.0, np.nan]))
+        constants=(None, np.array([0.0, 1.0, np.nan]))
     )
     assert value.zero(0).tolist() == [False, False] and value.zero(1).tolist() == [
         True,
@@ -30,7 +30,7 @@ def test_values_of_nothing_known():
     assert (
         one.shape == (2,)
         and one.dtype == torch.int32
-        and one.labels == one.gone == (None,)
+        and one.labels == one.constants == (None,)
     )
     assert (two, three) == (5, None)
 
@@ -99,31 +99,33 @@ def test_names_and_places_of_operations():
     assert values.tensors_of(graph)[read.target] is getattr(graph, "0").a.weight
 
 
-def step_of(atoms):
+def step_of(channels):
     node = fx.Graph().call_function(aten.sum.default)
     node.meta["nn_module_stack"] = {"": ("layer", None)}
-    return Step(node, {}, None, Book(atoms, False, True, None))
+    return Step(node, {}, None, AnalysisLog(channels, False, True, None))
 
 
 def test_joins_give_the_first_label_or_none():
-    atoms = Atoms()
-    step, a, b, c = step_of(atoms), atoms.new(2), atoms.new(2), atoms.new(2)
+    channels = CoupledChannels()
+    step, a, b, c = step_of(channels), channels.new(2), channels.new(2), channels.new(2)
     assert (
-        step.join(a, b) is a and step.atoms is atoms and step.target is aten.sum.default
+        step.join(a, b) is a
+        and step.channels is channels
+        and step.target is aten.sum.default
     )
-    assert (atoms.find(a) == atoms.find(b)).all()
+    assert (channels.find(a) == channels.find(b)).all()
     assert step.join(c, None) is None
     assert (
-        atoms.reasons[atoms.reason[c[0, 0]]]
+        channels.reasons[channels.reason[c[0, 0]]]
         == "joined with what stays by sum at 'layer'"
     )
 
 
 def test_reasons_name_the_place():
-    atoms = Atoms()
-    step, a = step_of(atoms), atoms.new(2)
+    channels = CoupledChannels()
+    step, a = step_of(channels), channels.new(2)
     step.freeze(a, "mixes its entries", np.array([True, False]))
-    assert [atoms.reasons[i] for i in atoms.reason[a].ravel()] == [
+    assert [channels.reasons[i] for i in channels.reason[a].ravel()] == [
         "sum at 'layer' mixes its entries",
         "",
     ]
@@ -134,7 +136,7 @@ def test_groups_and_folds_are_noted():
         lambda net, x: net.b(net.c(net.a(x))), c=torch.nn.Conv2d(4, 4, 1, groups=2)
     )
     masks = {"a.weight": torch.arange(4)[:, None, None, None].expand(4, 3, 1, 1) > 0}
-    book = analysed(net, x, masks=masks).book
+    book = analysed(net, x, masks=masks).log
     (node,) = book.groups
     assert node.name == "conv2d_1" and len(book.groups[node]) == 2
     (fold,) = book.folds

@@ -16,10 +16,12 @@ from sparsefn.masks.budgets.distributions import (
     rounded_up,
     uniform,
 )
+from sparsefn.masks.budgets.filling import UnitCosts
 from sparsefn.masks.budgets.within import Within as Within
 from sparsefn.masks.budgets.within import within
 
 __all__ = [
+    "UnitCosts",
     "apportion",
     "at_least",
     "by_path",

@@ -20,17 +20,28 @@ Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]
 Levels = Callable[[int], list[int]]
 
 
-class Priced(NamedTuple):
-    """What so many units of each thing cost, which never falls when a count rises.
+class UnitCosts(NamedTuple):
+    """What a model costs by how many units of each leaf or tied set are kept.
 
-    >>> Priced({"w": 4}, lambda kept: 10 * kept[0], dict).cost([3])
+    >>> sf.budgets.UnitCosts({"w": 4}, lambda kept: 10 * kept[0], dict).cost([3])
     30
+
+    Attributes:
+        sizes: How many units each leaf or set has, by its path.
+        cost: Function from the kept units of each, in the order of `sizes`, to the
+            cost. It never falls when a count rises.
+        scores: Function without arguments to the scores of all units by path, NumPy
+            arrays, which `prefer="global"` of `sf.budgets.within` asks for.
+        masks: What a leaf costs besides where it may lose units, by path. Default: 0.
+
+    An object with a method `priced(unit, bits, compressed, only)` that returns one is
+    a model for `sf.budgets.within`, as `sf.shrinking.groups` makes it.
     """
 
     sizes: Mapping[str, int]
-    cost: Callable[[Sequence[int]], Number]  # kept units, in the order of sizes
-    scores: Callable[[], Mapping[str, Any]]  # of all units, for prefer="global"
-    masks: Mapping[str, int] = {}  # what a leaf costs besides where it may lose units
+    cost: Callable[[Sequence[int]], Number]
+    scores: Callable[[], Mapping[str, npt.NDArray[np.float64]]]
+    masks: Mapping[str, int] = {}
 
 
 def fill_up(
@@ -74,7 +85,7 @@ def fill_up(
 
 
 def levels_of(
-    priced: Priced, prefer: Prefer, free: Sequence[bool]
+    priced: UnitCosts, prefer: Prefer, free: Sequence[bool]
 ) -> tuple[Levels, int]:
     """The way from one unit each to all, and its last place; leaves that are not free
     are whole all along.
@@ -116,7 +127,7 @@ def _weight(name: str, prefer: Prefer) -> Fraction:
     return Fraction(1 if glob is None else table[glob])  # type: ignore[arg-type]
 
 
-def _scores(priced: Priced, prefer: Prefer) -> Mapping[str, Any] | None:
+def _scores(priced: UnitCosts, prefer: Prefer) -> Mapping[str, Any] | None:
     if prefer == "global":
         return priced.scores()
     if isinstance(prefer, Mapping) and any(
@@ -159,7 +170,7 @@ def _by_scores(scores: Sequence[Any], sizes: Sequence[int]) -> tuple[Levels, int
     return levels, len(order)
 
 
-def check_prefer(priced: Priced, prefer: object) -> None:
+def check_prefer(priced: UnitCosts, prefer: object) -> None:
     """Raise ValueError for a preference that is unknown or does not fit the leaves."""
     wanted = (
         "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by "

@@ -18,7 +18,7 @@ from sparsefn.masks.budgets.distributions import Shapes
 from sparsefn.masks.budgets.filling import (
     Number,
     Prefer,
-    Priced,
+    UnitCosts,
     check_prefer,
     fill_up,
     levels_of,
@@ -36,7 +36,7 @@ class Costed(Protocol):
         bits: int | None,
         compressed: bool,
         only: Sequence[int] | None,
-    ) -> Priced:
+    ) -> UnitCosts:
         """Its cost by kept units."""
 
 
@@ -46,7 +46,7 @@ class Within:
 
     limit: Number
     unit: str
-    priced: Priced = dataclasses.field(repr=False)
+    priced: UnitCosts = dataclasses.field(repr=False)
     prefer: Prefer = dataclasses.field(repr=False)
 
     @property
@@ -219,7 +219,7 @@ def within(
     return made
 
 
-def _by_table(priced: Priced, table: Table) -> Priced:
+def _by_table(priced: UnitCosts, table: Table) -> UnitCosts:
     missing = [name for name in table if name not in priced.sizes]
     if missing:
         raise ValueError(
@@ -234,7 +234,7 @@ def _by_table(priced: Priced, table: Table) -> Priced:
     def cost(kept: Sequence[int]) -> Number:
         return sum(row[n] for row, n in zip(rows, kept, strict=True) if row is not None)
 
-    return Priced(priced.sizes, cost, priced.scores)
+    return UnitCosts(priced.sizes, cost, priced.scores)
 
 
 def _row(

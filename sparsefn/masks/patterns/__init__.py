@@ -12,7 +12,7 @@ from sparsefn.masks.patterns.kinds import (
     transposable,
     unstructured,
 )
-from sparsefn.masks.patterns.tied_sets import tied
+from sparsefn.masks.patterns.tied_sets import tied, tied_members
 from sparsefn.masks.patterns.units import Pattern
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "out_groups",
     "row_balanced",
     "tied",
+    "tied_members",
     "transposable",
     "unstructured",
 ]

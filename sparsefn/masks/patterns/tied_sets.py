@@ -18,7 +18,7 @@ from sparsefn._engine.sums import Box
 from sparsefn._engine.transforms import Array, at_compile_time, concrete, known
 from sparsefn.core.checks import check_int, described, is_int, shown
 from sparsefn.core.state import Where
-from sparsefn.core.tree import Leaves, Tree
+from sparsefn.core.tree import Leaves, Tree, flatten
 from sparsefn.core.tree.originals import check_weights
 from sparsefn.core.tree.where import default_where, float_leaves, select_leaves
 from sparsefn.masks.patterns.kinds import Reduce, reduction
@@ -103,12 +103,9 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
     ... )
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
     >>> state = sf.static(0.5, pattern=net).init(sf.modules.params_of(model))
-    >>> (
-    ...     int(state.masks["0.bias"].sum()),
-    ...     int(state.masks["2.bias"].sum()),
-    ...     int(state.masks["2.weight"].sum()),
-    ... )
-    (2, 2, 4)
+    >>> paths = ["0.bias", "2.bias", "2.weight"]
+    >>> [int(state.masks[path].sum()) for path in paths]
+    [2, 2, 4]
 
     Each set then keeps exactly its count of units, and at least one, also where its
     budget says none: else it would take the entries of all units that meet it. A set is
@@ -172,6 +169,47 @@ def tied(members: Members, reduce: Reduce = "mean") -> TiedPattern:
         members=families,
         find=at_compile_time(lambda shapes: found(shapes)),
     )
+
+
+def tied_members(
+    pattern: Pattern, params: Tree
+) -> dict[str, list[tuple[str, int, Tensor]]]:
+    """Where the units of a tied pattern lie in some params, set by set.
+
+    >>> heads = sf.patterns.tied([["*.v.weight", 0, 2], ["*.out.weight", 1, 2]])
+    >>> params = {"0.v.weight": torch.ones(4, 3), "0.out.weight": torch.ones(3, 4)}
+    >>> sf.patterns.tied_members(heads, params)["0.v.weight"]
+    [('0.v.weight', 0, tensor([0, 0, 1, 1])), ('0.out.weight', 1, tensor([0, 0, 1, 1]))]
+
+    Args:
+        pattern: A pattern that `sf.patterns.tied` made.
+        params: Tree of tensors; only paths and shapes count.
+
+    Returns:
+        The members of each tied set, by its name in budgets, as (path of a leaf,
+        dimension, units). `units` is an int64 tensor on the CPU with the unit of each
+        index, -1 for none. Empty for a pattern whose units lie in single leaves.
+
+    Raises:
+        TypeError: `pattern` is no pattern.
+        ValueError: A member does not fit the shape of its leaf, members have different
+            numbers of units, or other sets may prune a unit whole.
+    """
+    if not isinstance(pattern, Pattern):
+        raise TypeError(
+            "tied_members: expected a pattern such as sf.patterns.tied([['*.up', 0]]), "
+            f"got {shown(pattern)}"
+        )
+    if not isinstance(pattern, TiedPattern):
+        return {}
+    found = {}
+    for name, units in pattern.sets(flatten(params)[0]).items():
+        members = []
+        for place in units.places:
+            numbers = torch.tensor(place.unit_numbers())  # no part of a cache
+            members.append((place.path, place.dim, numbers))
+        found[name] = members
+    return found
 
 
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:

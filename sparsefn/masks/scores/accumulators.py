@@ -70,7 +70,16 @@ def momentum(decay: float) -> Accumulated:
     >>> memory, score.value(memory, sf.State((), ()), (), 0)
     ({'w': tensor([0.5000])}, {'w': tensor([0.5000])})
 
-    memory <- decay * memory + (1 - decay) * grad, from zero, without bias correction.
+    Args:
+        decay: The share of the memory that stays at a step, in [0, 1).
+
+    Returns:
+        A score with memory. memory <- decay * memory + (1 - decay) * grad, from zero,
+        without bias correction.
+
+    Raises:
+        ValueError: `decay` is outside [0, 1), or an update has no gradients.
+
     Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
     """
     _check_decay(decay)
@@ -93,8 +102,18 @@ def ema(score: Score, decay: float) -> Accumulated:
     ... )
     {'w': tensor([0.5000])}
 
-    memory <- decay * memory + (1 - decay) * score, from zero, without bias correction.
-    The memory is float32, or wider where the leaf is; a wider score is rounded to it.
+    Args:
+        score: A score without memory.
+        decay: The share of the memory that stays at a step, in [0, 1).
+
+    Returns:
+        A score with memory. memory <- decay * memory + (1 - decay) * score, from zero,
+        without bias correction. The memory is float32, or wider where the leaf is; a
+        wider score is rounded to it.
+
+    Raises:
+        TypeError: `score` is not a function, or has memory itself.
+        ValueError: `decay` is outside [0, 1).
     """
     _check_decay(decay)
     fn = plain(score)
@@ -123,10 +142,18 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     2 2.0
     3 1.0
 
-    A step at which `reset` fires still belongs to the sum that is read at it; the next
-    step starts a new sum. So `reset` may be the trigger of the algorithm itself.
-    Without `reset`: since step 0. Sums are float32, or wider where the leaf is; a wider
-    score is rounded to that.
+    Args:
+        score: A score without memory.
+        reset: The trigger that ends a sum. The step at which it fires still belongs to
+            the sum that is read at it; the next step starts a new sum. So it may be the
+            trigger of the algorithm itself. None: one sum since step 0.
+
+    Returns:
+        A score with memory. Sums are float32, or wider where the leaf is; a wider score
+        is rounded to that.
+
+    Raises:
+        TypeError: `score` is not a function, or has memory itself.
     """
     fn = plain(score)
     fires = reset or never()
@@ -167,6 +194,16 @@ def mean(score: Score, reset: Trigger | None = None) -> Accumulated:
     ...     )
     >>> average.value(memory, sf.State((), ()), (), 0)
     {'w': tensor([2.])}
+
+    Args:
+        score: A score without memory.
+        reset: The trigger that ends a mean, as it ends a sum.
+
+    Returns:
+        A score with memory, the sum over the number of its steps.
+
+    Raises:
+        TypeError: `score` is not a function, or has memory itself.
     """
     total = sum(score, reset)
 
@@ -200,13 +237,27 @@ def steered(
     >>> steered.value(memory, state, (), 0)
     {'w': tensor([0.2000, 0.4000, 0.6000, 2.0000])}
 
-    For `drop=` together with `drop_fraction=sf.counts.below(1.0, spare=spare)` and the
-    trigger of the algorithm, where it counts what is dropped: kept weights whose score
-    is not above tau, over all leaves, less the `spare` best of each leaf. The next
-    threshold is half of tau if these are more than (1 + slack) * target, twice tau if
-    they are fewer than (1 - slack) * target. Raises TypeError or ValueError for a
-    target or spare that is not an int >= 0, for a tau that is not positive, and
-    ValueError for a DTensor. Mostafa & Wang 2019, arXiv 1902.05967.
+    Args:
+        when: The trigger of the algorithm. Where it fires, the threshold changes.
+        target: How many weights are dropped: the next threshold is half of tau if more
+            than (1 + slack) * target are, twice tau if fewer than (1 - slack) * target.
+        score: A score without memory.
+        tau: The first threshold, above 0.
+        slack: The relative distance from `target` at which the threshold stays.
+        spare: How many of the best kept weights of each leaf are not counted.
+
+    Returns:
+        A score with memory, score / tau. It counts what is dropped where it is `drop=`
+        with `drop_fraction=sf.counts.below(1.0, spare=spare)` and the same `when`: kept
+        weights whose score is not above tau, over all leaves, less the spared.
+
+    Raises:
+        TypeError: `target` or `spare` is not an int, `when` is not a trigger, or
+            `score` is not a function or has memory itself.
+        ValueError: `target` or `spare` is negative, `tau` is not positive, or a
+            sparsified leaf is a DTensor.
+
+    Mostafa & Wang 2019, arXiv 1902.05967.
     """
     fn = plain(score)
     under = below(1.0, spare)
@@ -270,10 +321,14 @@ def first_sign() -> Accumulated:
     ... )
     ({'w': tensor([ 1., -1.,  1.])}, {'w': tensor([ 0.1000, -1.0000, -1.0000])})
 
-    It is negative where the sign has changed since. For `drop=` together with
-    `drop_fraction=sf.counts.below(0.0)`: weights whose sign has changed are dropped.
-    The memory is the signs, of pruned weights too; 0 counts as positive. Bellec et al.
-    2018, arXiv 1711.05136.
+    Returns:
+        A score with memory, negative where the sign has changed since. The memory is
+        the signs, of pruned weights too; 0 counts as positive.
+
+    As `drop=`, with `drop_fraction=sf.counts.below(0.0)`, it drops the weights whose
+    sign has changed.
+
+    Bellec et al. 2018, arXiv 1711.05136.
     """
     return Accumulated(
         init=lambda params: optree.tree_map(

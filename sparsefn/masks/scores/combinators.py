@@ -61,13 +61,25 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
     >>> draws.argsort(descending=True)
     tensor([2, 1, 0])
 
-    The k draws are without replacement. The value is power * log(score) plus Gumbel
-    noise of the state's key, the path, the step and the index, in float64. An entry
-    that scores 0 is drawn only where too few others are left, one with a negative score
-    or NaN after these. `power` is a number, a Schedule or a 0-d tensor. Leaves that are
-    not sparsified score 0. Raises ValueError for a state without a key. Yellott 1977,
-    doi 10.1016/0022-2496(77)90026-8; for keeping weights Zhang et al. 2025,
-    arXiv 2501.19107 (CHTs).
+    Args:
+        score: A score with a value for each entry, with memory or without.
+        power: A finite number, a Schedule or a 0-d tensor.
+
+    Returns:
+        A score like `score`, power * log(score) plus Gumbel noise of the state's key,
+        the path, the step and the index, in float64. Leaves that are not sparsified
+        score 0.
+
+    Raises:
+        TypeError: `score` is not a score, or `power` not a number.
+        ValueError: The state has no key, `score` has a value for each unit, or `power`
+            is not finite.
+
+    The k draws are without replacement. An entry that scores 0 is drawn only where too
+    few others are left, one with a negative score or NaN after these.
+
+    Yellott 1977, doi 10.1016/0022-2496(77)90026-8; for keeping weights Zhang et al.
+    2025, arXiv 2501.19107 (CHTs).
     """
     power_at = as_number(power, "power")
 
@@ -119,12 +131,24 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
     >>> sf.scores.ranked(sf.scores.magnitude)(state, (), 0)["w"]
     tensor([0., 1., 2., 3., 0., 1.], dtype=torch.float64)
 
-    Entries of a leaf are of one class if `by(weight)` is equal there, and if both are
-    kept or both are pruned. So the lowest ranks take equally many from each class while
-    they last: `sf.set(0.9, drop=ranked(magnitude))` drops the smallest weights of
-    either sign, as the original of Mocanu et al. 2018, arXiv 1707.04780, does. Of equal
-    scores the first ranks higher; NaN stays NaN. Leaves that are not sparsified score
-    0. ValueError for a DTensor.
+    Args:
+        score: A score with a value for each entry, with memory or without.
+        by: A function of a weight tensor that gives a tensor of its shape. Entries of a
+            leaf are of one class if it is equal there, and if both are kept or both are
+            pruned. Default: the sign.
+
+    Returns:
+        A score like `score`, in float64. Of equal scores the first ranks higher; NaN
+        stays NaN. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `score` is not a score, or `by` not a function of one argument.
+        ValueError: `by` gives another shape, `score` has a value for each unit, or a
+            sparsified leaf is a DTensor.
+
+    The lowest ranks take equally many from each class while they last: `sf.set(0.9,
+    drop=ranked(magnitude))` drops the smallest weights of either sign, as the original
+    of Mocanu et al. 2018, arXiv 1707.04780, does.
     """
     check_call("by", by, "weight")
 
@@ -166,18 +190,30 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     tensor([[0.0000, 0.0000],
             [0.2500, 0.2500]])
 
-    Every entry of a unit has the value of its unit, so that
-    `patterns.channel(0, norm=math.inf)` or `patterns.block(shape, "max")` prune by
-    these values, and `sf.scores.mean` averages them. `fn` reduces over the last
-    dimension of contiguous rows, the scores of some units at a time where there are
-    many; 16-bit scores are given in float32. Leaves that are not sparsified score 0.
-    The example is Molchanov et al. 2019, arXiv 1906.10771.
+    Args:
+        score: A score with a value for each entry, with memory or without.
+        pattern: A pattern whose units have several entries.
+        fn: A function that reduces over the last dimension of contiguous rows, the
+            scores of some units at a time where there are many. 16-bit scores are given
+            in float32.
+
+    Returns:
+        A score like `score`, in which every entry of a unit has the value of its unit.
+        So `patterns.channel(0, norm=math.inf)` or `patterns.block(shape, "max")` prune
+        by these values, and `sf.scores.mean` averages them. Leaves that are not
+        sparsified score 0.
+
+    Raises:
+        TypeError: `pattern` is not a pattern, `score` not a score, or `fn` not a
+            function of one argument.
+        ValueError: Units are single entries, `score` has a value for each unit already,
+            `fn` gives another shape, or a sparsified leaf is a DTensor.
 
     Of `sf.patterns.tied`, such as the pattern of `sf.shrinking.groups`, a row has the
-    scores of all entries of a unit: members in their order, each row by row. The values
-    are those of the units of each set, by its name, as an entry may be in several
-    units. Give the algorithm the same pattern; it then reads the values, and its
-    `reduce` is not used:
+    scores of all entries of a unit: members in their order, each row by row. There is
+    one value for each unit of each set, by the set's name, as an entry may be in
+    several units. Give the algorithm the same pattern; it then reads the values, and
+    its `reduce` is not used:
 
     >>> mlp = sf.patterns.tied([["up", 0], ["down", 1]])
     >>> norms = sf.scores.by_unit(
@@ -193,8 +229,7 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     >>> algorithm.update(algorithm.init(params), params, 0).masks["down"]
     tensor([[ True, False]])
 
-    ValueError for a pattern whose units are single entries, for a `fn` that gives
-    another shape, and for a DTensor; TypeError for anything but a pattern.
+    The first example is Molchanov et al. 2019, arXiv 1906.10771.
     """
     check_units("by_unit", pattern)
     check_call("fn", fn, "scores")

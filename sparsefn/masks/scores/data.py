@@ -49,12 +49,22 @@ def wanda(stats: Stats) -> PlainScore:
     tensor([[ True,  True, False],
             [ True,  True, False]])
 
-    `stats` are from `sf.calibration.inputs`. In the paper weights compete inside of
-    their output: `pattern=sf.patterns.row_balanced()`, or `nm`. Leaves that are not
-    sparsified score 0. 16-bit weights are scored in float32. ValueError for a
-    sparsified leaf without statistics, with those of another shape, with those of fewer
-    than two inputs and with some that are not finite, and for a pattern whose groups
-    cross outputs without being the whole leaf, as `nm` along them; each names the path.
+    Args:
+        stats: Statistics by path, from `sf.calibration.inputs`, with "square".
+
+    Returns:
+        A score. Leaves that are not sparsified score 0. 16-bit weights are scored in
+        float32.
+
+    Raises:
+        TypeError: `stats` are not by path.
+        ValueError: A sparsified leaf has no statistics, or statistics of another shape,
+            of fewer than two inputs or not finite; or the groups of the pattern cross
+            outputs without being the whole leaf, as `nm` along them. It names the path.
+
+    In the paper weights compete inside of their output:
+    `pattern=sf.patterns.row_balanced()`, or `nm`.
+
     Sun et al. 2023, arXiv 2306.11695, eq. 1.
     """
     return _scored("wanda", stats, _wanda)
@@ -74,10 +84,22 @@ def ria(stats: Stats, power: Real = 0.5) -> PlainScore:
     tensor([[1.9440, 0.6522, 0.9750],
             [0.4860, 3.2609, 0.6500]])
 
-    (|weight| / sum over its column + |weight| / sum over its row) * sqrt(square /
-    count) ** power. A weight of 0 scores 0. With power 0 data does not matter. The rest
-    is as in `wanda`. Zhang et al. 2024, "Plug-and-Play: An Efficient Post-training
-    Pruning Method for Large Language Models", ICLR.
+    Args:
+        stats: Statistics by path, as for `wanda`.
+        power: The exponent of the norm, a number or a 0-d tensor. With 0 the data does
+            not matter.
+
+    Returns:
+        A score, (|weight| / sum over its column + |weight| / sum over its row) *
+        sqrt(square / count) ** power. A weight of 0 scores 0. Other leaves and dtypes
+        are as in `wanda`.
+
+    Raises:
+        TypeError: `stats` are not by path, or `power` is not a number.
+        ValueError: As for `wanda`, or `power` is not finite.
+
+    Zhang et al. 2024, "Plug-and-Play: An Efficient Post-training Pruning Method for
+    Large Language Models", ICLR.
     """
     exponent = number("power", power)
 
@@ -108,18 +130,26 @@ def reap(stats: Stats, pattern: Pattern) -> OfUnits:
     >>> prune.update(prune.init(params), params, 0).masks["experts"][:, 0, 0]
     tensor([False,  True, False])
 
-    It is the mean over an expert's tokens of weight times norm of its output.
+    Args:
+        stats: Statistics by path, from `sf.calibration.experts`.
+        pattern: An `sf.patterns.tied` pattern whose units are experts: one of the
+            leaves of each set has statistics.
 
-    `stats` are from `sf.calibration.experts`, and a unit of `pattern`, an
-    `sf.patterns.tied` one, is an expert: one of its leaves has statistics. An expert to
-    which no token was routed scores 0. Sets that are not sparsified score 0. In the
-    paper the experts of a layer compete, as they do by default.
-    `sf.shrinking.without_experts` removes those that are pruned.
+    Returns:
+        A score of units, by the name of the set, the mean over an expert's tokens of
+        weight times norm of its output. An expert to which no token was routed scores
+        0, and so do sets that are not sparsified.
 
-    ValueError for a pattern of another kind, for a set none of whose leaves has
-    statistics, or whose units are no experts, for statistics of no token, and for some
-    that are not finite; each names the path. Lasby et al. 2025, arXiv 2510.13999, eq.
-    9.
+    Raises:
+        TypeError: `stats` are not by path.
+        ValueError: `pattern` is of another kind, no leaf of a set has statistics, units
+            are no experts, or statistics are of no token or not finite. It names the
+            path.
+
+    In the paper the experts of a layer compete, as they do by default.
+    `sf.shrinking.without_experts` removes the pruned experts.
+
+    Lasby et al. 2025, arXiv 2510.13999, eq. 9.
     """
     faults = _faults("reap", stats)
     if not isinstance(pattern, TiedPattern):

@@ -48,11 +48,17 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     >>> relative(state, (), 0)
     {'w': tensor([1.0000, 0.5000]), 'b': tensor([0., 0.])}
 
-    The function is called for sparsified leaves alone. The weight is from
-    `state.params`, the mask has its full shape, and `grad` is None where the update was
-    given no gradients. The function gives floats of the shape of the weight, larger for
-    a weight that is more important. Other leaves score 0. Raises TypeError for anything
-    but a function of three arguments, and for what is not a tensor.
+    Args:
+        fn: The function, called for sparsified leaves alone. The weight is from
+            `state.params`, the mask has its full shape, and `grad` is None where the
+            update was given no gradients. It gives floats of the shape of the weight,
+            larger for a weight that is more important.
+
+    Returns:
+        A score. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `fn` is not a function of three arguments, or does not give a tensor.
     """
     check_call("fn", fn, "weight", "grad", "mask")
 
@@ -118,11 +124,16 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     >>> sf.scores.lamp(state, (), 0)["w"]
     tensor([0.0333, 0.1379, 0.3600, 1.0000], dtype=torch.float64)
 
-    For `distribution=sf.budgets.global_()`, which then chooses how many weights each
-    leaf keeps; inside a leaf the order is by magnitude. The best weight of every
+    Raises:
+        ValueError: A sparsified leaf is a DTensor.
+
+    Use it with `distribution=sf.budgets.global_()`, which then chooses how many weights
+    each leaf keeps; inside a leaf the order is by magnitude. The best weight of every
     leaf scores 1, and the scale of a leaf does not count. Of equal weights the first is
     the larger one; weights of 0 score 0. In float64, with the same bits on every
-    device. ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.
+    device.
+
+    Lee et al. 2021, arXiv 2010.07611.
     """
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
@@ -152,21 +163,32 @@ def distance(
             [13., 13.],
             [ 7.,  7.]])
 
-    Each entry of a unit has its unit's sum, so that
+    Args:
+        norm: The order of the vector norm of the difference, or a function of the
+            units, (n, elements), that gives their distances, (n, n).
+        pattern: A pattern whose units have several entries. Default: the slices along
+            the first dimension, such as filters.
+
+    Returns:
+        A score, in which each entry of a unit has its unit's sum. float16 and bfloat16
+        are summed in float32. Leaves that are not sparsified score 0.
+
+    Raises:
+        TypeError: `pattern` is not a pattern, or `norm` neither a number nor a
+            function.
+        ValueError: Units are single entries or differ in size inside of a leaf or set,
+            `norm` gives another shape, or a sparsified leaf is a DTensor.
+
     `patterns.channel(axis, norm=float("inf"))` prunes the slices nearest to the
     geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0,
-    norm=inf))`. `norm` is the order of the vector norm of the difference, or a function
-    of the units, (n, elements), that gives their distances, (n, n). Leaves that are not
-    sparsified score 0. float16 and bfloat16 are summed in float32. He et al. 2019,
-    arXiv 1811.00250, eq. 4 and 5.
+    norm=inf))`.
 
     With `sf.patterns.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the
-    vector of all of its entries in all members, and the others are those of its set. As
-    in `sf.scores.by_unit` the values are those of units, and the algorithm has the same
-    pattern.
+    vector of all of its entries in all members, and the others are the units of its
+    set. As in `sf.scores.by_unit` each unit has one value, and the algorithm has the
+    same pattern.
 
-    TypeError for anything but a pattern, ValueError for one whose units are single
-    entries, for units of a leaf or set that differ in size, and for a DTensor.
+    He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
     """
     if not callable(norm) and not is_number(norm):
         raise TypeError(
@@ -243,14 +265,21 @@ def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainSc
             [2.5000, 0.0000, 0.0000, 1.5000],
             [1.0000, 2.5000, 0.0000, 0.0000]], dtype=torch.float64)
 
-    A leaf is the matrix M of its first dimension by all others, 1 where a connection is
-    kept. With C = MM', the common neighbours of two rows i and j, and E = max(degree of
-    j - C, 1), "CH3" gives a = [C > 0] / E and "CH2" a = [C > 0] (1 + C) / E. The score
-    is aM, and the same of the columns added to it: the paths of length three, by their
-    first and by their last unit. Kept entries score 0, others at least `least`.
-    Float64, from terms that are rounded so that no sum rounds: the bits are the same on
-    every device. Leaves that are not sparsified score 0. Raises ValueError for another
-    rule and for a DTensor.
+    Args:
+        rule: The weights of the paths. A leaf is the matrix M of its first dimension by
+            all others, 1 where a connection is kept. With C = MM', the common
+            neighbours of two rows i and j, and E = max(degree of j - C, 1), "CH3" gives
+            a = [C > 0] / E and "CH2" a = [C > 0] (1 + C) / E.
+        least: The least score of an entry that is not kept.
+
+    Returns:
+        A score, aM plus the same of the columns, for the paths of length three by their
+        first and by their last unit. Kept entries score 0. Float64, from terms that are
+        rounded so that no sum rounds: the bits are the same on every device. Leaves
+        that are not sparsified score 0.
+
+    Raises:
+        ValueError: `rule` is another, or a sparsified leaf is a DTensor.
 
     Zhang et al. 2025, arXiv 2501.19107 (the node-based form, L3n).
     """

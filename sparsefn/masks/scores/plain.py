@@ -114,9 +114,14 @@ def absolute(signed: Signed) -> Signed:
     >>> drift(sf.State((), (), opt={"w": torch.tensor([-2.0, 1.0])}), (), 0)
     {'w': tensor([2., 1.])}
 
-    A decorator of a Score, with memory or without, and of the `value` of one with
-    memory; `signed` of the result is the function. Raises TypeError for anything but a
-    score.
+    Args:
+        signed: A score, with memory or without, or the `value` of a score with memory.
+
+    Returns:
+        The score of absolute values, whose `signed` is the function.
+
+    Raises:
+        TypeError: `signed` is not a score.
     """
     if isinstance(signed, Accumulated):
         remembered: Any = signed._replace(value=absolute(signed.value))
@@ -150,6 +155,9 @@ def gradient(state: State, grads: Tree, step: Step) -> Tree:
     >>> sf.scores.gradient(sf.State((), ()), {"w": torch.tensor([-2.0, 1.0])}, 0)
     {'w': tensor([2., 1.])}
 
+    Raises:
+        ValueError: The update was given no gradients.
+
     Evci et al. 2020, arXiv 1911.11134 (growth in RigL).
     """
     del state, step
@@ -165,8 +173,12 @@ def saliency(state: State, grads: Tree, step: Step) -> Tree:
     >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
     {'w': tensor([1.0000, 3.0000, 0.5000])}
 
-    16-bit products are made in float32: in float16 small ones would be 0. Lee et al.
-    2019, arXiv 1810.02340, eq. 5.
+    Raises:
+        ValueError: The update was given no gradients.
+
+    16-bit products are made in float32: in float16 small ones would be 0.
+
+    Lee et al. 2019, arXiv 1810.02340, eq. 5.
     """
     del step
     return optree.tree_map(
@@ -181,8 +193,11 @@ def movement(state: State, grads: Tree, step: Step) -> Tree:
     >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
     {'w': tensor([ 1., -3.])}
 
-    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020,
-    arXiv 2005.07683, eq. 3. 16-bit products are made in float32.
+    Raises:
+        ValueError: The update was given no gradients.
+
+    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv
+    2005.07683, eq. 3. 16-bit products are made in float32.
     """
     del step
     return optree.tree_map(
@@ -220,6 +235,8 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
     True
 
-    The path is the leaf's, the index the element's. ValueError for a state without a
-    key.
+    Raises:
+        ValueError: The state has no key.
+
+    The path is the leaf's, the index the element's.
     """

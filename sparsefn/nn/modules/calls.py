@@ -37,13 +37,20 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def as_call(example: Example) -> Call:
-    """The arguments of a call, by position and by name: a tensor is the only argument,
-    a mapping has names.
+    """The positional and keyword arguments that an example input stands for.
 
-    >>> as_call((1, 2)), as_call({"x": 1})
+    >>> sf.modules.as_call((1, 2)), sf.modules.as_call({"x": 1})
     (((1, 2), {}), ((), {'x': 1}))
 
-    Raises TypeError for anything else.
+    Args:
+        example: What a model is called with: a tensor as the only argument, a tuple of
+            positional arguments, or a dict of keyword arguments.
+
+    Returns:
+        A tuple and a dict, for `model(*args, **kwargs)`.
+
+    Raises:
+        TypeError: `example` is of another type.
     """
     if isinstance(example, Mapping):
         return (), dict(example)

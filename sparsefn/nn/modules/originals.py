@@ -21,14 +21,24 @@ _REMOVE = {
 
 
 def computed_from(module: nn.Module, path: str) -> Computed | None:
-    """The weight that a layer computes from the parameter at this path of the module;
-    None for other parameters.
+    """The weight that a layer of the module computes from a parameter.
 
     >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3))
-    >>> computed_from(layer, "parametrizations.weight.original1")
+    >>> sf.modules.computed_from(layer, "parametrizations.weight.original1")
     Computed(path='weight',
     mend="torch.nn.utils.parametrize.remove_parametrizations(model, 'weight')")
-    >>> computed_from(layer, "bias")
+    >>> sf.modules.computed_from(layer, "bias")
+
+    Args:
+        module: The module that the path begins at.
+        path: Dotted path of a parameter.
+
+    Returns:
+        A named tuple with `path` of the weight, and `mend`, the call that makes the weight
+        a parameter; its method `dense()` says both in a sentence. None for a parameter
+        that no weight is computed from.
+
+    It knows the parametrizations of torch, and the older hooks of `torch.nn.utils`.
     """
     return _by_parametrization(module, path) or _by_hook(module, path)
 

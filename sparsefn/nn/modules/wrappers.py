@@ -40,10 +40,17 @@ def wrapped_child(module: nn.Module) -> str | None:
 
 
 def inner_module(module: nn.Module) -> nn.Module:
-    """The module that wrappers of torch's hold, itself if it is none.
+    """The module inside of torch's wrappers.
 
-    >>> inner_module(torch.nn.DataParallel(torch.nn.ReLU()))
+    >>> sf.modules.inner_module(torch.nn.DataParallel(torch.nn.ReLU()))
     ReLU()
+
+    Args:
+        module: Any module. Wrappers are `DistributedDataParallel`, `DataParallel`, the
+            result of `torch.compile` and checkpoint wrappers, also one in another.
+
+    Returns:
+        The module that they hold, no copy; `module` itself if it is no wrapper.
     """
     return _unwrapped(module)[1]
 

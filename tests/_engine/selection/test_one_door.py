@@ -34,14 +34,14 @@ OTHER_ORDERS = {
         ("_engine/numbers/ranks.py", "sort"),
     ),
     *(("masks/constructors.py", "argsort"), ("masks/permutation.py", "sort")),
-    # Of counts, units, atoms, texts and drawn indices.
+    # Of counts, units, channels, texts and drawn indices.
     *(("masks/budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
     *(
         (f"{name}.py", "argsort")
-        for name in ("masks/patterns/places", "shrinking/atoms", "shrinking/groups")
+        for name in ("masks/patterns/places", "shrinking/channels", "shrinking/groups")
     ),
-    *((f"shrinking/{name}.py", "partition") for name in ("groups", "rules")),
-    *(("shrinking/budgets.py", "sort"), ("shrinking/probe.py", "sort")),
+    *((f"shrinking/{name}.py", "partition") for name in ("groups", "products")),
+    *(("shrinking/plan.py", "sort"), ("shrinking/probe.py", "sort")),
     ("core/tree/originals.py", "partition"),  # of a path
     ("testing/coverage.py", "sort"),  # to find ties
     ("shrinking/experts.py", "topk"),  # that of a model, which is recognised

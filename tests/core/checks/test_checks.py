@@ -100,7 +100,14 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             f"shrinking/{name}.py"
-            for name in ("analysis", "program", "resizing", "layer_sizes", "attributes")
+            for name in (
+                "analysis",
+                "attributes",
+                "layers",
+                "plan",
+                "rebuild",
+                "rewrites",
+            )
         ),
         "the arguments of a traced operation, and the attributes of a module",
     ),

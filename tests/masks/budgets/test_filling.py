@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn.masks.budgets.filling import Priced, check_prefer, fill_up, levels_of
+from sparsefn.masks.budgets.filling import UnitCosts, check_prefer, fill_up, levels_of
 
 
 def test_fill_ends_where_no_count_can_rise():
@@ -21,7 +21,7 @@ def test_fill_ends_where_no_count_can_rise():
 )
 def test_each_level_has_one_unit_more_of_a_leaf_at_most_and_the_last_has_all(prefer):
     sizes = {"a": 5, "b": 8, "c": 1, "d": 0, "e": 6}
-    priced = Priced(
+    priced = UnitCosts(
         sizes, sum, lambda: {name: np.arange(n) for name, n in sizes.items()}
     )
     levels, last = levels_of(priced, prefer, [name != "e" for name in sizes])
@@ -32,7 +32,7 @@ def test_each_level_has_one_unit_more_of_a_leaf_at_most_and_the_last_has_all(pre
 
 
 def test_scores_order_units_and_equal_ones_come_by_leaf():
-    priced = Priced({"a": 2, "b": 3}, sum, dict)
+    priced = UnitCosts({"a": 2, "b": 3}, sum, dict)
     levels, last = levels_of(
         priced,
         {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, 3.0, 2.0])},
@@ -42,7 +42,7 @@ def test_scores_order_units_and_equal_ones_come_by_leaf():
 
 
 def test_preferences_that_do_not_fit_are_refused():
-    priced = Priced({"a": 2}, sum, dict)
+    priced = UnitCosts({"a": 2}, sum, dict)
     for good in ("uniform", "global", {"a": 1}, {"*": 0.5}, {"a": torch.ones(2)}):
         check_prefer(priced, good)
     with pytest.raises(

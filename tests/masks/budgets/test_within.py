@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.masks.budgets.filling import Priced
+from sparsefn.masks.budgets.filling import UnitCosts
 from sparsefn.masks.budgets.within import Within, within
-from sparsefn.shrinking.budgets import weights
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.smaller import shrink
+from sparsefn.shrinking.plan import weights
+from sparsefn.shrinking.shrink import shrink
 from tests.shrinking.cost_counts import flops_of
 from tests.shrinking.networks import networks
 from tests.shrinking.zoo import MODELS
@@ -27,7 +27,7 @@ class Given:
     """A model of which the costs are given."""
 
     def __init__(self, sizes, cost, scores=dict, masks=None):
-        self.made = Priced(sizes, cost, scores, masks or {})
+        self.made = UnitCosts(sizes, cost, scores, masks or {})
 
     def priced(self, unit, bits, compressed, only):
         return self.made

@@ -508,3 +508,32 @@ def test_dense_phases_may_come_first():
     for step in range(3):
         state = algorithm.update(state, params(), step)
     assert int(units(state.masks).sum()) == 3
+
+
+def test_members_say_where_the_units_of_each_set_lie():
+    pattern = sf.patterns.tied([["*.v", -1, 2, 2], ["*.o", 0, [1, -1, 0]]])
+    params = {"0.v": torch.ones(3, 8), "0.o": torch.ones(3), "b": torch.ones(2)}
+    found = sf.patterns.tied_members(pattern, params)
+    members = [(leaf, dim, units.tolist()) for leaf, dim, units in found["0.v"]]
+    assert list(found) == ["0.v"]
+    assert members == [
+        ("0.v", 1, [0, 0, 1, 1, 0, 0, 1, 1]),
+        ("0.o", 0, [1, -1, 0]),
+    ]
+    again = [[leaf, dim, units.tolist()] for leaf, dim, units in found["0.v"]]
+    assert sf.patterns.tied_members(sf.patterns.tied(again), params).keys() == {"0.v"}
+    assert sf.patterns.tied_members(sf.patterns.block((2,)), params) == {}
+    with pytest.raises(TypeError, match=r"tied_members: expected a pattern .*, got 3"):
+        sf.patterns.tied_members(3, params)
+    with pytest.raises(ValueError, match="members with the same number of units"):
+        sf.patterns.tied_members(pattern, params | {"0.v": torch.ones(3, 4)})
+
+
+def test_members_are_copies():
+    pattern = sf.patterns.tied([["a", 0, [0, 1]], ["b", 0, [1, 0]]])
+    params = {"a": torch.ones(2), "b": torch.ones(2)}
+    for _ in range(2):
+        (members,) = sf.patterns.tied_members(pattern, params).values()
+        _, _, units = members[0]
+        assert units.tolist() == [0, 1]
+        units.zero_()

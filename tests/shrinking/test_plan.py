@@ -1,7 +1,13 @@
 """Products of programs: their FLOPs are those of torch's counter, and their factors the
 leaves that they read whole.
 Costs of cuts: parameters as tensors have them, FLOPs as torch counts them for the
-smaller program, bytes."""
+smaller program, bytes.
+
+Costs by kept units are those of cuts with so many units, whichever they are; of
+weights those of the report.
+"""
+
+import math
 
 import pytest
 import torch
@@ -11,9 +17,9 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.costs import cost, distinct, parameters, terms_of
 from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.plan import cost, distinct, parameters, terms_of, weights
+from sparsefn.shrinking.rebuild import program
 from sparsefn.shrinking.trace import traced
 from sparsefn.shrinking.values import opname, values_in
 from tests.shrinking.cost_counts import flops_of, params_of_cut, some_units
@@ -34,7 +40,7 @@ class Of(nn.Module):
 
 def found(shape, function, x):
     model = Of(shape, function).eval()
-    some = analyse(traced(model, x)).book.products
+    some = analyse(traced(model, x)).log.products
     return (
         sum(product.flops for product in some),
         flops_of(model, (x,)),
@@ -108,7 +114,7 @@ def test_recurrent_layers_multiply_at_every_step():
         nn.LSTM(4, 3, num_layers=2, bidirectional=True).eval(),
         torch.ones(5, 2, 4),
     )
-    some = analyse(traced(model, x)).book.products
+    some = analyse(traced(model, x)).log.products
     assert sum(product.flops for product in some) == 2 * 10 * sum(
         w.numel() for w in model.parameters() if w.ndim == 2
     )
@@ -231,7 +237,8 @@ def test_terms_are_worked_out_once_and_labels_are_told_apart_by_what_they_hold()
     assert terms.value([4]) == 2 * 12 + 2 * 8
     assert terms.value([1]) == 2 * 3 + 2 * 2
     assert (
-        len(distinct(values_in(found.analysis.leaves), found.analysis.book.atoms)) == 1
+        len(distinct(values_in(found.analysis.leaves), found.analysis.log.channels))
+        == 1
     )
 
 
@@ -250,5 +257,187 @@ def test_units_that_there_are_not_are_refused():
         ValueError, match="bits= and compressed= are for unit='bytes', got unit='flops'"
     ):
         found.cost(unit="flops", compressed=True)
-    with pytest.raises(ValueError, match="expected bits >= 1, got 0"):
+    for wrong, got in ((8.0, "float"), (True, "bool")):
+        with pytest.raises(
+            TypeError, match=f"^within: expected bits to be an int, got {got}$"
+        ):
+            found.cost(unit="bytes", bits=wrong)
+    with pytest.raises(ValueError, match="^within: expected bits >= 1, got 0$"):
         found.cost(unit="bytes", bits=0)
+
+
+UNITS = "params", "flops", "bytes"
+
+
+@pytest.mark.deep
+@settings(max_examples=30, deadline=None)
+@given(networks(), st.integers(0, 99))
+def test_costs_by_kept_units_are_those_of_any_cut_or_the_most_of_them(drawn, seed):
+    found = groups(*drawn)
+    gone = some_units(found, seed)
+    kept = [group.size - len(gone[i]) for i, group in enumerate(found)]
+    for unit in UNITS:
+        made = found.priced(unit, None, False, range(len(found)))
+        assert made.cost(kept) >= found.cost(gone, unit)
+        assert made.cost(list(made.sizes.values())) == found.cost(unit=unit)
+        for i in range(len(kept)):
+            more = [min(n + (i == j), found[j].size) for j, n in enumerate(kept)]
+            assert made.cost(more) >= made.cost(kept)
+
+
+@pytest.mark.deep(but=["resnet bottleneck"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet bottleneck",
+        "resnext",
+        "mobilenet v2",
+        "densenet",
+        "grouped queries",
+        "falcon",
+    ],
+)
+def test_they_are_exact_where_units_are_alike(name):
+    found = groups(*MODELS[name]())
+    for unit in UNITS:
+        made = found.priced(unit, None, False, range(len(found)))
+        for seed in range(3):
+            gone = some_units(found, seed)
+            kept = [group.size - len(gone[i]) for i, group in enumerate(found)]
+            assert made.cost(kept) == found.cost(gone, unit)
+
+
+class Twice(nn.Module):
+    """The next layer reads two of the channels twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(6, 2)
+
+    def forward(self, x):
+        y = self.one(x)
+        return self.two(torch.cat([y, y[..., :2]], -1))
+
+
+def test_unlike_units_cost_the_most_that_so_many_can():
+    found = groups(Twice().eval(), torch.ones(1, 3))
+    made = found.priced("params", None, False, None)
+    (size,) = made.sizes.values()
+    for kept in range(1, size + 1):
+        cuts = [
+            [i for i in range(size) if i not in some] for some in _choices(size, kept)
+        ]
+        most = max(found.cost({0: gone}) for gone in cuts)
+        # fewer may leave the slice empty
+        assert made.cost([kept]) == most if kept > 2 else made.cost([kept]) >= most
+
+
+def _choices(size, kept):
+    return [
+        [i for i in range(size) if bits >> i & 1]
+        for bits in range(1 << size)
+        if bits.bit_count() == kept
+    ]
+
+
+class Halves(nn.Module):
+    """A layer reads the first channels alone: where all of them go, one of them
+    stays.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = (
+            nn.Linear(3, 4),
+            nn.Linear(2, 2),
+            nn.Linear(4, 2),
+        )
+
+    def forward(self, x):
+        y = self.one(x)
+        return self.two(y[..., :2]), self.three(y)
+
+
+def test_a_dimension_that_would_be_empty_keeps_an_index_and_that_is_counted():
+    found = groups(Halves().eval(), torch.ones(1, 3))
+    sizes = [group.size for group in found]
+    made = found.priced("params", None, False, range(len(found)))
+    for masks in _choices(4, 2):
+        gone = {i: [] for i in range(len(found))}
+        if len(found) == 1:
+            gone[0] = [i for i in range(4) if i not in masks]
+        else:
+            for i, group in enumerate(found):
+                gone[i] = list(range(1, group.size))
+        kept = [n - len(gone[i]) for i, n in enumerate(sizes)]
+        assert made.cost(kept) >= found.cost(gone)
+
+
+def test_sets_have_the_names_that_the_pattern_gives_them():
+    for name in ("mobilenet v2", "resnext", "grouped queries"):
+        found = groups(*MODELS[name]())
+        params = dict(found.analysis.graph.named_parameters())
+        for only in (None, list(range(len(found)))):
+            try:
+                sets = found.pattern(only).sets(params)
+            except ValueError:  # groups that multiply in one leaf
+                continue
+            assert [
+                (path, math.prod(units.budgeted)) for path, units in sets.items()
+            ] == [(path, found[i].size) for path, i in found._set_names(only).items()]
+
+
+def test_scores_are_the_mean_magnitudes_of_units():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).eval()
+    found = groups(model, torch.ones(1, 2))
+    scores = found.priced("params", None, False, None).scores()
+    entries = (
+        torch.cat([model[0].weight, model[0].bias[:, None], model[2].weight.T], 1)
+        .abs()
+        .mean(1)
+    )
+    assert torch.allclose(torch.from_numpy(scores["0.weight"]).float(), entries)
+
+
+@pytest.mark.deep
+def test_weights_cost_what_the_report_says():
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    ).eval()
+    x = torch.ones(2, 2, 6, 6)
+    state = sf.static(0.7, distribution=sf.budgets.erk(), key=sf.random.key(0)).init(
+        sf.modules.params_of(model)
+    )
+    made = weights(model, x)
+    nonzero = {
+        path: int(mask.expand(state.params[path].shape).sum())
+        for path, mask in state.masks.items()
+    }
+    kept = [nonzero[path] for path in made.leaves]
+    assert (
+        made.priced("flops", None, False, None).cost(kept)
+        == sf.report.flops(model, state, x).total.sparse
+    )
+    assert made.priced("params", None, False, None).cost(kept) == sum(kept)
+
+
+def test_compressed_bytes_of_weights_are_those_of_compressed_states():
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    pattern = sf.patterns.nm(2, 4)
+    state = sf.static(None, pattern=pattern, where="0.weight").init(
+        sf.modules.params_of(model)
+    )
+    tensors = sf.checkpoint.compress(state, pattern)
+    stored = sum(
+        x.numel() * x.element_size()
+        for name, x in tensors.items()
+        if not name.endswith((".shape", ".nm"))
+    )
+    made = weights(model, torch.ones(1, 8)).priced("bytes", None, True, None)
+    kept = [n // 2 if name == "0.weight" else n for name, n in made.sizes.items()]
+    assert made.cost(kept) + made.masks["0.weight"] == stored
+    with pytest.raises(
+        ValueError,
+        match="weights that are zero take as many bytes as others: say compressed=True",
+    ):
+        weights(model, torch.ones(1, 8)).priced("bytes", 8, False, None)

@@ -5,6 +5,8 @@ one."""
 
 import copy
 import pickle
+import pkgutil
+import re
 
 import pytest
 import torch
@@ -522,3 +524,9 @@ def test_other_shapes_and_other_parameters_are_refused():
         match=r"at 'scores.0.weight:1', got \(4,\); a score of tied units is not cut",
     ):
         sf.shrinking.carry({"scores": {"0.weight:1": torch.ones(4)}}, made)
+
+
+def test_the_package_says_what_each_of_its_files_is_for():
+    package = sf.shrinking
+    files = [part.name for part in pkgutil.iter_modules(package.__path__)]
+    assert sorted(re.findall(r"`(\w+)`", package.__doc__)) == sorted(files)

@@ -1,9 +1,12 @@
-"""Atoms: what stays or goes together. A label of a dimension says of which atoms each
-of its indices is made.
+"""Coupled channels: a union-find over the channels of all dimensions of a program. What
+is in one set stays or goes together. Units of a group are channels of one kind.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -11,9 +14,9 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-# (size of the dimension, factors): an index stays if all of its atoms stay; None: all
-# stay
-Label = Ids | None
+# The label of a dimension, (size of the dimension, factors): the channels that each of
+# its indices is made of. An index stays if all of its channels stay; None: all stay.
+ChannelMap = Ids | None
 
 
 class Rank(IntEnum):
@@ -28,26 +31,26 @@ class Rank(IntEnum):
 _FIRST_SIZE = 1 << 12  # of the arrays, which double when they are full
 
 
-class Atoms:
-    """A union-find of atoms, some of which are products of other atoms.
+class CoupledChannels:
+    """A union-find of channels, some of which are products of other channels.
 
-    >>> atoms = Atoms()
-    >>> rows, heads, widths = atoms.new(6), atoms.new(2), atoms.new(3)
-    >>> atoms.join(rows, product(heads, 2, widths, 3), "")
-    >>> atoms.resolve(rows).tolist()[
+    >>> channels = CoupledChannels()
+    >>> rows, heads, widths = channels.new(6), channels.new(2), channels.new(3)
+    >>> channels.join(rows, product(heads, 2, widths, 3), "")
+    >>> channels.resolve(rows).tolist()[
     ...     :4
     ... ]  # index h * 3 + d of the rows stays where head h and width d stay
     [[7, 9], [7, 10], [7, 11], [8, 9]]
 
-    Atom 0 always stays, and fills up rows. Whatever joins does is sufficient for
+    Channel 0 always stays, and fills up rows. Whatever joins does is sufficient for
     indices to stay together: where two products do not fit each other, all of their
-    atoms stay.
+    channels stay.
     """
 
     def __init__(self) -> None:
         self.count = 1
         self.parent = np.zeros(_FIRST_SIZE, np.int64)
-        # the factors of an atom: itself, if it is no product
+        # the factors of a channel: itself, if it is no product
         self.parts = np.zeros((_FIRST_SIZE, 2), np.int64)
         # why a root stays: a place in `reasons`, 0 where it may go
         self.reason = np.zeros(_FIRST_SIZE, np.int32)
@@ -57,7 +60,7 @@ class Atoms:
         self.reason[0] = 1
 
     def new(self, size: int, rank: int = Rank.NONE) -> Ids:
-        """The label of a dimension of that many indices, each with an atom of its
+        """The label of a dimension of that many indices, each with a channel of its
         own.
         """
         while self.count + size > len(self.parent):
@@ -74,7 +77,7 @@ class Atoms:
         return ids[:, None]
 
     def find(self, ids: Ids) -> Ids:
-        """The roots of atoms."""
+        """The roots of channels."""
         up = self.parent[ids]
         while True:
             top = self.parent[up]
@@ -92,7 +95,7 @@ class Atoms:
         while not (self.parts[label, 0] == label).all():
             factors = self.parts[label].reshape(len(label), -1)
             label = _once_a_row(self.find(factors))
-        if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
+        if label.shape[1] > 2:  # of columns in which all channels stay one tells enough
             stays = self.reason[label] > 0
             fixed = stays.all(0)
             if fixed.sum() > 1:
@@ -101,8 +104,8 @@ class Atoms:
                 label = np.concatenate([others, one], 1)
         return label
 
-    def free(self, label: Label) -> Label:
-        """The atoms of a label that may go; None where all of them stay."""
+    def free(self, label: ChannelMap) -> ChannelMap:
+        """The channels of a label that may go; None where all of them stay."""
         if label is None:
             return None
         label = self._without_fixed(label)
@@ -112,12 +115,12 @@ class Atoms:
         return label[:, used]
 
     def _without_fixed(self, label: Ids) -> Ids:
-        # 0 in place of atoms that stay.
+        # 0 in place of channels that stay.
         label = self.resolve(label)
         return np.where(self.reason[label] > 0, 0, label)
 
-    def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
-        """All atoms of these indices stay, for this reason."""
+    def freeze(self, label: ChannelMap, why: str, which: Flags | None = None) -> None:
+        """All channels of these indices stay, for this reason."""
         if label is None:
             return
         number = self._number(why)
@@ -128,7 +131,7 @@ class Atoms:
             free = ids[self.reason[ids] == 0]
             self.reason[free] = number
 
-    def join(self, a: Label, b: Label, why: str) -> None:
+    def join(self, a: ChannelMap, b: ChannelMap, why: str) -> None:
         """The indices of two dimensions stay or go together, index by index."""
         if a is None or b is None:
             self.freeze(a, why)
@@ -158,7 +161,7 @@ class Atoms:
             done = self._match(one[differ], two[differ], n, m, why)
 
     def _match(self, one: Ids, two: Ids, n: Ids, m: Ids, why: str) -> bool:
-        # Join what is alone on each side, n and m atoms of a row, as far as one step
+        # Join what is alone on each side, n and m channels of a row, as far as one step
         # can; whether that is all.
         only = (n == 0) | (m == 0)
         same = n == m
@@ -190,10 +193,11 @@ class Atoms:
         return _alone(one, two), _alone(two, one)
 
     def _divide(self, one: Ids, two: Ids, first: Flags) -> bool:
-        # An atom, of the first side or of the second, is the product of several of the
-        # other; of an atom that comes twice the first row counts, and joins go on.
+        # A channel, of the first side or of the second, is the product of several of
+        # the other; of a channel that comes twice the first row counts, and joins go
+        # on.
         whole = np.where(first, one[:, 0], two[:, 0])
-        atoms, at = np.unique(whole, return_index=True)
+        channels, at = np.unique(whole, return_index=True)
         width = max(one.shape[1], two.shape[1])
         more = width - self.parts.shape[1]
         if more > 0:
@@ -202,12 +206,12 @@ class Atoms:
         factors[first, : two.shape[1]] = two[first]
         factors[~first, : one.shape[1]] = one[~first]
         factors = factors[at]
-        # no atom may become a factor of its own factors
-        circular = np.isin(factors, atoms).any(1)
+        # no channel may become a factor of its own factors
+        circular = np.isin(factors, channels).any(1)
         clear = np.asarray(~circular)
         clear[0] = True
-        self.parts[atoms[clear], :width] = factors[clear]
-        return len(atoms) == len(whole) and bool(clear.all())
+        self.parts[channels[clear], :width] = factors[clear]
+        return len(channels) == len(whole) and bool(clear.all())
 
     def _unite(self, a: Ids, b: Ids) -> None:
         # Roots that may go.
@@ -256,7 +260,7 @@ def _once_a_row(label: Ids) -> Ids:
     return label[:, used]
 
 
-def product(a: Label, m: int, b: Label, n: int) -> Label:
+def product(a: ChannelMap, m: int, b: ChannelMap, n: int) -> ChannelMap:
     """The label of a dimension of m * n indices, from the labels of the two dimensions
     that it is made of.
 
@@ -271,3 +275,66 @@ def product(a: Label, m: int, b: Label, n: int) -> Label:
     if not rows:
         return None
     return np.concatenate(rows, 1)
+
+
+def kinds_of(channels: CoupledChannels, labels: Sequence[Ids]) -> Ids:
+    """A number from 1 for channels that lie in the same dimensions, as the same
+    factors; 0 for channels that stay or lie in none.
+    """
+    kinds = np.zeros(channels.count, np.int64)
+    most = 0
+    columns = {column.tobytes(): column for label in labels for column in label.T}
+    for column in columns.values():
+        may_go = channels.reason[column] == 0
+        here = np.unique(column[may_go])
+        if not len(here):
+            continue
+        _, pairs = np.unique(kinds[here], return_inverse=True)
+        kinds[here] = most + 1 + pairs
+        most += int(pairs.max()) + 1
+    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    # channel 0 is the first, and of kind 0
+    order: Ids = first.argsort().argsort()[numbers]
+    return order
+
+
+def factors_of(labels: Sequence[Ids], kinds: Ids) -> dict[int, set[int]]:
+    """Which groups are factors of one product, by number: a group has the channels of
+    one kind.
+    """
+    multiplies_with: dict[int, set[int]] = defaultdict(set)
+    count = int(kinds.max()) + 1
+    for label in labels:
+        rows = kinds[label]
+        for i, j in itertools.combinations(range(rows.shape[1]), 2):
+            pairs = rows[:, i] * count + rows[:, j]
+            for pair in np.unique(pairs).tolist():
+                one, other = divmod(pair, count)
+                if not one or not other or one == other:
+                    continue
+                multiplies_with[one - 1].add(other - 1)
+                multiplies_with[other - 1].add(one - 1)
+    return multiplies_with
+
+
+def preferred_groups(
+    channels: CoupledChannels,
+    units: Sequence[Ids],
+    weights: Sequence[float],
+    multiplies_with: Mapping[int, set[int]],
+) -> set[int]:
+    """The numbers of groups to prune: of those that multiply with each other one, by
+    rank and then by weights.
+    """
+    ranks = [int(channels.rank[own[0]]) for own in units]
+    # the width of the only head is never divided, and has no rank of its own
+    for i, one in enumerate(ranks):
+        others = [ranks[j] for j in multiplies_with[i]]
+        if one == Rank.NONE and Rank.HEADS in others:
+            ranks[i] = Rank.WIDTHS
+    taken = set[int]()
+    order = sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i]))
+    for i in order:
+        if not multiplies_with[i] & taken and len(units[i]) > 1:
+            taken.add(i)
+    return taken

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, prune
 
 import sparsefn as sf
 from tests.shrinking.small import Of
-from tests.shrinking.test_smaller import X, checked, mlp, pruned, seeded, shapes  # noqa: F401
+from tests.shrinking.test_shrink import X, checked, mlp, pruned, seeded, shapes  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:shrink could not remove all:UserWarning"

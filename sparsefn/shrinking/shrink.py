@@ -16,18 +16,14 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from sparsefn.core.state import State
-from sparsefn.core.tree import Tree, flatten
-from sparsefn.nn.modules.calls import Example
-from sparsefn.nn.modules.params import bake, params_of
-from sparsefn.nn.modules.wrappers import inner_module
-from sparsefn.shrinking.analysis import Cut, analyse, folded_biases, free, taken
-from sparsefn.shrinking.costs import cost
+from sparsefn.core.tree import flatten
+from sparsefn.nn.modules import bake, inner_module, params_of
+from sparsefn.shrinking.analysis import analyse, has_shuffles, without_shuffles
 from sparsefn.shrinking.groups import Groups
-from sparsefn.shrinking.paths import calls_of, matched
-from sparsefn.shrinking.program import program
+from sparsefn.shrinking.plan import PruningPlan, cost, folded_biases, free, taken
 from sparsefn.shrinking.proof import Progress, Proof
-from sparsefn.shrinking.same_class import same_class
-from sparsefn.shrinking.trace import has_shuffles, may_resize, traced, without_shuffles
+from sparsefn.shrinking.rebuild import program, same_class
+from sparsefn.shrinking.trace import Example, calls_of, matched, may_resize, traced
 from sparsefn.shrinking.values import kept_slices
 
 Form = Literal["class", "program"]
@@ -53,13 +49,21 @@ class Smaller(NamedTuple):
     ... )
     >>> made.form, made.stays, made.kept["0.bias"]
     ('class', (), Kept(shape=(4,), indices=(None,)))
+
+    Attributes:
+        module: The smaller model.
+        kept: Of every parameter and buffer by name: its old `shape`, and the `indices`
+            that stay along each dimension, None for all.
+        form: "class" for a module of the same class, "program" for a traced one.
+        stays: What is masked and stays, with the reasons.
+        notes: What the model's configs cannot say, and why it is no module of its
+            class.
     """
 
     module: nn.Module
-    kept: Mapping[str, Kept]  # of parameters and buffers by name
+    kept: Mapping[str, Kept]
     form: Form
-    stays: tuple[str, ...]  # what is masked and stays, with the reasons
-    # what the model's configs cannot say, and why it is no model of its class
+    stays: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -91,33 +95,41 @@ def shrink(
     >>> torch.allclose(small(x), sf.modules.call(net, state, x), atol=1e-6)
     True
 
-    `example` is what the module is called with: a tensor, a tuple of arguments or a
-    dict of keyword arguments. The masks say what goes, of whatever algorithm they are:
-    every unit that is 0, or that no layer reads, and units that are constant where a
-    bias can take in what they give. A unit that the masks prune only in part stays, and
-    so does one of every dimension. What is pruned and has to stay is named by a
-    UserWarning, with the reason.
+    Args:
+        module: The module, which does not change.
+        state: State whose masks say what goes, of whatever algorithm they are: every
+            unit that is 0, or that no layer reads, and units that are constant where a
+            bias can take in what they give. A unit that the masks prune only in part
+            stays, and so does one of every dimension.
+        example: What the module is called with: a tensor, a tuple of arguments or a
+            dict of keyword arguments.
+        only: Globs of submodules, each of which is made smaller by itself, as it is
+            called on the example. Default: the whole module.
+        buffers: Buffers of the copy by name, such as the batch norm's of
+            `sf.modules.call_with_buffers`. Default: the module's own.
+        form: "class" for a module of the same class, or an error where there is none;
+            "program" for the traced program. Default: of the same class if possible.
+        groups: The module's groups, as `sf.shrinking.groups` made them on this example,
+            whatever has been trained since: with them it is not traced again.
 
-    The smaller module is of the same class where running it proves that its outputs are
-    equal, in eval mode: in float64 on the example, to 1e-10, and on another input of
-    its shapes. Else, or with form="program", it is the traced program with new sizes
-    (`torch.fx.GraphModule`), whose parameters have their old names, and which takes
-    other batch sizes and lengths where it need not keep more for that; with
-    form="class" it is an error. It never returns a module that differs.
+    Returns:
+        A module of the same class where running it proves that its outputs are equal,
+        in eval mode: in float64 on the example, to 1e-10, and on another input of its
+        shapes. Else the traced program with new sizes (`torch.fx.GraphModule`), whose
+        parameters have their old names, and which takes other batch sizes and lengths
+        where it need not keep more for that. Never a module that differs.
 
-    `groups` are the module's, as `sf.shrinking.groups` made them on this example,
-    whatever has been trained since: with them the module is not traced again. Where it
-    takes more than 10 seconds a line on stderr says what it does.
+    Raises:
+        TypeError: `state` is no State, `groups` are no groups, or `example` is of
+            another type.
+        ValueError: The module does not run on the example, `torch.export` cannot trace
+            it, or it is in train mode and computes otherwise in eval mode. `groups` are
+            of another module or example. There is no smaller module of the class, with
+            form="class". Masks or buffers are as `sf.modules.bake` refuses.
 
-    With `only`, globs of submodules, each submodule is made smaller by itself, as it is
-    called on the example. `buffers` are the copy's, by name (the batch norm's of
-    `sf.modules.call_with_buffers`), the module's own by default. `sf.shrinking.smaller`
+    A UserWarning names what is pruned and has to stay, with the reason. Where it takes
+    more than 10 seconds a line on stderr says what it does. `sf.shrinking.smaller`
     returns more: what was kept, for `sf.shrinking.carry`.
-
-    Raises TypeError for anything but a State, and for other groups, and ValueError for
-    a module that does not run on the example or that `torch.export` cannot trace, for
-    one in train mode, for groups of another module or example, and for masks and
-    buffers as `sf.modules.bake` does.
     """
     made = smaller(
         module, state, example, only=only, buffers=buffers, form=form, groups=groups
@@ -153,7 +165,22 @@ def smaller(
     >>> made.form, made.kept["2.weight"].indices
     ('class', (None, tensor([0])))
 
-    `kept` tells of every parameter and buffer.
+    Args:
+        module: As for `sf.shrink`.
+        state: As for `sf.shrink`.
+        example: As for `sf.shrink`.
+        only: As for `sf.shrink`.
+        buffers: As for `sf.shrink`.
+        form: As for `sf.shrink`.
+        groups: As for `sf.shrink`.
+
+    Returns:
+        The module of `sf.shrink`, what it kept of every parameter and buffer, what
+        stays, and notes.
+
+    Raises:
+        TypeError: As by `sf.shrink`.
+        ValueError: As by `sf.shrink`.
     """
     if not isinstance(state, State):
         raise TypeError(
@@ -238,14 +265,14 @@ def _smaller(
 
     still = _traced(masked, example, groups, tell)
     if form != "program":
-        cut = free(analyse(still, masks, counted=True))
-        made = same_class(masked, cut, works, folded_biases(cut, before))
+        plan = free(analyse(still, masks, counted=True))
+        made = same_class(masked, plan, works, folded_biases(plan, before))
         if made.model is not None:
             return Smaller(
                 made.model,
-                _kept(cut),
+                _kept(plan),
                 "class",
-                tuple(_stays(cut, masks)),
+                tuple(_stays(plan, masks)),
                 made.notes,
             ), exact
         why = made.why
@@ -264,8 +291,8 @@ def _smaller(
         free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs
     ]
     # sizes that may change hide what some operations do, and entries then stay
-    cut = min(cuts, key=cost)
-    small = program(cut, folded_biases(cut, before))
+    plan = min(cuts, key=cost)
+    small = program(plan, folded_biases(plan, before))
     exact = {
         name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64
     }
@@ -276,9 +303,9 @@ def _smaller(
         )
     return Smaller(
         small,
-        _kept(cut),
+        _kept(plan),
         "program",
-        tuple(_stays(cut, masks)),
+        tuple(_stays(plan, masks)),
         (why,) if why else (),
     ), exact
 
@@ -305,30 +332,34 @@ def _as_before(small: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
     return small
 
 
-def _kept(cut: Cut) -> dict[str, Kept]:
+def _kept(plan: PruningPlan) -> dict[str, Kept]:
     return {
-        name: Kept(value.shape, cut.indices(name))
-        for name, value in cut.analysis.leaves.items()
+        name: Kept(value.shape, plan.indices(name))
+        for name, value in plan.analysis.leaves.items()
     }
 
 
-def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
+def _stays(plan: PruningPlan, masks: Mapping[str, Tensor]) -> list[str]:
     # Whole rows and columns that masks prune and that stay, with the reason for the
     # first.
     lines = []
-    atoms = cut.analysis.book.atoms
+    channels = plan.analysis.log.channels
     for name, mask in masks.items():
-        value = cut.analysis.leaves.get(name)
+        value = plan.analysis.leaves.get(name)
         for d, label in enumerate(
             value.labels if value is not None and mask.ndim else ()
         ):
             pruned = ~kept_slices(mask, d)
-            still = pruned & cut.kept(label, len(pruned))
+            still = pruned & plan.kept(label, len(pruned))
             if label is None or not still.any():
                 continue
-            row = atoms.resolve(label[np.nonzero(still)[0][:1]])
+            row = channels.resolve(label[np.nonzero(still)[0][:1]])
             why = next(
-                (atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1),
+                (
+                    channels.reasons[i]
+                    for i in channels.reason[row].ravel().tolist()
+                    if i > 1
+                ),
                 "one always stays",
             )
             lines.append(
@@ -339,10 +370,10 @@ def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
 
 
 _SECOND = re.compile(r":\d+$")  # of several tied sets with one first leaf
-SomeTree = TypeVar("SomeTree", bound=Tree)
+Tree = TypeVar("Tree")  # any optree pytree of tensors
 
 
-def carry(tree: SomeTree, made: Smaller) -> SomeTree:
+def carry(tree: Tree, made: Smaller) -> Tree:
     """A tree of the old model's tensors, cut to the shapes of the smaller model.
 
     >>> net = torch.nn.Sequential(
@@ -358,24 +389,31 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     >>> sf.shrinking.carry(state, made).masks["2.weight"]
     tensor([[True]])
 
-    Each tensor at a path that ends in a parameter's or buffer's name, and has its old
-    shape, loses the entries that the smaller model lost: masks, scores, the moments of
-    `sf.optimizers`, averages, what `attach` saves (`sparse.state_dict()`, to be loaded
-    after `attach` to the smaller model). All else stays as it is. The params of a State
-    become the params of the smaller model, which may hold biases that took in
-    constants. An average of the weights that a model of its own holds is made smaller
-    by `sf.shrink` with the same masks.
+    Args:
+        tree: Masks, scores, the moments of `sf.optimizers`, averages, what `attach`
+            saves (`sparse.state_dict()`, to be loaded after `attach` to the smaller
+            model), or a whole State.
+        made: The smaller model, of `sf.shrinking.smaller`.
 
-    Raises ValueError for a tensor at such a path that has another shape, with its path.
+    Returns:
+        A tree of the same structure. Each tensor at a path that ends in a parameter's
+        or buffer's name loses the entries that the smaller model lost; all else stays
+        as it is. The params of a State become the params of the smaller model, which
+        may hold biases that took in constants.
+
+    Raises:
+        ValueError: A tensor at such a path does not have the old shape.
+
+    An average of the weights that a model of its own holds is made smaller by
+    `sf.shrink` with the same masks.
     """
     leaves, rebuild = flatten(tree)
-    cut = []
+    smaller_leaves = []
     for path, leaf in leaves.items():
         if isinstance(leaf, Tensor):
-            cut.append(_cut(path, leaf, made))
-        else:
-            cut.append(leaf)
-    carried: Any = rebuild(cut)
+            leaf = _cut(path, leaf, made)
+        smaller_leaves.append(leaf)
+    carried: Any = rebuild(smaller_leaves)
     if isinstance(tree, State):
         own = params_of(made.module)
         params = flatten(tree.params)
@@ -404,9 +442,18 @@ def carry_optimizer(
     >>> after.state[made.module[0].weight]["exp_avg"].shape
     torch.Size([1, 1])
 
-    It is for `load_state_dict` of the new optimizer, which has to have its parameters
-    in the same groups and order. Raises ValueError for a parameter of the optimizer
-    that the model has not.
+    Args:
+        optimizer: The optimizer of the old model.
+        model: The old model.
+        made: The smaller model, of `sf.shrinking.smaller`.
+
+    Returns:
+        A dict for `load_state_dict` of the new optimizer, which has to have its
+        parameters in the same groups and order.
+
+    Raises:
+        ValueError: The optimizer has a parameter that the model has not, or state of
+            another shape than its parameter's.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsefn.shrinking.program import program
-from sparsefn.shrinking.resizing import refused, scale
+from sparsefn.shrinking.rebuild import program
+from sparsefn.shrinking.rewrites import refused, scale
 from sparsefn.shrinking.trace import traced
 from tests.shrinking.compare import differs
 from tests.shrinking.cuts import both, masked, random_cut, size

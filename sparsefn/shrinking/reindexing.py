@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsefn.shrinking.atoms import Flags, Ids, Label, Rank
+from sparsefn.shrinking.channels import ChannelMap, Flags, Ids, Rank
 from sparsefn.shrinking.values import (
     Constants,
     Step,
@@ -48,18 +48,17 @@ HEADS = (Rank.HEADS, Rank.WIDTHS)
 GROUPS = (Rank.REPEATS, Rank.HEADS)
 
 
-class Reading(NamedTuple):
-    """From where the indices of one dimension of an input went: along these output
-    dimensions, -1 for elsewhere.
-    """
+class IndexMap(NamedTuple):
+    """Which index of one input dimension each place of an output has."""
 
-    dims: tuple[int, ...]
-    places: npt.NDArray[np.int64]  # the indices, with one axis for each of dims
+    dims: tuple[int, ...]  # of the output, along which the index varies
+    # the index, with an axis for each of dims; -1 where the input is not read
+    places: npt.NDArray[np.int64]
 
 
 def move(step: Step) -> Any:
-    """The outputs of an operation that moves data: each dimension has the atoms of what
-    it is read from.
+    """The outputs of an operation that moves data: each dimension has the channels of
+    what it is read from.
 
     An input dimension over several output dimensions is split; an output dimension that
     comes from several input dimensions is their product; one that comes from several
@@ -68,7 +67,7 @@ def move(step: Step) -> Any:
     ins = values_in(step.arguments)
     outs = values_in(step.outs)
     if step.name in _SAME:
-        same = [out.along(ins[0].labels, ins[0].gone) for out in outs]
+        same = [out.along(ins[0].labels, ins[0].constants) for out in outs]
         return replaced(step.outs, same)
     dim = step.arguments.get("dim")
     if isinstance(dim, int) and step.is_symbolic and ins[0].shape:
@@ -76,48 +75,48 @@ def move(step: Step) -> Any:
             ins[0].labels[dim % ins[0].ndim],
             "cuts it at a place that depends on the sizes of inputs",
         )
-    known = _readings(step, ins, outs)
+    known = _index_maps(step, ins, outs)
     # of each dimension of an output what it has from each input
     pieces: dict[_Place, dict[int, list[_Rows]]]
     pieces = defaultdict(lambda: defaultdict(list))
-    for (k, d), readings in known.readings.items():
+    for (k, d), index_maps in known.index_maps.items():
         label = ins[k].labels[d]
         if label is None:
             label = np.zeros((ins[k].shape[d], 1), np.int64)
-        for j, reading in enumerate(readings):
-            from_here = read_off(step, reading, label, ins[k].gone[d])
+        for j, index_map in enumerate(index_maps):
+            from_here = read_off(step, index_map, label, ins[k].constants[d])
             for e, piece in from_here.items():
                 pieces[j, e][k].append(piece)
     made = []
     for j, out in enumerate(outs):
         labels = list(out.labels)
-        gone = list(out.gone)
+        constants = list(out.constants)
         for e, size in enumerate(out.shape):
             if (j, e) in pieces:
                 parts = [_product(some) for some in pieces[j, e].values()]
                 merged = _merged(step, parts)
                 labels[e] = merged.label
-                gone[e] = _constants(step, merged.gone, known.filled)
+                constants[e] = _constants(step, merged.constants, known.filled)
             elif (j, e) in known.repeats:
-                labels[e] = step.atoms.new(size, Rank.REPEATS)
+                labels[e] = step.channels.new(size, Rank.REPEATS)
             # places within a pixel
             if step.name == "pixel_shuffle" and e >= out.ndim - 2:
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are another tensor's
                 labels[e] = step.join(labels[e], ins[1].labels[e])
-        made.append(out.along(labels, gone))
+        made.append(out.along(labels, constants))
     return replaced(step.outs, made)
 
 
-def _constants(step: Step, gone: Array, filled: bool) -> Constants:
+def _constants(step: Step, constants: Array, filled: bool) -> Constants:
     # The constants that are left where an operation fills in a number of its own.
-    keep = np.isfinite(gone)
+    keep = np.isfinite(constants)
     if filled:
         fills_zero = not step.arguments.get("value")
-        keep = (gone == 0) & fills_zero
+        keep = (constants == 0) & fills_zero
     if not keep.any():
         return None
-    return np.where(keep, gone, np.nan)
+    return np.where(keep, constants, np.nan)
 
 
 def pad(step: Step) -> Any:
@@ -129,25 +128,25 @@ def pad(step: Step) -> Any:
     padded = x.labels[x.ndim - len(pads) // 2 :]
     if step.is_symbolic or any(label is not None for label in padded):
         return move(step)
-    gone: list[Constants] = []
+    constants: list[Constants] = []
     fills = step.arguments.get("mode", "constant") == "constant" and max(pads) > 0
     fill = step.arguments.get("value") or 0.0
-    for label, some in zip(x.labels, x.gone, strict=True):
+    for label, some in zip(x.labels, x.constants, strict=True):
         if label is None:
             some = None
         elif some is not None and fills:
             some = np.where(some == fill, some, np.nan)
-        gone.append(some)
-    return step.outs.along(x.labels, gone)
+        constants.append(some)
+    return step.outs.along(x.labels, constants)
 
 
 def divided(
     step: Step,
-    label: Label,
+    label: ChannelMap,
     m: int,
     n: int,
     ranks: Ranks = HEADS,
-) -> tuple[Label, Label]:
+) -> tuple[ChannelMap, ChannelMap]:
     """The labels of the two dimensions of sizes m and n that one of m * n indices is
     made of.
     """
@@ -156,11 +155,11 @@ def divided(
     sizes = (m, n)
     dims = [axis for axis in range(2) if sizes[axis] > 1]
     index = np.arange(m * n).reshape([sizes[axis] for axis in dims])
-    reading = Reading(tuple(dims), index)
-    pieces = read_off(step, reading, label, None, ranks)
-    labels: list[Label] = [None, None]
+    index_map = IndexMap(tuple(dims), index)
+    pieces = read_off(step, index_map, label, None, ranks)
+    labels: list[ChannelMap] = [None, None]
     for axis, piece in pieces.items():
-        rows = step.atoms.resolve(piece.rows)
+        rows = step.channels.resolve(piece.rows)
         labels[axis] = piece._replace(rows=rows).label
     return labels[0], labels[1]
 
@@ -168,45 +167,45 @@ def divided(
 class _Rows(NamedTuple):
     rows: Ids
     reached: Flags  # which output indices come from here
-    gone: Array
+    constants: Array
 
     @property
-    def label(self) -> Label:
+    def label(self) -> ChannelMap:
         return self.rows if self.rows.shape[1] else None
 
 
 def read_off(
     step: Step,
-    reading: Reading,
+    index_map: IndexMap,
     rows: Ids,
-    gone: Constants,
+    constants: Constants,
     ranks: Ranks = HEADS,
 ) -> dict[int, _Rows]:
-    dims, index = reading
+    dims, index = index_map
     reached = index >= 0
     if not dims:
         if reached.any():
             only = index.reshape(-1)[:1]
             step.freeze(rows[only], "takes this index alone")
         return {}
-    constants = np.full(index.shape, np.nan)
-    if gone is not None:
-        constants = np.where(reached, gone[index], np.nan)
+    grid = np.full(index.shape, np.nan)
+    if constants is not None:
+        grid = np.where(reached, constants[index], np.nan)
     made = {}
-    rows = step.atoms.resolve(rows)
+    rows = step.channels.resolve(rows)
     for axis, e in enumerate(dims):
         others = tuple(a for a in range(len(dims)) if a != axis)
         along: list[Ids] = []
         for column in rows.T:
-            atoms = np.where(reached, column[index], -1)
-            part = _factor(step, atoms, axis, ranks)
+            channels = np.where(reached, column[index], -1)
+            part = _factor(step, channels, axis, ranks)
             if part is not None:
                 along.append(part)
         label = np.zeros((index.shape[axis], 0), np.int64)
         if along:
             label = np.stack(along, 1)
-        first = np.where(reached, constants, -np.inf).max(others)
-        equal = constants == np.expand_dims(first, others)
+        first = np.where(reached, grid, -np.inf).max(others)
+        equal = grid == np.expand_dims(first, others)
         even = (equal | ~reached).all(others)
         kept = np.where(even & np.isfinite(first), first, np.nan)
         reached_here = np.asarray(reached.any(others))
@@ -214,32 +213,32 @@ def read_off(
     return made
 
 
-def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
-    # The atoms along one axis of a grid of atoms, -1 for none; None where they lie
-    # along other axes.
-    if atoms.ndim == 1:
+def _factor(step: Step, channels: Ids, axis: int, ranks: Ranks) -> Ids | None:
+    # The channels along one axis of a grid of channels, -1 for none; None where they
+    # lie along other axes.
+    if channels.ndim == 1:
         along = [0]
     else:
-        along = _varies(atoms)
+        along = _varies(channels)
     if not along:
-        step.freeze(atoms.max(keepdims=True).reshape(1, 1), "divides it")
+        step.freeze(channels.max(keepdims=True).reshape(1, 1), "divides it")
     if axis not in along:
         return None
-    constant = tuple(a for a in range(atoms.ndim) if a not in along)
-    table = atoms.max(constant)
+    constant = tuple(a for a in range(channels.ndim) if a not in along)
+    table = channels.max(constant)
     if len(along) == 1:
         factor: Ids = table.clip(0)
         return factor
     key = (table.tobytes(), table.shape)
-    # each atom of the grid is the product of one for each axis
+    # each channel of the grid is the product of one for each axis
     if key not in step.splits:
         outer, inner = ranks
         labels: list[Ids] = []
         for size in table.shape:
-            labels.append(step.atoms.new(size, inner if labels else outer))
+            labels.append(step.channels.new(size, inner if labels else outer))
         places = np.nonzero(table >= 0)
         factors = [label[at] for label, at in zip(labels, places, strict=True)]
-        step.atoms.join(
+        step.channels.join(
             table[places][:, None],
             np.concatenate(factors, 1),
             f"{step.where} divides it, and it is joined with what stays",
@@ -253,30 +252,30 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: Ranks) -> Ids | None:
 def _product(pieces: list[_Rows]) -> _Rows:
     # What one output dimension has from several dimensions of an input.
     rows = np.concatenate([piece.rows for piece in pieces], 1)
-    gone = pieces[0].gone
+    constants = pieces[0].constants
     for piece in pieces[1:]:
-        gone = np.where(np.isnan(gone), piece.gone, gone)
+        constants = np.where(np.isnan(constants), piece.constants, constants)
     reached = np.any([piece.reached for piece in pieces], 0)
-    return _Rows(rows, reached, gone)
+    return _Rows(rows, reached, constants)
 
 
 def _merged(step: Step, parts: list[_Rows]) -> _Rows:
     # What one output dimension has from several inputs.
-    rows, reached, gone = parts[0]
+    rows, reached, constants = parts[0]
     rows = np.where(reached[:, None], rows, 0)
     for other in parts[1:]:
         both = reached & other.reached
         step.join(rows[both], other.rows[both])
-        differ = both & ~(gone == other.gone)
-        constants = np.where(differ, np.nan, other.gone)
-        gone = np.where(other.reached, constants, gone)
+        differ = both & ~(constants == other.constants)
+        theirs = np.where(differ, np.nan, other.constants)
+        constants = np.where(other.reached, theirs, constants)
         width = max(rows.shape[1], other.rows.shape[1])
         rows = _padded(rows, width)
         more = _padded(other.rows, width)
         new = other.reached & ~reached
         rows = np.where(new[:, None], more, rows)
         reached = reached | other.reached
-    return _Rows(step.atoms.resolve(rows), reached, gone)
+    return _Rows(step.channels.resolve(rows), reached, constants)
 
 
 def _padded(rows: Ids, width: int) -> Ids:
@@ -287,12 +286,12 @@ def _padded(rows: Ids, width: int) -> Ids:
 # ------------------------------------------------ coordinates
 class _Known(NamedTuple):
     # of each dimension of each input, one for each output
-    readings: dict[_Place, list[Reading]]
+    index_maps: dict[_Place, list[IndexMap]]
     repeats: set[_Place]  # dimensions of outputs along which they repeat
     filled: bool  # some entries come from no input
 
 
-def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+def _index_maps(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
     several = len(ins) > 1
     joined = several and any(
         label is not None for value in ins for label in value.labels
@@ -304,12 +303,12 @@ def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
                 wanted.append((k, d))
     shapes = tuple(value.shape for value in ins)
     key = ("move", step.target, step.shown, shapes, tuple(wanted))
-    if step.book.known.get(key) is None:
+    if step.log.known.get(key) is None:
         views = None
         if not several:
             views = _of_views(step, ins[0], wanted)
-        step.book.known[key] = views or _of_grids(step, ins, outs, wanted)
-    made: _Known = step.book.known[key]
+        step.log.known[key] = views or _of_grids(step, ins, outs, wanted)
+    made: _Known = step.log.known[key]
     return made
 
 
@@ -331,18 +330,18 @@ def _of_views(step: Step, value: Value, wanted: list[_Place]) -> _Known | None:
     for out in outs:
         if out.untyped_storage()._cdata != storage or not out.numel():
             return None
-    readings: dict[_Place, list[Reading]] = {}
+    index_maps: dict[_Place, list[IndexMap]] = {}
     for _, d in wanted:
         below = math.prod(value.shape[d + 1 :])
         made = []
         for out in outs:
-            reading = _of_view(out, below, value.shape[d])
-            if reading is None:
+            index_map = _of_view(out, below, value.shape[d])
+            if index_map is None:
                 return None
-            made.append(reading)
-        readings[0, d] = made
+            made.append(index_map)
+        index_maps[0, d] = made
     repeats = {(j, e) for j, e in _dims_of(step, outs) if outs[j].stride(e) == 0}
-    return _Known(readings, repeats, False)
+    return _Known(index_maps, repeats, False)
 
 
 def _dims_of(step: Step, outs: Sequence[Any]) -> set[_Place]:
@@ -354,7 +353,7 @@ def _dims_of(step: Step, outs: Sequence[Any]) -> set[_Place]:
     return found
 
 
-def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
+def _of_view(view: Tensor, below: int, size: int) -> IndexMap | None:
     # The index along an input dimension is position // below % size; None where lower
     # dimensions carry into it.
     span = below * size
@@ -389,7 +388,7 @@ def _of_grids(
     # what padding fills in
     if "value" in arguments and arguments.get("mode", "constant") == "constant":
         arguments = {**arguments, "value": -1.0}
-    readings: dict[_Place, list[Reading]] = {}
+    index_maps: dict[_Place, list[IndexMap]] = {}
     repeats = _dims_of(step, outs)
     reached = [np.zeros(out.shape, bool) for out in outs]
     for k, value in enumerate(ins):
@@ -411,23 +410,23 @@ def _of_grids(
                 repeats.remove((j, e))
         for d in [d for i, d in wanted if i == k]:
             below = max(1, math.prod(value.shape[d + 1 :]))
-            readings[k, d] = []
+            index_maps[k, d] = []
             for grid in grids:
                 index = np.where(grid < 0, -1, grid // below % value.shape[d])
-                reading = _along(index, list(range(index.ndim)))
-                readings[k, d].append(reading)
+                index_map = _along(index, list(range(index.ndim)))
+                index_maps[k, d].append(index_map)
     filled = not all(some.all() for some in reached)
-    return _Known(readings, repeats, filled)
+    return _Known(index_maps, repeats, filled)
 
 
-def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
+def _along(index: npt.NDArray[np.int64], names: list[int]) -> IndexMap:
     along = _varies(index)
     over = tuple(axis for axis in range(index.ndim) if axis not in along)
     if index.size:
         index = index.max(over)
     else:
         index = np.zeros([0] * len(along), np.int64)
-    return Reading(tuple(names[axis] for axis in along), index)
+    return IndexMap(tuple(names[axis] for axis in along), index)
 
 
 def _varies(grid: npt.NDArray[np.int64]) -> list[int]:
@@ -453,7 +452,7 @@ def embedding(step: Step) -> Value:
     step.freeze(w.labels[0], "looks up any of its rows")
     nothing = [None] * at.ndim
     labels = (*at.labels, w.labels[1])
-    made: Value = step.outs.along(labels, (*nothing, w.gone[1]))
+    made: Value = step.outs.along(labels, (*nothing, w.constants[1]))
     return made
 
 
@@ -492,10 +491,10 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
             step.freeze(x.labels[d], "looks up any of its entries")
     elif rows is not None:
         places = known.numpy() % x.shape[first]
-        pieces = read_off(step, Reading((0,), places), rows, x.gone[first])
-        looked = out.along([pieces[0].label], [pieces[0].gone])
+        pieces = read_off(step, IndexMap((0,), places), rows, x.constants[first])
+        looked = out.along([pieces[0].label], [pieces[0].constants])
     labels = [label for d, label in enumerate(x.labels) if d not in at]
-    gone = [some for d, some in enumerate(x.gone) if d not in at]
+    constants = [some for d, some in enumerate(x.constants) if d not in at]
     labels[first:first] = looked.labels
-    gone[first:first] = looked.gone
-    return out.along(labels, gone)
+    constants[first:first] = looked.constants
+    return out.along(labels, constants)

@@ -11,9 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsefn.shrinking.atoms import Flags, Label, Rank, product
-from sparsefn.shrinking.moves import GROUPS, divided
-from sparsefn.shrinking.values import Constants, Fold, Step, Value, replaced, values_in
+from sparsefn.shrinking.channels import ChannelMap, Flags, Rank, product
+from sparsefn.shrinking.reindexing import GROUPS, divided
+from sparsefn.shrinking.values import (
+    BiasFold,
+    Constants,
+    Step,
+    Value,
+    replaced,
+    values_in,
+)
 
 
 def contract(
@@ -23,13 +30,13 @@ def contract(
     out: str,
     shift: Any = None,
 ) -> Value:
-    """An einsum plus a shift: of the letters that are summed over an index may go where
-    one of the sides is 0.
+    """An einsum plus a shift. Of a dimension that it sums over, indices may go at which
+    one of the factors is 0.
     """
-    labels: dict[str, Label] = {}
+    labels: dict[str, ChannelMap] = {}
     zeros: dict[str, Flags] = {}
     for letter in dict.fromkeys("".join(words)):
-        factors: list[Label] = []
+        factors: list[ChannelMap] = []
         flags: list[Flags] = []
         for value, word in zip(ins, words, strict=True):
             for d, one in enumerate(word):
@@ -45,14 +52,14 @@ def contract(
         if letter not in out:
             step.sums(label, zero)
     made = []
-    gone: list[Constants] = []
+    constants: list[Constants] = []
     for letter in out:
         made.append(labels.get(letter))
-        constants = None
+        slices = None
         if letter in zeros:
-            constants = np.where(zeros[letter], 0.0, np.nan)
-        gone.append(constants)
-    summed = step.outs.along(made, gone)
+            slices = np.where(zeros[letter], 0.0, np.nan)
+        constants.append(slices)
+    summed = step.outs.along(made, constants)
     return shifted(step, summed, shift)
 
 
@@ -63,16 +70,16 @@ def shifted(step: Step, out: Value, shift: Any) -> Value:
     if not isinstance(shift, Value):
         return out
     labels = list(out.labels)
-    gone = list(out.gone)
+    constants = list(out.constants)
     for i in range(1, out.ndim + 1):
-        a = gone[-i]
-        gone[-i] = None
+        a = constants[-i]
+        constants[-i] = None
         if i <= shift.ndim and shift.shape[-i] == out.shape[-i] > 1:
             labels[-i] = step.join(labels[-i], shift.labels[-i])
-            b = shift.gone[-i]
+            b = shift.constants[-i]
             if a is not None and b is not None:
-                gone[-i] = a + b
-    return out.along(labels, gone)
+                constants[-i] = a + b
+    return out.along(labels, constants)
 
 
 def matmul(step: Step) -> Value:
@@ -141,7 +148,7 @@ def _multiply_pairs(
 ) -> None:
     # Two factors at a time, by the path or from the left; what only one of them has is
     # summed before.
-    dims: dict[str, tuple[int, Label]] = {}
+    dims: dict[str, tuple[int, ChannelMap]] = {}
     for value, word in zip(ins, words, strict=True):
         for letter, dim in zip(word, value.dims, strict=True):
             if letter not in dims or dim[0] > 1:
@@ -201,7 +208,7 @@ def grouped_mm(step: Step) -> Value:
         step.freeze_all([x, w], "mixes its entries")
         return made
     no_expert = np.zeros(w.shape[0])
-    any_expert = w._replace(gone=(no_expert, *w.gone[1:]))
+    any_expert = w._replace(constants=(no_expert, *w.constants[1:]))
     return contract(step, ["tk", "ekn"], [x, any_expert], "tn")
 
 
@@ -221,7 +228,7 @@ def attention(step: Step) -> Value:
     if step.arguments["enable_gqa"]:
         times = q.shape[-3] // k.shape[-3]
         if times > 1:
-            readers = step.atoms.new(times, Rank.REPEATS)
+            readers = step.channels.new(times, Rank.REPEATS)
             k = _repeated(k, readers, times)
             v = _repeated(v, readers, times)
     words = [lead + "sd", lead + "td"]
@@ -234,21 +241,21 @@ def attention(step: Step) -> Value:
     rows = q._replace(shape=q.shape[:-1])
     words = [lead + "s", lead + "tv"]
     out = contract(step, words, [rows, v], lead + "sv")
-    gone = list(v.gone)
-    gone[-2] = None
-    return out.along(out.labels, gone)
+    constants = list(v.constants)
+    constants[-2] = None
+    return out.along(out.labels, constants)
 
 
-def _repeated(value: Value, readers: Label, times: int) -> Value:
+def _repeated(value: Value, readers: ChannelMap, times: int) -> Value:
     shape = list(value.shape)
     labels = list(value.labels)
-    gone = list(value.gone)
+    constants = list(value.constants)
     shape[-3] *= times
     labels[-3] = product(labels[-3], value.shape[-3], readers, times)
-    if gone[-3] is not None:
-        gone[-3] = np.repeat(gone[-3], times)
+    if constants[-3] is not None:
+        constants[-3] = np.repeat(constants[-3], times)
     repeated = value._replace(shape=tuple(shape))
-    return repeated.along(labels, gone)
+    return repeated.along(labels, constants)
 
 
 Array = npt.NDArray[np.float64]
@@ -261,8 +268,8 @@ class Layer(NamedTuple):
     weight: Value
     bias: Any
     at: int  # the dimension of x that it sums over
-    read: Label  # of that dimension
-    made: Label  # of the outputs in its place
+    read: ChannelMap  # of that dimension
+    made: ChannelMap  # of the outputs in its place
     groups: int
     outputs: int  # of each group
     inputs: int
@@ -366,7 +373,7 @@ def convolution(step: Step) -> Value:
             group = step.join(group, group_made)
             if inputs > 1:
                 step.join(part, own)
-        step.book.groups[step.node] = group
+        step.log.groups[step.node] = group
     padding = step.arguments.get("padding", 0)
     unpadded = padding == "valid" or (padding != "same" and not np.any(padding))
     layer = Layer(
@@ -395,7 +402,7 @@ def _output(step: Step, layer: Layer) -> Value:
     places = tuple((n, None) for n in moved.shape[at + 1 :])
     step.multiplies(x.dims[:at] + places + w.dims, x, w)
     constants = _known(x, at, layer.plain)
-    if step.book.masks is None or w.real is None:
+    if step.log.masks is None or w.real is None:
         unread, zero = _flags(layer)
         made = np.where(zero, 0.0, np.nan)
     else:
@@ -408,26 +415,26 @@ def _output(step: Step, layer: Layer) -> Value:
         made = np.where(varies, np.nan, products.sum(2)).reshape(-1)
         some = layer.read is not None and np.isfinite(constants).any()
         if some and layer.takes_constants():
-            fold = Fold(bias.name, sums, constants, layer.read)
-            step.book.folds.append(fold)
+            fold = BiasFold(bias.name, sums, constants, layer.read)
+            step.log.folds.append(fold)
             constants = np.where(np.isnan(constants), np.nan, 0.0)
     step.sums(layer.read, unread | (constants == 0))
     labels = [*x.labels[:at], *out.labels[at:]]
-    gone = list(out.gone)
+    of_out = list(out.constants)
     if layer.size > 1:
         labels[at] = layer.made
-        gone[at] = made
-    out = out.along(labels, gone)
+        of_out[at] = made
+    out = out.along(labels, of_out)
     if isinstance(bias, Value):  # beside the dimensions behind the channels
         rest = [None] * len(places)
         ones = (1,) * len(places)
         bias = bias._replace(shape=bias.shape + ones)
-        bias = bias.along((*bias.labels, *rest), (*bias.gone, *rest))
+        bias = bias.along((*bias.labels, *rest), (*bias.constants, *rest))
     return shifted(step, out, bias)
 
 
 def _known(x: Value, at: int, plain: bool) -> Array:
-    known = x.gone[at]
+    known = x.constants[at]
     if known is None:
         return np.full(x.shape[at], np.nan)
     if plain:
@@ -537,13 +544,13 @@ def recurrent(step: Step) -> Any:
     made = []
     for out in outs:
         labels = list(out.labels)
-        gone = list(out.gone)
+        constants = list(out.constants)
         if out is outs[0] and out.shape[-1] == size * sides:
             labels[-1] = below
             silent = below_zero
         else:
             labels[-1] = hidden
             silent = np.all(above, 0)
-        gone[-1] = np.where(silent, 0.0, np.nan)
-        made.append(out.along(labels, gone))
+        constants[-1] = np.where(silent, 0.0, np.nan)
+        made.append(out.along(labels, constants))
     return replaced(step.outs, made)

@@ -1,4 +1,4 @@
-"""Moves of data: each dimension of an output has the atoms of what it is read from.
+"""Moves of data: each dimension of an output has the channels of what it is read from.
 Tables and indices: what any input may ask for stays."""
 
 import pytest
