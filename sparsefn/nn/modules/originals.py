@@ -34,9 +34,9 @@ def computed_from(module: nn.Module, path: str) -> Computed | None:
         path: Dotted path of a parameter.
 
     Returns:
-        A named tuple with `path` of the weight, and `mend`, the call that makes the weight
-        a parameter; its method `dense()` says both in a sentence. None for a parameter
-        that no weight is computed from.
+        A named tuple with `path` of the weight, and `mend`, the call that makes the
+        weight a parameter; its method `dense()` says both in a sentence. None for a
+        parameter that no weight is computed from.
 
     It knows the parametrizations of torch, and the older hooks of `torch.nn.utils`.
     """
