@@ -26,16 +26,13 @@ from property_tests.laws_attach import Kind, Reference, step_of_reference
 from property_tests.registry import QUICK_ROWS
 from sparsefn.nn.attach import (
     Attached,
-    attached,
     files,
-    gradients,
-    moments,
+    handle,
+    loop,
+    module_state,
     optimizer_state,
-    placed,
-    writes,
 )
-from sparsefn.nn.attach.gradients import dense_gradient
-from sparsefn.nn.attach.records import set_gradients
+from sparsefn.nn.attach.parameters import dense_gradient, set_gradients
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
@@ -208,7 +205,7 @@ def twice(before_step: Any) -> Any:
     """A forgotten `after_step` is not noticed."""
 
     def wrong(self: Any, *arguments: Any) -> None:
-        self._begun = None
+        self._position = self._position.begin_again()
         before_step(self, *arguments)
 
     return wrong
@@ -229,11 +226,11 @@ def restored(unmasked: Any) -> Any:
 
     def wrong(self: Any) -> Any:
         found = {
-            name: record.found
-            for name, record in self.weights.items()
-            if not record.parameter.any()
+            name: x
+            for name, x in self.found.items()
+            if not self.weights[name].parameter.any()
         }
-        return unmasked(self) | {name: x for name, x in found.items() if x is not None}
+        return unmasked(self) | found
 
     return wrong
 
@@ -249,6 +246,11 @@ def shared(_: Any) -> Any:
     return wrong
 
 
+def by_nobody(_: Any) -> Any:
+    """Which optimizers have stepped is forgotten."""
+    return lambda self, optimizer: self._replace(moving=None)
+
+
 def always(value: Any) -> Any:
     return lambda _: lambda *arguments, **options: value
 
@@ -259,50 +261,55 @@ Plant = Callable[[Any], Any]
 BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "latents that are weights do not train": (
         Setup("soft_nm"),
-        gradients,
+        handle,
         "give",
         given_anew,
     ),
     "latents with an exponent of one do not train": (
         Setup("powerprop of one"),
-        gradients,
+        handle,
         "give",
         given_anew,
     ),
     "every optimizer keeps entries apart": (
         Setup("static", ("adafactor",)),
-        placed,
+        module_state,
         "zeros_stay",
         always(True),
     ),
-    "pruned weights are not zeroed": (Setup("static"), placed, "zero_", always(None)),
+    "pruned weights are not zeroed": (
+        Setup("static"),
+        module_state,
+        "zero_",
+        always(None),
+    ),
     "what is written in secret is lost": (
         Setup("ste"),
-        placed.Placed,
+        module_state.ModuleState,
         "shows",
         always(True),
     ),
     "what follows is written": (
         Setup("supermask"),
-        writes,
+        module_state,
         "check_followers",
         always(None),
     ),
     "what is loaded in secret is lost": (
         Setup("rigl"),
-        placed,
+        module_state,
         "differ",
         lambda _: lambda pairs: [False] * len(pairs),
     ),
     "dense gradients are those of the optimizer": (
         Setup("ste by mean saliency"),
-        gradients,
+        handle,
         "give",
         given_alike,
     ),
     "a gradient is missing": (
         Setup("rigl"),
-        gradients,
+        handle,
         "dense_gradients",
         lambda _: zero_gradients,
     ),
@@ -322,13 +329,13 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     ),
     "what users write is lost": (
         Setup("rigl"),
-        placed,
-        "taken_over",
+        module_state,
+        "with_module_values",
         lambda _: lambda call, state, written: state,
     ),
     "zeros are not loaded": (
         Setup("nothing at first"),
-        placed.Placed,
+        module_state.ModuleState,
         "unmasked",
         restored,
     ),
@@ -341,26 +348,32 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "a copy is the original": (Setup("rigl"), Attached, "__deepcopy__", shared),
     "moments are kept where masks change": (
         Setup("rigl"),
-        moments,
+        handle,
         "clear_changed",
         always(None),
     ),
     "moments that are loaded are not masked": (
         Setup("gmp"),
-        placed,
+        module_state,
         "clear_moments",
         always(None),
     ),
-    "nothing is hidden": (Setup("ste"), placed, "hiding", always(None)),
-    "no gradient is finite": (Setup("rigl"), attached, "all_finite", always(False)),
-    "members are not looked at": (Setup("rigl"), writes, "check_members", always([])),
+    "nothing is hidden": (Setup("ste"), module_state, "set_hidden", always(None)),
+    "no gradient is finite": (Setup("rigl"), handle, "all_finite", always(False)),
+    "members are not looked at": (
+        Setup("rigl"),
+        loop.ParameterLinks,
+        "new_members",
+        always([]),
+    ),
     "replaced layers are not looked at": (
         Setup("rigl"),
-        writes,
-        "check_links",
+        loop.ParameterLinks,
+        "check_module",
         always(None),
     ),
-    "others may move weights": (Setup("rigl"), writes, "check_order", always("")),
+    "who stepped is forgotten": (Setup("rigl"), loop.Position, "leave", by_nobody),
+    "others may move weights": (Setup("rigl"), loop, "without_step", always("")),
 }
 
 

@@ -16,7 +16,7 @@ from sparsefn.core.state import Level, State, Step, check_masks
 from sparsefn.core.tree import check_like, flatten, leaves_like, mend_of
 from sparsefn.masks import sparsity
 from sparsefn.masks.sets import kept_in
-from sparsefn.nn.attach.attached import Attached
+from sparsefn.nn.attach.handle import Attached
 from sparsefn.nn.ensemble import check_one_state
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -16,18 +17,19 @@ from sparsefn.algorithms.combine.same_step import check_paired
 from sparsefn.core.checks import check_trigger, uncalled
 from sparsefn.core.state import Algorithm, Trigger
 from sparsefn.core.timetable import unfinished
+from sparsefn.core.tree import flatten
 from sparsefn.core.tree.where import default_where
 from sparsefn.core.triggers import never
 from sparsefn.masks.sets import kept_in
-from sparsefn.nn.attach import order
-from sparsefn.nn.attach.attached import Attached
-from sparsefn.nn.attach.moments import check_moments
-from sparsefn.nn.attach.optimizer_state import check_optimizer, without_wrapper
-from sparsefn.nn.attach.placed import Placed
-from sparsefn.nn.attach.records import (
-    check_unowned,
+from sparsefn.nn.attach.handle import Attached
+from sparsefn.nn.attach.loop import watched
+from sparsefn.nn.attach.module_state import ModuleState
+from sparsefn.nn.attach.optimizer_state import check_moments
+from sparsefn.nn.attach.parameters import (
+    Record,
+    belongs,
+    inner_optimizers,
     optimizers_of,
-    owned_parameters,
     put_in,
 )
 from sparsefn.nn.modules.originals import check_masked
@@ -69,44 +71,6 @@ def attach(
     >>> int(model[0].weight.count_nonzero())
     8
 
-    A step needs one backward pass.
-
-    The module gets the effective weights at once. It trains as `with_optimizer` would:
-    the same masks, moments that start anew where weights are pruned and where they
-    grow; but the optimizer may be any of torch's, or several. The module gets no hooks,
-    and no parameter is renamed or replaced. Each optimizer gets two step hooks, which
-    see the order of the calls: a step without `before_step`, or before `after_step`,
-    raises RuntimeError. What the algorithm trains beside the parameters (scores of
-    `supermask`, latents of `reparametrised`) joins the optimizer as new parameters, in
-    the groups of the weights, or in one group with the options of `extra_group`, such
-    as `{"lr": 1e-2}`. Make schedulers after `attach` then, as they count the groups
-    when they are made.
-
-    `skip` leaves out the optimizer's step where it fires, and `reset` starts the
-    optimizer anew after the update, as in `with_optimizer`. With `steps`, the length of
-    the run, a warning says what of the algorithm's schedules and triggers lies after
-    its end. Warnings also name a leaf of which the mask keeps nothing, and a model of
-    which nearly all weights are frozen, as with adapters. Both at once, where the leaf
-    is all zeros as a new adapter is, are an error. Later warnings, each once: steps
-    that leave out where a trigger fires, gradients for which no optimizer stepped,
-    pruned weights that somebody wrote between the steps, and a weight that is added to
-    an optimizer or unfrozen after `attach` and so stays dense.
-
-    With `hooks` the optimizer's step calls both methods itself, and counts the steps,
-    for frameworks that call `step()` themselves. Gradients are then clipped before they
-    are masked. An optimizer that accelerate or Lightning has wrapped is taken out of
-    its wrapper. One that takes the place of this optimizer has no hooks: call `detach`,
-    then attach again.
-
-    Moments are the tensors of the optimizer's state with an entry for each one of the
-    weight: also nested, flat, in 8-bit codes, or in an optimizer inside this one. They
-    start at zero, and copies of the weights at the weight. A state of which this is not
-    known is refused, here or in the first step that shows it. `clear` serves such
-    states, and moments that start elsewhere: a function that gets the optimizer's state
-    of one masked parameter, and a bool tensor of the parameter's shape, and sets
-    moments to their first values where that is true. It is called after each step and
-    each change of masks, in place of the library's own rule.
-
     >>> def clear(state, entries):
     ...     state["exp_avg"].masked_fill_(entries, 0.0)
     ...     state["exp_avg_sq"].masked_fill_(entries, 1e-6)
@@ -118,15 +82,67 @@ def attach(
     ...     clear=clear,
     ... )
 
-    A parameter that requires no gradient is left alone, and so is one that no optimizer
-    has and that the algorithm leaves dense. Raises TypeError for other arguments,
-    ValueError for a parameter that is sparsified and that no optimizer has, for one
-    that several have, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves,
-    for an optimizer whose moments are not known or that moves copies of the weights or
-    steps during backward, for new adapters that the masks would keep nothing of, for a
-    masked parameter that a layer computes its weight from, as weight norm does, and for
-    a score that multiplies weights by gradients without `skip`.
+    Args:
+        algorithm: Algorithm without an optimizer inside: torch's take its place.
+        model: Module that gets the effective weights at once. It gets no hooks, and no
+            parameter is renamed or replaced. A parameter that requires no gradient is
+            left alone, and so is one that no optimizer has and that the algorithm
+            leaves dense.
+        optimizer: Any torch optimizer of the model, or a list or tuple of several. Each
+            gets two step hooks, which see the order of the calls. An optimizer that
+            accelerate or Lightning has wrapped is taken out of its wrapper. One that
+            takes the place of this optimizer has no hooks: call `detach`, then attach
+            again.
+        hooks: Whether the optimizer's step calls `before_step` and `after_step` itself
+            and counts the steps, for frameworks that call `step()` themselves.
+            Gradients are then clipped before they are masked.
+        extra_group: Options of one new parameter group, such as `{"lr": 1e-2}`, for
+            what the algorithm trains beside the parameters (scores of `supermask`,
+            latents of `reparametrised`). Default: they join the groups of the weights.
+            Make schedulers after `attach` then, as they count the groups when they are
+            made.
+        skip: Trigger that leaves out the optimizer's step where it fires, as in
+            `with_optimizer`. Default: no step is left out.
+        reset: Trigger that starts the optimizer anew after the update, as in
+            `with_optimizer`. Default: it never fires.
+        steps: Length of the run. With it, a warning says what of the algorithm's
+            schedules and triggers lies after its end.
+        clear: Function of the optimizer's state of one masked parameter, and of a bool
+            tensor of the parameter's shape, which sets moments to their first values
+            where that is true. It is called after each step and each change of masks,
+            in place of the library's own rule: for states that the rule does not know,
+            and for moments that start elsewhere. Default: the rule.
+
+    Returns:
+        An `Attached`: call its `before_step` after one backward pass, and its
+        `after_step` after the optimizer's step.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: No optimizer has a parameter that is sparsified, or several have it;
+            a masked parameter is one that a layer computes its weight from, as weight
+            norm does; the model is attached already; the algorithm has an optimizer
+            inside; a score multiplies weights by gradients, and `skip` is None;
+            `extra_group` is given, and the algorithm trains nothing beside parameters.
+        ValueError: There are hooks on several optimizers, SparseAdam on masked leaves,
+            an optimizer whose moments are not known, here or in the first step that
+            shows it, or one that moves copies of the weights or steps during backward.
+        ValueError: The masks would keep nothing of a leaf of zeros, as a new adapter
+            is, and nearly all weights are frozen.
+        RuntimeError: Later, an optimizer steps without `before_step`, or a second time
+            before `after_step`.
+
+    The module trains as `with_optimizer` would: the same masks, and moments that start
+    anew where weights are pruned and where they grow. Moments are the tensors of the
+    optimizer's state with an entry for each one of the weight: also nested, flat, in
+    8-bit codes, or in an optimizer inside this one. They start at zero, and copies of
+    the weights at the weight.
+
+    Warnings also name a leaf of which the mask keeps nothing, and a model of which
+    nearly all weights are frozen, as with adapters. Later warnings, each once: steps
+    that leave out where a trigger fires, gradients for which no optimizer stepped,
+    pruned weights that other code wrote between the steps, and a weight that is added
+    to an optimizer or unfrozen after `attach` and so stays dense.
     """
     if not isinstance(algorithm, Algorithm):
         got = uncalled(algorithm) or type(algorithm).__name__
@@ -166,30 +182,30 @@ def attach(
     check_paired("attach", algorithm, skip)
     weights = owned_parameters(model, optimizers)
     for name, record in weights.items():
-        if order.watched(record.parameter):
+        if watched(record.parameter):
             raise ValueError(
                 f"attach: {name!r} has an algorithm attached already: call its "
                 "detach() first"
             )
     check_unowned(algorithm, model, weights)
-    placed = Placed(algorithm, weights)
+    module_state = ModuleState(algorithm, weights)
     places = {
         name: path for name, (path, _) in own_tensors(model, "parameters").items()
     }
-    check_masked("attach", model, places, placed.state.masks)
-    _judge(placed, model, steps)
-    for record in placed.trained:
+    check_masked("attach", model, places, module_state.state.masks)
+    _judge(module_state, model, steps)
+    for record in module_state.trained:
         record.clear = clear
-    for one in optimizers_of(placed.trained):
+    for one in optimizers_of(module_state.trained):
         added = [
             record
-            for record in placed.extra
+            for record in module_state.extra
             if record.optimizer is one and extra_group is None
         ]
         check_optimizer(one, added)
-        check_moments(one, placed.trained)
-    put_in(placed.extra, extra_group)
-    return Attached(model, placed, skip, reset, hooks)
+        check_moments(one, module_state.trained)
+    put_in(module_state.extra, extra_group)
+    return Attached(model, module_state, skip, reset, hooks)
 
 
 def _name_of(optimizer: object) -> str:
@@ -209,12 +225,12 @@ def _name_of(optimizer: object) -> str:
     return type(optimizer).__name__
 
 
-def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
+def _judge(module_state: ModuleState, model: nn.Module, steps: int | None) -> None:
     """Raise for the masks of fresh adapters, which nothing passes, and warn of masks
     that may not be meant.
     """
-    records = placed.weights
-    masks = placed.state.masks
+    records = module_state.weights
+    masks = module_state.state.masks
     sparse = [
         path
         for path, record in records.items()
@@ -228,7 +244,7 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
     )
     adapts = frozen > _ADAPTERS * total
     advice = "with adapters such as LoRA, masks prune the adapters and not the model"
-    sentences = [] if steps is None else unfinished(placed.algorithm, steps)
+    sentences = [] if steps is None else unfinished(module_state.algorithm, steps)
     for path, kept in zip(
         sparse, kept_in([masks[path] for path in sparse]), strict=True
     ):
@@ -257,3 +273,155 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
         sentences.append(f"{stay}: {advice}")
     for sentence in sentences:
         warnings.warn(f"attach: {sentence}", stacklevel=4)
+
+
+def owned_parameters(
+    model: nn.Module, optimizers: Sequence[Optimizer]
+) -> dict[str, Record]:
+    """The parameters of a model that require a gradient and have an optimizer, by name.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
+    ['weight', 'bias']
+
+    Raises ValueError for parameters that several optimizers have, and where no
+    optimizer has a parameter of the model.
+    """
+    kind = type(model).__name__
+    owners = defaultdict(list)
+    for optimizer in optimizers:
+        for parameter in (
+            p for group in optimizer.param_groups for p in group["params"]
+        ):
+            owners[id(parameter)].append(optimizer)
+    named = {
+        name: p
+        for name, (_, p) in own_tensors(model, "parameters").items()
+        if p.requires_grad
+    }
+    if not named:
+        raise ValueError(
+            "attach: expected a model with parameters that require a gradient, got a "
+            f"{kind} without"
+        )
+    if not any(id(p) in owners for p in named.values()):
+        raise ValueError(
+            f"attach: expected an optimizer of this {kind}, got one that has none of "
+            "its parameters"
+        )
+    if shared := [repr(name) for name, p in named.items() if len(owners[id(p)]) > 1]:
+        raise ValueError(
+            f"attach: expected one optimizer to have {', '.join(shared)}, got "
+            "several: take it out of all but one"
+        )
+    owned = {name: p for name, p in named.items() if owners[id(p)]}
+    return {name: Record(name, p, owners[id(p)][0]) for name, p in owned.items()}  # type: ignore[arg-type]
+
+
+def check_unowned(
+    algorithm: Algorithm, model: nn.Module, weights: Mapping[str, Record]
+) -> None:
+    """Raise ValueError for parameters that an algorithm sparsifies or makes from
+    latents, and that no optimizer has.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> weights = owned_parameters(layer, [torch.optim.SGD([layer.weight], lr=0.1)])
+    >>> check_unowned(sf.static(0.5), layer, weights)
+    >>> check_unowned(sf.static(0.5, where="*"), layer, weights)
+    Traceback (most recent call last):
+        ...
+    ValueError: attach: expected an optimizer to have 'bias', which the algorithm
+    sparsifies: give it to one, freeze it with requires_grad_(False), or leave it out of
+    `where`
+    """
+    params = {
+        name: p.detach()
+        for name, (_, p) in own_tensors(model, "parameters").items()
+        if p.requires_grad
+    }
+    unowned = [name for name in params if name not in weights]
+    if not unowned:
+        return
+    with warnings.catch_warnings():  # the init of the others warns again
+        warnings.simplefilter("ignore")
+        state = algorithm.init(params)
+    own = {id(leaf) for leaf in state.params.values()}
+    latents = [
+        path
+        for path, leaf in flatten(algorithm.view.get(state))[0].items()
+        if id(leaf) not in own
+    ]
+
+    def has_latents(name: str) -> bool:
+        return any(belongs(path, name) for path in latents)
+
+    needed = [
+        repr(name)
+        for name in unowned
+        if is_sparse(state.masks[name], params[name]) or has_latents(name)
+    ]
+    if needed:
+        raise ValueError(
+            f"attach: expected an optimizer to have {', '.join(needed)}, which the "
+            "algorithm sparsifies: give it to one, freeze it with "
+            "requires_grad_(False), or leave it out of `where`"
+        )
+
+
+def without_wrapper(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps: the inner one if a wrapper has no step hooks, as the
+    wrappers of accelerate and Lightning.
+
+    >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    >>> without_wrapper(sgd) is sgd
+    True
+
+    Wrappers with step hooks, such as ZeroRedundancyOptimizer, may move the weights
+    after the optimizer inside them.
+    """
+    held = (
+        []
+        if "_optimizer_step_pre_hooks" in vars(optimizer)
+        else inner_optimizers(optimizer)
+    )
+    return without_wrapper(held[0]) if held else optimizer
+
+
+def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
+    """Raise ValueError for an optimizer that masks do not reach: it moves other
+    tensors, or moves weights elsewhere.
+
+    >>> check_optimizer(
+    ...     torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), []
+    ... )
+    """
+    kind = type(optimizer).__name__
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for one in inner_optimizers(optimizer):
+        if any(id(p) not in own for group in one.param_groups for p in group["params"]):
+            raise ValueError(
+                f"attach: {kind} has a {type(one).__name__} inside, which moves "
+                "copies of the weights (master weights, or on another device), and "
+                "masks do not reach those: give it the weights themselves"
+            )
+        lists = [group["params"] for group in one.param_groups]
+        shared = {id(params) for params in lists}
+        groups = [record.beside.group for record in extra if record.beside]
+        if any(id(group["params"]) not in shared for group in groups):
+            raise ValueError(
+                f"attach: {kind} would not move new parameters, such as "
+                f"{extra[0].name!r}, in the groups of their weights, as the optimizer "
+                "inside it has groups of its own: pass extra_group={} for a new "
+                "group"
+            )
+    in_backward = any(
+        hasattr(p, "_in_backward_optimizers")
+        for g in optimizer.param_groups
+        for p in g["params"]
+    )
+    if in_backward or getattr(optimizer, "_overlap_with_ddp", False):
+        raise ValueError(
+            f"attach: {kind} moves weights during backward, before masks see the "
+            "gradients: step after backward, without apply_optimizer_in_backward or "
+            "overlap_with_ddp"
+        )

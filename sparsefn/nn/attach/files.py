@@ -26,7 +26,7 @@ def saved(
     state: State,
     step: int,
     visible: Collection[str],
-    own: Callable[[Tree], Tree],
+    snapshot: Callable[[Tree], Tree],
 ) -> dict[str, object]:
     """The algorithm and its arguments, the step, and the tensors of a state, but for
     the params that a module shows.
@@ -35,7 +35,7 @@ def saved(
     >>> list(saved(sf.static(0.5), state, 3, ["w"], dict)["tensors"])
     ['masks.w', 'key']
 
-    `own` copies the tensors that later steps write.
+    `snapshot` copies the tensors that later steps write.
     """
     left_out = {f"params.{name}" for name in visible}
     tensors = {
@@ -48,7 +48,7 @@ def saved(
         "algorithm": name,
         "arguments": arguments_by_path(algorithm),
         "step": step,
-        "tensors": own(tensors),
+        "tensors": snapshot(tensors),
     }
 
 

@@ -4,19 +4,45 @@ moments, copies, and other things.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sparsefn._engine.leaves import is_sparse
 from sparsefn._engine.processes import is_sharded, local_tensor
+from sparsefn.algorithms.combine.descent import Row, live_leaves
 from sparsefn.algorithms.combine.foreign import BASES, holds_numbers, layout
-from sparsefn.nn.attach.records import Record, groups_with, inner_optimizers
+from sparsefn.core.tree import Tree, leaves_of
+from sparsefn.nn.attach.parameters import (
+    Record,
+    groups_with,
+    inner_optimizers,
+    same_objects,
+)
 
+# These leave an entry at zero whose weight, gradient and moments are zero, where their
+# numbers are sane.
+_ENTRY_BY_ENTRY = {
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+}
+# a weight times 1 - lr * this: -0.0 for a zero where it is negative
+_SHRINKS = ("weight_decay", "lambd")
 # Copies and averages of the weights, by name, and the optimizers with such a name: ""
 # is any.
 _COPIES = {
@@ -73,48 +99,41 @@ class StateTensor(NamedTuple):
     fault: str = ""
 
 
-# ---- optimizers in optimizers --------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------
 
 
-def without_wrapper(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps: the inner one if a wrapper has no step hooks, as the
-    wrappers of accelerate and Lightning.
+def zeros_stay(optimizer: Optimizer, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether an optimizer leaves an entry at zero whose weight, gradient and moments
+    are zero.
 
-    >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    >>> without_wrapper(sgd) is sgd
-    True
+    >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+    >>> (
+    ...     zeros_stay(torch.optim.Adam([weight]), [torch.float32]),
+    ...     zeros_stay(torch.optim.Muon([weight]), [torch.float32]),
+    ... )
+    (True, False)
 
-    Wrappers with step hooks, such as ZeroRedundancyOptimizer, may move the weights
-    after the optimizer inside them.
+    Not where `eps` is zero in a dtype, as 1e-8 is in float16: zero divided by zero is
+    NaN.
+
+    >>> zeros_stay(torch.optim.Adam([weight]), [torch.float16])
+    False
     """
-    held = (
-        []
-        if "_optimizer_step_pre_hooks" in vars(optimizer)
-        else inner_optimizers(optimizer)
+    if type(optimizer) not in _ENTRY_BY_ENTRY:
+        return False
+    least = max(torch.finfo(dtype).tiny for dtype in dtypes)
+    return all(_is_sane(group, least) for group in optimizer.param_groups)
+
+
+def _is_sane(group: Mapping[str, Any], least: float) -> bool:
+    rate = group["lr"]
+    if isinstance(rate, Tensor):
+        # reading it would wait for the device
+        rate = rate.item() if rate.device.type == "cpu" else 0.0
+    shrinks = max(group.get(name, 0.0) for name in _SHRINKS)
+    return (
+        group.get("eps", 1.0) >= least and math.isfinite(rate) and rate * shrinks <= 1.0
     )
-    return without_wrapper(held[0]) if held else optimizer
-
-
-def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The states of a parameter in its optimizer and in the optimizers inside it, each
-    with its optimizer.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> optimizer.state[weight] = {"momentum_buffer": None}
-    >>> [state for _, state in optimizer_states(Record("w", weight, optimizer))]
-    [{'momentum_buffer': None}]
-
-    LBFGS has one state for all parameters: it is the state of each.
-    """
-    found = {}
-    for one in record.optimizers:
-        state = one.state.get(record.parameter)
-        if state is None and joins(one):
-            state = next(iter(one.state.values()), None)
-        if state is not None:
-            found[id(state)] = (one, state)
-    return list(found.values())
 
 
 def joins(optimizer: Optimizer) -> bool:
@@ -132,6 +151,22 @@ def _is_a(optimizer: Optimizer, name: str) -> bool:
 
 
 # ---- what a state holds --------------------------------------------------------------
+
+
+def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
+    """The states of a parameter in its optimizer and in the optimizers inside it, each
+    with its optimizer.
+
+    LBFGS has one state for all parameters: it is the state of each.
+    """
+    found = {}
+    for one in record.optimizers:
+        state = one.state.get(record.parameter)
+        if state is None and joins(one):
+            state = next(iter(one.state.values()), None)
+        if state is not None:
+            found[id(state)] = (one, state)
+    return list(found.values())
 
 
 def tensors_in(
@@ -161,6 +196,46 @@ def _items(state: object) -> list[tuple[str, object]]:
     if isinstance(state, nn.Module | Optimizer | type) or callable(state):
         return []
     return list(getattr(state, "__dict__", {}).items())
+
+
+class HeldStates:
+    """The states that an optimizer and the optimizers inside it hold for parameters.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> held = HeldStates([optimizer])
+    >>> held.have_changed(), held.have_changed()
+    (True, False)
+    >>> optimizer.state[weight] = {"momentum_buffer": torch.ones(2)}
+    >>> held.have_changed()
+    True
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = optimizers  # an optimizer, and the optimizers inside it
+        self.states: list[object] | None = None
+        # how many values each holds, where the optimizer's moments are looked for
+        self.sizes: list[int] = []
+
+    def have_changed(self) -> bool:
+        """Whether the states differ from the last call, or hold more or fewer values;
+        True at the first call.
+        """
+        old = self.states
+        old_sizes = self.sizes
+        self.states = []
+        for optimizer in self.optimizers:
+            self.states += optimizer.state.values()
+        is_known = type(self.optimizers[0]) in _ENTRY_BY_ENTRY
+        self.sizes = [] if is_known else list(map(_size, self.states))
+        return (
+            old is None or not same_objects(self.states, old) or self.sizes != old_sizes
+        )
+
+
+def _size(state: object) -> int:
+    values = state.values() if isinstance(state, Mapping) else ()
+    return sum(value is not None for value in values)
 
 
 def first_value(optimizer: Optimizer, parameter: Tensor, path: str) -> float:
@@ -412,47 +487,64 @@ def _forget_history(
         optimizer.state.clear()
 
 
+def clear_changed(rows: Sequence[tuple[Record, Tensor, Tensor]], old: Tree) -> None:
+    """Set moments to their first values where weights are pruned, grew, or were set by
+    an update.
+
+    Args:
+        rows: Each record, which knows the support before, with its leaf and support
+            after the update.
+        old: The tree that trains, before the update.
+    """
+    changed: list[tuple[Record, Row]] = []
+    for (record, value, support), stepped in zip(rows, leaves_of(old), strict=True):
+        is_same = support is record.support and value is stepped
+        if support.ndim and not is_same:
+            changed.append((record, (support, record.support, value, stepped)))
+    lives = live_leaves([row for _, row in changed])
+    for (record, (_, _, value, _)), live in zip(changed, lives, strict=True):
+        if live is not None:
+            clear_moments(record, live, value)
+
+
+def restart(records: Iterable[Record]) -> None:
+    """Restart the optimizers: forget their state of some parameters.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> optimizer.state[weight]["momentum_buffer"] = torch.ones(2)
+    >>> restart([Record("w", weight, optimizer)])
+    >>> weight in optimizer.state
+    False
+    """
+    for record in records:
+        for optimizer in record.optimizers:
+            if joins(optimizer):
+                optimizer.state.clear()
+            optimizer.state.pop(record.parameter, None)
+
+
 # ---- checks --------------------------------------------------------------------------
 
 
-def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
-    """Raise ValueError for an optimizer that masks do not reach: it moves other
-    tensors, or moves weights elsewhere.
+def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
+    """Raise ValueError where an optimizer's state shows that moments of masked weights
+    are not known.
 
-    >>> check_optimizer(
-    ...     torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), []
-    ... )
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.Adam([weight])
+    >>> check_moments(optimizer, [Record("w", weight, optimizer)])
     """
-    kind = type(optimizer).__name__
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for one in inner_optimizers(optimizer):
-        if any(id(p) not in own for group in one.param_groups for p in group["params"]):
-            raise ValueError(
-                f"attach: {kind} has a {type(one).__name__} inside, which moves "
-                "copies of the weights (master weights, or on another device), and "
-                "masks do not reach those: give it the weights themselves"
-            )
-        lists = [group["params"] for group in one.param_groups]
-        shared = {id(params) for params in lists}
-        groups = [record.beside.group for record in extra if record.beside]
-        if any(id(group["params"]) not in shared for group in groups):
-            raise ValueError(
-                f"attach: {kind} would not move new parameters, such as "
-                f"{extra[0].name!r}, in the groups of their weights, as the optimizer "
-                "inside it has groups of its own: pass extra_group={} for a new "
-                "group"
-            )
-    in_backward = any(
-        hasattr(p, "_in_backward_optimizers")
-        for g in optimizer.param_groups
-        for p in g["params"]
-    )
-    if in_backward or getattr(optimizer, "_overlap_with_ddp", False):
-        raise ValueError(
-            f"attach: {kind} moves weights during backward, before masks see the "
-            "gradients: step after backward, without apply_optimizer_in_backward or "
-            "overlap_with_ddp"
-        )
+    if type(optimizer) in _ENTRY_BY_ENTRY:
+        return
+    own = [
+        record
+        for record in records
+        if record.optimizer is optimizer and record.clear is None
+    ]
+    masked = [record for record in own if is_sparse(record.support, record.parameter)]
+    if masked:
+        check_known(optimizer, masked)
 
 
 def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sparsefn._engine.processes import words_of
 from sparsefn.core.state import State
 from sparsefn.core.tree import Tree, flatten
-from sparsefn.nn.attach.gradients import dense_gradient
+from sparsefn.nn.attach.parameters import dense_gradient
 from sparsefn.nn.modules.calls import check_shape, check_state, tensors_for
 from sparsefn.nn.modules.wrappers import mend_of_names, tensors_by_name
 

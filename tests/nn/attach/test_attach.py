@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sparsefn as sf
+from sparsefn.nn.attach.attach import check_unowned, owned_parameters
 from tests.nn.distributed.harness import Cases, on_ranks
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -485,3 +486,114 @@ def test_the_summary_shows_what_is_in_the_module():
         == 96 + 12
         > sf.masks.n_kept(sparse.masks)
     )
+
+
+# ---- which parameters ----------------------------------------------------------------
+
+
+def two_layers():
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+
+
+def test_parameters_are_found_by_name_with_their_optimizers():
+    model = two_layers()
+    first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    records = owned_parameters(model, [first, second])
+    assert list(records) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [record.optimizer is first for record in records.values()] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert records["1.bias"].parameter is model[1].bias
+
+
+def test_wrappers_do_not_change_names():
+    model = torch.compile(torch.nn.DataParallel(two_layers()), backend="eager")
+    assert (
+        next(
+            iter(owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
+        )
+        == "0.weight"
+    )
+
+
+def test_frozen_parameters_are_left_out_and_tied_ones_are_there_once():
+    model = two_layers()
+    model[1] = torch.nn.Linear(3, 2)
+    model[1].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert list(owned_parameters(model, [optimizer])) == ["0.weight", "1.bias"]
+
+
+def test_parameters_in_two_optimizers_are_refused_all_at_once():
+    model = two_layers()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    both = torch.optim.SGD(model.parameters(), lr=0.1)
+    told = (
+        "expected one optimizer to have '0.weight', '0.bias', got several: take it "
+        "out of all but one"
+    )
+    with pytest.raises(ValueError, match=told):
+        owned_parameters(model, [first, both])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        sf.rigl(0.5),
+        sf.one_shot(0.5, when=sf.at([100])),  # dense until then
+        sf.phases([(0, sf.dense()), (100, sf.one_shot(0.5, when=sf.at([100])))]),
+        sf.supermask(0.5),
+        sf.reparametrised(sf.reparam.power(2.0)),  # whose weights follow from latents
+        sf.partition([("*.bias", sf.dense()), ("*", sf.rigl(0.5))]),
+    ],
+    ids=repr,
+)
+def test_parameters_that_stay_dense_need_no_optimizer(algorithm):
+    model = two_layers()
+    weights = owned_parameters(
+        model, [torch.optim.SGD([model[0].weight, model[1].weight], lr=0.1)]
+    )
+    assert list(weights) == ["0.weight", "1.weight"]
+    check_unowned(algorithm, model, weights)
+    biases = owned_parameters(
+        model, [torch.optim.SGD([model[0].bias, model[1].bias], lr=0.1)]
+    )
+    told = (
+        "expected an optimizer to have '0.weight', '1.weight', which the algorithm "
+        "sparsifies: give it to one, freeze"
+    )
+    with pytest.raises(ValueError, match=told):
+        check_unowned(algorithm, model, biases)
+
+
+def test_nothing_is_made_where_each_parameter_has_an_optimizer():
+    def refused(params):
+        raise AssertionError(params)
+
+    model = two_layers()
+    weights = owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    check_unowned(sf.Algorithm(refused, refused), model, weights)
+
+
+def test_the_optimizer_of_another_model_is_refused():
+    optimizer = torch.optim.SGD(two_layers().parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError,
+        match="expected an optimizer of this Sequential, got one that has none of its "
+        "param",
+    ):
+        owned_parameters(two_layers(), [optimizer])
+
+
+def test_a_model_without_parameters_that_require_a_gradient_is_refused():
+    model = two_layers().requires_grad_(False)
+    with pytest.raises(
+        ValueError,
+        match="expected a model with parameters that require a gradient, got a "
+        "Sequential",
+    ):
+        owned_parameters(model, [torch.optim.SGD(two_layers().parameters(), lr=0.1)])

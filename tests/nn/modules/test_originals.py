@@ -173,7 +173,9 @@ def trained(model, algorithm, optimizer=torch.optim.Adam, steps=7):
     for step in range(steps):
         model(torch.randn(8, 16)).pow(2).mean().backward()
         sparse.before_step()
-        [one] = {id(r.optimizer): r.optimizer for r in sparse._placed.records}.values()
+        [one] = {
+            id(r.optimizer): r.optimizer for r in sparse._module_state.records
+        }.values()
         one.step()
         one.zero_grad()
         sparse.after_step(step)

@@ -394,7 +394,8 @@ def test_weights_are_held_once(name):
         train(sparse, model, optimizer, [step])
         held = {p.data_ptr() for p in model.parameters()}
         assert {
-            leaf.data_ptr() for leaf in sf.tree.leaves_of(sparse._placed.state.params)
+            leaf.data_ptr()
+            for leaf in sf.tree.leaves_of(sparse._module_state.state.params)
         } == held
 
 
@@ -477,17 +478,13 @@ def test_a_run_goes_on_from_its_files_bit_for_bit(name):
 def test_weights_found_by_attach_are_held_until_the_first_step_only():
     model = net()
     sparse = sf.attach(rigl(), model, optimizer := adam(model))
-    found = {name: record.found for name, record in sparse._placed.weights.items()}
-    assert [name for name, kept in found.items() if kept is not None] == [
-        "0.weight",
-        "2.weight",
-    ]
+    assert list(sparse._module_state.found) == ["0.weight", "2.weight"]
     train(sparse, model, optimizer, [0])
     saved = sparse.state_dict()
     with torch.no_grad():
         model[0].weight.fill_(2.0)
     sparse.load_state_dict(saved)
-    assert all(record.found is None for record in sparse._placed.weights.values())
+    assert not sparse._module_state.found
     assert torch.equal(model[0].weight, 2.0 * sparse.state.masks["0.weight"])
 
 
@@ -1327,7 +1324,7 @@ def test_the_same_values_are_no_write_to_latents():
             backward(model)
             if step == 2:
                 with torch.no_grad():
-                    sparse._placed.extra[0].parameter.fill_(torch.nan)
+                    sparse._module_state.extra[0].parameter.fill_(torch.nan)
             sparse.before_step()
             optimizer.step()
             model.load_state_dict(model.state_dict())

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sparsefn as sf
-from tests.nn.attach.test_attached import adam, backward, check_zeros, net, train
+from tests.nn.attach.test_handle import adam, backward, check_zeros, net, train
 
 WARNS = (
     "somebody wrote to pruned entries of '0.weight' between the steps.*call apply_masks"

@@ -3,124 +3,23 @@ import torch
 
 import sparsefn as sf
 from sparsefn.core.state import everywhere, masked_view
-from sparsefn.nn.attach.records import (
+from sparsefn.nn.attach.attach import owned_parameters
+from sparsefn.nn.attach.parameters import (
     Record,
-    check_unowned,
-    owned_parameters,
+    dense_gradient,
+    dense_gradients,
+    give,
     put_in,
     set_gradients,
     take_out,
     trained_records,
+    warn_of_zeros,
     with_other_gradients,
 )
 
 
 def net():
     return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
-
-
-def test_parameters_are_found_by_name_with_their_optimizers():
-    model = net()
-    first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
-    records = owned_parameters(model, [first, second])
-    assert list(records) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert [record.optimizer is first for record in records.values()] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert records["1.bias"].parameter is model[1].bias
-
-
-def test_wrappers_do_not_change_names():
-    model = torch.compile(torch.nn.DataParallel(net()), backend="eager")
-    assert (
-        next(
-            iter(owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
-        )
-        == "0.weight"
-    )
-
-
-def test_frozen_parameters_are_left_out_and_tied_ones_are_there_once():
-    model = net()
-    model[1] = torch.nn.Linear(3, 2)
-    model[1].weight = model[0].weight
-    model[0].bias.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert list(owned_parameters(model, [optimizer])) == ["0.weight", "1.bias"]
-
-
-def test_parameters_in_two_optimizers_are_refused_all_at_once():
-    model = net()
-    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    both = torch.optim.SGD(model.parameters(), lr=0.1)
-    told = (
-        "expected one optimizer to have '0.weight', '0.bias', got several: take it "
-        "out of all but one"
-    )
-    with pytest.raises(ValueError, match=told):
-        owned_parameters(model, [first, both])
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        sf.rigl(0.5),
-        sf.one_shot(0.5, when=sf.at([100])),  # dense until then
-        sf.phases([(0, sf.dense()), (100, sf.one_shot(0.5, when=sf.at([100])))]),
-        sf.supermask(0.5),
-        sf.reparametrised(sf.reparam.power(2.0)),  # whose weights follow from latents
-        sf.partition([("*.bias", sf.dense()), ("*", sf.rigl(0.5))]),
-    ],
-    ids=repr,
-)
-def test_parameters_that_stay_dense_need_no_optimizer(algorithm):
-    model = net()
-    weights = owned_parameters(
-        model, [torch.optim.SGD([model[0].weight, model[1].weight], lr=0.1)]
-    )
-    assert list(weights) == ["0.weight", "1.weight"]
-    check_unowned(algorithm, model, weights)
-    biases = owned_parameters(
-        model, [torch.optim.SGD([model[0].bias, model[1].bias], lr=0.1)]
-    )
-    told = (
-        "expected an optimizer to have '0.weight', '1.weight', which the algorithm "
-        "sparsifies: give it to one, freeze"
-    )
-    with pytest.raises(ValueError, match=told):
-        check_unowned(algorithm, model, biases)
-
-
-def test_nothing_is_made_where_each_parameter_has_an_optimizer():
-    def refused(params):
-        raise AssertionError(params)
-
-    model = net()
-    weights = owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
-    check_unowned(sf.Algorithm(refused, refused), model, weights)
-
-
-def test_the_optimizer_of_another_model_is_refused():
-    optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
-    with pytest.raises(
-        ValueError,
-        match="expected an optimizer of this Sequential, got one that has none of its "
-        "param",
-    ):
-        owned_parameters(net(), [optimizer])
-
-
-def test_a_model_without_parameters_that_require_a_gradient_is_refused():
-    model = net().requires_grad_(False)
-    with pytest.raises(
-        ValueError,
-        match="expected a model with parameters that require a gradient, got a "
-        "Sequential",
-    ):
-        owned_parameters(model, [torch.optim.SGD(net().parameters(), lr=0.1)])
 
 
 def view_of(trained, support=None):
@@ -251,3 +150,97 @@ def test_a_group_of_their_own_comes_and_goes():
     optimizer.state[score]["exp_avg"] = torch.ones(2)
     take_out([record])
     assert len(optimizer.param_groups) == 1 and score not in optimizer.state
+
+
+# ---- gradients -----------------------------------------------------------------------
+
+
+def graded(name="w", grad=None, **flags):
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = grad
+    return Record(name, weight, torch.optim.SGD([weight], lr=0.1), **flags)
+
+
+def test_a_gradient_is_dense():
+    embedding = torch.nn.Embedding(3, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    assert dense_gradient(embedding.weight, embedding.weight).tolist() == [
+        [0, 0],
+        [1, 1],
+        [0, 0],
+    ]
+    assert dense_gradient(graded().parameter, torch.ones(2)).tolist() == [0, 0]
+
+
+def test_some_parameter_has_a_gradient():
+    with pytest.raises(
+        RuntimeError,
+        match=r"before_step: no parameter has a new gradient: call it after "
+        r"backward\(\) and",
+    ):
+        dense_gradients([graded(), graded()])
+    found = dense_gradients([graded("a"), graded("b", torch.ones(2))])
+    assert found["a"].tolist() == [0, 0] and found["b"].tolist() == [1, 1]
+
+
+def test_no_two_have_the_same_memory():
+    one = graded("w", torch.ones(2), trains=True)
+    dense = {"w": one.parameter.grad}
+    first, second = (graded(f"latent.{i}", trains=True, beside=one) for i in range(2))
+    give([one], [one, first, second], [dense["w"]] * 3, dense)
+    grads = [
+        dense["w"],
+        one.parameter.grad,
+        first.parameter.grad,
+        second.parameter.grad,
+    ]
+    assert len({grad.data_ptr() for grad in grads}) == 4 and all(
+        bool((grad == 1).all()) for grad in grads
+    )
+    assert with_other_gradients([one, first, second]) == []
+
+
+def test_results_that_share_memory_are_parted():
+    first, second = (
+        graded(f"latent.{i}", trains=True, beside=graded()) for i in range(2)
+    )
+    grad = torch.ones(2)
+    give([], [first, second], [grad, grad], {"w": torch.zeros(2)})
+    assert first.parameter.grad.data_ptr() != second.parameter.grad.data_ptr()
+
+
+def test_nothing_is_given_where_there_was_nothing_and_where_a_step_is_left_out():
+    without, with_one, frozen = (
+        graded("a", trains=True),
+        graded("b", torch.ones(2), trains=True),
+        graded("c"),
+    )
+    frozen.parameter.grad = torch.ones(2)
+    dense = {
+        "a": torch.zeros(2),
+        "b": with_one.parameter.grad,
+        "c": frozen.parameter.grad,
+    }
+    give(
+        [without, with_one, frozen],
+        [without, with_one],
+        [torch.zeros(2), torch.zeros(2)],
+        dense,
+    )
+    assert [x.parameter.grad is None for x in (without, with_one, frozen)] == [
+        True,
+        False,
+        True,
+    ]
+    give([without, with_one, frozen], [without, with_one], [], dense)
+    assert with_one.parameter.grad is None and dense["b"].tolist() == [1, 1]
+
+
+def test_gradients_that_are_all_zero_where_masks_change():
+    warn_of_zeros({"a": torch.zeros(2), "b": torch.tensor([0.0, 1e-30])}, 3)
+    with pytest.warns(
+        UserWarning,
+        match=r"after_step: every gradient was zero at step 3, where masks changed: "
+        r"call",
+    ):
+        warn_of_zeros({"a": torch.zeros(2), "b": torch.zeros(1)}, 3)
